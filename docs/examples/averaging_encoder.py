@@ -1,0 +1,103 @@
+"""An encoder that mixes tokens by averaging: a complete architecture for hfseq in one file.
+
+Use it as ``hfseqfile.py`` in the working directory, or name it: ``--plugin averaging_encoder.py``.
+Then ``hfseq.FlaxAutoModelForMaskedLM`` and the scripts know the model type ``averaging``.
+"""
+
+import jax.numpy as jnp
+from flax import nnx
+from transformers import PreTrainedConfig
+
+from hfseq import FlaxPreTrainedModel, hookimpl, nn
+from hfseq.outputs import FlaxBaseModelOutput, FlaxMaskedLMOutput
+
+
+class AveragingConfig(PreTrainedConfig):
+    model_type = "averaging"
+    vocab_size: int = 32000
+    hidden_size: int = 256
+    num_hidden_layers: int = 4
+    max_position_embeddings: int = 512
+    hidden_dropout_prob: float = 0.1
+    initializer_range: float = 0.02
+    pad_token_id: int | None = 0
+    tie_word_embeddings: bool = True
+
+
+class Layer(nnx.Module):
+    """Each token beside the average of the tokens it may see, through a feed-forward block."""
+
+    def __init__(self, config, rngs):
+        width, init = config.hidden_size, nn.normal(config.initializer_range)
+        self.norm = nn.LayerNorm(width, 1e-5)
+        self.wide = nn.Linear(2 * width, 4 * width, init, rngs)
+        self.narrow = nn.Linear(4 * width, width, init, rngs)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def __call__(self, x, weights, *, rngs=None):
+        h = self.norm(x)
+        average = jnp.broadcast_to(weights.astype(h.dtype) @ h, h.shape)
+        h = nn.activation("gelu")(self.wide(jnp.concatenate([h, average], -1)))
+        return x + self.dropout(self.narrow(h), rngs), None
+
+
+class Averaging(nnx.Module):
+    """Embeddings and layers; ``segment_ids`` keeps packed documents apart."""
+
+    def __init__(self, config, rngs):
+        width, init = config.hidden_size, nn.normal(config.initializer_range)
+        self.word_embeddings = nn.Embed(config.vocab_size, width, init, rngs)
+        self.position_embeddings = nn.Embed(config.max_position_embeddings, width, init, rngs)
+        self.layer = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
+        self.norm = nn.LayerNorm(width, 1e-5)
+
+    def __call__(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
+                 segment_ids=None, *, rngs=None, output_hidden_states=False,
+                 output_attentions=False):  # fmt: skip
+        if attention_mask is None:
+            attention_mask = jnp.ones_like(input_ids)
+        if position_ids is None:
+            position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
+        seen = nn.attention_mask(attention_mask, segment_ids)[:, 0].astype(jnp.float32)
+        weights = seen / jnp.maximum(seen.sum(-1, keepdims=True), 1)
+        x = self.word_embeddings(input_ids) + self.position_embeddings(position_ids)
+        x, _, inputs = nn.run_layers(
+            self.layer, x, weights, rngs=rngs, collect=output_hidden_states
+        )
+        states = (*inputs, x) if output_hidden_states else None
+        return FlaxBaseModelOutput(self.norm(x), states)
+
+
+class AveragingForMaskedLM(nnx.Module):
+    """The head shares the table of word embeddings and runs at ``masked_positions`` only."""
+
+    def __init__(self, config, rngs):
+        self.averaging = Averaging(config, rngs)
+        self.bias = nnx.Param(jnp.zeros(config.vocab_size))
+
+    def __call__(self, *args, masked_positions=None, **kwargs):
+        encoded = self.averaging(*args, **kwargs)
+        x = nn.gather_positions(encoded.last_hidden_state, masked_positions)
+        logits = self.averaging.word_embeddings.attend(x) + self.bias[...].astype(x.dtype)
+        return FlaxMaskedLMOutput(logits, encoded.hidden_states)
+
+
+class FlaxAveragingModel(FlaxPreTrainedModel):
+    config_class, module_class, base_model_prefix = AveragingConfig, Averaging, "averaging"
+
+
+class FlaxAveragingForMaskedLM(FlaxAveragingModel):
+    module_class = AveragingForMaskedLM
+
+
+@hookimpl
+def register_architectures(register):
+    heads = {"Model": FlaxAveragingModel, "ForMaskedLM": FlaxAveragingForMaskedLM}
+    rules = [
+        ("word_embeddings", "embedding"),
+        ("wide/kernel", "column"),
+        ("wide/bias", "column_bias"),
+        ("narrow/kernel", "row"),
+        (".*", "replicated"),
+    ]
+    register("averaging", config=AveragingConfig, heads=heads, sharding=rules)

@@ -1,0 +1,99 @@
+"""JAX/Flax sequence models on Hugging Face Transformers 5.
+
+Public names are resolved when they are first used (PEP 562), so ``import hfseq`` imports neither
+jax nor transformers. It does one more thing: as soon as transformers' Auto classes are imported
+they know the architectures of hfseq's plugins (see `hfseq.transformers_hook`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hfseq import transformers_hook
+from hfseq.registry import TASKS, ArchitectureSpec, auto_class_name, target_name
+
+if TYPE_CHECKING:
+    from hfseq.auto import *  # noqa: F403
+    from hfseq.hookspecs import hookimpl as hookimpl
+    from hfseq.modeling import FlaxPreTrainedModel as FlaxPreTrainedModel
+    from hfseq.outputs import *  # noqa: F403
+    from hfseq.transformers_hook import register_auto_classes as register_auto_classes
+
+__version__ = "0.1.0"
+
+#: Public names and the modules that define them; those of the architectures come from the plugins.
+_MODULES = {
+    "FlaxPreTrainedModel": "hfseq.modeling",
+    "hookimpl": "hfseq.hookspecs",
+    "register_auto_classes": "hfseq.transformers_hook",
+    **{f"Flax{auto_class_name(task)}": "hfseq.auto" for task in TASKS},
+    **{mapping: "hfseq.auto" for mapping in TASKS.values()},
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+    elif name.startswith("Flax"):
+        value = _flax_class(name)
+    elif name.islower() and name[0] != "_" and importlib.util.find_spec(f"hfseq.{name}"):
+        value = importlib.import_module(f"hfseq.{name}")
+    else:
+        raise AttributeError(_unknown(name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    heads = {target_name(target) for spec in _architectures() for target in spec.heads.values()}
+    outputs = vars(sys.modules["hfseq.outputs"]) if "hfseq.outputs" in sys.modules else ()
+    return sorted({*globals(), *_MODULES, *heads, *(name for name in outputs if _is_output(name))})
+
+
+def _is_output(name: str) -> bool:
+    return name.startswith("Flax") and "Output" in name
+
+
+def _flax_class(name: str) -> Any:
+    """Return an output class, or a class of a registered architecture.
+
+    Heads are found by the names in the registry. Any other class of an architecture, such as
+    ``FlaxBertPreTrainedModel``, is looked up in the modules of those heads.
+    """
+    if _is_output(name):
+        outputs = importlib.import_module("hfseq.outputs")
+        if hasattr(outputs, name):
+            return getattr(outputs, name)
+    for spec in _architectures():
+        for task, target in spec.heads.items():
+            if target_name(target) == name:
+                return spec.load_head(task)
+    for spec in _architectures():
+        if name.startswith("Flax" + spec.config_name.removesuffix("Config")):
+            for task in spec.heads:
+                module = sys.modules[spec.load_head(task).__module__]
+                if hasattr(module, name):
+                    return getattr(module, name)
+    raise AttributeError(_unknown(name))
+
+
+def _architectures() -> list[ArchitectureSpec]:
+    from hfseq.plugins import load
+
+    return [entry.target for entry in load().architectures.entries()]
+
+
+def _unknown(name: str) -> str:
+    message = f"module 'hfseq' has no attribute '{name}'"
+    if name.startswith("__"):  # asked for by all kinds of tools: no reason to discover plugins
+        return message
+    from hfseq.errors import nearest
+    from hfseq.plugins import load
+
+    return message + nearest(name, __dir__()) + load().broken()
+
+
+transformers_hook.install()

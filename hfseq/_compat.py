@@ -1,0 +1,20 @@
+"""What lets one flax run on several jax versions."""
+
+from __future__ import annotations
+
+#: Base classes and values that flax 0.12.8 takes from ``jax.experimental.hijax`` and jax 0.11
+#: removed. Only flax's opt-in hijax variables, which hfseq does not use, ever call them.
+HIJAX_NAMES = ("HiPrimitive", "MutableHiType", "AvalQDD", "AvalMutableQDD", "QDD")
+
+
+def prepare_jax() -> None:
+    """Let flax 0.12.8 import on jax 0.11 and later; call it before the first import of flax.
+
+    Missing names become inert placeholder classes; where flax and jax fit nothing is touched.
+    It imports jax, so only modules that need jax anyway call it.
+    """
+    from jax.experimental import hijax
+
+    for name in HIJAX_NAMES:
+        if not hasattr(hijax, name):
+            setattr(hijax, name, type(name, (), {"__module__": hijax.__name__}))

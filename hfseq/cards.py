@@ -1,0 +1,319 @@
+"""The model card: what was trained, on what, how, how well, and how to load it.
+
+Its numbers come from the run's own log (`CardContext.with_log`), so card and log cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import quote
+
+from hfseq.card_usage import PIPELINES, jax_snippet, task_of, torch_snippet
+from hfseq.hub_retry import redact
+
+MARKER = "<!-- This card was written by hfseq. Remove this line and it will not be overwritten. -->"
+TEMPLATE = Path(__file__).with_name("templates") / "model_card.md.j2"
+METRIC_NAMES = {"eval_loss": "loss", "eval_accuracy": "accuracy", "eval_perplexity": "perplexity"}
+RATES = ("tokens_per_second", "mfu")
+LIMITS = (
+    "The model knows the language and the domain of its training data and nothing else. It repeats "
+    "that data's errors and biases. It was evaluated as shown above and in no other way; test it "
+    "on your own data before relying on it."
+)
+
+
+@dataclass(frozen=True)
+class CardDataset:
+    """Data the model was trained on; ``files`` as given by the user, none for a Hub dataset."""
+
+    name: str
+    config: str | None = None
+    files: Sequence[str] = ()
+    documents: int | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class CardResult:
+    """One number of an evaluation."""
+
+    metric: str
+    value: float
+    dataset: str
+    split: str = "validation"
+
+
+@dataclass(frozen=True)
+class TrainingNumbers:
+    """What a run's log says: last values of all metrics, medians of the rates, the best loss."""
+
+    steps: int
+    last: Mapping[str, float]
+    medians: Mapping[str, float]
+    best_eval_loss: float | None = None
+    best_step: int | None = None
+    duration_s: float | None = None
+
+
+@dataclass
+class CardContext:
+    """Everything a card can say; what is left empty is left out of it.
+
+    ``architecture`` is a class name ("RobertaForMaskedLM"), ``repo_id`` the name on the Hub if the
+    model has one, ``command`` what the user typed, ``duration_s`` seconds, ``throughput`` tokens a
+    second, ``mfu`` a fraction, ``sample_outputs`` pairs of input and output. ``stock`` says whether
+    transformers has the architecture in PyTorch; ``pipeline_tag`` overrides the architecture's.
+    """
+
+    model_name: str
+    architecture: str
+    model_type: str
+    language: str | list[str] | None = None
+    licence: str | None = None
+    command: str = ""
+    datasets: Sequence[CardDataset] = ()
+    tokenizer: str = ""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    hardware: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    duration_s: float | None = None
+    throughput: float | None = None
+    mfu: float | None = None
+    parameters: int | None = None
+    steps: int | None = None
+    tokens_seen: int | None = None
+    eval_results: Sequence[CardResult] = ()
+    curve_file: str = ""
+    sample_outputs: Sequence[tuple[str, str]] = ()
+    limits: str = ""
+    citation: str = ""
+    extra_sections: Sequence[str] = ()
+    description: str = ""
+    repo_id: str = ""
+    base_model: str | None = None
+    pipeline_tag: str | None = None
+    stock: bool = True
+
+    @property
+    def task(self) -> str:
+        """The Auto class suffix: "ForMaskedLM" of RobertaForMaskedLM, "" of RobertaModel."""
+        return task_of(self.architecture)
+
+    def with_log(self, metrics_jsonl: str | os.PathLike[str], dataset: str = "") -> CardContext:
+        """Return a copy whose numbers are those of the run's log.
+
+        ``dataset`` names the evaluation data; without it, the training data's name is used.
+        """
+        numbers = load_training_numbers(metrics_jsonl)
+        dataset = dataset or ", ".join(data.name for data in self.datasets) or "validation data"
+        results = [
+            CardResult(METRIC_NAMES.get(name, name.removeprefix("eval_")), value, dataset)
+            for name, value in numbers.last.items()
+            if name.startswith("eval_") and not name.endswith(("_second", "runtime", "_samples"))
+        ]
+        tokens = numbers.last.get("tokens_seen")
+        return replace(
+            self,
+            steps=numbers.steps,
+            tokens_seen=self.tokens_seen if tokens is None else int(tokens),
+            throughput=numbers.medians.get("tokens_per_second", self.throughput),
+            mfu=numbers.medians.get("mfu", self.mfu),
+            duration_s=self.duration_s or numbers.duration_s,
+            eval_results=results or self.eval_results,
+        )
+
+
+def load_training_numbers(metrics_jsonl: str | os.PathLike[str]) -> TrainingNumbers:
+    """Read a ``metrics.jsonl``; metrics are found with and without the prefix ``train_``."""
+    from hfseq.training.tracking import read_metrics
+
+    records = read_metrics(metrics_jsonl)
+    values: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name not in ("step", "time") and isinstance(value, int | float):
+                values.setdefault(name, []).append(value)
+    for name in (*RATES, "tokens_seen"):
+        if f"train_{name}" in values:
+            values.setdefault(name, values[f"train_{name}"])
+    losses = [(r["eval_loss"], r["step"]) for r in records if r.get("eval_loss") is not None]
+    best_loss, best_step = min(losses, default=(None, None))
+    times = [r["time"] for r in records if "time" in r]
+    return TrainingNumbers(
+        steps=max((r["step"] for r in records), default=0),
+        last={name: seen[-1] for name, seen in values.items()},
+        medians={name: median(seen) for name, seen in values.items() if name in RATES},
+        best_eval_loss=best_loss,
+        best_step=best_step,
+        duration_s=times[-1] - times[0] if len(times) > 1 else None,
+    )
+
+
+def write_model_card(output_dir: str | os.PathLike[str], context: CardContext) -> Path:
+    """Write the card to README.md, or to MODEL_CARD.md if the README is the user's own.
+
+    Sections that plugins add (hook ``model_card_sections``) come before the limits.
+    """
+    directory = Path(output_dir)
+    path = directory / "README.md"
+    if path.exists() and MARKER not in path.read_text(encoding="utf-8", errors="replace"):
+        path = directory / "MODEL_CARD.md"
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(render_model_card(context), encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def render_model_card(context: CardContext) -> str:
+    """Return the card as Markdown with its metadata block."""
+    import jinja2
+
+    from hfseq import plugins
+
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - Markdown, not HTML
+    )
+    environment.filters.update(cell=_cell, count=_count, number=_number)
+    environment.filters.update(fence=_fence, private=_private, url=quote)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    variables = _variables(context)
+    sections = plugins.load().call_all("model_card_sections", context=variables)
+    variables["extra_sections"] = [*context.extra_sections, *filter(None, sections)]
+    text = template.render(variables)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _variables(context: CardContext) -> dict[str, Any]:
+    """What the template, and plugins that add sections, see."""
+    results = [result for result in context.eval_results if math.isfinite(result.value)]
+    name = context.repo_id or context.model_name
+    return {
+        "context": context,
+        "card_data": _metadata(context, results).to_yaml(),
+        "marker": MARKER,
+        "name": context.model_name,
+        "description": context.description or _description(context),
+        "results": results,
+        "curve_file": context.curve_file,
+        "auto_class": f"AutoModel{context.task}",
+        "jax_snippet": jax_snippet(context.task, name),
+        "torch_snippet": torch_snippet(context.task, name) if context.stock else "",
+        "samples": context.sample_outputs,
+        "datasets": context.datasets,
+        "tokenizer": context.tokenizer,
+        "facts": _facts(context),
+        "command": _private(context.command),
+        "hyperparameters": [(k, _private(str(v))) for k, v in context.hyperparameters.items()],
+        "limits": context.limits or LIMITS,
+        "licence": context.licence,
+        "citation": context.citation,
+    }
+
+
+def _private(text: str) -> str:
+    """Hide tokens and the user's home directory."""
+    home = str(Path.home())
+    return redact(text).replace(home, "~") if len(home) > 1 else redact(text)
+
+
+def _metadata(context: CardContext, results: Sequence[CardResult]) -> Any:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    pipeline = context.pipeline_tag or PIPELINES.get(context.task)
+    evaluations = [
+        EvalResult(
+            task_type=pipeline or "other",
+            dataset_type=re.sub(r"[^\w./-]+", "-", result.dataset).strip("-").lower() or "data",
+            dataset_name=result.dataset,
+            dataset_split=result.split,
+            metric_type=result.metric,
+            metric_value=result.value,
+        )
+        for result in results
+    ]
+    return ModelCardData(
+        language=context.language,
+        license=context.licence,
+        library_name="transformers" if context.stock else "hfseq",
+        tags=["jax", "flax", "hfseq", context.model_type],
+        datasets=[data.name for data in context.datasets if not data.files] or None,
+        metrics=sorted({result.metric for result in results}) or None,
+        base_model=context.base_model,
+        pipeline_tag=pipeline,
+        model_name=context.model_name,
+        eval_results=evaluations or None,
+    )
+
+
+def _description(context: CardContext) -> str:
+    size = f" with {_millions(context.parameters)} parameters" if context.parameters else ""
+    start = f", fine-tuned from [{context.base_model}](https://huggingface.co/{context.base_model})"
+    begun = start if context.base_model else ""
+    names = ", ".join(data.name for data in context.datasets)
+    data = f" on {names}" if names else ""
+    return f"`{context.architecture}`{size}{begun}, trained{data} in JAX with hfseq."
+
+
+def _facts(context: CardContext) -> list[tuple[str, str]]:
+    facts = {
+        "Steps": _count(context.steps),
+        "Tokens seen": _count(context.tokens_seen),
+        "Training time": _duration(context.duration_s),
+        "Throughput": f"{context.throughput:,.0f} tokens/s" if context.throughput else "",
+        "Model FLOPs utilisation": f"{context.mfu:.1%}" if context.mfu else "",
+        "Hardware": context.hardware,
+        "Software": ", ".join(f"{name} {version}" for name, version in context.versions.items()),
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _millions(count: int) -> str:
+    for size, unit in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
+
+
+def _duration(seconds: float | None) -> str:
+    if not seconds:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _cell(value: object) -> str:
+    """Text that stays within one cell of a Markdown table."""
+    return " ".join(str("" if value is None else value).split()).replace("|", r"\|")
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _fence(text: str, language: str = "") -> str:
+    """A code block whose fence is longer than any run of backticks inside."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return f"{ticks}{language}\n{text}\n{ticks}"

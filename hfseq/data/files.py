@@ -1,0 +1,178 @@
+"""Data files: finding them, telling their format, and saying plainly what is wrong with one."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from hfseq.errors import DataError
+
+BUILDERS = {
+    ".txt": "text",
+    ".text": "text",
+    ".json": "json",
+    ".jsonl": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+}
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+HEAD, CHUNK = 1 << 13, 1 << 24
+
+
+def expand(patterns: str | Sequence[str], flag: str) -> list[str]:
+    """Turn names, comma-separated lists and globs into the sorted list of files they name."""
+    import fsspec
+
+    given = [patterns] if isinstance(patterns, str) else list(patterns)
+    found: list[str] = []
+    for pattern in given:
+        system, path = _locate(pattern, flag, fsspec)
+        if system.exists(path):  # also a name that has a comma or a bracket in it
+            if system.isdir(path):
+                raise DataError(
+                    f"{flag} {pattern} is a directory; give files, e.g. '{pattern}/*.txt'"
+                )
+            found.append(pattern)
+        elif "," in pattern:
+            found += expand([part.strip() for part in pattern.split(",") if part.strip()], flag)
+        elif any(character in pattern for character in "*?["):
+            matches = sorted(system.glob(path))
+            if not matches:
+                raise DataError(f"{flag} {pattern} matches no file")
+            remote = "://" in pattern
+            found += [system.unstrip_protocol(match) if remote else match for match in matches]
+        else:
+            raise DataError(f"{flag} {pattern} does not exist")
+    return found
+
+
+def _locate(name: str, flag: str, fsspec) -> tuple:
+    try:
+        return fsspec.core.url_to_fs(name)
+    except (
+        ImportError,
+        ValueError,
+    ) as error:  # the package for the protocol, or the protocol itself
+        raise DataError(f"{flag} {name} cannot be opened: {error}") from error
+
+
+def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
+    """Return the ``datasets`` builder that reads ``files`` and its options."""
+    extensions = {_extension(file) for file in files}
+    unknown = sorted(extensions - BUILDERS.keys())
+    if unknown:
+        file = next(file for file in files if _extension(file) in unknown)
+        raise DataError(
+            f"{flag} {file}: the extension '{unknown[0]}' is not known; use one of "
+            f"{', '.join(BUILDERS)} (also with {', '.join(COMPRESSIONS)})"
+        )
+    if len(extensions) > 1 and (len({BUILDERS[e] for e in extensions}) > 1 or ".tsv" in extensions):
+        raise DataError(
+            f"{flag} mixes {' and '.join(sorted(extensions))} files; give files of one format"
+        )
+    builder = BUILDERS[extensions.pop()]
+    if builder != "csv":
+        return builder, {}
+    # "NA", "null" and "None" are words in a text column; only an empty cell is missing.
+    separator = "\t" if _extension(files[0]) == ".tsv" else ","
+    return builder, {"sep": separator, "keep_default_na": False, "na_values": [""]}
+
+
+def _extension(file: str) -> str:
+    path = PurePosixPath(file.split("?")[0] if "://" in file else file)
+    suffix = path.suffix.lower()
+    return PurePosixPath(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
+
+
+def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
+    """Refuse files that are empty or binary, before anything is read in earnest."""
+    for file in files:
+        head = _read(file, HEAD, flag)
+        if len(head) < HEAD and not head.strip():
+            raise DataError(f"{flag} {file} is empty; give a file with text in it")
+        if builder != "parquet" and b"\0" in head:
+            hint = (
+                " (UTF-16? `iconv -f UTF-16 -t UTF-8` converts it)"
+                if head[:1] in b"\xff\xfe"
+                else ""
+            )
+            raise DataError(f"{flag} {file} is binary, not UTF-8 text: it holds zero bytes{hint}")
+
+
+def _read(file: str, size: int, flag: str) -> bytes:
+    try:
+        with _open(file) as stream:
+            return stream.read(size)
+    except (ImportError, OSError, ValueError, EOFError) as error:
+        raise DataError(f"{flag} {file} cannot be read: {error}") from error
+
+
+def _open(file: str):
+    import fsspec
+
+    compression = "zstd" if file.endswith(".zst") else "infer"
+    return fsspec.open(file, "rb", compression=compression)
+
+
+def check_utf8(file: str, flag: str) -> None:
+    """Raise a DataError with the byte offset of the first byte of ``file`` that is not UTF-8."""
+    decoder, start = codecs.getincrementaldecoder("utf-8")(), 0
+    with _open(file) as stream:
+        while True:
+            chunk = stream.read(CHUNK)
+            pending = len(decoder.getstate()[0])
+            try:
+                decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                offset = start - pending + error.start
+                raise DataError(
+                    f"{flag} {file} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
+                    f"{offset}; convert it, e.g. `iconv -f LATIN1 -t UTF-8`"
+                ) from error
+            if not chunk:
+                return
+            start += len(chunk)
+
+
+def explain(error: Exception, files: Sequence[str], builder: str, flag: str) -> DataError:
+    """Find which of ``files`` made ``datasets`` fail, and say where and why."""
+    for file in files:
+        try:
+            if builder != "parquet":
+                check_utf8(file, flag)
+            if builder == "json":
+                _check_json(file, flag)
+        except DataError as found:
+            return found
+    cause = error.__cause__ or error.__context__ or error
+    where = files[0] if len(files) == 1 else f"one of {files[0]} … {files[-1]}"
+    return DataError(
+        f"{flag} {where} is not valid {builder}: {str(cause).strip() or type(cause).__name__}"
+    )
+
+
+def _check_json(file: str, flag: str) -> None:
+    with _open(file) as stream:
+        first = stream.readline().lstrip()
+    if first.startswith(b"["):  # one array of objects
+        with _open(file) as stream:
+            try:
+                json.load(stream)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{flag} {file} is not valid JSON: {error}") from error
+        return
+    with _open(file) as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                record = json.loads(line) if line.strip() else {}
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"{flag} {file}, line {number} is not valid JSON: {error.msg}"
+                ) from error
+            if not isinstance(record, dict):
+                raise DataError(
+                    f"{flag} {file}, line {number} is not a JSON object with named columns"
+                )

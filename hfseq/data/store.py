@@ -1,0 +1,172 @@
+"""Tokenised documents on disk: one memory-mapped int32 file, and where each document begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from hfseq.errors import DataError
+
+VERSION = 1
+HEADER, TOKENS, OFFSETS, CONTINUES = "header.json", "tokens.bin", "offsets.bin", "continues.bin"
+
+
+@dataclass
+class TokenStore:
+    """All documents of a split, end to end.
+
+    tokens: int32 (total,). offsets: int64 (documents + 1,), document i is
+    ``tokens[offsets[i]:offsets[i + 1]]`` and never empty. continues: uint8 (total,), 1 where a
+    token continues the word before it, or None. Arrays that come from disk are memory maps.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    pad_token_id: int = 0
+    continues: np.ndarray | None = None
+    header: dict = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of all documents together."""
+        return int(self.offsets[-1])
+
+    def __getitem__(self, document: int) -> np.ndarray:
+        start, end = self.offsets[document : document + 2]
+        return self.tokens[start:end]
+
+    @classmethod
+    def open(cls, path: str | Path) -> TokenStore:
+        """Map a store into memory.
+
+        Raises:
+            DataError: ``path`` is no token store, is of another version, or lacks bytes.
+        """
+        path = Path(path)
+        try:
+            header = json.loads((path / HEADER).read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is not a token store: {error}") from error
+        if header.get("version") != VERSION:
+            raise DataError(
+                f"{path} is a token store of version {header.get('version')}, not {VERSION}"
+            )
+        total, documents = header["tokens"], header["documents"]
+        continues = _map(path / CONTINUES, np.uint8, total) if header["continues"] else None
+        tokens, offsets = (
+            _map(path / TOKENS, "<i4", total),
+            _map(path / OFFSETS, "<i8", documents + 1),
+        )
+        return cls(tokens, offsets, header["pad_token_id"], continues, header)
+
+
+def _map(path: Path, dtype, count: int) -> np.ndarray:
+    expected = count * np.dtype(dtype).itemsize
+    size = path.stat().st_size if path.exists() else 0
+    if size != expected:
+        raise DataError(
+            f"{path} has {size} bytes where {expected} are due; rebuild it with --overwrite_cache"
+        )
+    return np.asarray(np.memmap(path, dtype, mode="r", shape=(count,)))  # plain arrays slice faster
+
+
+# One chunk of documents: flat token ids, the length of each document, and optionally `continues`.
+Chunk = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+
+
+def build(
+    path: str | Path, chunks: Callable[[], Iterable[Chunk]], header: dict, overwrite: bool = False
+) -> TokenStore:
+    """Open the store at ``path``, writing it from ``chunks()`` first unless it is there and whole.
+
+    The files are written to a temporary directory and renamed, so that a killed process or a full
+    disk leaves nothing that could be taken for a store. Processes that want the same store wait for
+    each other; the second one finds it done.
+    """
+    from filelock import FileLock
+
+    path = Path(path)
+    if not overwrite and (store := _open_whole(path)):
+        return store
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):  # freed by the system when its holder dies
+            if not overwrite and (store := _open_whole(path)):
+                return store
+            for leftover in path.parent.glob(f"{path.name}.tmp-*"):  # of a writer that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
+            _write(path, chunks(), header)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the token cache {path}: {error.strerror or error}; free some space, or "
+            "name another place with --data_cache_dir or HFSEQ_CACHE"
+        ) from error
+    return TokenStore.open(path)
+
+
+def _open_whole(path: Path) -> TokenStore | None:
+    try:
+        return TokenStore.open(path)
+    except DataError:
+        return None
+
+
+def _write(path: Path, chunks: Iterable[Chunk], header: dict) -> None:
+    temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex[:8]}")
+    temporary.mkdir()
+    try:
+        counts = _write_arrays(temporary, chunks)
+        (temporary / HEADER).write_text(
+            json.dumps({"version": VERSION, **header, **counts}, indent=2)
+        )
+        if path.exists():
+            path.rename(temporary / "replaced")  # readers keep their maps of it
+        temporary.rename(path)
+        shutil.rmtree(path / "replaced", ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_arrays(directory: Path, chunks: Iterable[Chunk]) -> dict:
+    lengths: list[np.ndarray] = []
+    largest, has_continues = -1, False
+    with (
+        open(directory / TOKENS, "wb") as tokens,
+        open(directory / CONTINUES, "wb") as continuations,
+    ):
+        for ids, chunk_lengths, continues in chunks:
+            if not len(ids):
+                continue
+            lengths.append(chunk_lengths[chunk_lengths > 0])
+            largest = max(largest, int(ids.max()))
+            tokens.write(np.ascontiguousarray(ids, "<i4"))
+            if continues is not None:
+                has_continues = True
+                continuations.write(np.ascontiguousarray(continues, np.uint8))
+        for stream in (tokens, continuations):
+            stream.flush()
+            os.fsync(stream.fileno())
+    if not lengths:
+        raise DataError("no document is left: every one of them is blank or has no tokens")
+    if not has_continues:
+        (directory / CONTINUES).unlink()
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype="<i8")]).astype("<i8")
+    with open(directory / OFFSETS, "wb") as stream:
+        stream.write(offsets)
+        os.fsync(stream.fileno())
+    return {
+        "documents": len(offsets) - 1,
+        "tokens": int(offsets[-1]),
+        "largest_id": largest,
+        "continues": has_continues,
+    }

@@ -1,0 +1,206 @@
+"""Batches of a stream: tokenised on the fly, shuffled in blocks, resumed to the very row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from hfseq.data.batches import derive, permute
+from hfseq.data.packing import LineRows, PackedRows
+from hfseq.data.sources import is_blank
+from hfseq.data.store import TokenStore
+from hfseq.data.tokenization import Encoder, pad_token_id
+from hfseq.errors import DataError
+
+CHUNK = 256  # documents read and tokenised at a time
+
+
+class StreamingBatches:
+    """Batches of an ``IterableDataset``, one after another, for ever.
+
+    A block of ``block_rows`` rows is read, its rows are put in an order that (seed, epoch, block)
+    determine, and cut into batches; the shards of the source are visited in an order that (seed,
+    epoch) determine. (A ``datasets`` shuffle buffer would not come back the same after a resume.)
+    The last batch of an epoch is filled up with rows marked invalid. ``state()`` is JSON-safe, and
+    after ``restore(state)`` the same batches follow. Every process reads the whole stream and takes
+    its ``part`` of each batch, so the order does not depend on how many there are.
+
+    Raises:
+        DataError: the stream breaks or holds no text.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        tokenizer: Any,
+        text_column: str,
+        length: int,
+        batch_size: int,
+        seed: int,
+        *,
+        shuffle: bool = True,
+        line_by_line: bool = False,
+        block_rows: int = 4096,
+    ):
+        self.source = _Source(dataset, text_column, seed, shuffle)
+        self.encode = Encoder(tokenizer, length if line_by_line else None)
+        self.pad_token_id, self.length, self.line_by_line = (
+            pad_token_id(tokenizer),
+            length,
+            line_by_line,
+        )
+        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
+        self.block_rows = max(1, block_rows // batch_size) * batch_size
+        self.epoch = self.block = self.offset = 0
+        self._start = {"source": self.source.state(), "skip": 0}  # where the present block begins
+        self._next: dict | None = None  # where the next one does; None: with the next epoch
+        self._rows: PackedRows | LineRows | None = None
+        # Kept from block to block, since going back to a place can mean reading its shard again:
+        self._reader: Iterator | None = None
+        self._pending: list = []  # the chunk in which the present block ended
+
+    def state(self) -> dict:
+        """The position after the last batch, for ``restore``."""
+        return {
+            "epoch": self.epoch,
+            "block": self.block,
+            "offset": self.offset,
+            "start": self._start,
+        }
+
+    def restore(self, state: dict) -> None:
+        """Go on after the batch at which ``state()`` was taken, with the same arguments."""
+        self.epoch, self.block, self.offset = state["epoch"], state["block"], state["offset"]
+        self._start, self._rows = state["start"], None
+        self._reader, self._pending = None, []
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        """Yield batches without end."""
+        while True:
+            yield self.next()
+
+    def epoch_batches(self) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the batches up to the end of the present epoch (an evaluation is one epoch)."""
+        epoch = self.epoch
+        while self._prepare() and self.epoch == epoch:
+            yield self.next()
+
+    def next(self, part: slice = slice(None)) -> dict[str, np.ndarray]:
+        """Return ``part`` of the next batch: the arrays of ``Rows.fetch`` and "valid"."""
+        rows = self._prepare()
+        order = np.arange(self.offset, self.offset + self.batch_size)
+        valid = order < len(rows)
+        order %= len(rows)
+        if self.shuffle:
+            order = permute(order, len(rows), derive("block", self.seed, self.epoch, self.block))
+        self.offset += self.batch_size
+        return rows.fetch(order[part], rows.width(order)) | {"valid": valid[part]}
+
+    def _prepare(self) -> PackedRows | LineRows:
+        """The rows of the present block, or of the next one when it is used up."""
+        if self._rows is None:
+            self._rows, self._next = self._load()
+        while self.offset >= len(self._rows):
+            empty_epoch = not len(self._rows) and not self.block
+            if empty_epoch:
+                raise DataError("the stream holds no text: every document is blank or it has none")
+            self._advance()
+            self._rows, self._next = self._load()
+        return self._rows
+
+    def _advance(self) -> None:
+        self.offset = 0
+        if self._next is not None:
+            self.block, self._start = self.block + 1, self._next
+        else:
+            self.epoch, self.block = self.epoch + 1, 0
+            self._start = {"source": self.source.state(self.epoch), "skip": 0}
+
+    def _load(self) -> tuple[PackedRows | LineRows, dict | None]:
+        """Read the block that begins at ``self._start``; also say where the one after it begins.
+
+        A place is the state of the source before a chunk of documents, and how many tokens (of
+        packed rows) or documents of what follows belong to earlier blocks.
+        """
+        need = self.block_rows * (1 if self.line_by_line else self.length)
+        skip, have, chunks, place = self._start["skip"], -self._start["skip"], [], None
+        if self._reader is None:
+            self._reader = self._encoded(self._start["source"])
+        for chunk in chain(self._pending, self._reader):
+            before, ids, lengths = chunk
+            size = len(lengths) if self.line_by_line else len(ids)
+            chunks.append((ids, lengths))
+            if have + size > need:  # strictly: a block that ends the epoch must know it
+                place, self._pending = {"source": before, "skip": need - have}, [chunk]
+                break
+            have += size
+        else:
+            self._reader, self._pending = None, []
+        return self._rows_of(chunks, skip, need if place else None), place
+
+    def _encoded(self, state: dict) -> Iterator[tuple[dict, np.ndarray, np.ndarray]]:
+        for before, texts in self.source.read(state, CHUNK):
+            ids, lengths = self.encode([text for text in texts if not is_blank(text)])
+            yield before, ids, lengths[lengths > 0]
+
+    def _rows_of(self, chunks: list, skip: int, need: int | None) -> PackedRows | LineRows:
+        tokens = np.concatenate([ids for ids, _ in chunks] or [np.zeros(0, np.int32)])
+        ends = np.cumsum(
+            np.concatenate([lengths for _, lengths in chunks] or [np.zeros(0, np.int64)])
+        )
+        offsets = np.concatenate([[0], ends]).astype(np.int64)
+        stop = None if need is None else skip + need
+        if self.line_by_line:
+            offsets = offsets[skip : None if stop is None else stop + 1]
+            return LineRows(TokenStore(tokens, offsets, self.pad_token_id), self.length, True)
+        tokens = tokens[skip:stop]
+        offsets = np.unique(np.clip(offsets - skip, 0, len(tokens)))
+        return PackedRows(TokenStore(tokens, offsets, self.pad_token_id), self.length)
+
+
+class _Source:
+    """Documents of an IterableDataset, shard after shard, from any state that it has given."""
+
+    def __init__(self, dataset: Any, column: str, seed: int, shuffle: bool):
+        if hasattr(dataset, "to_iterable_dataset"):
+            dataset = dataset.to_iterable_dataset()
+        self.dataset, self.column, self.seed = dataset, column, seed
+        self.shards = dataset.num_shards if shuffle else 1
+
+    def state(self, epoch: int = 0) -> dict:
+        return {"epoch": epoch, "shard": 0, "position": None}
+
+    def read(self, state: dict, size: int) -> Iterator[tuple[dict, list[str | None]]]:
+        """Yield chunks of documents, each with the state before it."""
+        epoch, position = state["epoch"], state["position"]
+        order = permute(np.arange(self.shards), self.shards, derive("shards", self.seed, epoch))
+        for shard in range(state["shard"], self.shards):
+            dataset = self.dataset.shard(num_shards=self.shards, index=int(order[shard]))
+            if position is not None:
+                dataset.load_state_dict(position)
+            documents = iter(dataset)
+            while True:
+                before = {"epoch": epoch, "shard": shard, "position": position}
+                texts = self._take(documents, size, before)
+                if not texts:
+                    break
+                yield before, texts
+                position = dataset.state_dict()
+            position = None
+
+    def _take(self, documents: Iterator[dict], size: int, place: dict) -> list[str | None]:
+        texts = []
+        try:
+            for document in documents:
+                texts.append(document[self.column])
+                if len(texts) == size:
+                    break
+        except Exception as error:
+            raise DataError(
+                f"the stream broke in epoch {place['epoch']}, shard {place['shard']}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return texts

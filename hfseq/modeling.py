@@ -1,0 +1,373 @@
+"""The functional face of every model: an NNX module inside, ``model(..., params=)`` outside.
+
+A :class:`FlaxPreTrainedModel` owns a configuration, a module's structure and (usually) parameters, as
+the Flax classes of Transformers 4 did. ``model.params`` is a nested dict with string keys; calling the
+model is a pure function of the arguments, so it works under ``jit``, ``grad`` and ``eval_shape``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from hfseq._compat import prepare_jax
+
+prepare_jax()
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from flax import nnx  # noqa: E402
+
+from hfseq import trees  # noqa: E402
+from hfseq.errors import UsageError, WeightsError  # noqa: E402
+from hfseq.nn import kv_cache  # noqa: E402
+from hfseq.nn.attention import xla_attention  # noqa: E402
+from hfseq.nn.layers import Dropout  # noqa: E402
+from hfseq.nn.precision import Precision, apply_precision, precision_for  # noqa: E402
+from hfseq.nn.random import make_keys  # noqa: E402
+from hfseq.nn.stack import Options, options, stack_layers  # noqa: E402
+from hfseq.pretrained import PretrainedMixin  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+_NO_PARAMS = (
+    "`params` cannot be {} when the model is created with `_do_init=False`: it holds no parameters. "
+    "Keep them outside and pass them, `model(..., params=params)`; `model.init_weights(rng, shape)` makes them"
+)
+
+
+class FlaxPreTrainedModel(PretrainedMixin):
+    """Base class of all models.
+
+    **Arguments:** ``config`` a Hugging Face configuration; ``input_shape`` is kept for compatibility;
+    ``seed`` of the initialisation; ``dtype`` the type of *computation* (parameters stay float32, or keep
+    the type of the checkpoint); ``_do_init=False`` gives structure and shapes without parameters;
+    ``precision`` a recipe name or object instead of ``dtype``; ``scan_layers`` stacks the layers at rest
+    and scans them; ``gradient_checkpointing`` recomputes layers in the backward pass;
+    ``attn_implementation`` the name of a registered attention.
+    """
+
+    config_class: ClassVar[Any] = None
+    module_class: ClassVar[Any] = None
+    base_model_prefix: ClassVar[str] = ""
+    main_input_name: ClassVar[str] = "input_ids"
+    # Other names a tensor has in PyTorch files: alias -> the name of our parameter.
+    weight_aliases: ClassVar[Mapping[str, str]] = {}
+    # Names in checkpoints that carry no weights of ours (buffers), as regular expressions.
+    ignored_weights: ClassVar[tuple[str, ...]] = (r"position_ids$", r"\.masked_bias$", r"token_type_ids$")
+    # Exceptions to the naming rule: symmetric templates, ours -> theirs (hfseq.weights).
+    weight_templates: ClassVar[Mapping[str, str]] = {}
+    framework = "flax"
+    _auto_class: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        config: Any,
+        input_shape: tuple[int, ...] = (1, 1),
+        seed: int = 0,
+        dtype: Any = jnp.float32,
+        _do_init: bool = True,
+        *,
+        precision: str | Precision | None = None,
+        scan_layers: bool = False,
+        gradient_checkpointing: bool = False,
+        remat_policy: Any = None,
+        attn_implementation: str | None = None,
+        **module_kwargs: Any,
+    ):
+        if config is None:
+            raise ValueError("config cannot be None")
+        self._config, self._module_kwargs = config, module_kwargs
+        self.input_shape, self.seed, self.dtype = input_shape, seed, jnp.dtype(dtype)
+        self.key = jax.random.PRNGKey(seed)
+        self.scan_layers = scan_layers
+        self.precision = _resolve_precision(precision, dtype)
+        self._options = Options(
+            remat=gradient_checkpointing,
+            remat_policy=remat_policy,
+            attention=_resolve_attention(attn_implementation),
+        )
+        module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))
+        self._graph, params, extra = nnx.split(module, nnx.Param, ...)
+        self._abstract = trees.to_dict(params)
+        self._paths = trees.flatten(self._abstract)
+        self._extra_types = trees.collections(extra)
+        self._stacked = trees.stacked_prefixes(module)
+        parameters = inspect.signature(self.module_class.__call__).parameters
+        self._accepted = set(parameters)
+        self._open_call = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self._has_dropout = any(_drops(part) for _, part in nnx.iter_graph(module))
+        self._is_initialized = _do_init
+        self._params: dict[str, Any] | None = None
+        self.extra: dict[str, Any] = {}
+        if _do_init:
+            self._params, self.extra = self._initialize(self.key)
+        self.generation_config = self._make_generation_config()
+
+    def _build(self, rngs: nnx.Rngs, cache: tuple[int, int] | None = None) -> nnx.Module:
+        module = self.module_class(self._config, rngs=rngs, **self._module_kwargs)
+        apply_precision(module, self.precision)
+        if cache:
+            kv_cache.add_cache(module, *cache, self.precision.compute_dtype or jnp.float32)
+        if self.scan_layers:
+            stack_layers(module)
+        return module
+
+    def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
+        _, params, extra = nnx.split(self._build(nnx.Rngs(rng)), nnx.Param, ...)
+        return trees.to_dict(params), trees.by_collection(extra)
+
+    # -- properties ---------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Any:
+        """The Hugging Face configuration."""
+        return self._config
+
+    @property
+    def module(self) -> nnx.Module:
+        """The NNX module with the current parameters (shapes only with ``_do_init=False``)."""
+        tree = self._params if self._params is not None else self._abstract
+        return self._merge(tree, self.extra)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters: a nested dict with string keys, the tree of the v4 Flax classes."""
+        if not self._is_initialized:
+            raise ValueError(_NO_PARAMS.format("accessed from model"))
+        assert self._params is not None
+        return self._params
+
+    @params.setter
+    def params(self, params: Mapping[str, Any]) -> None:
+        if not self._is_initialized:
+            raise ValueError(_NO_PARAMS.format("set from model"))
+        params = trees.thaw(params)
+        missing = self.required_params - trees.flatten(params).keys()
+        if missing:
+            names = ", ".join(sorted("/".join(path) for path in missing))
+            raise ValueError(f"Some parameters are missing. Make sure that `params` include: {names}")
+        self._params = params
+
+    @property
+    def required_params(self) -> set[tuple[str, ...]]:
+        """The paths that a parameter tree must have."""
+        return set(self._paths)
+
+    @property
+    def params_shape_tree(self) -> dict[str, Any]:
+        """The parameter tree with ``jax.ShapeDtypeStruct`` leaves."""
+        return self._abstract
+
+    # -- structure ----------------------------------------------------------------------------------
+
+    def init_weights(
+        self, rng: jax.Array, input_shape: tuple[int, ...] = (1, 1), params: Any = None
+    ) -> dict[str, Any]:
+        """Make a fresh parameter tree from ``rng``; with ``params`` fill in only what is missing there."""
+        fresh, _ = self._initialize(rng)
+        if params is None:
+            return fresh
+        return trees.unflatten({**trees.flatten(fresh), **trees.flatten(trees.thaw(params))})
+
+    @property
+    def stacked_prefixes(self) -> tuple[trees.Path, ...]:
+        """The paths of layers that are stacked for scanning (none unless ``scan_layers``)."""
+        return tuple(self._stacked)
+
+    def max_length(self) -> int | None:
+        """The longest sequence that the position table allows, or ``None`` where nothing limits it."""
+        return getattr(self._config, "max_position_embeddings", None)
+
+    def takes(self, name: str) -> bool:
+        """Tell whether the module's call accepts the input ``name``."""
+        return name in self._accepted or self._open_call
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute every layer in the backward pass instead of keeping its activations."""
+        self._options = Options(True, self._options.remat_policy, self._options.attention)
+
+    def init_cache(self, batch_size: int, max_length: int, *_: Any) -> dict[str, Any]:
+        """Return an empty key-value cache for ``past_key_values``, mirroring the parameter tree."""
+
+        module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0), (batch_size, max_length)))
+        shapes = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
+        if not shapes:
+            raise UsageError(f"{type(self).__name__} has no cache: its attention is not causal (is_decoder)")
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def to_bf16(self, params: Any, mask: Any = None) -> Any:
+        """Return ``params`` with floating leaves cast to bfloat16 where ``mask`` (if any) is True."""
+        return trees.cast_floating(params, jnp.bfloat16, mask)
+
+    def to_fp16(self, params: Any, mask: Any = None) -> Any:
+        """Return ``params`` with floating leaves cast to float16 where ``mask`` (if any) is True."""
+        return trees.cast_floating(params, jnp.float16, mask)
+
+    def to_fp32(self, params: Any, mask: Any = None) -> Any:
+        """Return ``params`` with floating leaves cast to float32 where ``mask`` (if any) is True."""
+        return trees.cast_floating(params, jnp.float32, mask)
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Tell whether the class is for generation (it overrides ``prepare_inputs_for_generation``)."""
+        return cls.prepare_inputs_for_generation is not FlaxPreTrainedModel.prepare_inputs_for_generation
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Prepare the first step of generation; overridden by classes that can generate."""
+        raise UsageError(f"{type(self).__name__} has no language-modelling head to generate with")
+
+    @classmethod
+    def _from_config(cls, config: Any, **kwargs: Any) -> FlaxPreTrainedModel:
+        return cls(config, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "FlaxAutoModel") -> None:
+        """Name the Auto class that loads this one from custom code on the Hub."""
+        cls._auto_class = auto_class
+
+    def _make_generation_config(self) -> Any:
+        if not self.can_generate():
+            return None
+        from transformers import GenerationConfig
+
+        return GenerationConfig.from_model_config(self._config)
+
+    # -- the call -----------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        params: Any = None,
+        dropout_rng: Any = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        past_key_values: Any = None,
+        extra: Any = None,
+        **inputs: Any,
+    ) -> Any:
+        """Run the model; families with other arguments override this and call :meth:`run`."""
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            **inputs,
+        }
+        return self.run(
+            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            past_key_values, extra,
+        )  # fmt: skip
+
+    def run(
+        self,
+        inputs: dict[str, Any],
+        params: Any = None,
+        dropout_rng: Any = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        past_key_values: Any = None,
+        extra: Any = None,
+    ) -> Any:
+        """Merge ``params`` (and a cache, and ``extra`` collections) into the module and call it.
+
+        With ``extra`` the result is a pair (outputs, the collections after the call); without it the
+        model's own collections are read and their changes dropped.
+        """
+        if train and dropout_rng is None and self._has_dropout:
+            raise UsageError("train=True with dropout needs dropout_rng=jax.random.key(...)")
+        config = self._config
+        flags = {
+            "output_attentions": _or_config(output_attentions, config, "output_attentions", False),
+            "output_hidden_states": _or_config(output_hidden_states, config, "output_hidden_states", False),
+        }
+        module = self._merge(params or self.params, self.extra if extra is None else extra)
+        if past_key_values:
+            trees.attach_cache(module, past_key_values)
+        keys = make_keys(dropout_rng) if train else None
+        with options(self._options):
+            output = module(**self._inputs(inputs, flags), rngs=keys)
+        if past_key_values:
+            output.past_key_values = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
+        if not _or_config(return_dict, config, "return_dict", True):
+            output = output.to_tuple()
+        return output if extra is None else (output, self._collect_extra(module))
+
+    def _merge(self, params: Any, extra: Any) -> nnx.Module:
+        return nnx.merge(self._graph, trees.to_state(params, self._abstract, nnx.Param), *self._extras(extra))
+
+    def _extras(self, extra: Any) -> list[nnx.State]:
+        return [trees.to_state(extra[name], shapes, kind) for name, (kind, shapes) in self._extra_types.items()]
+
+    def _collect_extra(self, module: nnx.Module) -> dict[str, Any]:
+        return trees.by_collection(nnx.split(module, nnx.Param, nnx.Cache, ...)[3])
+
+    def _inputs(self, inputs: dict[str, Any], flags: dict[str, bool]) -> dict[str, Any]:
+        wanted = {name: _array(name, value) for name, value in inputs.items() if value is not None}
+        wanted |= {name: flag for name, flag in flags.items() if flag or self.takes(name)}
+        if not self._open_call:
+            unknown = wanted.keys() - self._accepted
+            if unknown:
+                raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}")
+        self._check_ids(inputs.get("input_ids"))
+        return wanted
+
+    def _check_ids(self, ids: Any) -> None:
+        """Refuse what would read outside of a table: silent NaN in Flax (spec: v4 defect D13)."""
+        size = getattr(self._config, "vocab_size", None)
+        if isinstance(ids, np.ndarray) and size and ids.size and not 0 <= ids.min() <= ids.max() < size:
+            raise UsageError(
+                f"input_ids hold {ids.max() if ids.max() >= size else ids.min()}, outside of the model's "
+                f"vocabulary of {size}: use the tokenizer that was trained with this model"
+            )
+
+
+def _array(name: str, value: Any) -> Any:
+    """Cast integer inputs to int32, as v4 did; leave tracers' and floats' types alone."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} must be an array of numbers, not text: call the tokenizer first")
+    if isinstance(value, (list, tuple)) and value and not isinstance(value[0], jax.Array):
+        value = np.asarray(value)
+    if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.integer):
+        return jnp.asarray(value, jnp.int32)
+    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
+
+
+def _or_config(value: Any, config: Any, name: str, default: Any) -> Any:
+    return getattr(config, name, default) if value is None else value
+
+
+def _drops(part: Any) -> bool:
+    return isinstance(part, Dropout) and part.rate > 0
+
+
+def _resolve_precision(precision: str | Precision | None, dtype: Any) -> Precision:
+    if isinstance(precision, Precision):
+        return precision
+    if precision is None:
+        return precision_for(dtype)
+    from hfseq import plugins
+
+    recipe = plugins.load().precisions.get(precision)
+    return recipe if isinstance(recipe, Precision) else recipe()
+
+
+def _resolve_attention(name: str | None) -> Any:
+    if name is None:
+        return xla_attention
+    from hfseq import plugins
+
+    return plugins.load().attention.get(name)
+
+
+__all__ = ["FlaxPreTrainedModel", "WeightsError"]

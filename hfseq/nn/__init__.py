@@ -1,0 +1,40 @@
+"""What model files are made of: layers, attention, caches, activations and precision."""
+
+from hfseq._compat import prepare_jax
+
+prepare_jax()
+
+from hfseq.nn.activations import activation  # noqa: E402
+from hfseq.nn.attention import attend, attention_mask, dot_product  # noqa: E402
+from hfseq.nn.kv_cache import CachedAttention, extend_cache  # noqa: E402
+from hfseq.nn.layers import Dropout, Embed, LayerNorm, Linear, RMSNorm, normal  # noqa: E402
+from hfseq.nn.positions import (  # noqa: E402
+    gather_positions,
+    positions_after_padding,
+    positions_in_segments,
+)
+from hfseq.nn.random import Keys, make_keys  # noqa: E402
+from hfseq.nn.stack import Layers, options, run_layers  # noqa: E402
+
+__all__ = [
+    "CachedAttention",
+    "Dropout",
+    "Embed",
+    "Keys",
+    "LayerNorm",
+    "Layers",
+    "Linear",
+    "RMSNorm",
+    "activation",
+    "attend",
+    "attention_mask",
+    "dot_product",
+    "extend_cache",
+    "gather_positions",
+    "make_keys",
+    "normal",
+    "options",
+    "positions_after_padding",
+    "positions_in_segments",
+    "run_layers",
+]

@@ -1,0 +1,129 @@
+"""One attention for every model: a fused product where nothing forbids it, explicit where it must be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hfseq.nn.layers import dropout
+from hfseq.nn.random import Keys
+from hfseq.nn.stack import current_options
+
+
+def attention_mask(
+    attention_mask: jax.Array | None,
+    segment_ids: jax.Array | None = None,
+) -> jax.Array | None:
+    """Build a boolean mask that broadcasts to (batch, heads, queries, keys); True is visible.
+
+    ``attention_mask`` is (batch, keys), non-zero where a key may be seen, or (batch, queries, keys).
+    ``segment_ids`` (batch, length) restricts every query to keys of its own document; 0 is padding.
+    """
+    mask = None
+    if attention_mask is not None:
+        visible = attention_mask.astype(bool)
+        mask = visible[:, None, None, :] if visible.ndim == 2 else visible[:, None, :, :]
+    if segment_ids is not None:
+        same = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+        mask = same if mask is None else mask & same
+    return mask
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout_rate: float = 0.0,
+    rngs: Keys | None = None,
+    head_mask: jax.Array | None = None,
+    return_weights: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Multi-head attention; returns (batch, queries, heads, head_dim) and the weights if asked for.
+
+    **Arguments:** ``query`` (batch, queries, heads, head_dim); ``key`` and ``value`` (batch, keys,
+    kv_heads, head_dim), where ``heads`` is a multiple of ``kv_heads`` (grouped queries); ``mask`` boolean
+    and ``bias`` additive, both broadcast to (batch, heads, queries, keys); ``scale`` defaults to
+    head_dim ** -0.5. The explicit form runs only where dropout on the weights, a head mask or the weights
+    themselves are wanted; else the implementation chosen by name does.
+    """
+    explicit = return_weights or head_mask is not None or (rngs is not None and dropout_rate > 0)
+    if not explicit:
+        product = current_options().attention
+        return product(query, key, value, bias=bias, mask=mask, scale=scale, is_causal=causal), None
+    weights = attention_weights(query, key, mask=mask, bias=bias, causal=causal, scale=scale)
+    weights = dropout(weights, dropout_rate, rngs)
+    seen = weights if head_mask is None else weights * head_mask.astype(weights.dtype)
+    return _mix(seen, value), weights if return_weights else None
+
+
+def attention_weights(
+    query: jax.Array,
+    key: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> jax.Array:
+    """Softmax weights (batch, heads, queries, keys), computed in float32, in the type of ``query``."""
+    batch, queries, heads, head_dim = query.shape
+    keys, kv_heads = key.shape[1:3]
+    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    grouped = query.reshape(batch, queries, kv_heads, heads // kv_heads, head_dim)
+    scores = jnp.einsum("bqkgd,bskd->bkgqs", grouped, key, preferred_element_type=jnp.float32)
+    scores = scores.reshape(batch, heads, queries, keys) * scale
+    if bias is not None:
+        scores = scores + bias.astype(jnp.float32)
+    if causal:
+        below = jnp.tril(jnp.ones((queries, keys), bool), keys - queries)
+        mask = below if mask is None else mask & below
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    return jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+
+
+def _mix(weights: jax.Array, value: jax.Array) -> jax.Array:
+    batch, heads, queries, keys = weights.shape
+    kv_heads = value.shape[2]
+    grouped = weights.reshape(batch, kv_heads, heads // kv_heads, queries, keys)
+    mixed = jnp.einsum("bkgqs,bskd->bqkgd", grouped, value, preferred_element_type=jnp.float32)
+    return mixed.reshape(batch, queries, heads, value.shape[-1]).astype(value.dtype)
+
+
+def dot_product(query: Any, key: Any, value: Any, **kwargs: Any) -> jax.Array:
+    """Run the attention implementation that is in force (see ``attn_implementation``)."""
+    return current_options().attention(query, key, value, **kwargs)
+
+
+def xla_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
+    """``jax.nn.dot_product_attention`` as XLA compiles it; the default, right on every backend."""
+    return jax.nn.dot_product_attention(query, key, value, *args, implementation="xla", **kwargs)
+
+
+def cudnn_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
+    """cuDNN's fused (flash) attention: half precision on NVIDIA GPUs only."""
+    return jax.nn.dot_product_attention(query, key, value, *args, implementation="cudnn", **kwargs)
+
+
+def eager_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    **_: Any,
+) -> jax.Array:
+    """The explicit form: scores, softmax, mix; what PyTorch calls eager."""
+    weights = attention_weights(query, key, mask=mask, bias=bias, causal=is_causal, scale=scale)
+    return _mix(weights, value)

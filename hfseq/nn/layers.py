@@ -1,0 +1,132 @@
+"""The layers of every model file: parameters, their initialisation and one line of arithmetic each.
+
+Attribute names are the checkpoint's (``kernel``, ``bias``, ``scale``, ``embedding``). The type of
+computation is set afterwards by a precision recipe (:mod:`hfseq.nn.precision`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from hfseq.nn.random import Keys
+
+Initializer = Callable[..., jax.Array]
+
+
+def normal(stddev: float) -> Initializer:
+    """Return a normal initialiser with mean 0 and standard deviation ``stddev``."""
+    return jax.nn.initializers.normal(stddev)
+
+
+class Linear(nnx.Module):
+    """``y = x @ kernel + bias`` with ``kernel`` of shape (in, out), the Flax layout."""
+
+    compute_dtype: Any = None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        init: Initializer,
+        rngs: nnx.Rngs,
+        *,
+        use_bias: bool = True,
+    ):
+        self.kernel = nnx.Param(init(rngs.params(), (in_features, out_features), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(out_features)) if use_bias else nnx.data(None)
+        self.dot_general: Any = lax.dot_general
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel, dtype = self.kernel[...], self.compute_dtype
+        x = x if dtype is None else x.astype(dtype)
+        if self.dot_general is lax.dot_general:
+            kernel = kernel.astype(x.dtype)
+        y = self.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
+        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+
+
+class Embed(nnx.Module):
+    """A table of vectors, read by id and, where the head is tied, multiplied from the right."""
+
+    compute_dtype: Any = None
+
+    def __init__(self, num_embeddings: int, features: int, init: Initializer, rngs: nnx.Rngs):
+        self.embedding = nnx.Param(init(rngs.params(), (num_embeddings, features), jnp.float32))
+        self.dot_general: Any = lax.dot_general
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        # Take first, cast afterwards: the table is far larger than the rows that are read.
+        return jnp.take(self.embedding[...], ids, axis=0).astype(self._dtype)
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """Return ``x @ embedding.T``: logits over the vocabulary for hidden states (..., features)."""
+        table, x = self.embedding[...], x.astype(self._dtype)
+        if self.dot_general is lax.dot_general:
+            table = table.astype(x.dtype)
+        return self.dot_general(x, table, (((x.ndim - 1,), (1,)), ((), ())))
+
+    @property
+    def _dtype(self) -> Any:
+        return self.compute_dtype or self.embedding[...].dtype
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalisation over the last axis, in float32 whatever the type of computation is."""
+
+    compute_dtype: Any = None
+
+    def __init__(self, features: int, epsilon: float, rngs: nnx.Rngs | None = None):
+        self.scale = nnx.Param(jnp.ones(features))
+        self.bias = nnx.Param(jnp.zeros(features))
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype = self.compute_dtype or x.dtype
+        x = x.astype(jnp.float32)
+        mean = x.mean(-1, keepdims=True)
+        centred = x - mean
+        variance = jnp.square(centred).mean(-1, keepdims=True)
+        y = centred * lax.rsqrt(variance + self.epsilon) * self.scale[...] + self.bias[...]
+        return y.astype(dtype)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square normalisation over the last axis, in float32 (Zhang and Sennrich, 2019)."""
+
+    compute_dtype: Any = None
+
+    def __init__(self, features: int, epsilon: float, rngs: nnx.Rngs | None = None):
+        self.scale = nnx.Param(jnp.ones(features))
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype = self.compute_dtype or x.dtype
+        x = x.astype(jnp.float32)
+        y = x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
+        return (y * self.scale[...]).astype(dtype)
+
+
+class Dropout(nnx.Module):
+    """Inverted dropout; ``rngs=None`` (evaluation) or a rate of 0 returns the input itself."""
+
+    def __init__(self, rate: float):
+        self.rate = rate
+
+    def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+        return dropout(x, self.rate, rngs)
+
+
+def dropout(x: jax.Array, rate: float, rngs: Keys | None) -> jax.Array:
+    """Zero each element with probability ``rate`` (in steps of 2**-16) and scale the others up."""
+    if rngs is None or rate == 0.0:
+        return x
+    # 16 random bits an element: half of the cost of 32, and 1/65536 is fine enough for a rate.
+    threshold = round(rate * 65536)
+    keep = rngs.bits(x.shape) >= jnp.uint16(min(threshold, 65535))
+    return jnp.where(keep, x / (1.0 - threshold / 65536), jnp.zeros_like(x))

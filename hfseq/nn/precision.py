@@ -1,0 +1,102 @@
+"""Precision recipes: which type each product runs in, chosen by rules on parameter paths.
+
+A recipe is applied to a finished module (:func:`apply_precision`), so no model file mentions types. A
+recipe may give each Linear that its ``sites`` match an operation of its own (FP8 keeps scales there).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+DotGeneral = Callable[..., jax.Array]
+Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """A recipe: the type of computation, and the product that matching Linears use.
+
+    **Arguments:** ``compute_dtype`` is the type of activations and products (``None`` leaves them as
+    they come); ``make_dot_general`` builds one operation for each matching Linear; ``sites`` are regular
+    expressions searched in the Linear's path (``encoder/layer/0/attention/self/query``).
+    """
+
+    name: str
+    compute_dtype: Any = None
+    make_dot_general: Callable[[], DotGeneral] | None = None
+    sites: tuple[str, ...] = (".*",)
+
+    def matches(self, path: str) -> bool:
+        """Tell whether the Linear at ``path`` gets this recipe's operation."""
+        return any(re.search(site, path) for site in self.sites)
+
+
+def low_precision_dot_general(
+    lhs: jax.Array, rhs: jax.Array, dimension_numbers: Dimensions, **_: Any
+) -> jax.Array:
+    """Multiply in ``lhs``'s half precision with float32 sums, forward and backward.
+
+    ``lhs`` is (..., k), ``rhs`` a float32 or half (k, n) or (n, k) matrix. The matrix is cast inside, so
+    its gradient is summed and returned in its own type. Casting the cotangent to half keeps the backward
+    products on the fast units too (see docs/decisions.md, bf16 on CPUs).
+    """
+    ((_, (axis,)), _) = dimension_numbers
+    return _half_product(lhs, rhs, axis)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _half_product(x: jax.Array, w: jax.Array, axis: int) -> jax.Array:
+    return _contract(x, w.astype(x.dtype), x.ndim - 1, axis).astype(x.dtype)
+
+
+def _half_forward(x: jax.Array, w: jax.Array, axis: int) -> tuple[jax.Array, tuple]:
+    return _half_product(x, w, axis), (x, w)
+
+
+def _half_backward(axis: int, saved: tuple, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = saved
+    g = g.astype(x.dtype)
+    dx = _contract(g, w.astype(x.dtype), g.ndim - 1, 1 - axis).astype(x.dtype)
+    rows, columns = (x, g) if axis == 0 else (g, x)
+    batch = tuple(range(x.ndim - 1))
+    dw = lax.dot_general(rows, columns, ((batch, batch), ((), ())), preferred_element_type=jnp.float32)
+    return dx, dw.astype(w.dtype)
+
+
+def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array:
+    return lax.dot_general(x, w, (((x_axis,), (w_axis,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+_half_product.defvjp(_half_forward, _half_backward)
+
+FLOAT32 = Precision("float32", jnp.float32)
+BFLOAT16 = Precision("bfloat16", jnp.bfloat16, lambda: low_precision_dot_general)
+FLOAT16 = Precision("float16", jnp.float16, lambda: low_precision_dot_general)
+
+_BY_DTYPE = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
+
+
+def precision_for(dtype: Any) -> Precision:
+    """Return the built-in recipe that computes in ``dtype`` (``float32`` where none is given)."""
+    return _BY_DTYPE.get(jnp.dtype(dtype or jnp.float32).name, FLOAT32)
+
+
+def apply_precision(module: nnx.Module, precision: Precision) -> None:
+    """Set the computation type of every layer in ``module`` and the operation of every matching Linear."""
+    for path, layer in nnx.iter_graph(module):
+        if hasattr(layer, "compute_dtype"):
+            layer.compute_dtype = precision.compute_dtype
+        if hasattr(layer, "dot_general") and precision.make_dot_general:
+            if precision.matches("/".join(map(str, path))):
+                operation = precision.make_dot_general()
+                stateful = isinstance(operation, nnx.Module)
+                layer.dot_general = nnx.data(operation) if stateful else operation

@@ -1,0 +1,55 @@
+"""Random keys for dropout: one key for the batch, or one for each of its rows.
+
+With a key for each row the masks depend on the row alone, not on how the batch is cut into
+micro-batches or laid over devices, so gradient accumulation and topology leave the loss curve as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Keys:
+    """A counter over a key (or over a vector of keys, one a row); each use draws a fresh one.
+
+    It is a pytree, so it crosses ``jax.lax.scan`` and ``jax.checkpoint``. The counter is advanced
+    while tracing: derive a child with ``fold_in`` before entering another trace.
+    """
+
+    key: jax.Array
+    count: int = dataclasses.field(default=0, metadata={"static": True})
+
+    def fold_in(self, data: int | jax.Array) -> Keys:
+        """Return independent keys for ``data`` (a layer's number, say)."""
+        if self.key.ndim:
+            return Keys(jax.vmap(jax.random.fold_in, (0, None))(self.key, data))
+        return Keys(jax.random.fold_in(self.key, data))
+
+    def bits(self, shape: tuple[int, ...]) -> jax.Array:
+        """Draw uint16 random bits of ``shape``; with a key a row, ``shape[0]`` must be a multiple of rows."""
+        key = self.fold_in(self.count).key
+        self.count += 1
+        if not key.ndim:
+            return jax.random.bits(key, shape, jnp.uint16)
+        row_shape = (shape[0] // key.shape[0], *shape[1:])
+        drawn = jax.vmap(lambda k: jax.random.bits(k, row_shape, jnp.uint16))(key)
+        return drawn.reshape(shape)
+
+
+def make_keys(rng: jax.Array | Keys | None) -> Keys | None:
+    """Wrap a typed or a legacy ``uint32`` key (``(2,)``, or ``(rows, 2)``) as :class:`Keys`."""
+    if rng is None or isinstance(rng, Keys):
+        return rng
+    if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        rng = jax.random.wrap_key_data(jnp.asarray(rng, jnp.uint32))
+    return Keys(rng)
+
+
+def row_keys(key: jax.Array, rows: jax.Array) -> jax.Array:
+    """Derive one typed key for each row number in ``rows`` (int32, shape ``(n,)``)."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)

@@ -1,0 +1,1 @@
+"""Training objectives, one file each: what a batch is, what the loss is, what is measured."""

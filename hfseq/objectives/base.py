@@ -1,0 +1,78 @@
+"""What an objective is, and the loss that most of them share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from hfseq._compat import prepare_jax
+
+prepare_jax()
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+IGNORED = -100
+
+
+class Objective:
+    """A training objective: it turns rows into batches and batches into sums.
+
+    **Arguments:** ``arguments`` the data flags, ``tokenizer``, and the model's ``config``. Losses and
+    metrics are sums with a count, over micro-batches, devices and batches; they are divided once, at
+    the end, so there is no mean of means.
+    """
+
+    name: ClassVar[str]
+    auto_class: ClassVar[str]
+    # Names of the sums that `loss` returns beside the loss and its count.
+    sums: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, arguments: Any, tokenizer: Any, config: Any):
+        self.arguments, self.tokenizer, self.config = arguments, tokenizer, config
+
+    def collate(self, rows: dict[str, np.ndarray], random: Any, groups: int) -> dict[str, np.ndarray]:
+        """Turn fetched rows into a batch of arrays whose first axis is rows, or ``groups``.
+
+        What is drawn from ``random`` for a row must depend on that row alone.
+        """
+        raise NotImplementedError
+
+    def loss(
+        self, model: Any, params: Any, batch: dict[str, jax.Array], rngs: Any, train: bool, extra: Any = None
+    ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        """Return the sum of the losses, their count, and further sums (``extra``: new collections)."""
+        raise NotImplementedError
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Turn sums (``loss``, ``count`` and those that :meth:`loss` added) into metrics."""
+        loss = totals["loss"] / max(totals["count"], 1)
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+    def tokens(self, rows: dict[str, np.ndarray]) -> int:
+        """Return how many real tokens the rows hold."""
+        return int((rows["segment_ids"] > 0)[rows["valid"]].sum())
+
+    def head_share(self) -> float:
+        """Return the share of positions at which the head is computed, for counting FLOPs."""
+        return 1.0
+
+
+def cross_entropy(
+    logits: jax.Array, labels: jax.Array, vocab_size: int | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sum cross-entropy over labels that are not -100; returns (sum, count, number predicted right).
+
+    Logits are (..., vocabulary) in any type, the sum is float32. Columns from ``vocab_size`` on are
+    padding for the tensor axis and get no probability.
+    """
+    logits = logits.astype(jnp.float32)
+    if vocab_size is not None and logits.shape[-1] > vocab_size:
+        logits = jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, -jnp.inf)
+    wanted = labels != IGNORED
+    safe = jnp.where(wanted, labels, 0)
+    picked = jnp.take_along_axis(logits, safe[..., None], axis=-1)[..., 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - picked
+    right = wanted & (logits.argmax(-1) == safe)
+    return jnp.where(wanted, losses, 0.0).sum(), wanted.sum(), right.sum()

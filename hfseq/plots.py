@@ -1,0 +1,173 @@
+"""The learning curve of a run, drawn from its ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hfseq.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TRAIN, EVAL, INK, FAINT = "#3b76af", "#d95f30", "#333333", "#dddddd"
+DASHES = ((5, 3), (1.5, 2), (7, 2, 1.5, 2))
+TRAIN_LOSS, EVAL_LOSS = ("train_loss", "loss"), "eval_loss"
+LEARNING_RATE = ("train_learning_rate", "learning_rate")
+TOKENS_SEEN = ("tokens_seen", "train_tokens_seen")
+SMOOTH_FROM = 30
+
+Curve = tuple["np.ndarray", "np.ndarray"]
+
+
+def learning_curve(
+    metrics_jsonl: str | os.PathLike[str],
+    output_png: str | os.PathLike[str],
+    title: str | None = None,
+    baselines: Mapping[str, float] | None = None,
+) -> Path:
+    """Draw training and validation loss and, below, the learning rate over the steps.
+
+    ``baselines`` are horizontal lines, for instance ``{"unigram entropy": 6.9}``. Steps without a
+    finite value are left out; DataError if no loss is left to draw.
+    """
+    from hfseq.training.tracking import read_metrics
+
+    records = read_metrics(metrics_jsonl)
+    if not any(len(curve(records, name)[0]) for name in (*TRAIN_LOSS, EVAL_LOSS)):
+        raise DataError(f"{metrics_jsonl} holds no finite train_loss or eval_loss to draw")
+    return _save(draw(records, title, baselines or {}), Path(output_png))
+
+
+def draw(
+    records: Sequence[Mapping[str, Any]], title: str | None, baselines: Mapping[str, float]
+) -> Figure:
+    """Return the figure; not pyplot, so that it needs no display and leaves no global state."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), facecolor="white", layout="constrained")
+    rate = curve(records, *LEARNING_RATE)
+    rows = 2 if len(rate[0]) else 1
+    panels = figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=[4, 1][:rows])[:, 0]
+    for panel in panels:
+        _plain(panel)
+    _losses(panels[0], curve(records, *TRAIN_LOSS), curve(records, EVAL_LOSS), baselines)
+    if rows == 2:
+        _rate(panels[1], rate)
+    _steps(panels[-1], records)
+    _heading(panels[0], title)
+    return figure
+
+
+def curve(records: Sequence[Mapping[str, Any]], *names: str) -> Curve:
+    """Return steps and values of the first of ``names`` that occurs, finite values only."""
+    import numpy as np
+
+    for name in names:
+        points = [(r["step"], r[name]) for r in records if isinstance(r.get(name), int | float)]
+        if points:
+            steps, values = np.array(points, dtype=np.float64).T
+            kept = np.isfinite(values)
+            return steps[kept], values[kept]
+    return np.empty(0), np.empty(0)
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Return the centred running mean over ``window`` values, over fewer at the ends."""
+    import numpy as np
+
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    # As many values on either side: a lopsided window would bend the ends of a falling curve.
+    half = np.minimum(window // 2, np.minimum(index, len(values) - 1 - index))
+    return (sums[index + half + 1] - sums[index - half]) / (2 * half + 1)
+
+
+def _losses(panel: Axes, train: Curve, validation: Curve, baselines: Mapping[str, float]) -> None:
+    steps, losses = train
+    smoothed = len(steps) >= SMOOTH_FROM
+    if smoothed:
+        panel.plot(steps, losses, color=TRAIN, alpha=0.25, linewidth=0.8)
+        losses = smooth(losses, len(steps) // 25 | 1)
+    if len(steps):
+        marker = None if smoothed else "."
+        label = f"training {losses[-1]:.2f}"
+        panel.plot(steps, losses, color=TRAIN, linewidth=1.8, marker=marker, label=label)
+    if len(validation[0]):
+        label = f"validation {validation[1][-1]:.2f}"
+        style: dict[str, Any] = {"linewidth": 1.2, "marker": "o", "markersize": 4.5}
+        panel.plot(*validation, color=EVAL, markeredgecolor="white", label=label, **style)
+    for number, (name, value) in enumerate(baselines.items()):
+        dashes = DASHES[number % len(DASHES)]
+        label = f"{name} {value:.2f}"
+        panel.axhline(value, color="#777777", linewidth=1.1, dashes=dashes, label=label)
+    panel.set_ylabel("loss (nats)", color=INK)
+    panel.margins(y=0.06)
+
+
+def _rate(panel: Axes, rate: Curve) -> None:
+    panel.plot(*rate, color=INK, linewidth=1.1, marker="." if len(rate[0]) == 1 else None)
+    panel.fill_between(*rate, color=INK, alpha=0.08, linewidth=0)
+    panel.set_ylabel("learning rate", color=INK)
+    panel.set_ylim(bottom=0)
+    panel.locator_params(axis="y", nbins=3)
+    panel.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2), useMathText=True)
+    panel.yaxis.get_offset_text().set(color=INK, fontsize=8)
+
+
+def _steps(panel: Axes, records: Sequence[Mapping[str, Any]]) -> None:
+    """Label the steps and, beneath them, the tokens seen by then."""
+    import numpy as np
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    steps, tokens = curve(records, *TOKENS_SEEN)
+
+    def label(step: float, _: object) -> str:
+        if not len(tokens):
+            return short(step)
+        return f"{short(step)}\n{short(np.interp(step, [0, *steps], [0, *tokens]))}"
+
+    last = max(1, *(record["step"] for record in records), 0)
+    panel.set_xlim(0, last * 1.015)
+    panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    panel.xaxis.set_major_formatter(FuncFormatter(label))
+    panel.set_xlabel("step / tokens seen" if len(tokens) else "step", color=INK)
+
+
+def short(number: float) -> str:
+    """Write a count as people read it: 950, 12.5k, 3M, 1.2B."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def _heading(panel: Axes, title: str | None) -> None:
+    columns = min(4, len(panel.get_legend_handles_labels()[0]))
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0)}
+    panel.legend(**place, ncols=columns, frameon=False, fontsize=9, labelcolor=INK)
+    if title:
+        panel.figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
+
+
+def _plain(panel: Axes) -> None:
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color("#999999")
+    panel.grid(axis="y", color=FAINT, linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.tick_params(colors=INK, labelsize=9, length=3, color="#999999")
+
+
+def _save(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

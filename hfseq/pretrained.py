@@ -1,0 +1,332 @@
+"""``from_pretrained`` and ``save_pretrained``: between checkpoints and the parameter tree."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq import checkpoint_files as files
+from hfseq import trees, weights
+from hfseq.errors import CheckpointError, UsageError
+
+logger = logging.getLogger("hfseq.modeling")
+
+_DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
+_IGNORED = (
+    "resume_download", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline", "adapter_kwargs",
+    "use_safetensors", "low_cpu_mem_usage",
+)  # fmt: skip
+
+
+class PretrainedMixin:
+    """Loading and saving for :class:`hfseq.modeling.FlaxPreTrainedModel`."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        dtype: Any = jnp.float32,
+        *model_args: Any,
+        config: Any = None,
+        ignore_mismatched_sizes: bool = False,
+        from_pt: bool = False,
+        _do_init: bool = True,
+        param_dtype: Any = None,
+        sharding: Callable[[trees.Path, tuple[int, ...]], Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Load a model from a directory, a weight file or a repository on the Hub.
+
+        **Arguments:** ``dtype`` is the type of *computation*; parameters keep the type of the checkpoint
+        unless ``param_dtype`` is given. ``sharding(path, shape)`` returns where a parameter lies: then
+        each process reads only its part. ``_do_init=False`` returns ``(model, params)`` with parameters
+        on the host's CPU. ``cache_dir``, ``force_download``, ``local_files_only``, ``token``,
+        ``revision`` and ``subfolder`` work as in Transformers; other keywords change the configuration
+        or go to the constructor.
+
+        **Raises:** :class:`~hfseq.errors.CheckpointError` for files that are absent or damaged,
+        :class:`~hfseq.errors.WeightsError` for tensors that do not fit.
+        """
+        source = str(pretrained_model_name_or_path)
+        download = _download_options(kwargs)
+        config, kwargs = _load_config(cls, source, config, download, kwargs)
+        cls._check_family(config, source)
+        model = cls(config, *model_args, dtype=_dtype(dtype), _do_init=False, **kwargs)
+        opened = _open(source, download, from_pt)
+        found, report = model.weight_map.match(opened.tensors, native=opened.native)
+        weights.check(report, opened.source, cls.__name__, ignore_mismatched=ignore_mismatched_sizes)
+        if not found:
+            raise weights.WeightsError(
+                f"{opened.source} has no tensor that {cls.__name__} knows (for example "
+                f"{next(iter(opened.tensors), 'none at all')}): is it a checkpoint of another architecture?"
+            )
+        params = model._read(found, report, opened.native, sharding, param_dtype, _do_init)
+        model._warn(report, source, _do_init)
+        model._load_generation_config(source, download)
+        if not _do_init:
+            return model, params
+        model._is_initialized, model._params = True, params
+        model.extra = model._initialize(model.key)[1] if model._extra_types else {}
+        return model
+
+    @classmethod
+    def _check_family(cls, config: Any, source: str) -> None:
+        expected = getattr(cls.config_class, "model_type", None)
+        if expected and config.model_type != expected:
+            raise UsageError(
+                f"{source} holds a configuration of type '{config.model_type}', {cls.__name__} is for "
+                f"'{expected}': use FlaxAutoModel classes to load by configuration"
+            )
+
+    @property
+    def weight_map(self) -> weights.WeightMap:
+        """The names of this model's parameters in PyTorch checkpoints."""
+        shapes = {path: leaf.shape for path, leaf in self._paths.items()}
+        return weights.WeightMap(
+            shapes,
+            prefix=self.base_model_prefix,
+            aliases=self.weight_aliases,
+            ignored=self.ignored_weights,
+            templates=self.weight_templates,
+            stacked=self._stacked,
+        )
+
+    def _read(self, found, report, native, sharding, param_dtype, on_device) -> dict[str, Any]:
+        """Read every matched parameter, and initialise the others."""
+        names = self.weight_map
+        read = [path for path in self._paths if path not in set(report.missing)]
+        flat = {}
+        for path in read:
+            dtype = param_dtype or np.dtype(_promoted(found, names, path))
+            place = sharding(path, self._paths[path].shape) if sharding else None
+            flat[path] = _place(names, found, path, self._paths[path].shape, dtype, place, native, on_device)
+        if report.missing and on_device:
+            flat |= self._fresh(report.missing, sharding)
+        ordered = {path: flat[path] for path in self._paths if path in flat}
+        return trees.unflatten(ordered)
+
+    def _fresh(self, paths: Iterable[trees.Path], sharding: Any) -> dict[trees.Path, Any]:
+        """Initialise only ``paths``; the compiler drops the rest of the initialisation."""
+        paths = list(paths)
+
+        def pick(key: jax.Array) -> list[Any]:
+            flat = trees.flatten(self._initialize(key)[0])
+            return [flat[path] for path in paths]
+
+        places = [sharding(p, self._paths[p].shape) for p in paths] if sharding else None
+        values = jax.jit(pick, out_shardings=places)(self.key)
+        return dict(zip(paths, values, strict=True))
+
+    def _warn(self, report: weights.LoadReport, source: str, initialised: bool) -> None:
+        """Say once, together, what did not come from the checkpoint (the sentences users match on)."""
+        name = type(self).__name__
+        if report.unexpected:
+            logger.warning(
+                "Some weights of the model checkpoint at %s were not used when initializing %s: %s",
+                source, name, sorted(report.unexpected),
+            )  # fmt: skip
+        if report.mismatched:
+            lines = "\n".join(f"- {n}: found shape {g} in the checkpoint and {e} in the model instantiated"
+                              for n, g, e in report.mismatched)  # fmt: skip
+            logger.warning(
+                "Some weights of %s were not initialized from the model checkpoint at %s and are newly "
+                "initialized because the shapes did not match:\n%s", name, source, lines,
+            )  # fmt: skip
+        if report.missing and not report.mismatched:
+            logger.warning(
+                "Some weights of %s were not initialized from the model checkpoint at %s and are %s:\n%s\n"
+                "You should probably TRAIN this model on a down-stream task to be able to use it for "
+                "predictions and inference.", name, source,
+                "newly initialized" if initialised else "missing from the returned parameters",
+                weights.describe_missing(report),
+            )  # fmt: skip
+        for half in ("float16", "bfloat16"):
+            if report.dtypes.get(half):
+                logger.warning(
+                    "Some of the weights of %s were initialized in %s precision from the model checkpoint at "
+                    "%s: cast them with model.to_fp32(model.params) if that is not wanted", name, half, source,
+                )  # fmt: skip
+
+    def _load_generation_config(self, source: str, download: dict[str, Any]) -> None:
+        if not self.can_generate() or not Path(source).is_dir() and Path(source).exists():
+            return
+        from transformers import GenerationConfig
+
+        if _fetcher(source, download)("generation_config.json"):
+            self.generation_config = GenerationConfig.from_pretrained(source, **download)
+
+    # -- saving -------------------------------------------------------------------------------------
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        params: Any = None,
+        push_to_hub: bool = False,
+        max_shard_size: int | str = "5GB",
+        token: str | None = None,
+        safe_serialization: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Save configuration and weights so that PyTorch's ``AutoModel*`` loads them as they are.
+
+        **Arguments:** ``params`` instead of the model's own; ``max_shard_size`` bytes or ``"5GB"``;
+        ``safe_serialization=False`` writes the legacy ``flax_model.msgpack``. Files are written under
+        temporary names and renamed when all are complete.
+        """
+        folder = Path(save_directory)
+        if folder.is_file():
+            raise UsageError(f"save_directory {folder} is a file: give a directory")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot make the directory {folder}: {error}") from error
+        tree = trees.thaw(params if params is not None else self.params)
+        if safe_serialization:
+            self._write_torch(folder, trees.flatten(tree), max_shard_size)
+        else:
+            files.write_msgpack(folder, jax.tree.map(np.asarray, tree))
+        self.save_config(folder)
+        if push_to_hub:
+            self.push_to_hub(kwargs.pop("repo_id", folder.name), folder=folder, token=token, **kwargs)
+
+    def _write_torch(self, folder: Path, flat: Mapping[trees.Path, Any], limit: int | str) -> None:
+        names = self.weight_map
+        sizes = names.sizes({path: np.dtype(leaf.dtype).itemsize for path, leaf in flat.items()})
+        files.write_safetensors(folder, sizes, lambda keys: names.to_torch(flat, keys), limit, {"format": "pt"})
+
+    def save_config(self, folder: Path) -> None:
+        """Write ``config.json`` naming the PyTorch class, and ``generation_config.json`` if there is one."""
+        config = self.config
+        config.architectures = [self.torch_class_name()]
+        config.save_pretrained(folder)
+        if self.generation_config is not None:
+            self.generation_config.save_pretrained(folder)
+
+    @classmethod
+    def torch_class_name(cls) -> str:
+        """The name of the class that PyTorch users load the same checkpoint with."""
+        return cls.__name__.removeprefix("Flax")
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        params: Any = None,
+        folder: str | Path | None = None,
+        private: bool = False,
+        token: str | None = None,
+        commit_message: str | None = None,
+        revision: str | None = None,
+        **_: Any,
+    ) -> str:
+        """Upload the model as one commit and return the commit's address."""
+        import tempfile
+
+        from hfseq import hub
+
+        message = commit_message or f"Upload {type(self).__name__}"
+        options = {"private": private, "token": token, "message": message, "revision": revision}
+        if folder is not None:
+            return hub.push_folder(folder, repo_id, **options)
+        with tempfile.TemporaryDirectory() as temporary:
+            self.save_pretrained(temporary, params=params)
+            return hub.push_folder(temporary, repo_id, **options)
+
+
+# -- helpers ----------------------------------------------------------------------------------------
+
+
+def _download_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Take the download options out of ``kwargs``, with ``use_auth_token`` as the old name of ``token``."""
+    for name in _IGNORED:
+        kwargs.pop(name, None)
+    old = kwargs.pop("use_auth_token", None)
+    if old is not None:
+        if kwargs.get("token") is not None:
+            raise ValueError("`token` and `use_auth_token` are both specified: give only `token`")
+        kwargs["token"] = old
+    return {name: kwargs.pop(name) for name in _DOWNLOAD if name in kwargs}
+
+
+def _load_config(cls: Any, source: str, config: Any, download: dict, kwargs: dict) -> tuple[Any, dict]:
+    if config is not None and not isinstance(config, (str, Path)):
+        return config, kwargs
+    place = str(config or source)
+    if Path(place).is_file() and not place.endswith(".json"):
+        raise UsageError(f"{place} is a weight file: pass its configuration too (config=...)")
+    _require_config(place, download)
+    try:
+        return cls.config_class.from_pretrained(place, return_unused_kwargs=True, **download, **kwargs)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"cannot read the configuration of {place}: {error}") from error
+
+
+def _require_config(place: str, download: dict[str, Any]) -> None:
+    folder = Path(place) / (download.get("subfolder") or "")
+    if Path(place).is_dir() and not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json: is it a directory that a model was saved to?")
+
+
+def _open(source: str, download: dict[str, Any], from_pt: bool) -> files.OpenedWeights:
+    if Path(source).is_file():
+        return files.open_file(source)
+    return files.open_weights(_fetcher(source, download), source, from_pt=from_pt)
+
+
+def _fetcher(source: str, download: dict[str, Any]) -> files.Fetch:
+    """Return a function from a file name to its local path, or None where it does not exist."""
+    if Path(source).is_dir():
+        folders = [Path(source) / (download.get("subfolder") or ""), Path(source)]
+
+        def local(name: str) -> str | None:
+            return next((str(folder / name) for folder in folders if (folder / name).is_file()), None)
+
+        return local
+    from hfseq import hub
+
+    options = {name: value for name, value in download.items() if name != "proxies"}
+    return lambda name: hub.resolve_file(source, name, **options)
+
+
+def _dtype(dtype: Any) -> Any:
+    if dtype is None or dtype == "auto":
+        return jnp.float32
+    return jnp.dtype(str(dtype).removeprefix("torch.")) if isinstance(dtype, str) else dtype
+
+
+def _promoted(found: Mapping, names: weights.WeightMap, path: trees.Path) -> str:
+    return next(tensor.dtype for slot, tensor in found.items() if slot.path == path)
+
+
+def _place(names, found, path, shape, dtype, place, native, on_device) -> Any:
+    """Read one parameter onto its devices; with a sharding each process reads only its slices."""
+    if place is None:
+        array = np.asarray(names.fill(found, path, native=native)).astype(dtype, copy=False)
+        return jnp.asarray(array) if on_device else jax.device_put(array, jax.devices("cpu")[0])
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        return np.ascontiguousarray(names.fill(found, path, index, native=native)).astype(dtype, copy=False)
+
+    return jax.make_array_from_callback(shape, place, part)
+
+
+def count_parameters(params: Any) -> int:
+    """Return the number of numbers in a parameter tree."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def read_native_key(config_file: str | Path) -> str | None:
+    """Return the native architecture that a config.json names under ``hfseq``, if it does."""
+    try:
+        entry = json.loads(Path(config_file).read_text(encoding="utf-8")).get("hfseq")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return entry.get("model_type") if isinstance(entry, dict) else None

@@ -1,0 +1,284 @@
+"""A battery of tests that every architecture passes, in four lines.
+
+::
+
+    from hfseq.testing import check_architecture
+
+    def test_my_model():
+        check_architecture("my_model", MyConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2))
+
+Each check is a small function in :mod:`hfseq.testing_checks` (JAX alone) or :mod:`hfseq.testing_torch`
+(against the PyTorch class of the same name). All of them run, for every head that is registered, and one
+error lists all that failed. The configuration must be tiny: each head is compiled about ten times.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+import re
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq import plugins, trees
+from hfseq.errors import UsageError, nearest
+
+ROWS, LENGTH = 8, 16
+NOT_COMPARED = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
+# Adding a constant to all scores of a query changes nothing, so the gradient of a key's bias is zero.
+ZERO_GRADIENTS = (r"(key|k_proj)/bias$",)
+
+
+class Skipped(Exception):
+    """A check that does not apply; the message says why."""
+
+
+@dataclasses.dataclass
+class Report:
+    """What :func:`check_architecture` did: names of ``passed`` checks, and ``skipped`` ones with reasons."""
+
+    passed: list[str] = dataclasses.field(default_factory=list)
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def check_architecture(
+    name: str,
+    config: Any,
+    *,
+    heads: Iterable[str] | None = None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    torch: bool = True,
+    skip: Mapping[str, str] | None = None,
+    zero_gradients: Iterable[str] = ZERO_GRADIENTS,
+    tolerance: float = 1e-5,
+) -> Report:
+    """Run the battery on the architecture registered as ``name``; one AssertionError lists all failures.
+
+    **Arguments:** ``config`` a tiny configuration (vocabulary of at least 16, 16 positions and what the
+    family keeps for itself); ``heads`` the tasks to check (``"ForMaskedLM"``; all by default);
+    ``overrides`` configuration attributes by task (``{"ForCausalLM": {"is_decoder": True}}``, which is
+    the default where the configuration has that attribute); ``torch=False`` leaves PyTorch out;
+    ``skip`` maps a check's name to the reason why it cannot hold; ``zero_gradients`` are patterns of
+    parameter paths whose gradient is zero for a reason; ``tolerance`` is that of the comparisons with
+    PyTorch, relative to ``max(1, max|b|)``.
+
+    **Returns** a :class:`Report`, whose ``skipped`` says what was not checked and why.
+    """
+    spec = plugins.load().architectures.get(name)
+    report = Report()
+    for task, classes in _heads(spec, heads).items():
+        settings = dict((overrides or {}).get(task, _causal(task, config)))
+        with tempfile.TemporaryDirectory() as folder:
+            case = Case(
+                task, classes, _configured(config, settings), Path(folder), spec,
+                tuple(zero_gradients), tolerance,
+            )  # fmt: skip
+            for check in _checks(torch, skip or {}):
+                _run(check, case, dict(skip or {}), report)
+    if report.failed:
+        lines = [f"{check}: {reason}" for check, reason in report.failed.items()]
+        count = f"{len(lines)} of {len(lines) + len(report.passed)} checks failed for '{name}'"
+        raise AssertionError("\n\n".join([count, *lines]))
+    return report
+
+
+def _heads(spec: Any, wanted: Iterable[str] | None) -> dict[str, Any]:
+    tasks = list(spec.heads if wanted is None else wanted)
+    # One class may serve two tasks; it is checked once.
+    return {task: cls for cls, task in {spec.load_head(task): task for task in tasks}.items()}
+
+
+def _causal(task: str, config: Any) -> dict[str, Any]:
+    return {"is_decoder": True} if task == "ForCausalLM" and hasattr(config, "is_decoder") else {}
+
+
+def _configured(config: Any, settings: Mapping[str, Any]) -> Any:
+    config = copy.deepcopy(config)
+    for name, value in settings.items():
+        setattr(config, name, value)
+    return config
+
+
+def _checks(torch: bool, skip: Mapping[str, str]) -> list[Callable[[Case], None]]:
+    from hfseq import testing_checks, testing_torch
+
+    checks = [*testing_checks.CHECKS, *(testing_torch.CHECKS if torch else ())]
+    names = [check.__name__ for check in checks]
+    for name in skip:
+        if name not in names:
+            raise UsageError(f"no check '{name}'{nearest(name, names)} (checks: {', '.join(names)})")
+    return checks
+
+
+def _run(
+    check: Callable[[Case], None], case: Case, skip: Mapping[str, str], report: Report
+) -> None:
+    name = f"{case.cls.__name__}.{check.__name__}"
+    try:
+        if check.__name__ in skip:
+            raise Skipped(skip[check.__name__])
+        check(case)
+        report.passed.append(name)
+    except Skipped as reason:
+        report.skipped[name] = str(reason)
+    except AssertionError as error:
+        report.failed[name] = str(error)
+    except Exception:
+        report.failed[name] = traceback.format_exc(limit=-4)
+
+
+@dataclasses.dataclass
+class Case:
+    """One head under test, with what the checks share; compiled functions are made once."""
+
+    task: str
+    cls: Any
+    config: Any
+    folder: Path
+    spec: Any
+    zero_gradients: tuple[str, ...]
+    tolerance: float
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The model in float32, its parameters away from their special values at the start."""
+        model = self.cls(self.config)
+        random = np.random.default_rng(0)
+
+        def shake(leaf: jax.Array) -> jax.Array:
+            return leaf + jnp.asarray(random.normal(size=leaf.shape) * 0.05, leaf.dtype)
+
+        model.params = jax.tree.map(shake, model.params)
+        return model
+
+    @functools.cached_property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Eight rows, of which the second is padded on the right."""
+        random, config = np.random.default_rng(1), self.config
+        pad = getattr(config, "pad_token_id", None) or 0
+        low, high = 4 if config.vocab_size > 8 else 0, config.vocab_size
+        shape = (ROWS, 2, LENGTH) if self.task == "ForMultipleChoice" else (ROWS, LENGTH)
+        ids = random.integers(low, high, shape).astype(np.int32)
+        mask = np.ones_like(ids)
+        mask[1, ..., 10:] = 0
+        inputs = {"input_ids": np.where(mask == 1, ids, pad).astype(np.int32), "attention_mask": mask}
+        if getattr(config, "is_encoder_decoder", False):
+            inputs["decoder_input_ids"] = random.integers(low, high, shape).astype(np.int32)
+        if getattr(config, "add_cross_attention", False):
+            states = random.normal(size=(ROWS, 5, config.hidden_size))
+            inputs["encoder_hidden_states"] = states.astype(np.float32)
+            inputs["encoder_attention_mask"] = np.array([[1, 1, 1, 1, row % 2] for row in range(ROWS)])
+        return inputs
+
+    def variant(self, **options: Any) -> Any:
+        """The same model with other constructor options, without parameters of its own."""
+        return self.cls(self.config, _do_init=False, **options)
+
+    @functools.cached_property
+    def forward(self) -> Callable[..., dict[str, jax.Array]]:
+        """The compiled forward pass ``(params, inputs) -> outputs`` of evaluation."""
+        return compiled(self.model)
+
+    @functools.cached_property
+    def outputs(self) -> dict[str, np.ndarray]:
+        """The outputs on :attr:`inputs`."""
+        return host(self.forward(self.model.params, self.inputs))
+
+    @functools.cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        """A cotangent for every output: the loss of all gradient checks is their product, summed."""
+        random = np.random.default_rng(2)
+        drawn = {k: random.normal(size=v.shape).astype(np.float32) for k, v in self.outputs.items()}
+        return {name: self.only_real(name, value) for name, value in drawn.items()}
+
+    def only_real(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Zero what an output says about padding, which nobody promises anything about."""
+        mask = self.inputs["attention_mask"]
+        if not self.per_token(name) or "decoder_input_ids" in self.inputs:
+            return value
+        return value * mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
+
+    def per_token(self, name: str) -> bool:
+        """Tell whether an output has an entry for every token."""
+        shape = self.inputs["input_ids"].shape
+        return self.outputs[name].shape[: len(shape)] == shape
+
+    @functools.cached_property
+    def gradients(self) -> dict[trees.Path, np.ndarray]:
+        """The gradient of every parameter, without dropout."""
+        loss = jax.jit(jax.grad(weighted(self.model, self.weights)))
+        return host(trees.flatten(loss(self.model.params, self.inputs)))
+
+    def may_be_zero(self, path: trees.Path) -> bool:
+        """Tell whether the gradient at ``path`` is declared to be zero."""
+        return any(re.search(pattern, trees.join(path)) for pattern in self.zero_gradients)
+
+    def takes(self, argument: str) -> bool:
+        """Tell whether the base model's module has the argument ``argument``."""
+        base = self.spec.load_head("Model") if "Model" in self.spec.heads else self.cls
+        return argument in inspect.signature(base.module_class.__call__).parameters
+
+
+def arrays(output: Any) -> dict[str, jax.Array]:
+    """Return the outputs that are compared, by name."""
+    return {name: value for name, value in output.items() if name not in NOT_COMPARED}
+
+
+def compiled(model: Any, **options: Any) -> Callable[..., dict[str, jax.Array]]:
+    """Compile ``(params, inputs) -> outputs`` of ``model``."""
+    return jax.jit(lambda params, inputs: arrays(model(**inputs, params=params, **options)))
+
+
+def weighted(model: Any, weights: Mapping[str, Any], **options: Any) -> Callable[..., jax.Array]:
+    """Return the loss ``(params, inputs) -> sum(outputs * weights)``."""
+
+    def loss(params: Any, inputs: Any) -> jax.Array:
+        output = arrays(model(**inputs, params=params, **options))
+        return sum(jnp.sum(output[name] * weights[name]) for name in weights)  # type: ignore[return-value]
+
+    return loss
+
+
+def host(tree: Any) -> Any:
+    """Copy a tree to NumPy."""
+    return jax.tree.map(np.asarray, tree)
+
+
+def error(ours: Any, theirs: Any) -> float:
+    """Return ``max|a - b| / max(1, max|b|)``, infinite for other shapes or where something is not finite."""
+    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    return float(np.max(np.abs(a - b), initial=0) / max(1.0, np.max(np.abs(b), initial=0)))
+
+
+def assert_close(ours: Mapping, theirs: Mapping, tolerance: float, what: str) -> None:
+    """Assert that two dicts agree; the message lists every entry that does not, in order."""
+    assert list(ours) == list(theirs), f"{what}: {list(ours)} against {list(theirs)}"
+    lines = [
+        f"  {trees.join(name) if isinstance(name, tuple) else name}: {found:.1e}"
+        for name in ours
+        if not (found := error(ours[name], theirs[name])) <= tolerance
+    ]
+    assert not lines, f"{what} (allowed: {tolerance:.0e}):\n" + "\n".join(lines)
+
+
+def assert_same(ours: Mapping, theirs: Mapping, what: str) -> None:
+    """Assert that two dicts are equal to the last bit, types included."""
+    assert set(ours) == set(theirs), f"{what}: names differ: {sorted(set(ours) ^ set(theirs))}"
+    lines = [
+        f"  {trees.join(name) if isinstance(name, tuple) else name}: {error(ours[name], theirs[name]):.1e}"
+        for name in ours
+        if ours[name].dtype != theirs[name].dtype or not np.array_equal(ours[name], theirs[name])
+    ]
+    assert not lines, f"{what} (should be equal to the last bit):\n" + "\n".join(lines)

@@ -1,0 +1,240 @@
+"""The checks of :func:`hfseq.testing.check_architecture` that need JAX alone.
+
+Each takes a :class:`hfseq.testing.Case` and raises AssertionError, or Skipped where it does not apply.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from hfseq import trees
+from hfseq.errors import UsageError
+from hfseq.testing import (
+    LENGTH,
+    ROWS,
+    Case,
+    Skipped,
+    arrays,
+    assert_close,
+    assert_same,
+    compiled,
+    host,
+    weighted,
+)
+
+
+def shapes(case: Case) -> None:
+    """Outputs begin with the batch; ``eval_shape`` and ``_do_init=False`` know the shapes beforehand."""
+    expected = jax.eval_shape(case.forward, case.model.params, case.inputs)
+    assert case.outputs, "the model returns nothing to compare"
+    for name, value in case.outputs.items():
+        assert value.shape == expected[name].shape, f"{name}: {value.shape}, {expected[name].shape}"
+        assert value.shape[0] == ROWS, f"{name} has shape {value.shape} for {ROWS} rows"
+        assert np.isfinite(value).all(), f"{name} is not finite"
+    blank = case.variant()
+    real = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), case.model.params)
+    known = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), blank.params_shape_tree)
+    assert real == known, "params_shape_tree differs from the parameters"
+
+
+def eager(case: Case) -> None:
+    """The model gives the same without ``jax.jit``."""
+    outputs = host(arrays(case.model(**case.inputs)))
+    assert_close(outputs, case.outputs, 1e-5, "eager against jit")
+
+
+def gradients(case: Case) -> None:
+    """Every parameter has a finite gradient that is not zero."""
+    bad = []
+    for path, gradient in case.gradients.items():
+        if not np.isfinite(gradient).all():
+            bad.append(f"{trees.join(path)} is not finite")
+        elif not gradient.any() and not case.may_be_zero(path):
+            bad.append(f"{trees.join(path)} is zero: the parameter has no effect")
+    assert not bad, "gradients: " + ", ".join(bad)
+
+
+def save_and_load(case: Case) -> None:
+    """Saving and loading is the identity on every leaf: one file, shards, legacy msgpack."""
+    ways: dict[str, dict[str, Any]] = {
+        "single": {},
+        "sharded": {"max_shard_size": "20kB"},
+        "msgpack": {"safe_serialization": False},
+    }
+    before = host(trees.flatten(case.model.params))
+    for name, options in ways.items():
+        case.model.save_pretrained(case.folder / name, **options)
+        again = case.cls.from_pretrained(case.folder / name)
+        assert_same(host(trees.flatten(again.params)), before, f"saved as {name} and loaded again")
+        assert again.config.to_dict() == case.model.config.to_dict(), "the configuration changed"
+
+
+def scan_layers(case: Case) -> None:
+    """Scanned layers give the loop's outputs and gradients, dropout included, to the last bit."""
+    scanned = case.variant(scan_layers=True)
+    if not scanned._stacked:
+        raise Skipped("the model has no nn.Layers to scan")
+    looped = _trained(case, case.model, case.model.params)
+    stacked = _stack(case, scanned)
+    outputs, gradient = _trained(case, scanned, stacked)
+    assert_same(outputs, looped[0], "outputs, scan against loop")
+    listed = scanned.weight_map.to_torch(gradient)
+    assert_same(
+        listed, case.model.weight_map.to_torch(looped[1]), "gradients, scan against loop"
+    )
+
+
+def _stack(case: Case, scanned: Any) -> Any:
+    """Bring the parameters into the stacked layout by way of a checkpoint."""
+    case.model.save_pretrained(case.folder / "scan")
+    return case.cls.from_pretrained(case.folder / "scan", scan_layers=True).params
+
+
+def _trained(case: Case, model: Any, params: Any) -> tuple[dict, dict]:
+    """Outputs and gradients of a training step with dropout."""
+    options = {"train": True, "dropout_rng": jax.random.key(3)}
+
+    def run(params: Any, inputs: Any) -> Any:
+        output = arrays(model(**inputs, params=params, **options))
+        return sum(jnp.sum(output[n] * w) for n, w in case.weights.items()), output
+
+    gradient, outputs = jax.jit(jax.grad(run, has_aux=True))(params, case.inputs)
+    return host(outputs), host(trees.flatten(gradient))
+
+
+def gradient_checkpointing(case: Case) -> None:
+    """Recomputing layers in the backward pass changes nothing."""
+    outputs, gradient = _trained(case, case.variant(gradient_checkpointing=True), case.model.params)
+    plain = _trained(case, case.model, case.model.params)
+    assert_close(outputs, plain[0], 1e-6, "outputs with gradient checkpointing")
+    assert_close(gradient, plain[1], 1e-6, "gradients with gradient checkpointing")
+
+
+def bfloat16(case: Case) -> None:
+    """Computing in bfloat16 stays close to float32, and the outputs say what they are."""
+    outputs = compiled(case.variant(dtype=jnp.bfloat16))(case.model.params, case.inputs)
+    wrong = [f"{name} is {v.dtype}" for name, v in outputs.items() if v.dtype != jnp.bfloat16]
+    assert not wrong, "outputs of a bfloat16 model: " + ", ".join(wrong)
+    real = {name: case.only_real(name, np.asarray(v, np.float32)) for name, v in outputs.items()}
+    expected = {name: case.only_real(name, value) for name, value in case.outputs.items()}
+    assert_close(real, expected, 0.05, "bfloat16 against float32")
+
+
+def padding(case: Case) -> None:
+    """Padding on the right does not change what is said about the real tokens."""
+    if "decoder_input_ids" in case.inputs:
+        raise Skipped("encoder-decoder: outputs belong to the decoder's tokens")
+    cut = LENGTH - 6
+    short = {n: v[..., :cut] if n in ("input_ids", "attention_mask") else v for n, v in case.inputs.items()}
+    short["attention_mask"] = np.ones_like(short["attention_mask"])
+    long = dict(case.inputs)
+    long["attention_mask"] = np.ones_like(long["attention_mask"])
+    long["attention_mask"][..., cut:] = 0
+    ids = np.array(long["input_ids"])
+    ids[..., cut:] = getattr(case.config, "pad_token_id", None) or 0
+    padded = host(case.forward(case.model.params, {**long, "input_ids": ids}))
+    expected = host(case.forward(case.model.params, short))
+    lead = case.inputs["input_ids"].ndim - 1
+    real = {
+        n: v[(slice(None),) * lead + (slice(cut),)] if case.per_token(n) else v for n, v in padded.items()
+    }
+    assert_close(real, expected, 1e-5, "padded on the right against not padded")
+
+
+def packing(case: Case) -> None:
+    """Documents packed into one row are computed as if each were alone."""
+    if not case.takes("segment_ids"):
+        raise Skipped("the model takes no segment_ids")
+    names = [name for name in case.outputs if case.per_token(name)]
+    if not names or case.inputs["input_ids"].ndim != 2:
+        raise Skipped("no output has an entry for every token")
+    cut, pad = 10, getattr(case.config, "pad_token_id", None) or 0
+    others = {n: v for n, v in case.inputs.items() if n not in ("input_ids", "attention_mask")}
+    ids = np.array(case.inputs["input_ids"])
+    ids[1] = ids[0][::-1]
+    segments = np.where(np.arange(LENGTH) < cut, 1, 2)[None].repeat(ROWS, 0).astype(np.int32)
+    packed = compiled(case.model)(
+        case.model.params, {**others, "input_ids": ids, "segment_ids": segments}
+    )
+    for part, length in ((slice(cut), cut), (slice(cut, None), LENGTH - cut)):
+        alone, mask = np.full_like(ids, pad), np.zeros_like(ids)
+        alone[:, :length], mask[:, :length] = ids[:, part], 1
+        inputs = {**others, "input_ids": alone, "attention_mask": mask}
+        expected = host(case.forward(case.model.params, inputs))
+        ours = {name: np.asarray(packed[name][:, part]) for name in names}
+        theirs = {name: expected[name][:, :length] for name in names}
+        assert_close(ours, theirs, 1e-5, f"packed at {part.start or 0} against alone")
+
+
+def cached_decoding(case: Case) -> None:
+    """Feeding a prompt and then token by token through the cache gives the full forward pass."""
+    model, ids = case.model, case.inputs["input_ids"]
+    if "decoder_input_ids" in case.inputs:
+        raise Skipped("encoder-decoder")
+    try:
+        cache = model.init_cache(ROWS, LENGTH)
+    except UsageError as reason:
+        raise Skipped(str(reason)) from None
+    others = {n: v for n, v in case.inputs.items() if n.startswith("encoder_")}
+    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), ids.shape)
+    mask = np.array(case.inputs["attention_mask"])
+    full = host(
+        compiled(model)(
+            model.params,
+            {**others, "input_ids": ids, "attention_mask": mask, "position_ids": positions},
+        )
+    )
+
+    @jax.jit
+    def step(params: Any, cache: Any, ids: Any, positions: Any) -> Any:
+        output = model(
+            ids, attention_mask=mask, position_ids=positions, past_key_values=cache, params=params, **others
+        )
+        return arrays(output), output.past_key_values
+
+    parts, start = [], 0
+    for length in (5, *[1] * (LENGTH - 5)):
+        chosen = slice(start, start + length)
+        outputs, cache = step(model.params, cache, ids[:, chosen], positions[:, chosen])
+        parts.append(host(outputs))
+        start += length
+    names = [name for name in full if case.per_token(name)]
+    ours = {name: case.only_real(name, np.concatenate([p[name] for p in parts], 1)) for name in names}
+    theirs = {name: case.only_real(name, full[name]) for name in names}
+    assert_close(ours, theirs, 1e-5, "decoding with a cache against the full forward pass")
+
+
+def devices(case: Case) -> None:
+    """Eight devices, parameters laid out by the architecture's rules, give what one device gives."""
+    if jax.device_count() < 8:
+        raise Skipped(
+            "fewer than 8 devices: set XLA_FLAGS=--xla_force_host_platform_device_count=8 before jax starts"
+        )
+    from hfseq.training.sharding import Layout, make_mesh
+
+    rules = case.spec.load_sharding()
+    mesh = make_mesh("data=2,fsdp=2,tensor=2" if rules else "data=2,fsdp=4", jax.devices()[:8])
+    shapes = {path: leaf.shape for path, leaf in trees.flatten(case.model.params).items()}
+    layout = Layout(mesh, rules, case.config.vocab_size).shardings(shapes)
+    flat = trees.flatten(case.model.params)
+    params = trees.unflatten({path: jax.device_put(flat[path], layout[path]) for path in flat})
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    inputs = {name: jax.device_put(value, rows) for name, value in case.inputs.items()}
+    split = [path for path in flat if not layout[path].is_fully_replicated]
+    assert split, "the sharding rules split no parameter"
+    outputs = host(case.forward(params, inputs))
+    assert_close(outputs, case.outputs, 1e-5, "eight devices against one")
+    loss = jax.jit(jax.grad(weighted(case.model, case.weights)))
+    gradient = host(trees.flatten(loss(params, inputs)))
+    assert_close(gradient, case.gradients, 1e-5, "gradients, eight devices against one")
+
+
+CHECKS = (
+    shapes, eager, gradients, save_and_load, scan_layers, gradient_checkpointing, bfloat16, padding, packing,
+    cached_decoding, devices,
+)  # fmt: skip

@@ -1,0 +1,150 @@
+"""The checks of :func:`hfseq.testing.check_architecture` against the PyTorch class of the same name.
+
+PyTorch is imported in here and nowhere else; without it, or without such a class, they are skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from hfseq import trees
+from hfseq.testing import Case, Skipped, assert_same, error, host
+
+
+def torch_model(case: Case) -> Any:
+    """Save the case's model and load it with the PyTorch class: eager attention, evaluation."""
+    if not hasattr(case, "_torch_model"):
+        case._torch_model = _load(case)  # type: ignore[attr-defined]
+    return case._torch_model  # type: ignore[attr-defined]
+
+
+def _load(case: Case) -> Any:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise Skipped("PyTorch is not installed") from None
+    import transformers
+
+    name = case.cls.torch_class_name()
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise Skipped(f"transformers has no PyTorch class {name}")
+    case.model.save_pretrained(case.folder / "torch")
+    model, info = found.from_pretrained(
+        case.folder / "torch", attn_implementation="eager", output_loading_info=True
+    )
+    problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
+    assert not problems, f"{name}.from_pretrained reports {problems}"
+    return model.eval()
+
+
+def torch_loads_it(case: Case) -> None:
+    """PyTorch loads what hfseq saved, all of it and nothing else, and the way back is the identity."""
+    model = torch_model(case)
+    before = host(trees.flatten(case.model.params))
+    for name, options in {"single": {}, "sharded": {"max_shard_size": "20KB"}}.items():
+        folder = case.folder / f"from_torch_{name}"
+        model.save_pretrained(folder, **options)
+        again = case.cls.from_pretrained(folder)
+        assert_same(host(trees.flatten(again.params)), before, f"through PyTorch and back, {name}")
+
+
+def torch_tree(case: Case) -> None:
+    """Paths and shapes are exactly what the naming rule makes of the PyTorch names (the v4 tree)."""
+    if case.cls.weight_templates:
+        raise Skipped("the architecture declares weight_templates")
+    expected = {}
+    model = torch_model(case)
+    for name, parameter in model.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        kind = type(model.get_submodule(owner)).__name__
+        leaf = _leaf(kind, leaf)
+        shape = tuple(parameter.shape)
+        expected[*owner.split("."), leaf] = shape[::-1] if leaf == "kernel" else shape
+    ours = {path: leaf.shape for path, leaf in trees.flatten(case.model.params).items()}
+    absent, surplus = expected.keys() - ours.keys(), ours.keys() - expected.keys()
+    wrong = {trees.join(p): (ours[p], s) for p, s in expected.items() if ours.get(p, s) != s}
+    assert not absent and not surplus and not wrong, (
+        f"missing {sorted(map(trees.join, absent))}, surplus {sorted(map(trees.join, surplus))}, "
+        f"shapes (ours, PyTorch's) {wrong}"
+    )
+
+
+def _leaf(kind: str, leaf: str) -> str:
+    if leaf != "weight":
+        return leaf
+    if kind == "Embedding" or "Embedding" in kind:
+        return "embedding"
+    return "scale" if "Norm" in kind else "kernel"
+
+
+def torch_parity(case: Case) -> None:
+    """Outputs and the gradient of every parameter equal PyTorch's; the report names the first that differ."""
+    model = torch_model(case)
+    theirs, states, gradients = _run_torch(case, model)
+    lines = []
+    for name, value in case.outputs.items():
+        ours = case.only_real(name, value)
+        found = error(ours, case.only_real(name, theirs[name]))
+        if not found <= case.tolerance:
+            lines.append(f"  {name}: {found:.1e}")
+    if lines:
+        lines += _layers(case, states)
+    lines += _gradients(case, gradients)
+    assert not lines, (
+        f"differs from PyTorch's {type(model).__name__} (allowed: {case.tolerance:.0e})\n" + "\n".join(lines)
+    )
+
+
+def _run_torch(case: Case, model: Any) -> tuple[dict, tuple, dict]:
+    """Return PyTorch's outputs, hidden states and gradients for the case's inputs and weights."""
+    import torch
+
+    def tensor(value: np.ndarray) -> Any:
+        copied = torch.from_numpy(np.array(value))
+        return copied.long() if copied.dtype == torch.int32 else copied
+
+    inputs = {name: tensor(value) for name, value in case.inputs.items()}
+    output = model(**inputs, output_hidden_states=True)
+    loss = sum((output[name] * tensor(value)).sum() for name, value in case.weights.items())
+    loss.backward()
+    outputs = {name: output[name].detach().numpy() for name in case.outputs}
+    states = [state.detach().numpy() for state in output.get("hidden_states") or ()]
+    gradients = {
+        name: parameter.grad.numpy()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    return outputs, tuple(states), gradients
+
+
+def _layers(case: Case, theirs: tuple) -> list[str]:
+    """Name the first hidden state that differs: 0 is the embeddings, i the output of layer i."""
+    run = functools.partial(case.model, output_hidden_states=True)
+    ours = jax.jit(lambda inputs: run(**inputs).hidden_states)(case.inputs) or ()
+    mask = case.inputs["attention_mask"].reshape(-1, case.inputs["attention_mask"].shape[-1], 1)
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        found = error(np.asarray(a) * mask, b * mask)
+        if not found <= case.tolerance:
+            where = "the embeddings" if number == 0 else f"layer {number - 1}"
+            return [f"  the first hidden state that differs is that of {where}: {found:.1e}"]
+    return ["  no hidden state differs: look at the head"]
+
+
+def _gradients(case: Case, theirs: dict) -> list[str]:
+    ours = case.model.weight_map.to_torch(case.gradients)
+    absent = [name for name in theirs if name not in ours]
+    lines = [f"  no gradient for PyTorch's parameters {absent}"] if absent else []
+    errors = {name: error(ours[name], theirs[name]) for name in theirs if name in ours}
+    worse = {name: found for name, found in errors.items() if not found <= case.tolerance}
+    if worse:
+        name, found = next(iter(worse.items()))
+        lines.append(f"  {len(worse)} of {len(errors)} gradients differ, the first of {name}: {found:.1e}")
+    return lines
+
+
+CHECKS = (torch_loads_it, torch_tree, torch_parity)

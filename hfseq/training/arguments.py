@@ -1,0 +1,253 @@
+"""The flags of every training script, and how they are read from the command line and from files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hfseq.data.arguments import DataArguments, option
+from hfseq.errors import UsageError, nearest
+
+STRATEGIES = ("no", "steps", "epoch")
+
+
+@dataclass
+class ModelArguments:
+    """Which model, configuration and tokenizer (v4's names and defaults)."""
+
+    model_name_or_path: str | None = option(
+        None, "Directory or Hub name of weights to start from; without it the model is trained from scratch."
+    )
+    model_type: str | None = option(
+        None, "Architecture when training from scratch, e.g. bert or roberta; see `hfseq plugins`."
+    )
+    config_name: str | None = option(None, "Configuration, if not that of the model: directory or name.")
+    config_overrides: str | None = option(
+        None, "Changes to the configuration, e.g. hidden_size=256,num_hidden_layers=6."
+    )
+    tokenizer_name: str | None = option(None, "Tokenizer, if not that of the model: directory or name.")
+    cache_dir: str | None = option(None, "Where downloads from the Hub are kept.")
+    model_revision: str = option("main", "Branch, tag or commit of the model on the Hub.")
+    use_fast_tokenizer: bool = option(True, "Kept for old commands; tokenizers are always fast now.")
+    dtype: str | None = option(
+        None, "Type of computation: float32, bfloat16 or float16 (old name of --precision)."
+    )
+    precision: str | None = option(None, "Precision recipe; `hfseq plugins` lists them. float32 by default.")
+    param_dtype: str = option("float32", "Type of the parameters themselves: float32 or bfloat16.")
+    token: str | None = option(None, "Hub token; better taken from HF_TOKEN or `hf auth login`.")
+    trust_remote_code: bool = option(False, "Run model code that a Hub repository carries.")
+    gradient_checkpointing: bool = option(
+        False, "Recompute each layer in the backward pass: less memory, about a third more time."
+    )
+    scan_layers: bool = option(False, "Stack the layers and scan them: compile time independent of depth.")
+    attn_implementation: str | None = option(None, "Attention by name: xla (default), cudnn, eager, yours.")
+
+    def __post_init__(self) -> None:
+        if self.dtype and self.precision and self.dtype != self.precision:
+            raise UsageError(f"--dtype {self.dtype} and --precision {self.precision} disagree: give one")
+        if self.param_dtype not in ("float32", "bfloat16"):
+            raise UsageError(f"--param_dtype {self.param_dtype}: give float32 or bfloat16")
+
+    @property
+    def recipe(self) -> str:
+        """The name of the precision recipe."""
+        return self.precision or self.dtype or "float32"
+
+
+@dataclass
+class TrainingArguments:
+    """How to train (v4's names and defaults, and those of today's Trainer where v4 had none)."""
+
+    output_dir: str = option("", "Where model, checkpoints and logs go: a directory or an fsspec URL.")
+    overwrite_output_dir: bool = option(
+        False, "Start anew: old checkpoints and logs are moved aside. Without it a run is resumed."
+    )
+    do_train: bool = option(False, "Train. With neither --do_train nor --do_eval both happen.")
+    do_eval: bool = option(False, "Evaluate at the end (and during training, see --eval_strategy).")
+    per_device_train_batch_size: int = option(8, "Rows a data shard per micro-batch.")
+    per_device_eval_batch_size: int = option(8, "Rows a data shard in evaluation.")
+    gradient_accumulation_steps: int = option(1, "Micro-batches a step; exact, whatever their number.")
+    global_batch_size: int | None = option(
+        None, "Rows a step over all devices, instead of per_device x data shards x accumulation."
+    )
+    learning_rate: float = option(5e-5, "Peak learning rate.")
+    lr_scheduler_type: str = option(
+        "linear", "linear, cosine, inverse_sqrt, constant or constant_with_warmup."
+    )
+    warmup_steps: int = option(0, "Steps of linear warm-up.")
+    warmup_ratio: float = option(0.0, "Warm-up as a share of all steps, where warmup_steps is 0.")
+    optim: str = option("adamw", "Optimizer by name; `hfseq plugins` lists them.")
+    adafactor: bool = option(False, "The same as --optim adafactor.")
+    weight_decay: float = option(0.0, "Decoupled weight decay; biases and norms are exempt.")
+    adam_beta1: float = option(0.9, "First beta.")
+    adam_beta2: float = option(0.999, "Second beta.")
+    adam_epsilon: float = option(1e-8, "Epsilon.")
+    max_grad_norm: float = option(0.0, "Clip gradients to this global norm; 0 does not clip.")
+    no_decay: list[str] = dataclasses.field(
+        default_factory=list,
+        metadata={"help": "Further parameters without weight decay, as regular expressions on paths."},
+    )
+    freeze: list[str] = dataclasses.field(
+        default_factory=list,
+        metadata={"help": "Parameters that are not trained, as regular expressions on paths."},
+    )
+    num_train_epochs: float = option(3.0, "Epochs; fractions count.")
+    max_steps: int = option(-1, "Optimizer steps; overrides num_train_epochs if positive.")
+    logging_steps: int = option(500, "Log every so many steps.")
+    logging_first_step: bool = option(True, "Log the first step too.")
+    eval_strategy: str | None = option(
+        None, "When to evaluate during training: no, steps or epoch; steps where eval_steps is given."
+    )
+    eval_steps: int | None = option(None, "Evaluate every so many steps.")
+    save_strategy: str = option("steps", "When to save: no (only at the end), steps or epoch.")
+    save_steps: int = option(500, "Save every so many steps.")
+    save_total_limit: int | None = option(2, "Checkpoints to keep, the best one besides.")
+    metric_for_best_model: str = option("eval_loss", "The metric that makes a checkpoint the best.")
+    greater_is_better: bool | None = option(None, "Whether more is better; guessed from the name.")
+    load_best_model_at_end: bool = option(False, "Leave the best checkpoint's weights, not the last's.")
+    resume_from_checkpoint: str | None = option(
+        None, "Checkpoint or output directory to go on from; by default the newest in output_dir."
+    )
+    seed: int = option(42, "Seed of initialisation, data order, masks and dropout.")
+    device: str | None = option(None, "cpu, gpu (cuda) or tpu; asked for and absent is an error.")
+    mesh: str | None = option(None, "Layout, e.g. data=2,fsdp=4 (axes data, fsdp, tensor, sequence).")
+    on_non_finite: str = option("stop", "On a NaN or infinite loss: stop, or skip the step.")
+    report_to: list[str] = dataclasses.field(
+        default_factory=lambda: ["tensorboard", "jsonl"],
+        metadata={"help": "tensorboard, wandb, jsonl, a plugin's tracker; all or none."},
+    )
+    run_name: str | None = option(None, "Name of the run where trackers show one.")
+    disable_tqdm: bool = option(False, "No progress bar, even on a terminal.")
+    profile: str | None = option(None, "Write a jax profile of these steps, e.g. 10-15, under output_dir.")
+    compilation_cache_dir: str | None = option(
+        None, "Persistent compilation cache; by default ~/.cache/hfseq/xla, 'none' turns it off."
+    )
+    sigterm_exit_code: int = option(
+        0, "Exit code after SIGTERM; 143 makes schedulers such as Kubernetes start the job again."
+    )
+    push_to_hub: bool = option(False, "Upload model, logs, card and plots, in the background.")
+    hub_model_id: str | None = option(None, "Repository; by default the name of output_dir.")
+    hub_private_repo: bool = option(False, "Make the repository private.")
+    hub_token: str | None = option(None, "Hub token; better taken from HF_TOKEN or `hf auth login`.")
+    plugin: list[str] = dataclasses.field(
+        default_factory=list, metadata={"help": "Plugin files to load, e.g. my_model.py."}
+    )
+    debug: bool = option(False, "Show tracebacks of errors.")
+
+    def __post_init__(self) -> None:
+        if self.adafactor:
+            self.optim = "adafactor"
+        if not (self.do_train or self.do_eval):
+            self.do_train = self.do_eval = True
+        if self.eval_strategy is None:
+            self.eval_strategy = "steps" if self.eval_steps else "no"
+        problems = [text for wrong, text in self._problems() if wrong]
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    def _problems(self) -> list[tuple[Any, str]]:
+        one = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+               "logging_steps", "save_steps", "eval_steps", "global_batch_size", "save_total_limit")  # fmt: skip
+        values = {name: getattr(self, name) for name in one}
+        small = [(v is not None and v < 1, f"--{name} {v}: give a number of at least 1")
+                 for name, v in values.items()]  # fmt: skip
+        listed = {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES, "on_non_finite": ("stop", "skip"),
+                  "device": (None, "cpu", "gpu", "cuda", "tpu")}  # fmt: skip
+        named = [
+            (getattr(self, name) not in allowed,
+             f"--{name} {getattr(self, name)}: give one of {', '.join(map(str, allowed))}")
+            for name, allowed in listed.items()
+        ]  # fmt: skip
+        return small + named + [
+            (not self.output_dir, "--output_dir is required"),
+            (self.max_steps <= 0 and self.num_train_epochs <= 0,
+             f"--num_train_epochs {self.num_train_epochs}: give a positive number"),
+            (self.warmup_steps < 0, f"--warmup_steps {self.warmup_steps}: give 0 or more"),
+            (not 0 <= self.warmup_ratio <= 1, f"--warmup_ratio {self.warmup_ratio}: give 0 to 1"),
+            (self.learning_rate < 0, f"--learning_rate {self.learning_rate}: give 0 or more"),
+            (self.eval_strategy == "steps" and not self.eval_steps,
+             "--eval_strategy steps needs --eval_steps N"),
+        ]  # fmt: skip
+
+
+@dataclass
+class Arguments:
+    """Everything a run was asked for."""
+
+    model: ModelArguments
+    data: DataArguments
+    training: TrainingArguments
+    command: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all values without secrets, for logs and cards."""
+        merged: dict[str, Any] = {}
+        for part in (self.model, self.data, self.training):
+            merged |= dataclasses.asdict(part)
+        return {name: value for name, value in merged.items() if name not in ("token", "hub_token")}
+
+
+def parse(argv: Sequence[str] | None = None, description: str | None = None) -> Arguments:
+    """Read the flags: a YAML or JSON file first if one is given, then the flags that override it."""
+    from transformers import HfArgumentParser
+
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = HfArgumentParser((ModelArguments, DataArguments, TrainingArguments), description=description)
+    if given and given[0].endswith((".yaml", ".yml", ".json")):
+        given = _from_file(Path(given[0]), _names()) + given[1:]
+    # A token on the command line must reach neither a log nor a card.
+    command = " ".join(["python", Path(sys.argv[0]).name, *_hide_tokens(given)])
+    try:
+        model, data, training = parser.parse_args_into_dataclasses(args=given)
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(str(error)) from error
+    return Arguments(model, data, training, command)
+
+
+def _names() -> set[str]:
+    parts = (ModelArguments, DataArguments, TrainingArguments)
+    return {field.name for part in parts for field in dataclasses.fields(part)}
+
+
+def _from_file(path: Path, known: set[str]) -> list[str]:
+    """Turn a file of arguments into flags."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            import yaml
+
+            values = yaml.safe_load(text)
+    except OSError as error:
+        raise UsageError(f"cannot read the argument file {path}: {error.strerror}") from error
+    except Exception as error:
+        raise UsageError(f"{path} is not valid {path.suffix[1:]}: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must map argument names to values, e.g. learning_rate: 3.0e-4")
+    unknown = [f"'{name}'{nearest(str(name), known)}" for name in values if name not in known]
+    if unknown:
+        raise UsageError(f"{path} has unknown arguments: {', '.join(unknown)}")
+    flags: list[str] = []
+    for name, value in values.items():
+        if value is not None:
+            items = value if isinstance(value, list) else [value]
+            flags += [f"--{name}", *map(str, items)]
+    return flags
+
+
+def _hide_tokens(flags: list[str]) -> list[str]:
+    shown, hide = [], False
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        secret = name in ("--token", "--hub_token")
+        shown.append("***" if hide else f"{name}=***" if secret and value else flag)
+        hide = secret and not value
+    return shown

@@ -1,0 +1,131 @@
+"""Training checkpoints: the one file that knows orbax.
+
+A checkpoint holds the whole state (parameters, optimizer, collections, log window) and a small JSON
+record (step, data position, batch size, best metric). Saving is asynchronous and atomic; restoring onto
+another mesh is a matter of passing other shardings.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hfseq.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "checkpoints"
+
+
+class Checkpoints:
+    """The checkpoints of a run, under ``<output_dir>/checkpoints/<step>``.
+
+    **Arguments:** ``limit`` is how many to keep (``None`` keeps all); the best one is kept besides.
+    """
+
+    def __init__(self, output_dir: str | Path, limit: int | None = 2):
+        import orbax.checkpoint as ocp
+
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self.folder, self.limit, self._ocp = Path(output_dir).absolute() / FOLDER, limit, ocp
+        options = ocp.CheckpointManagerOptions(max_to_keep=None, create=True, enable_async_checkpointing=True)
+        try:
+            self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=("state", "record"))
+        except OSError as error:
+            raise CheckpointError(f"cannot use {self.folder} for checkpoints: {error}") from error
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a complete checkpoint."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: Any, record: dict[str, Any], best_step: int | None = None) -> None:
+        """Start saving; old checkpoints go only when the previous save is known to be complete."""
+        if step in self.steps():
+            return
+        try:
+            self._manager.wait_until_finished()
+            self._prune(best_step)
+            items = self._ocp.args.Composite(
+                state=self._ocp.args.StandardSave(state), record=self._ocp.args.JsonSave(record)
+            )
+            self._manager.save(step, args=items, force=True)
+        except Exception as error:  # orbax wraps I/O errors in types of its own
+            raise self._not_saved(step, error) from error
+
+    def wait(self) -> None:
+        """Wait until what was started is on disk."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._not_saved(self._manager.latest_step() or 0, error) from error
+
+    def finish(self, best_step: int | None = None) -> None:
+        """Wait, remove what the limit does not allow, and close."""
+        self.wait()
+        self._prune(best_step, spare=0)
+        self._manager.close()
+
+    def _prune(self, best_step: int | None, spare: int = 1) -> None:
+        """Delete all but the newest ``limit - spare`` and the best: one place is for the next save.
+
+        With a limit of 1 the last complete checkpoint stays until its successor is complete.
+        """
+        if self.limit is None:
+            return
+        keep = max(self.limit - spare, 1)
+        for step in self.steps()[:-keep]:
+            if step != best_step:
+                self._manager.delete(step)
+
+    def read_record(self, step: int) -> dict[str, Any]:
+        """Read the JSON record of a checkpoint."""
+        try:
+            items = self._manager.restore(step, args=self._ocp.args.Composite(record=self._ocp.args.JsonRestore()))
+        except Exception as error:
+            raise self._damaged(step, error) from error
+        return dict(items["record"])
+
+    def restore(self, step: int, abstract: Any) -> Any:
+        """Read the state of a checkpoint into the shapes and shardings of ``abstract``."""
+        try:
+            args = self._ocp.args.Composite(state=self._ocp.args.StandardRestore(abstract))
+            state = self._manager.restore(step, args=args)["state"]
+        except Exception as error:
+            raise self._damaged(step, error) from error
+        # Orbax's arrays may share buffers with the file cache; the step donates its input.
+        return jax.tree.map(lambda leaf: leaf.copy(), state)
+
+    def _damaged(self, step: int, error: Exception) -> CheckpointError:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return CheckpointError(
+            f"the checkpoint {self.folder / str(step)} cannot be restored ({first}): it is damaged, or "
+            "belongs to another model; give an earlier one with --resume_from_checkpoint, or start anew with "
+            "--overwrite_output_dir"
+        )
+
+    def _not_saved(self, step: int, error: Exception) -> CheckpointError:
+        kept = self.steps()
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return CheckpointError(
+            f"could not save the checkpoint of step {step} to {self.folder} ({first}); "
+            + (f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no earlier one")
+            + ": free some space and run the same command again to go on"
+        )
+
+
+def find(path: str | Path) -> tuple[Path, int | None]:
+    """Interpret ``--resume_from_checkpoint``: an output directory, or one checkpoint in it."""
+    path = Path(path)
+    if path.name.isdigit() and path.parent.name == FOLDER:
+        if not path.is_dir():
+            raise CheckpointError(f"--resume_from_checkpoint {path} does not exist")
+        return path.parent.parent, int(path.name)
+    if not (path / FOLDER).is_dir():
+        raise CheckpointError(
+            f"--resume_from_checkpoint {path} holds no checkpoints: give an output directory or "
+            f"<output_dir>/{FOLDER}/<step>"
+        )
+    return path, None

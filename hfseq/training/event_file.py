@@ -1,0 +1,133 @@
+"""TensorBoard event files and other logs that only ever grow, written record by record.
+
+The format is written here rather than by tensorboardX: that imports PyTorch wherever it is
+installed, and its writer thread dies on a full disk, after which its queue blocks training.
+
+Sources: tensorboard/compat/proto/{event,summary,tensor}.proto; the TFRecord format,
+https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+
+DT_STRING = 7
+SESSION_START = 1
+
+
+class AppendFile:
+    """A file that grows by whole records: one write each, undone if the disk fills up half-way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def append(self, record: bytes) -> None:
+        """Append one record; OSError if it does not fit, with the file as it was before."""
+        if self._descriptor is None:
+            raise OSError(f"{self.path} is closed")
+        size = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, record) != len(record):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, size)
+            raise
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class EventFile:
+    """One ``events.out.tfevents.*`` file in ``directory``, as TensorBoard and the Hub read it."""
+
+    def __init__(self, directory: Path, host: str) -> None:
+        self._file = AppendFile(
+            directory / f"events.out.tfevents.{time.time_ns() // 1000}.{host}.{os.getpid()}"
+        )
+        self._event(_text(3, "brain.Event:2"))
+
+    def restart(self, step: int) -> None:
+        """Make readers forget what earlier files of this directory say from ``step`` on."""
+        self._event(_message(7, _integer(1, SESSION_START)), step)
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        """Write one point of each curve."""
+        points = (_text(1, tag) + _float(2, value) for tag, value in values.items())
+        self._event(_message(5, b"".join(_message(1, point) for point in points)), step)
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Write a text, rendered as Markdown on the Text tab."""
+        shape = _message(2, _integer(1, 1))
+        tensor = _integer(1, DT_STRING) + _message(2, shape) + _text(8, text)
+        metadata = _message(1, _text(1, "text"))
+        value = _text(1, f"{tag}/text_summary") + _message(8, tensor) + _message(9, metadata)
+        self._event(_message(5, _message(1, value)), step)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _event(self, content: bytes, step: int = 0) -> None:
+        data = struct.pack("<Bd", 1 << 3 | 1, time.time()) + _integer(2, step) + content
+        length = struct.pack("<Q", len(data))
+        self._file.append(length + _checksum(length) + data + _checksum(data))
+
+
+def _integer(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _float(field: int, value: float) -> bytes:
+    try:
+        packed = struct.pack("<f", value)
+    except OverflowError:  # beyond float32
+        packed = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+    return _varint(field << 3 | 5) + packed
+
+
+def _text(field: int, value: str) -> bytes:
+    return _message(field, value.encode(errors="replace"))
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_TABLE = _crc_table()
+
+
+def _checksum(data: bytes) -> bytes:
+    """The masked CRC-32C of the TFRecord format."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,0 +1,191 @@
+"""What a run leaves behind: the model, its tokenizer, evaluation results, plot, card, and the push."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from hfseq import cards, hub, plots, trees
+from hfseq.errors import HfseqError
+from hfseq.training import setup
+
+if TYPE_CHECKING:
+    from hfseq.training.loop import Loop
+
+logger = logging.getLogger(__name__)
+
+_NO_HYPERPARAMETERS = (
+    "output_dir", "push_to_hub", "hub_model_id", "hub_private_repo", "report_to", "debug", "plugin", "run_name",
+    "disable_tqdm", "overwrite_output_dir", "train_file", "validation_file", "tokenizer_name", "config_name",
+    "model_name_or_path", "cache_dir", "data_cache_dir", "compilation_cache_dir", "do_train", "do_eval",
+    "resume_from_checkpoint", "overwrite_cache",
+)  # fmt: skip
+
+
+class Publisher:
+    """Uploads the output directory after each save: to the Hub, to remote storage, both or neither."""
+
+    def __init__(self, loop: Loop):
+        training = loop.training
+        self.workspace = loop.workspace
+        self._pusher = None
+        if training.push_to_hub and jax.process_index() == 0:
+            name = training.hub_model_id or Path(training.output_dir.rstrip("/")).name
+            self._pusher = hub.BackgroundPusher(
+                loop.folder, name, private=training.hub_private_repo, token=training.hub_token or loop.arguments.model.token
+            )
+
+    def publish(self, message: str) -> None:
+        """Start uploading what was just saved; never stops training."""
+        if self._pusher:
+            self._pusher.push(message)
+
+    def finish(self, message: str) -> None:
+        """Upload the final state and say what is left to do where that failed."""
+        self.workspace.push()
+        if self._pusher:
+            self._pusher.push(message)
+            problem = self._pusher.finish()
+            if problem:
+                raise HfseqError(problem)
+
+
+def save_model(loop: Loop) -> None:
+    """Write weights, configuration and tokenizer into the output directory, all or nothing."""
+    params = setup.to_host(loop.state["params"], loop.layout)
+    if jax.process_index() != 0:
+        return
+    loop.model.save_pretrained(loop.folder, params=params)
+    loop.tokenizer.save_pretrained(loop.folder)
+    loop.workspace.push()
+
+
+def complete(loop: Loop) -> None:
+    """Write results, curve and card, and push it all."""
+    training = loop.training
+    if training.do_train and training.load_best_model_at_end and not loop.stop.received:
+        _load_best(loop)
+    loop.checkpoints.finish(loop.progress.best_step)
+    if jax.process_index() != 0:
+        return
+    write_results(loop)
+    if training.do_train:
+        curve = draw_curve(loop)
+        write_card(loop, curve)
+    loop.publisher.finish("End of training")
+
+
+def _load_best(loop: Loop) -> None:
+    best = loop.progress.best_step
+    if best is None or best not in loop.checkpoints.steps():
+        logger.warning("--load_best_model_at_end: no checkpoint of the best evaluation was saved; the last is left")
+        return
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), loop.state)
+    loop.state = loop.checkpoints.restore(best, abstract)
+    save_model(loop)
+    logger.info("the weights of step %d, the best by %s, are saved", best, loop.training.metric_for_best_model)
+
+
+def write_results(loop: Loop) -> None:
+    """Write ``eval_results.json`` and ``train_results.json`` with v4's keys."""
+    for split in ("eval", "train"):
+        found = {k: v for k, v in loop.metrics.items() if k.startswith(f"{split}_")}
+        if found:
+            path = loop.folder / f"{split}_results.json"
+            temporary = path.with_suffix(".json.tmp")
+            temporary.write_text(json.dumps(found, indent=4, sort_keys=True) + "\n")
+            os.replace(temporary, path)
+
+
+def draw_curve(loop: Loop) -> str:
+    """Draw the learning curve from the log; returns its file name, or nothing where there is no log."""
+    log = loop.folder / "metrics.jsonl"
+    if not log.exists():
+        return ""
+    try:
+        plots.learning_curve(log, loop.folder / "learning_curve.png", title=_name(loop))
+    except (HfseqError, OSError) as error:
+        logger.warning("no learning curve was drawn: %s", error)
+        return ""
+    return "learning_curve.png"
+
+
+def write_card(loop: Loop, curve: str) -> None:
+    """Write the model card; its numbers are those of the log."""
+    arguments, progress, data = loop.arguments, loop.progress, loop.data
+    source = arguments.data.dataset_name or ", ".join(
+        Path(name).name for name in arguments.data.train_file or ["data"]
+    )
+    counts = data.description.get("train", {})
+    model_type = loop.model.config.model_type
+    hidden = {name: value for name, value in arguments.as_dict().items() if name not in _NO_HYPERPARAMETERS}
+    context = cards.CardContext(
+        model_name=_name(loop),
+        architecture=loop.model.torch_class_name(),
+        model_type=model_type,
+        command=arguments.command,
+        datasets=[
+            cards.CardDataset(
+                name=source,
+                config=arguments.data.dataset_config_name,
+                files=arguments.data.train_file or (),
+                documents=counts.get("documents"),
+                tokens=counts.get("tokens"),
+            )
+        ],
+        tokenizer=f"{type(loop.tokenizer).__name__} with {len(loop.tokenizer):,} entries",
+        hyperparameters={name: value for name, value in hidden.items() if value not in (None, "", [], False)},
+        hardware=_hardware(),
+        versions={name: metadata.version(name) for name in ("hfseq", "jax", "flax", "transformers") if _has(name)},
+        duration_s=progress.seconds,
+        parameters=sum(int(np.prod(leaf.shape)) for leaf in trees.flatten(loop.model.params_shape_tree).values()),
+        steps=progress.step,
+        tokens_seen=progress.tokens_seen,
+        curve_file=curve,
+        repo_id=loop.training.hub_model_id or "",
+        base_model=arguments.model.model_name_or_path,
+        stock=_is_stock(model_type),
+    )
+    log = loop.folder / "metrics.jsonl"
+    if log.exists():
+        context = context.with_log(log, dataset=f"{source} (validation)")
+        context.duration_s = progress.seconds
+    try:
+        cards.write_model_card(loop.folder, context)
+    except OSError as error:
+        logger.warning("no model card was written: %s", error)
+
+
+def _name(loop: Loop) -> str:
+    return loop.training.run_name or Path(loop.training.output_dir.rstrip("/")).name
+
+
+def _is_stock(model_type: str) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES
+
+
+def _has(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _hardware() -> str:
+    devices = jax.devices()
+    kind = devices[0].device_kind
+    if devices[0].platform != "cpu":
+        return f"{len(devices)} x {kind}"
+    forced = f" as {len(devices)} jax devices" if len(devices) > 1 else ""
+    return f"{os.cpu_count()} CPU cores ({platform.machine()}){forced}"

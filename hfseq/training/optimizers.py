@@ -1,0 +1,162 @@
+"""Optimizers and schedules by name, all of them optax's."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from hfseq import trees
+from hfseq.errors import UsageError, nearest
+
+Mask = Callable[[Any], Any]
+
+# v4's rule: biases and everything in a normalisation layer are not decayed.
+NO_DECAY = (r"(^|/)[^/]*bias$", r"(^|/)[^/]*(layer_?norm|norm|(^|_)ln(_[^/]*)?)[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
+
+
+def make_schedule(arguments: Any, total_steps: int) -> optax.Schedule:
+    """Return learning rate as a function of the step: linear warm-up, then the named decay."""
+    peak = arguments.learning_rate
+    warmup = arguments.warmup_steps or round(arguments.warmup_ratio * total_steps)
+    if warmup > total_steps:
+        raise UsageError(
+            f"--warmup_steps {warmup} is more than the {total_steps} steps of this run: warm up for less, "
+            "or train longer"
+        )
+    rest = max(total_steps - warmup, 1)
+    shift = max(warmup, 1)
+    decays: dict[str, optax.Schedule] = {
+        "linear": optax.linear_schedule(peak, 0.0, rest),
+        "cosine": optax.cosine_decay_schedule(peak, rest),
+        "inverse_sqrt": lambda step: peak * jnp.sqrt(shift / (step + shift)),
+        "constant": optax.constant_schedule(peak),
+        "constant_with_warmup": optax.constant_schedule(peak),
+    }
+    name = arguments.lr_scheduler_type
+    if name not in decays:
+        raise UsageError(
+            f"--lr_scheduler_type {name} is unknown{nearest(name, decays)} (known: {', '.join(decays)})"
+        )
+    if warmup == 0:
+        return decays[name]
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decays[name]], [warmup])
+
+
+def path_mask(patterns: Sequence[str], *, matching: bool) -> Mask:
+    """Return a function from a parameter tree to a tree of bools: does the path match any pattern?"""
+    compiled = [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
+
+    def mask(params: Any) -> Any:
+        flat = trees.flatten(params)
+        hit = {path: any(p.search(trees.join(path)) for p in compiled) for path in flat}
+        return trees.unflatten({path: value == matching for path, value in hit.items()})
+
+    return mask
+
+
+def make_optimizer(factory: Callable[..., Any], arguments: Any, schedule: Any) -> optax.GradientTransformation:
+    """Chain freezing, clipping and the named optimizer with its decay mask."""
+    parts = []
+    if arguments.freeze:
+        parts.append(optax.masked(optax.set_to_zero(), path_mask(arguments.freeze, matching=True)))
+    if arguments.max_grad_norm > 0:
+        parts.append(optax.clip_by_global_norm(arguments.max_grad_norm))
+    decayed = path_mask((*NO_DECAY, *arguments.no_decay), matching=False)
+    parts.append(factory(schedule, arguments, decayed))
+    if arguments.freeze:
+        parts.append(optax.masked(optax.set_to_zero(), path_mask(arguments.freeze, matching=True)))
+    return optax.chain(*parts)
+
+
+def _with_decay(optimizer: Any, schedule: Any, arguments: Any, mask: Mask) -> Any:
+    """Add decoupled weight decay to an optimizer that has none of its own."""
+    if not arguments.weight_decay:
+        return optimizer
+    decay = optax.chain(
+        optax.add_decayed_weights(arguments.weight_decay, mask), optax.scale_by_learning_rate(schedule)
+    )
+    return _sum_updates(optimizer, decay)
+
+
+def _sum_updates(first: Any, second: Any) -> optax.GradientTransformation:
+    """Apply ``first`` to the gradients and ``second`` to zeros, and add what they give."""
+
+    def init(params: Any) -> Any:
+        return first.init(params), second.init(params)
+
+    def update(grads: Any, state: Any, params: Any) -> Any:
+        own, first_state = first.update(grads, state[0], params)
+        zeros = jax.tree.map(jnp.zeros_like, grads)
+        extra, second_state = second.update(zeros, state[1], params)
+        return jax.tree.map(jnp.add, own, extra), (first_state, second_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def adamw(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+    """AdamW (Loshchilov and Hutter, 2019)."""
+    return optax.adamw(
+        schedule, b1=arguments.adam_beta1, b2=arguments.adam_beta2, eps=arguments.adam_epsilon,
+        weight_decay=arguments.weight_decay, mask=mask,
+    )  # fmt: skip
+
+
+def adafactor(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+    """Adafactor (Shazeer and Stern, 2018) with the given learning rate, as the v4 scripts ran it."""
+    return _with_decay(optax.adafactor(schedule), schedule, arguments, mask)
+
+
+def lion(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+    """Lion (Chen et al., 2023)."""
+    return optax.lion(
+        schedule, b1=arguments.adam_beta1, b2=arguments.adam_beta2, weight_decay=arguments.weight_decay, mask=mask
+    )
+
+
+def _betas(make: Any, schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+    """An optimizer with Adam's two betas and epsilon."""
+    optimizer = make(schedule, b1=arguments.adam_beta1, b2=arguments.adam_beta2, eps=arguments.adam_epsilon)
+    return _with_decay(optimizer, schedule, arguments, mask)
+
+
+def _plain(make: Any, schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+    """An optimizer that needs no more than a learning rate."""
+    return _with_decay(make(schedule), schedule, arguments, mask)
+
+
+adam = functools.partial(_betas, optax.adam)
+adabelief = functools.partial(_betas, optax.adabelief)
+adamax = functools.partial(_betas, optax.adamax)
+radam = functools.partial(_betas, optax.radam)
+novograd = functools.partial(_betas, optax.novograd)
+nadamw = functools.partial(_betas, optax.nadam)
+lamb = functools.partial(_betas, optax.lamb)
+lars = functools.partial(_plain, optax.lars)
+adagrad = functools.partial(_plain, optax.adagrad)
+rmsprop = functools.partial(_plain, optax.rmsprop)
+sgd = functools.partial(_plain, functools.partial(optax.sgd, momentum=0.9))
+
+
+def muon(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+    """Muon (Jordan et al., 2024) on the kernels; embeddings, heads' tables, norms and biases get AdamW."""
+    from optax.contrib import MuonDimensionNumbers
+    from optax.contrib import muon as make
+
+    def kernels(params: Any) -> Any:
+        def axes(path: trees.Path, leaf: Any) -> Any:
+            hidden = path[-1] == "kernel" and "decoder" not in path[:-1]
+            return MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if hidden else None
+
+        return trees.unflatten({path: axes(path, leaf) for path, leaf in trees.flatten(params).items()})
+
+    optimizer = make(
+        schedule, adam_b1=arguments.adam_beta1, adam_b2=arguments.adam_beta2, eps=arguments.adam_epsilon,
+        muon_weight_dimension_numbers=kernels,
+    )  # fmt: skip
+    return _with_decay(optimizer, schedule, arguments, mask)

@@ -1,0 +1,202 @@
+"""Where everything lies: the mesh, and regular expressions on parameter paths.
+
+A rule is a pair (pattern, tactic); the first pattern found in a parameter's path decides, and a
+parameter that no rule matches is an error. Tactics: ``column`` and ``row`` (Megatron's split of a
+product's output and input), ``embedding`` (split by vocabulary), ``vocab`` (a vector over the
+vocabulary), ``column_bias`` (the bias of a column-split product), ``vector`` (norms and other biases) and
+``replicated``. ``fsdp`` splits what ``tensor`` leaves whole.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from hfseq import trees
+from hfseq.errors import UsageError, nearest
+
+AXES = ("data", "fsdp", "tensor", "sequence")
+BATCH = ("data", "fsdp")
+Rules = Sequence[tuple[str, str]]
+
+TACTICS: dict[str, tuple[Any, ...]] = {
+    "column": ("fsdp", "tensor"),
+    "row": ("tensor", "fsdp"),
+    "embedding": ("tensor", "fsdp"),
+    "table": (None, "fsdp"),
+    "row_table": ("fsdp",),
+    "vocab": ("tensor",),
+    "vocab_column": ("fsdp", "tensor"),
+    "column_bias": (("tensor", "fsdp"),),
+    "vector": ("fsdp",),
+    "replicated": (),
+}
+# Tactics whose dimension over the vocabulary may be padded to divide the tensor axis: its place.
+VOCABULARY = {"embedding": 0, "vocab": 0, "vocab_column": 1}
+
+# For architectures that declare no rules: right on data and fsdp axes, refused with tensor > 1.
+DEFAULT_RULES: Rules = ((r"kernel$|weight$|embedding$", "table"), (r".*", "replicated"))
+
+
+def make_mesh(layout: str | None, devices: Sequence[Any] | None = None) -> Mesh:
+    """Build the mesh from ``data=2,fsdp=4``; without a layout all devices are on ``data``.
+
+    One axis may be -1 and takes the devices that are left.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = dict.fromkeys(AXES, 1) | (_parse(layout) if layout else {"data": len(devices)})
+    known = math.prod(size for size in sizes.values() if size > 0)
+    for axis, size in sizes.items():
+        if size == -1:
+            sizes[axis] = len(devices) // known
+    if math.prod(sizes.values()) != len(devices):
+        raise UsageError(
+            f"--mesh {layout} describes {math.prod(sizes.values())} devices, there are {len(devices)}: make "
+            f"the product of the axes {len(devices)} (one axis may be -1: it takes what is left)"
+        )
+    grid = np.array(devices).reshape(tuple(sizes.values()))
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _parse(layout: str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for part in layout.split(","):
+        axis, _, size = part.strip().partition("=")
+        if axis not in AXES:
+            raise UsageError(f"--mesh {layout}: no axis '{axis}'{nearest(axis, AXES)} (axes: {', '.join(AXES)})")
+        if axis in sizes:
+            raise UsageError(f"--mesh {layout}: axis '{axis}' is given twice")
+        if not re.fullmatch(r"-1|[1-9]\d*", size.strip()):
+            raise UsageError(f"--mesh {layout}: '{axis}={size}' needs a positive number or -1")
+        sizes[axis] = int(size)
+    if list(sizes.values()).count(-1) > 1:
+        raise UsageError(f"--mesh {layout}: only one axis can be -1")
+    return sizes
+
+
+def data_shards(mesh: Mesh) -> int:
+    """Return how many parts the batch is cut into."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+class Layout:
+    """The rules of an architecture on a mesh: the sharding of every parameter.
+
+    **Arguments:** ``rules`` pairs (pattern, tactic), or ``None`` for an architecture without;
+    ``vocab_size`` is padded where the tensor axis does not divide it; ``stacked`` are path prefixes of
+    scanned layers, whose leading axis is never split.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        rules: Rules | None,
+        vocab_size: int | None = None,
+        stacked: Sequence[trees.Path] = (),
+    ):
+        if rules is None and mesh.shape["tensor"] > 1:
+            raise UsageError(
+                "--mesh has tensor > 1, but this architecture declares no sharding rules: give "
+                "sharding=[(pattern, tactic), ...] when it is registered, or use data and fsdp only"
+            )
+        self.mesh, self.stacked, self.vocab_size = mesh, tuple(stacked), vocab_size
+        self.rules = [(re.compile(pattern), tactic) for pattern, tactic in rules or DEFAULT_RULES]
+        unknown = [tactic for _, tactic in self.rules if tactic not in TACTICS]
+        if unknown:
+            raise UsageError(f"unknown sharding tactics {unknown} (known: {', '.join(TACTICS)})")
+
+    def tactic(self, path: trees.Path) -> str | None:
+        """Return the tactic of the first rule that matches ``path``."""
+        name = trees.join(path)
+        return next((tactic for pattern, tactic in self.rules if pattern.search(name)), None)
+
+    def specs(self, shapes: dict[trees.Path, tuple[int, ...]]) -> dict[trees.Path, PartitionSpec]:
+        """Return the partition of every parameter, or one error listing all that cannot be."""
+        specs, problems = {}, []
+        for path, shape in shapes.items():
+            tactic = self.tactic(path)
+            if tactic is None:
+                problems.append(f"  {trees.join(path)}: no sharding rule matches it")
+                continue
+            specs[path] = self._spec(path, tactic, len(shape))
+            problems += self._indivisible(path, self.padded(path, shape), specs[path])
+        if problems:
+            raise UsageError("this model cannot be laid out on --mesh:\n" + "\n".join(problems))
+        return specs
+
+    def _spec(self, path: trees.Path, tactic: str, ndim: int) -> PartitionSpec:
+        lead = (None,) if self._is_stacked(path) else ()
+        axes = TACTICS[tactic]
+        # A table's rule on a vector (a bias, a scale) keeps its last entry.
+        body = axes[len(axes) - (ndim - len(lead)) :] if len(axes) > ndim - len(lead) else axes
+        return PartitionSpec(*lead, *body)
+
+    def _is_stacked(self, path: trees.Path) -> bool:
+        return any(path[: len(head)] == head for head in self.stacked)
+
+    def _indivisible(self, path: trees.Path, shape: tuple[int, ...], spec: PartitionSpec) -> list[str]:
+        problems = []
+        for dimension, (size, axes) in enumerate(zip(shape, spec, strict=False)):
+            names = (axes,) if isinstance(axes, str) else axes or ()
+            ways = math.prod(self.mesh.shape[name] for name in names)
+            if size % ways:
+                fits = [n for n in range(1, ways + 1) if size % n == 0]
+                problems.append(
+                    f"  {trees.join(path)}: dimension {dimension} of size {size} does not divide by "
+                    f"{'x'.join(names)}={ways} (what divides it: {', '.join(map(str, fits))})"
+                )
+        return problems
+
+    def shardings(self, shapes: dict[trees.Path, tuple[int, ...]]) -> dict[trees.Path, NamedSharding]:
+        """Return the sharding of every parameter."""
+        return {path: NamedSharding(self.mesh, spec) for path, spec in self.specs(shapes).items()}
+
+    # -- the vocabulary -----------------------------------------------------------------------------
+
+    def padded(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return ``shape`` with the vocabulary rounded up to what the tensor axis divides."""
+        place, ways = VOCABULARY.get(self.tactic(path) or ""), self.mesh.shape["tensor"]
+        if place is None or shape[place] != self.vocab_size:
+            return shape
+        rounded = math.ceil(shape[place] / ways) * ways
+        return (*shape[:place], rounded, *shape[place + 1 :])
+
+    def pad(self, path: trees.Path, leaf: Any) -> Any:
+        """Add the zero rows that :meth:`padded` asks for."""
+        target = self.padded(path, leaf.shape)
+        missing = [(0, new - old) for old, new in zip(leaf.shape, target, strict=True)]
+        return leaf if target == leaf.shape else jnp.pad(leaf, missing)
+
+    def cut(self, path: trees.Path, leaf: Any) -> Any:
+        """Take the padding rows off again, before saving."""
+        place, size = VOCABULARY.get(self.tactic(path) or ""), self.vocab_size
+        if place is None or size is None or leaf.shape[place] <= size:
+            return leaf
+        return jax.lax.slice_in_dim(leaf, 0, size, axis=place)
+
+
+def like_params(tree: Any, shardings: dict[trees.Path, NamedSharding], shapes: dict, mesh: Mesh) -> Any:
+    """Lay out optimizer state: a leaf whose path ends like a parameter's, with its shape, lies like it."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+
+    def place(key_path: Any, leaf: Any) -> NamedSharding:
+        names = tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in key_path)
+        for start in range(len(names)):
+            if shapes.get(names[start:]) == leaf.shape:
+                return shardings[names[start:]]
+        return replicated
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def batch_sharding(mesh: Mesh, ndim: int, lead: int = 1, split_length: bool = True) -> NamedSharding:
+    """Rows over data and fsdp, length over sequence; ``lead`` axes (accumulation) come before the rows."""
+    length = ("sequence",) if split_length and ndim > lead + 1 else ()
+    return NamedSharding(mesh, PartitionSpec(*(None,) * lead, BATCH, *length))

@@ -1,0 +1,101 @@
+"""Tokens per second, model FLOPs utilisation and memory, as every run reports them."""
+
+from __future__ import annotations
+
+import functools
+import resource
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hfseq import trees
+
+# Dense half-precision peak in FLOP/s by device kind (vendors' data sheets, no sparsity).
+PEAKS = {
+    "h200": 989e12, "h100": 989e12, "a100": 312e12, "l4": 121e12, "t4": 65e12, "v100": 125e12, "b200": 2250e12,
+    "tpu v3": 123e12, "tpu v4": 275e12, "tpu v5 lite": 197e12, "tpu v5e": 197e12, "tpu v5p": 459e12,
+    "tpu v5": 459e12, "tpu v6": 918e12,
+}  # fmt: skip
+
+
+def step_flops(params: Any, config: Any, tokens: int, length: int, head_tokens: int) -> float:
+    """Return the model FLOPs of a training step: 6 a weight and token, and attention's 12 L T d a token.
+
+    Embedding look-ups cost none; a tied head costs ``head_tokens`` products with the table. Recomputation
+    (remat) and padding are not counted, as usual for MFU (Chowdhery et al., 2022, appendix B).
+    """
+    flat = trees.flatten(params)
+    vocab = getattr(config, "vocab_size", 0)
+    kernels = sum(leaf.size for path, leaf in flat.items() if path[-1] == "kernel" and vocab not in leaf.shape)
+    width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
+    layers = getattr(config, "num_hidden_layers", 0)
+    attention = 12 * layers * width * length
+    return tokens * (6.0 * kernels + attention) + 6.0 * head_tokens * vocab * width
+
+
+def peak_flops(compute_dtype: Any = jnp.bfloat16) -> float:
+    """Return the peak FLOP/s of all devices: from the data sheet, or measured where there is none (CPU)."""
+    device = jax.devices()[0]
+    kind = device.device_kind.lower()
+    known = next((peak for name, peak in sorted(PEAKS.items(), reverse=True) if name in kind), None)
+    if known is None:
+        return measured_flops(jnp.dtype(compute_dtype or jnp.float32).name)
+    # float32 runs on the TF32 units at half of the rate, or slower.
+    return known * jax.device_count() * (1.0 if jnp.dtype(compute_dtype).itemsize < 4 else 0.5)
+
+
+@functools.cache
+def measured_flops(dtype: str, size: int = 1536) -> float:
+    """Measure the rate of one large matrix product on this machine (about a tenth of a second)."""
+    x = jnp.ones((size, size), dtype)
+
+    @jax.jit
+    def product(x: jax.Array) -> jax.Array:
+        return jnp.matmul(x, x, preferred_element_type=jnp.float32)
+
+    product(x).block_until_ready()
+    best = min(_seconds(lambda: product(x).block_until_ready()) for _ in range(3))
+    return 2.0 * size**3 / best
+
+
+def _seconds(call: Any) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def peak_memory_gb() -> float:
+    """Return the largest memory in use so far, in GB: of a device, or of the process on a CPU."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+class Meter:
+    """Tokens per second and MFU between two readings; time spent outside of training is taken out."""
+
+    def __init__(self, flops_per_token: float, peak: float):
+        self.flops_per_token, self.peak = flops_per_token, peak
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new interval."""
+        self._start, self._tokens, self._paused = time.perf_counter(), 0, 0.0
+
+    def add(self, tokens: int) -> None:
+        """Count the tokens of a step."""
+        self._tokens += tokens
+
+    def pause(self, seconds: float) -> None:
+        """Leave ``seconds`` of evaluation or saving out of the interval."""
+        self._paused += seconds
+
+    def read(self) -> dict[str, float]:
+        """Return the rates of the interval and start the next one."""
+        seconds = max(time.perf_counter() - self._start - self._paused, 1e-9)
+        rate = self._tokens / seconds
+        self.reset()
+        return {"train_tokens_per_second": rate, "train_mfu": rate * self.flops_per_token / self.peak}

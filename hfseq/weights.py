@@ -1,0 +1,242 @@
+"""The two-way weight map between our parameter trees and PyTorch checkpoints.
+
+Attribute names equal the checkpoint's, so the map is a rule, not a table: the last component ``kernel``,
+``scale`` and ``embedding`` is ``weight`` in PyTorch, and kernels are transposed. A family declares what
+differs: aliases (ties), ignored names, and symmetric templates. Layers that are stacked for scanning map
+to one PyTorch tensor a layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hfseq.errors import WeightsError, nearest
+
+Path = tuple[str, ...]
+
+_LEAF = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
+_OLD_NAMES = ((".gamma", ".weight"), (".beta", ".bias"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor in a file: its shape and type are known, its values are read by slices.
+
+    ``read`` takes a tuple of slices (or ``...``) and returns a NumPy array of just that part.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[Any], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Where a parameter (or one layer of a stacked one) lies in a PyTorch checkpoint."""
+
+    path: Path
+    name: str
+    transposed: bool
+    layer: int | None = None
+
+    @property
+    def native(self) -> str:
+        """The name in ``format: flax`` files: the dotted path."""
+        return ".".join(self.path)
+
+
+@dataclasses.dataclass
+class LoadReport:
+    """What did not fit, all of it together."""
+
+    missing: list[Path] = dataclasses.field(default_factory=list)
+    unexpected: list[str] = dataclasses.field(default_factory=list)
+    mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = dataclasses.field(default_factory=list)
+    dtypes: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+class WeightMap:
+    """Names of a model's parameters in PyTorch checkpoints, in both directions.
+
+    **Arguments:** ``shapes`` maps every path of the tree to its shape; ``prefix`` is the base model's
+    name, which checkpoints may lack or have; ``aliases`` maps other PyTorch names to the one used;
+    ``ignored`` are regular expressions of names without weights of ours; ``templates`` are symmetric
+    pairs such as ``"block.{}.norm": "layers.{}.ln"`` on dotted names; ``stacked`` maps the path prefix of
+    scanned layers to their number.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[Path, tuple[int, ...]],
+        *,
+        prefix: str = "",
+        aliases: Mapping[str, str] | None = None,
+        ignored: tuple[str, ...] = (),
+        templates: Mapping[str, str] | None = None,
+        stacked: Mapping[Path, int] | None = None,
+    ):
+        self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
+        self._templates = [_template(ours, theirs) for ours, theirs in (templates or {}).items()]
+        self.slots = [slot for path in self.shapes for slot in self._slots(path, stacked or {})]
+        names = {slot.name for slot in self.slots}
+        self.aliases = {alias: name for alias, name in (aliases or {}).items() if alias not in names}
+        # An untied head has a projection of its own, whose bias is then the one that PyTorch adds.
+        self._live = {a: n for a, n in self.aliases.items() if f"{a.rpartition('.')[0]}.weight" in names}
+
+    def _slots(self, path: Path, stacked: Mapping[Path, int]) -> list[Slot]:
+        for head, count in stacked.items():
+            if path[: len(head)] == head:
+                paths = [(*head, str(i), *path[len(head) :]) for i in range(count)]
+                drawn = len(self.shapes[path]) - 1
+                return [Slot(path, self.torch_name(p), _swaps(p, drawn), i) for i, p in enumerate(paths)]
+        return [Slot(path, self.torch_name(path), _swaps(path, len(self.shapes[path])))]
+
+    def torch_name(self, path: Path) -> str:
+        """Return the PyTorch name of the parameter at ``path``."""
+        name = ".".join(path)
+        for pattern, replacement in self._templates:
+            name, changed = pattern.subn(replacement, name, count=1)
+            if changed:
+                break
+        head, _, leaf = name.rpartition(".")
+        return f"{head}.{_LEAF.get(leaf, leaf)}" if head else _LEAF.get(leaf, leaf)
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def match(
+        self, tensors: Mapping[str, Tensor], *, native: bool = False
+    ) -> tuple[dict[Slot, Tensor], LoadReport]:
+        """Pair every slot with the tensor of a checkpoint that fills it, and report the rest.
+
+        ``native`` says that the names are ours already (``flax_model.msgpack``, ``format: flax``).
+        """
+        cleaned = {self._clean(name): (name, tensor) for name, tensor in tensors.items()}
+        report, found, used = LoadReport(), {}, set()
+        for slot in self.slots:
+            name = self._find(slot, cleaned, native)
+            if name is None:
+                report.missing.append(slot.path)
+                continue
+            original, tensor = cleaned[name]
+            used.add(name)
+            expected, given = self._expected(slot, native), tensor.shape
+            if expected != given:
+                report.mismatched.append((original, given, expected))
+                report.missing.append(slot.path)
+                continue
+            report.dtypes[tensor.dtype] = report.dtypes.get(tensor.dtype, 0) + 1
+            found[slot] = tensor
+        report.missing = list(dict.fromkeys(report.missing))
+        report.unexpected = [
+            original
+            for name, (original, _) in cleaned.items()
+            if name not in used and not self._known(name, cleaned)
+        ]
+        return found, report
+
+    def _expected(self, slot: Slot, native: bool) -> tuple[int, ...]:
+        shape = self.shapes[slot.path] if slot.layer is None else self.shapes[slot.path][1:]
+        return shape if native or not slot.transposed else shape[::-1]
+
+    def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> str | None:
+        if native:
+            layered = slot.native
+            return next((n for n in self._with_prefix(layered) if n in names), None)
+        live = [alias for alias, name in self._live.items() if name == slot.name]
+        own = [*live, slot.name, *(alias for alias, name in self.aliases.items() if name == slot.name)]
+        return next((n for name in own for n in self._with_prefix(name) if n in names), None)
+
+    def _with_prefix(self, name: str) -> tuple[str, ...]:
+        prefix = f"{self.prefix}."
+        if not self.prefix:
+            return (name,)
+        return (name, name.removeprefix(prefix), prefix + name)
+
+    def _known(self, name: str, names: Mapping[str, Any]) -> bool:
+        """Tell whether a left-over name is a tied copy of one that is there, or a buffer."""
+        if any(re.search(pattern, name) for pattern in self.ignored):
+            return True
+        return any(alias in self._with_prefix(name) for alias in self.aliases)
+
+    @staticmethod
+    def _clean(name: str) -> str:
+        for old, new in _OLD_NAMES:
+            if name.endswith(old):
+                return name.removesuffix(old) + new
+        return name
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def outgoing(self) -> dict[str, Slot]:
+        """Return every name that a saved file has, with the slot it comes from; ties are not repeated."""
+        slots = {slot.name: slot for slot in self.slots}
+        return slots | {alias: slots[name] for alias, name in self._live.items() if name in slots}
+
+    def sizes(self, itemsizes: Mapping[Path, int]) -> dict[str, int]:
+        """Return the bytes of every outgoing tensor, given the bytes of one number of each parameter."""
+        return {
+            name: itemsizes[slot.path] * math.prod(self._expected(slot, native=True))
+            for name, slot in self.outgoing().items()
+        }
+
+    def to_torch(self, params: Mapping[Path, Any], names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+        """Return contiguous NumPy tensors under PyTorch names (all, or only ``names``)."""
+        slots, tensors = self.outgoing(), {}
+        for name in slots if names is None else names:
+            slot = slots[name]
+            leaf = params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
+            array = np.asarray(leaf)
+            tensors[name] = np.ascontiguousarray(array.T if slot.transposed else array)
+        return tensors
+
+    def fill(self, found: Mapping[Slot, Tensor], path: Path, index: Any = ..., *, native: bool = False) -> Any:
+        """Read the parameter at ``path`` (or the part that ``index`` cuts out) from matched tensors."""
+        slots = [slot for slot in self.slots if slot.path == path]
+        if slots[0].layer is None:
+            return _read(slots[0], found[slots[0]], index, native)
+        lead, rest = (slice(None), ...) if index is ... else (index[0], tuple(index[1:]))
+        return np.stack([_read(slot, found[slot], rest, native) for slot in slots[lead]])
+
+
+def _read(slot: Slot, tensor: Tensor, index: Any, native: bool) -> np.ndarray:
+    if native or not slot.transposed:
+        return tensor.read(index)
+    return tensor.read(index if index is ... else tuple(index)[::-1]).T
+
+
+def _swaps(path: Path, ndim: int) -> bool:
+    return path[-1] == "kernel" and ndim >= 2
+
+
+def _template(ours: str, theirs: str) -> tuple[re.Pattern[str], str]:
+    pattern = re.escape(ours).replace(r"\{\}", r"([^.]+)")
+    numbers = iter(range(1, ours.count("{}") + 1))
+    return re.compile(rf"(?<![^.]){pattern}(?![^.])"), re.sub(r"\{\}", lambda _: f"\\{next(numbers)}", theirs)
+
+
+def check(report: LoadReport, source: str, class_name: str, *, ignore_mismatched: bool) -> None:
+    """Raise one error that lists every tensor whose shape does not fit, unless mismatches are allowed."""
+    if not report.mismatched or ignore_mismatched:
+        return
+    lines = [f"  {name}: {given} in the file, {expected} in the model" for name, given, expected in report.mismatched]
+    raise WeightsError(
+        f"{source} does not fit {class_name}: {len(lines)} tensors differ in shape\n"
+        + "\n".join(lines)
+        + "\nUse the configuration that belongs to these weights, or ignore_mismatched_sizes=True to "
+        "initialise these tensors anew"
+    )
+
+
+def describe_missing(report: LoadReport) -> str:
+    """List missing parameters, each with the nearest name that the checkpoint left over."""
+    lines = []
+    for path in report.missing:
+        name = ".".join(path)
+        lines.append(f"  {name}{nearest(name, report.unexpected)}")
+    return "\n".join(lines)

@@ -1,0 +1,151 @@
+"""Train a tokenizer for a model family on your own text, and optionally write the model's config.
+
+    python scripts/train_tokenizer.py --train_file corpus.jsonl --model_type roberta \\
+        --vocab_size 50265 --output_dir norwegian-roberta-base --config_name roberta
+
+The directory then serves as --tokenizer_name and --config_name of run_mlm_flax.py and its sisters.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hfseq.data.arguments import DataArguments, option
+from hfseq.errors import UsageError, run_command
+
+BATCH = 1000
+
+
+@dataclass
+class TokenizerArguments:
+    """What to train and where to save it."""
+
+    model_type: str = field(metadata={"help": "roberta, bart, gpt2, bert, t5 or marian."})
+    output_dir: str = field(metadata={"help": "Directory to save the tokenizer (and config) in."})
+    algorithm: str | None = option(
+        None, "bpe (byte-level), unigram or wordpiece; by default the one the family uses."
+    )
+    vocab_size: int = option(32_000, "Size of the vocabulary, special tokens included.")
+    min_frequency: int = option(2, "Pairs and words rarer than this do not enter (bpe, wordpiece).")
+    lowercase: bool = option(False, "Lower-case the text.")
+    normalizer: str | None = option(None, "Unicode normalisation: nfc, nfkc, nfd or nfkd.")
+    model_max_length: int | None = option(None, "Longest input in tokens; default of the family.")
+    config_name: str | None = option(
+        None,
+        "Also write config.json, from this model on the Hub, directory, or model type's defaults.",
+    )
+    config_overrides: str | None = option(
+        None, "Values for config.json, e.g. hidden_size=256,num_hidden_layers=6."
+    )
+    overwrite: bool = option(False, "Replace a tokenizer that is already there.")
+    debug: bool = option(False, "Show the traceback of an error.")
+
+
+def main(arguments: TokenizerArguments, data: DataArguments) -> None:
+    from hfseq.data.sources import load_splits
+    from hfseq.data.tokenizers import train_tokenizer
+
+    output = Path(arguments.output_dir)
+    if (output / "tokenizer.json").exists() and not arguments.overwrite:
+        raise UsageError(
+            f"--output_dir {output} already has a tokenizer; add --overwrite to replace it"
+        )
+    overrides = parse_overrides(arguments.config_overrides)
+    data.validation_split_percentage = 0  # train on all of it
+    splits = load_splits(data, load_plugins(data))
+    if "train" not in splits:
+        raise UsageError("no training text: give --train_file or a dataset with a train split")
+    tokenizer = train_tokenizer(
+        texts(splits["train"], splits.text_column),
+        arguments.model_type,
+        arguments.algorithm,
+        arguments.vocab_size,
+        output,
+        min_frequency=arguments.min_frequency,
+        lowercase=arguments.lowercase,
+        normalizer=arguments.normalizer,
+        model_max_length=arguments.model_max_length,
+    )
+    print(f"{output}: {len(tokenizer)} tokens")
+    if len(tokenizer) < arguments.vocab_size:
+        print(f"(the text yields no more; {arguments.vocab_size} were asked for)")
+    if arguments.config_name or overrides:
+        config = make_config(arguments.config_name or arguments.model_type, tokenizer, overrides)
+        config.save_pretrained(output)
+        print(f"{output / 'config.json'}: {config.model_type}, vocab_size {config.vocab_size}")
+
+
+def load_plugins(data: DataArguments) -> Any:
+    if not data.dataset_name:
+        return None
+    from hfseq import plugins
+
+    return plugins.load()
+
+
+def texts(dataset: Any, column: str) -> Iterator[list[str]]:
+    """Yield lists of documents."""
+    for batch in dataset.select_columns([column]).iter(BATCH):
+        yield [text for text in batch[column] if text]
+
+
+def parse_overrides(given: str | None) -> dict[str, Any]:
+    """Turn ``a=1,b=gelu`` into a dictionary; values are JSON, else strings."""
+    overrides: dict[str, Any] = {}
+    for item in filter(None, (given or "").split(",")):
+        name, sign, value = item.partition("=")
+        if not sign:
+            raise UsageError(f"--config_overrides {item}: write name=value, separated by commas")
+        try:
+            overrides[name.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            overrides[name.strip()] = value
+    return overrides
+
+
+def make_config(name: str, tokenizer: Any, overrides: dict[str, Any]) -> Any:
+    """The config ``name``, fitted to the tokenizer, with ``overrides``."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    try:
+        config = (
+            CONFIG_MAPPING[name]() if name in CONFIG_MAPPING else AutoConfig.from_pretrained(name)
+        )
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--config_name {name} is no model type, directory or model: {error}"
+        ) from error
+    unknown = [key for key in overrides if not hasattr(config, key)]
+    if unknown:
+        raise UsageError(f"--config_overrides: {config.model_type} has no {', '.join(unknown)}")
+    values: dict[str, Any] = {"vocab_size": len(tokenizer)}
+    for role in ("pad", "bos", "eos"):
+        values[f"{role}_token_id"] = getattr(tokenizer, f"{role}_token_id")
+    if config.is_encoder_decoder:
+        values["decoder_start_token_id"] = (
+            tokenizer.eos_token_id if config.model_type == "bart" else tokenizer.pad_token_id
+        )
+    if getattr(config, "forced_eos_token_id", None) is not None:
+        values["forced_eos_token_id"] = tokenizer.eos_token_id
+    return type(config).from_dict(config.to_dict() | values | overrides)
+
+
+def parse(argv: list[str]) -> tuple[TokenizerArguments, DataArguments]:
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser((TokenizerArguments, DataArguments), description=__doc__)
+    return parser.parse_args_into_dataclasses(argv)
+
+
+def run(argv: list[str]) -> int:
+    """Run the command and return its exit code."""
+    return run_command(lambda: main(*parse(argv)), debug="--debug" in argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,61 @@
+import threading
+import time
+import traceback
+
+import pytest
+
+from hfseq.data.prefetch import prefetch
+
+
+def workers():
+    return [thread for thread in threading.enumerate() if thread.name == "hfseq-prefetch"]
+
+
+def test_batches_come_in_order_with_their_steps():
+    assert list(prefetch(lambda step: step**2, 3, 7)) == [(3, 9), (4, 16), (5, 25), (6, 36)]
+    assert list(prefetch(lambda step: step, 5, 5)) == []
+    assert not workers()
+
+
+def test_batches_are_made_ahead_but_not_without_bound():
+    made = []
+    iterator = prefetch(lambda step: made.append(step), 0, 100, depth=2)
+    next(iterator)
+    deadline = time.monotonic() + 5
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert made == [0, 1, 2, 3]  # one taken, two in the queue, one waiting for room
+    iterator.close()
+
+
+def test_an_error_reaches_the_consumer_after_the_batches_before_it():
+    def fails_at_two(step):
+        if step == 2:
+            raise ValueError("row 7 is broken")
+        return step
+
+    seen = []
+    with pytest.raises(ValueError, match="row 7 is broken") as caught:
+        for step, _ in prefetch(fails_at_two, 0, 5):
+            seen.append(step)
+    assert seen == [0, 1]
+    assert "fails_at_two" in "".join(traceback.format_tb(caught.value.__traceback__))
+    assert not workers()
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_stopping_early_ends_the_thread(taken):
+    iterator = prefetch(lambda step: step, 0, 1000)
+    for _ in range(taken):
+        next(iterator)
+    assert workers()
+    iterator.close()
+    assert not workers()
+
+
+def test_an_error_of_the_consumer_ends_the_thread():
+    with pytest.raises(KeyError):
+        for _ in prefetch(lambda step: step, 0, 1000):
+            raise KeyError
+    assert not workers()

@@ -1,0 +1,151 @@
+import sys
+
+import numpy as np
+import pytest
+
+from hfseq.data.store import TokenStore
+from hfseq.data.tokenization import tokenize
+from hfseq.data.tokenizers import train_tokenizer
+from hfseq.errors import DataError, UsageError
+from tests.data.samples import make_texts
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+
+@pytest.fixture
+def dataset(texts):
+    from datasets import Dataset
+
+    return Dataset.from_dict({"text": [*texts, "", "  \n", None]})
+
+
+def run(dataset, tokenizer, tmp_path, **options):
+    return tokenize(dataset, tokenizer, "text", cache_dir=tmp_path / "cache", **options)
+
+
+def test_documents_are_those_the_tokenizer_gives(dataset, tokenizer, texts, tmp_path):
+    store = run(dataset, tokenizer, tmp_path)
+    assert len(store) == len(texts)  # blank ones are gone
+    for i, text in enumerate(texts):
+        assert store[i].tolist() == tokenizer(text)["input_ids"]
+    assert store.tokens.dtype == np.int32
+    assert store.pad_token_id == tokenizer.pad_token_id
+    assert store.header["largest_id"] == store.tokens.max()
+
+
+def test_lines_are_truncated_with_their_closing_token(dataset, tokenizer, texts, tmp_path):
+    store = run(dataset, tokenizer, tmp_path, line_by_line=True, max_length=8)
+    for i, text in enumerate(texts):
+        expected = tokenizer(text, truncation=True, max_length=8)["input_ids"]
+        assert store[i].tolist() == expected
+    assert (
+        len(tokenizer(" ".join(texts))["input_ids"]) > 8
+    )  # the tokenizer itself is left as it was
+
+
+def test_long_documents_give_no_warning(tokenizer, tmp_path, recwarn, caplog):
+    from datasets import Dataset
+
+    store = run(Dataset.from_dict({"text": ["lov " * 3000]}), tokenizer, tmp_path)
+    assert store.total_tokens > tokenizer.model_max_length
+    assert not recwarn.list and "longer than" not in caplog.text
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_processes_give_the_same_store(tokenizer, tmp_path, monkeypatch, method):
+    from datasets import Dataset
+
+    import hfseq.data.tokenization as module
+
+    if method == "fork" and (sys.version_info >= (3, 12) or "jax" in sys.modules):
+        pytest.skip("forking warns here: jax is loaded, or Python is 3.12 or later")
+    monkeypatch.setattr(module, "_start_method", lambda: method)
+    dataset = Dataset.from_dict({"text": make_texts(2500, seed=4)})
+    one = run(dataset, tokenizer, tmp_path)
+    two = tokenize(dataset, tokenizer, "text", cache_dir=tmp_path / "other", num_proc=2)
+    np.testing.assert_array_equal(one.tokens, two.tokens)
+    np.testing.assert_array_equal(one.offsets, two.offsets)
+
+
+def test_the_store_is_found_again_until_something_changes(
+    dataset, tokenizer, tmp_path, monkeypatch
+):
+    import hfseq.data.tokenization as module
+
+    made = []
+    original = module._encode_range
+    monkeypatch.setattr(module, "_encode_range", lambda *a: made.append(1) or original(*a))
+
+    def count(*args, **options):
+        made.clear()
+        run(*args, tmp_path, **options)
+        return bool(made)
+
+    assert count(dataset, tokenizer)
+    assert not count(dataset, tokenizer)
+    assert count(dataset, tokenizer, overwrite=True)
+    assert count(dataset.select(range(10)), tokenizer)
+    assert count(dataset, tokenizer, line_by_line=True, max_length=8)
+    assert count(dataset, tokenizer, line_by_line=True, max_length=9)
+    assert count(dataset, train_tokenizer(make_texts(50), "roberta", vocab_size=300))
+
+
+def test_padding_or_truncating_with_the_tokenizer_does_not_change_the_key(
+    dataset, tokenizer, tmp_path
+):
+    run(dataset, tokenizer, tmp_path)
+    tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=5)
+    run(dataset, tokenizer, tmp_path)
+    assert len(list((tmp_path / "cache").glob("tokens-*/"))) == 1
+
+
+def test_reference_positions_become_continuations(tokenizer, tmp_path):
+    from datasets import Dataset
+
+    dataset = Dataset.from_dict({"text": ["en lov", "om alle"], "chinese_ref": [[2], [1, 99]]})
+    store = run(dataset, tokenizer, tmp_path)
+    first = len(tokenizer("en lov")["input_ids"])
+    assert np.flatnonzero(store.continues).tolist() == [2, first + 1]
+    assert isinstance(TokenStore.open(next((tmp_path / "cache").glob("tokens-*/"))), TokenStore)
+
+
+def test_a_slow_tokenizer_works_too(tmp_path):
+    from datasets import Dataset
+
+    class Letters:
+        pad_token_id = None
+
+        def __call__(self, texts, verbose=True, truncation=False, max_length=None):
+            return {"input_ids": [[ord(c) for c in text][:max_length] for text in texts]}
+
+        def get_vocab(self):
+            return {"a": 97}
+
+    dataset = Dataset.from_dict({"text": ["abc", "d"]})
+    assert run(dataset, Letters(), tmp_path).tokens.tolist() == [97, 98, 99, 100]
+    short = run(dataset, Letters(), tmp_path, line_by_line=True, max_length=2)
+    assert short.tokens.tolist() == [97, 98, 100]
+
+
+def test_blank_documents_only_are_an_error(tokenizer, tmp_path):
+    from datasets import Dataset
+
+    with pytest.raises(DataError, match="no document is left"):
+        run(Dataset.from_dict({"text": ["", " "]}), tokenizer, tmp_path)
+    assert not list((tmp_path / "cache").glob("tokens-*/"))
+
+
+def test_line_by_line_needs_a_length(dataset, tokenizer, tmp_path):
+    with pytest.raises(UsageError, match="--max_seq_length"):
+        run(dataset, tokenizer, tmp_path, line_by_line=True)
+
+
+def test_real_norwegian_law(shared_data, tmp_path):
+    from hfseq.data.arguments import DataArguments
+    from hfseq.data.sources import load_splits
+
+    file = shared_data / "norwegian-laws" / "valid.jsonl"
+    splits = load_splits(DataArguments(train_file=[str(file)], validation_split_percentage=0))
+    tokenizer = train_tokenizer(splits["train"]["text"], "roberta", vocab_size=2000)
+    store = tokenize(splits["train"], tokenizer, "text", cache_dir=tmp_path)
+    assert tokenizer.decode(store[0], skip_special_tokens=True) == splits["train"][0]["text"]

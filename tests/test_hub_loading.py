@@ -1,0 +1,195 @@
+"""Finding files by repository name, and loading what was pushed with everybody's loaders."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hfseq.cards import CardContext, CardResult, write_model_card
+from hfseq.errors import CheckpointError
+from hfseq.hub import push_folder, resolve_file
+from tests.support.fake_hub import FakeHub
+from tests.support.hub_fixture import FastClock
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    root = tmp_path / "model"
+    (root / "small").mkdir(parents=True)
+    (root / "config.json").write_text('{"model_type": "bert"}')
+    (root / "model.safetensors").write_bytes(b"weights" * 1000)
+    (root / "small/config.json").write_text('{"model_type": "roberta"}')
+    return root
+
+
+def test_file_of_a_local_directory(model: Path) -> None:
+    assert resolve_file(model, "config.json") == str(model / "config.json")
+    assert resolve_file(model, "config.json", subfolder="small") == str(model / "small/config.json")
+    assert resolve_file(model, "absent.json") is None
+
+
+def test_file_by_repository_name(hub: FakeHub, model: Path) -> None:
+    hub.seed("user/m", model)
+    for name in ("config.json", "model.safetensors"):
+        path = resolve_file("user/m", name)
+        assert path and Path(path).read_bytes() == (model / name).read_bytes()
+    small = resolve_file("user/m", "config.json", subfolder="small")
+    assert small and json.loads(Path(small).read_text())["model_type"] == "roberta"
+    assert resolve_file("user/m", "absent.json") is None
+
+
+def test_revision_chooses_the_commit(hub: FakeHub, model: Path) -> None:
+    repo = hub.seed("user/m", model)
+    first = repo.branches["main"]
+    (model / "config.json").write_text("{}")
+    push_folder(model, "user/m")
+    old, new = (resolve_file("user/m", "config.json", revision=r) for r in (first, "main"))
+    assert old and new and Path(old).read_text() != Path(new).read_text() == "{}"
+
+
+def test_unknown_revision_is_named(hub: FakeHub, model: Path) -> None:
+    hub.seed("user/m", model)
+    with pytest.raises(CheckpointError, match="no revision 'v9'"):
+        resolve_file("user/m", "config.json", revision="v9")
+
+
+@pytest.mark.parametrize("name", ["user/absent", "absent"])
+def test_unknown_repository_is_named(hub: FakeHub, name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"'{name}'.*no such repository"):
+        resolve_file(name, "config.json")
+
+
+@pytest.mark.parametrize("name", ["/no/such/dir", "./dir", "../dir", "a/b/c", "~/dir", "C:\\dir"])
+def test_path_that_is_no_directory_never_reaches_the_hub(hub: FakeHub, name: str) -> None:
+    with pytest.raises(CheckpointError, match="neither a directory nor a Hub name"):
+        resolve_file(name, "config.json")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("file", ["../secret", "/etc/passwd", "a/../../secret", "..\\secret"])
+def test_file_outside_the_checkpoint_is_refused(model: Path, file: str) -> None:
+    (model.parent / "secret").write_text("x")
+    with pytest.raises(CheckpointError, match="outside the checkpoint"):
+        resolve_file(model, file)
+
+
+def test_private_repository_without_access_says_to_log_in(
+    hub: FakeHub, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.seed("user/m", model, private=True)
+    assert resolve_file("user/m", "config.json")
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(CheckpointError, match="hf auth login"):
+        resolve_file("user/m", "config.json", force_download=True)
+
+
+def test_gated_repository_is_explained(hub: FakeHub, model: Path) -> None:
+    hub.seed("user/m", model)
+    hub.fail("HEAD", "/resolve/", status=403, headers={"X-Error-Code": "GatedRepo"})
+    with pytest.raises(CheckpointError, match="accept its terms"):
+        resolve_file("user/m", "config.json")
+
+
+PASSING_FAULTS = [
+    ("HEAD", "/resolve/", {"status": 503, "times": 2}),
+    ("GET", "/resolve/", {"status": 503}),
+    ("GET", "/lfs/", {"status": 500}),
+    ("GET", "/lfs/", {"action": "cut"}),
+    ("GET", "/lfs/", {"action": "drop"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "how"), PASSING_FAULTS)
+def test_passing_fault_is_survived(
+    hub: FakeHub, model: Path, no_waiting: FastClock, method: str, path: str, how: dict
+) -> None:
+    hub.seed("user/m", model)
+    fault = hub.fail(method, path, **how)
+    for name in ("config.json", "model.safetensors"):
+        found = resolve_file("user/m", name)
+        assert found and Path(found).read_bytes() == (model / name).read_bytes()
+    assert fault.times == 0
+
+
+def test_unreachable_hub_is_explained_and_the_cache_still_serves(
+    hub: FakeHub, model: Path, no_waiting: FastClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    hub.seed("user/m", model)
+    cached = resolve_file("user/m", "config.json")
+    dead = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", dead)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert resolve_file("user/m", "config.json") == cached
+    with pytest.raises(CheckpointError, match="no connection to the Hub"):
+        resolve_file("user/m", "model.safetensors")
+
+
+def test_offline_serves_the_cache_and_explains_what_is_not_there(hub: FakeHub, model: Path) -> None:
+    hub.seed("user/m", model)
+    with pytest.raises(CheckpointError, match="not in the local cache"):
+        resolve_file("user/m", "config.json", local_files_only=True)
+    cached, before = resolve_file("user/m", "config.json"), len(hub.requests)
+    assert resolve_file("user/m", "config.json", local_files_only=True) == cached
+    assert resolve_file("user/m", "absent.json", local_files_only=True) is None
+    assert len(hub.requests) == before
+
+
+@pytest.fixture
+def pushed(hub: FakeHub, tmp_path: Path) -> Path:
+    """A tiny BERT with tokenizer and card in a directory, and pushed as user/m."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = transformers.BertConfig(vocab_size=5, intermediate_size=8, **size)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "m")
+    words = {"[UNK]": 0, "[PAD]": 1, "[MASK]": 2, "ja": 3, "nei": 4}
+    backend = Tokenizer(models.WordLevel(words, "[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    tokenizer.save_pretrained(tmp_path / "m")
+    result = CardResult("loss", 3.25, "laws")
+    context = CardContext("m", "BertForMaskedLM", "bert", eval_results=[result], repo_id="user/m")
+    write_model_card(tmp_path / "m", context)
+    push_folder(tmp_path / "m", "user/m")
+    return tmp_path / "m"
+
+
+def test_what_is_pushed_loads_in_transformers_by_name(pushed: Path) -> None:
+    import torch
+    import transformers
+
+    assert transformers.AutoConfig.from_pretrained("user/m").hidden_size == 8
+    assert transformers.AutoTokenizer.from_pretrained("user/m")("nei")["input_ids"] == [4]
+    loaded, local = (
+        transformers.AutoModelForMaskedLM.from_pretrained(name) for name in ("user/m", pushed)
+    )
+    pairs = zip(loaded.parameters(), local.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_pushed_card_is_read_from_the_hub(pushed: Path) -> None:
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load("user/m")
+    assert [(r.metric_type, r.metric_value) for r in card.data.eval_results] == [("loss", 3.25)]
+    assert card.data.pipeline_tag == "fill-mask"
+
+
+@pytest.mark.parametrize("framework", ["hfseq", "transformers"])
+def test_snippets_of_the_card_run(
+    pushed: Path, framework: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snippets = re.findall(r"```python\n(.*?)\n```", (pushed / "README.md").read_text(), re.DOTALL)
+    (snippet,) = (s for s in snippets if ("from hfseq" in s) == (framework == "hfseq"))
+    exec(snippet, {})
+    assert capsys.readouterr().out.strip() in {"[UNK]", "[PAD]", "[MASK]", "ja", "nei"}
