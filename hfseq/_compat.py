@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 #: Base classes and values that flax 0.12.8 takes from ``jax.experimental.hijax`` and jax 0.11
 #: removed. Only flax's opt-in hijax variables, which hfseq does not use, ever call them.
 HIJAX_NAMES = ("HiPrimitive", "MutableHiType", "AvalQDD", "AvalMutableQDD", "QDD")
@@ -10,9 +12,11 @@ HIJAX_NAMES = ("HiPrimitive", "MutableHiType", "AvalQDD", "AvalMutableQDD", "QDD
 def prepare_jax() -> None:
     """Let flax 0.12.8 import on jax 0.11 and later; call it before the first import of flax.
 
-    Missing names become inert placeholder classes; where flax and jax fit nothing is touched.
-    It imports jax, so only modules that need jax anyway call it.
+    Missing names become inert placeholder classes; where flax and jax fit nothing is touched. It
+    may import jax, so only modules that need jax anyway call it.
     """
+    if int(metadata.version("flax").split(".")[2]) >= 12:  # 0.12.12 uses none of the names
+        return
     from jax.experimental import hijax
 
     for name in HIJAX_NAMES:

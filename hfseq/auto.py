@@ -23,6 +23,8 @@ HUB_ARGUMENTS = (
     *("cache_dir", "force_download", "local_files_only", "proxies"),
     *("revision", "subfolder", "token"),
 )
+#: Arguments on code that the checkpoint ships.
+CODE_ARGUMENTS = ("trust_remote_code", "code_revision")
 #: Arguments of the model that the configuration must not swallow or copy.
 MODEL_ARGUMENTS = (
     *("dtype", "attn_implementation", "precision", "scan_layers", "gradient_checkpointing"),
@@ -47,7 +49,7 @@ class ArchitectureMapping(MutableMapping[type, Any]):
         self.task = task
         self._wanted, self._value = wanted, value
         self._registered: dict[type, Any] = {}
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, tuple[ArchitectureSpec, Any]] = {}
 
     def specs(self) -> list[ArchitectureSpec]:
         """Return the registered architectures that have a head for the task."""
@@ -73,9 +75,11 @@ class ArchitectureMapping(MutableMapping[type, Any]):
         spec = self._find(key)
         if spec is None:
             raise KeyError(key)
-        if spec.model_type not in self._values:
-            self._values[spec.model_type] = self._value(spec, self.task)
-        return self._values[spec.model_type]
+        of, value = self._values.get(spec.model_type, (None, None))
+        if of is not spec:
+            value = self._value(spec, self.task)
+            self._values[spec.model_type] = (spec, value)
+        return value
 
     def __contains__(self, key: object) -> bool:
         return key in self._registered or self._find(key) is not None
@@ -126,13 +130,13 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         _check_directory(name)
         hub = {key: kwargs.pop(key) for key in HUB_ARGUMENTS if key in kwargs}
         held = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
-        config, kwargs = _load_config(name, hub, kwargs)
+        trust = {key: kwargs.pop(key) for key in CODE_ARGUMENTS if key in kwargs}
+        config, kwargs = _load_config(name, hub, trust, kwargs)
         if cls._has_remote_code(config):
-            load = super().from_pretrained
-        else:
-            load = cls._model_class(config).from_pretrained
-            for key in ("trust_remote_code", "code_revision", "adapter_kwargs"):
-                kwargs.pop(key, None)
+            return super().from_pretrained(
+                name, *model_args, config=config, **hub, **trust, **held, **kwargs
+            )
+        load = cls._model_class(config).from_pretrained
         return load(name, *model_args, config=config, **hub, **held, **kwargs)
 
     @classmethod
@@ -172,7 +176,7 @@ def _check_directory(name: str) -> None:
 
 
 def _load_config(
-    name: str, hub: dict[str, Any], kwargs: dict[str, Any]
+    name: str, hub: dict[str, Any], trust: dict[str, Any], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Return the configuration, with overrides from ``kwargs``, and the arguments left over."""
     from transformers import AutoConfig, PreTrainedConfig
@@ -189,7 +193,8 @@ def _load_config(
     stored, _ = PreTrainedConfig.get_config_dict(source, **hub)
     native = stored.get("hfseq")
     if native is None:
-        return AutoConfig.from_pretrained(source, return_unused_kwargs=True, **hub, **kwargs)
+        kwargs["return_unused_kwargs"] = True
+        return AutoConfig.from_pretrained(source, **hub, **trust, **kwargs)
     return _native_config(name, stored, native, kwargs)
 
 

@@ -253,17 +253,24 @@ def _metadata(context: CardContext, results: Sequence[CardResult]) -> Any:
         tags=["jax", "flax", "hfseq", context.model_type],
         datasets=[data.name for data in context.datasets if not data.files] or None,
         metrics=sorted({result.metric for result in results}) or None,
-        base_model=context.base_model,
+        base_model=_base_model(context),
         pipeline_tag=pipeline,
         model_name=context.model_name,
         eval_results=evaluations or None,
     )
 
 
+def _base_model(context: CardContext) -> str | None:
+    """The Hub name of the model this one was fine-tuned from; others cannot use a local path."""
+    name = context.base_model or ""
+    on_hub = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) and not Path(name).exists()
+    return name if on_hub else None
+
+
 def _description(context: CardContext) -> str:
+    base = _base_model(context)
     size = f" with {_millions(context.parameters)} parameters" if context.parameters else ""
-    start = f", fine-tuned from [{context.base_model}](https://huggingface.co/{context.base_model})"
-    begun = start if context.base_model else ""
+    begun = f", fine-tuned from [{base}](https://huggingface.co/{base})" if base else ""
     names = ", ".join(data.name for data in context.datasets)
     data = f" on {names}" if names else ""
     return f"`{context.architecture}`{size}{begun}, trained{data} in JAX with hfseq."

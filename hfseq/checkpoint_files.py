@@ -1,8 +1,8 @@
 """Weight files on disk: which ones a directory holds, reading them by slices, writing them atomically.
 
-Formats: ``model.safetensors`` and its shards (PyTorch or Flax names), the legacy ``flax_model.msgpack``
-and its shards, and ``pytorch_model.bin`` where torch is installed (never unpickled without its restricted
-loader).
+Formats: ``model.safetensors`` and its shards (PyTorch or Flax names), the legacy
+``flax_model.msgpack`` and its shards, and ``pytorch_model.bin`` where torch is installed (never
+unpickled without its restricted loader).
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ TORCH_BIN_INDEX = "pytorch_model.bin.index.json"
 FLAX_FILES = (MSGPACK, MSGPACK_INDEX, SAFETENSORS, SAFETENSORS_INDEX)
 TORCH_FILES = (TORCH_BIN, TORCH_BIN_INDEX)
 
+_WEIGHTS = re.compile(
+    r"(model|flax_model)(-\d{5}-of-\d{5})?\.(safetensors|msgpack)(\.index\.json)?"
+)
+_STAGE = ".hfseq-save-"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -68,10 +74,7 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
     """Open one weight file, or all shards that an index file names."""
     name = os.path.basename(path)
     if name.endswith(".index.json"):
-        fetch = fetch or _sibling(path)
-        parts = [open_file(_shard(fetch, path, shard)) for shard in _shards(path)]
-        tensors = {key: tensor for part in parts for key, tensor in part.tensors.items()}
-        return OpenedWeights(tensors, parts[0].native, path)
+        return _open_shards(path, fetch or _sibling(path))
     if name.endswith(".msgpack"):
         return OpenedWeights(_read_msgpack(path), True, path)
     if name.endswith((".bin", ".pt", ".pth")):
@@ -79,33 +82,56 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
     return _read_safetensors(path)
 
 
+def _open_shards(index: str, fetch: Fetch) -> OpenedWeights:
+    where = _weight_map(index)
+    parts = {shard: open_file(_shard(fetch, index, shard)) for shard in sorted(set(where.values()))}
+    absent = [
+        name for name, shard in where.items() if name.replace("/", ".") not in parts[shard].tensors
+    ]
+    if absent:
+        raise CheckpointError(
+            f"{index} says that {where[absent[0]]} holds {absent[0]}, which it does not "
+            f"({len(absent)} such tensors): the shards are of another save, download or save them again"
+        )
+    tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
+    return OpenedWeights(tensors, next(iter(parts.values())).native, index)
+
+
 def _sibling(path: str) -> Fetch:
     folder = os.path.dirname(path)
     return lambda name: os.path.join(folder, name)
 
 
-def _shards(index: str) -> list[str]:
+def _weight_map(index: str) -> dict[str, str]:
+    """Read an index: tensor name -> shard, which must be a plain file name."""
     try:
         with open(index, encoding="utf-8") as file:
-            shards = sorted(set(json.load(file)["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is not an index of weight shards: {error}") from error
-    for shard in shards:
-        if not isinstance(shard, str) or os.path.basename(shard) != shard:
-            raise CheckpointError(f"{index} names the shard {shard!r}: shards must lie beside their index")
-    if not shards:
+            where = dict(json.load(file)["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{index} is not an index of weight shards ({type(error).__name__}: {error})"
+        ) from error
+    for shard in where.values():
+        if not isinstance(shard, str) or re.search(r"[/\\]", shard) or shard in ("", ".", ".."):
+            raise CheckpointError(
+                f"{index} names the shard {shard!r}: shards must lie beside their index"
+            )
+    if not where:
         raise CheckpointError(f"{index} names no shards")
-    return shards
+    return where
 
 
 def _shard(fetch: Fetch, index: str, name: str) -> str:
     path = fetch(name)
     if path is None or not os.path.exists(path):
-        raise CheckpointError(f"{index} names {name}, which is not there: download or save it again")
+        raise CheckpointError(
+            f"{index} names {name}, which is not there: download or save it again"
+        )
     return path
 
 
-# -- reading ----------------------------------------------------------------------------------------
+# -- reading
+# ----------------------------------------------------------------------------------------
 
 
 def _read_safetensors(path: str) -> OpenedWeights:
@@ -115,7 +141,7 @@ def _read_safetensors(path: str) -> OpenedWeights:
     try:
         file = safe_open(path, framework="numpy")
         form = (file.metadata() or {}).get("format", "pt")
-        tensors = {name: _lazy(file, name, path) for name in file.keys()}  # noqa: SIM118
+        tensors = {name: _lazy(file, name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError) as error:
         raise CheckpointError(
             f"{path} is damaged or not a safetensors file ({error}): download or save it again"
@@ -125,19 +151,15 @@ def _read_safetensors(path: str) -> OpenedWeights:
     return OpenedWeights(tensors, form == "flax", path)
 
 
-def _lazy(file: Any, name: str, path: str) -> Tensor:
+def _lazy(file: Any, name: str) -> Tensor:
     view = file.get_slice(name)
     code = view.get_dtype()
-    if code not in _DTYPES:
-        raise CheckpointError(
-            f"{path}: tensor {name} has type {code}, which hfseq cannot load as a parameter "
-            f"(loadable: {', '.join(_DTYPES)})"
-        )
 
     def read(index: Any) -> np.ndarray:
         return file.get_tensor(name) if index is ... or not index else np.asarray(view[index])
 
-    return Tensor(tuple(view.get_shape()), _DTYPES[code], read)
+    # Buffers of other types are ignored by name, so a type is judged only where it is wanted.
+    return Tensor(tuple(view.get_shape()), _DTYPES.get(code, code), read)
 
 
 def _read_msgpack(path: str) -> dict[str, Tensor]:
@@ -159,21 +181,27 @@ def _read_torch(path: str) -> dict[str, Tensor]:
     try:
         import torch
     except ImportError as error:
-        raise CheckpointError(f"{path} needs PyTorch to be read: pip install 'hfseq[torch]'") from error
+        raise CheckpointError(
+            f"{path} needs PyTorch to be read: pip install 'hfseq[torch]'"
+        ) from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling raises anything
-        raise CheckpointError(f"{path} is damaged or not a plain PyTorch state dict: {error}") from error
+        raise CheckpointError(
+            f"{path} is damaged or not a plain PyTorch state dict: {error}"
+        ) from error
     return {name: in_memory(from_torch_tensor(value)) for name, value in state.items()}
 
 
 def from_torch_tensor(value: Any) -> np.ndarray:
     """Return a PyTorch tensor as NumPy, bfloat16 included."""
     import ml_dtypes
+    import torch
 
-    if str(value.dtype) == "torch.bfloat16":
-        return value.detach().cpu().view(dtype=__import__("torch").int16).numpy().view(ml_dtypes.bfloat16)
-    return value.detach().cpu().numpy()
+    tensor = value.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(dtype=torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
 
 
 def in_memory(array: Any) -> Tensor:
@@ -182,7 +210,8 @@ def in_memory(array: Any) -> Tensor:
     return Tensor(array.shape, array.dtype.name, lambda index: array[index])
 
 
-# -- writing ----------------------------------------------------------------------------------------
+# -- writing
+# ----------------------------------------------------------------------------------------
 
 
 def parse_size(size: int | str) -> int:
@@ -215,8 +244,8 @@ def write_safetensors(
     load: Callable[[Iterable[str]], Mapping[str, np.ndarray]],
     max_shard_size: int | str,
     metadata: Mapping[str, str],
-) -> list[Path]:
-    """Write tensors as ``model.safetensors`` or as shards with an index; nothing old goes before all is there.
+) -> None:
+    """Write tensors as ``model.safetensors`` or as shards with an index.
 
     ``load`` returns the tensors of one shard by name, so that one shard at a time is in memory.
     """
@@ -226,65 +255,55 @@ def write_safetensors(
     names = [SAFETENSORS]
     if len(shards) > 1:
         names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    folder.mkdir(parents=True, exist_ok=True)
-    with staged(folder) as stage:
-        for name, keys in zip(names, shards, strict=True):
-            save_file(dict(load(keys)), stage(name), metadata=dict(metadata))
-        if len(shards) > 1:
-            where = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
-            index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
-            Path(stage(SAFETENSORS_INDEX)).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-            names.append(SAFETENSORS_INDEX)
-    _remove_others(folder, keep=set(names))
-    return [folder / name for name in names]
+    for name, keys in zip(names, shards, strict=True):
+        save_file(dict(load(keys)), folder / name, metadata=dict(metadata))
+    if len(shards) > 1:
+        where = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (folder / SAFETENSORS_INDEX).write_text(text, encoding="utf-8")
 
 
-def write_msgpack(folder: Path, tree: Mapping[str, Any]) -> Path:
+def write_msgpack(folder: Path, tree: Mapping[str, Any]) -> None:
     """Write the legacy ``flax_model.msgpack``."""
     from flax.serialization import msgpack_serialize
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with staged(folder) as stage:
-        Path(stage(MSGPACK)).write_bytes(msgpack_serialize(tree))
-    _remove_others(folder, keep={MSGPACK})
-    return folder / MSGPACK
+    (folder / MSGPACK).write_bytes(msgpack_serialize(tree))
 
 
 @contextlib.contextmanager
-def staged(folder: Path) -> Any:
-    """Give temporary names in ``folder``; on success rename all, on failure remove all.
+def staged(folder: Path) -> Iterator[Path]:
+    """Give a hidden directory in ``folder``; on success its files move into ``folder``, else they go.
 
-    A full disk, a Ctrl-C or a kill during writing leaves the previous files as they were.
+    A full disk, a Ctrl-C or a kill during writing leaves the previous files as they were. Weights
+    of an earlier save in another format or number of shards are removed at the end: a reader might
+    prefer them.
     """
-    pending: dict[str, Path] = {}
-
-    def stage(name: str) -> str:
-        pending[name] = folder / f".{name}.{os.getpid()}.tmp"
-        return str(pending[name])
-
+    stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=folder))
     try:
         yield stage
-        for path in pending.values():
-            with open(path, "rb") as file:
+        names = sorted(path.name for path in stage.iterdir())
+        for name in names:
+            with open(stage / name, "rb+") as file:
                 os.fsync(file.fileno())
     except BaseException as error:
-        for path in pending.values():
-            path.unlink(missing_ok=True)
+        shutil.rmtree(stage, ignore_errors=True)
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
             raise CheckpointError(
-                f"could not write {', '.join(pending)} to {folder} ({error}); the files that were there "
-                "are untouched: free some space or give another directory"
+                f"could not save to {folder} ({error}); the files that were there are untouched: free "
+                "some space or give another directory"
             ) from error
         raise
-    for name, path in pending.items():
-        os.replace(path, folder / name)
+    # The index is what makes new shards visible, so it comes after them.
+    for name in sorted(names, key=lambda name: name.endswith(".index.json")):
+        os.replace(stage / name, folder / name)
+    _clean(folder, keep=set(names))
 
 
-def _remove_others(folder: Path, keep: set[str]) -> None:
-    """Remove weights of an earlier save in another format or shard count: a reader would prefer them."""
-    pattern = re.compile(
-        r"(model|flax_model)(-\d{5}-of-\d{5})?\.(safetensors|msgpack)(\.index\.json)?$"
-    )
-    for path in folder.iterdir():
-        if pattern.fullmatch(path.name) and path.name not in keep:
-            path.unlink()
+def _clean(folder: Path, keep: set[str]) -> None:
+    if any(_WEIGHTS.fullmatch(name) for name in keep):
+        for path in folder.iterdir():
+            if _WEIGHTS.fullmatch(path.name) and path.name not in keep:
+                path.unlink()
+    for left in folder.glob(f"{_STAGE}*"):  # this save's, and those of saves that were killed
+        shutil.rmtree(left, ignore_errors=True)

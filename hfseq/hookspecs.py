@@ -46,7 +46,7 @@ class RegisterArchitecture(Protocol):
 
         ``config`` is its Transformers configuration class, ``heads`` maps the suffix of an Auto
         class (``"Model"``, ``"ForMaskedLM"``...) to a model class, ``sharding`` is a list of rules
-        (regular expression, axes), ``card`` a line on the architecture for the model card.
+        (regular expression, tactic), ``card`` a line on the architecture for the model card.
         """
 
 

@@ -1,8 +1,9 @@
 """The functional face of every model: an NNX module inside, ``model(..., params=)`` outside.
 
-A :class:`FlaxPreTrainedModel` owns a configuration, a module's structure and (usually) parameters, as
-the Flax classes of Transformers 4 did. ``model.params`` is a nested dict with string keys; calling the
-model is a pure function of the arguments, so it works under ``jit``, ``grad`` and ``eval_shape``.
+A :class:`FlaxPreTrainedModel` owns a configuration, a module's structure and (usually) parameters,
+as the Flax classes of Transformers 4 did. ``model.params`` is a nested dict with string keys;
+calling the model is a pure function of the arguments, so it works under ``jit``, ``grad`` and
+``eval_shape``.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _NO_PARAMS = (
 class FlaxPreTrainedModel(PretrainedMixin):
     """Base class of all models.
 
-    **Arguments:** ``config`` a Hugging Face configuration; ``input_shape`` is kept for compatibility;
-    ``seed`` of the initialisation; ``dtype`` the type of *computation* (parameters stay float32, or keep
-    the type of the checkpoint); ``_do_init=False`` gives structure and shapes without parameters;
-    ``precision`` a recipe name or object instead of ``dtype``; ``scan_layers`` stacks the layers at rest
-    and scans them; ``gradient_checkpointing`` recomputes layers in the backward pass;
-    ``attn_implementation`` the name of a registered attention.
+    **Arguments:** ``config`` a Hugging Face configuration; ``input_shape`` is kept for
+    compatibility; ``seed`` of the initialisation; ``dtype`` the type of *computation* (parameters
+    stay float32, or keep the type of the checkpoint); ``_do_init=False`` gives structure and shapes
+    without parameters; ``precision`` a recipe name or object instead of ``dtype``; ``scan_layers``
+    stacks the layers at rest and scans them; ``gradient_checkpointing`` recomputes layers in the
+    backward pass; ``attn_implementation`` the name of a registered attention.
     """
 
     config_class: ClassVar[Any] = None
@@ -57,7 +58,11 @@ class FlaxPreTrainedModel(PretrainedMixin):
     # Other names a tensor has in PyTorch files: alias -> the name of our parameter.
     weight_aliases: ClassVar[Mapping[str, str]] = {}
     # Names in checkpoints that carry no weights of ours (buffers), as regular expressions.
-    ignored_weights: ClassVar[tuple[str, ...]] = (r"position_ids$", r"\.masked_bias$", r"token_type_ids$")
+    ignored_weights: ClassVar[tuple[str, ...]] = (
+        r"position_ids$",
+        r"\.masked_bias$",
+        r"token_type_ids$",
+    )
     # Exceptions to the naming rule: symmetric templates, ours -> theirs (hfseq.weights).
     weight_templates: ClassVar[Mapping[str, str]] = {}
     framework = "flax"
@@ -120,7 +125,8 @@ class FlaxPreTrainedModel(PretrainedMixin):
         _, params, extra = nnx.split(self._build(nnx.Rngs(rng)), nnx.Param, ...)
         return trees.to_dict(params), trees.by_collection(extra)
 
-    # -- properties ---------------------------------------------------------------------------------
+    # -- properties
+    # ---------------------------------------------------------------------------------
 
     @property
     def config(self) -> Any:
@@ -149,7 +155,9 @@ class FlaxPreTrainedModel(PretrainedMixin):
         missing = self.required_params - trees.flatten(params).keys()
         if missing:
             names = ", ".join(sorted("/".join(path) for path in missing))
-            raise ValueError(f"Some parameters are missing. Make sure that `params` include: {names}")
+            raise ValueError(
+                f"Some parameters are missing. Make sure that `params` include: {names}"
+            )
         self._params = params
 
     @property
@@ -162,7 +170,8 @@ class FlaxPreTrainedModel(PretrainedMixin):
         """The parameter tree with ``jax.ShapeDtypeStruct`` leaves."""
         return self._abstract
 
-    # -- structure ----------------------------------------------------------------------------------
+    # -- structure
+    # ----------------------------------------------------------------------------------
 
     def init_weights(
         self, rng: jax.Array, input_shape: tuple[int, ...] = (1, 1), params: Any = None
@@ -196,7 +205,9 @@ class FlaxPreTrainedModel(PretrainedMixin):
         module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0), (batch_size, max_length)))
         shapes = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
         if not shapes:
-            raise UsageError(f"{type(self).__name__} has no cache: its attention is not causal (is_decoder)")
+            raise UsageError(
+                f"{type(self).__name__} has no cache: its attention is not causal (is_decoder)"
+            )
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     def to_bf16(self, params: Any, mask: Any = None) -> Any:
@@ -214,7 +225,10 @@ class FlaxPreTrainedModel(PretrainedMixin):
     @classmethod
     def can_generate(cls) -> bool:
         """Tell whether the class is for generation (it overrides ``prepare_inputs_for_generation``)."""
-        return cls.prepare_inputs_for_generation is not FlaxPreTrainedModel.prepare_inputs_for_generation
+        return (
+            cls.prepare_inputs_for_generation
+            is not FlaxPreTrainedModel.prepare_inputs_for_generation
+        )
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Prepare the first step of generation; overridden by classes that can generate."""
@@ -236,7 +250,8 @@ class FlaxPreTrainedModel(PretrainedMixin):
 
         return GenerationConfig.from_model_config(self._config)
 
-    # -- the call -----------------------------------------------------------------------------------
+    # -- the call
+    # -----------------------------------------------------------------------------------
 
     def __call__(
         self,
@@ -281,15 +296,17 @@ class FlaxPreTrainedModel(PretrainedMixin):
     ) -> Any:
         """Merge ``params`` (and a cache, and ``extra`` collections) into the module and call it.
 
-        With ``extra`` the result is a pair (outputs, the collections after the call); without it the
-        model's own collections are read and their changes dropped.
+        With ``extra`` the result is a pair (outputs, the collections after the call); without it
+        the model's own collections are read and their changes dropped.
         """
         if train and dropout_rng is None and self._has_dropout:
             raise UsageError("train=True with dropout needs dropout_rng=jax.random.key(...)")
         config = self._config
         flags = {
             "output_attentions": _or_config(output_attentions, config, "output_attentions", False),
-            "output_hidden_states": _or_config(output_hidden_states, config, "output_hidden_states", False),
+            "output_hidden_states": _or_config(
+                output_hidden_states, config, "output_hidden_states", False
+            ),
         }
         module = self._merge(params or self.params, self.extra if extra is None else extra)
         if past_key_values:
@@ -304,10 +321,15 @@ class FlaxPreTrainedModel(PretrainedMixin):
         return output if extra is None else (output, self._collect_extra(module))
 
     def _merge(self, params: Any, extra: Any) -> nnx.Module:
-        return nnx.merge(self._graph, trees.to_state(params, self._abstract, nnx.Param), *self._extras(extra))
+        return nnx.merge(
+            self._graph, trees.to_state(params, self._abstract, nnx.Param), *self._extras(extra)
+        )
 
     def _extras(self, extra: Any) -> list[nnx.State]:
-        return [trees.to_state(extra[name], shapes, kind) for name, (kind, shapes) in self._extra_types.items()]
+        return [
+            trees.to_state(extra[name], shapes, kind)
+            for name, (kind, shapes) in self._extra_types.items()
+        ]
 
     def _collect_extra(self, module: nnx.Module) -> dict[str, Any]:
         return trees.by_collection(nnx.split(module, nnx.Param, nnx.Cache, ...)[3])
@@ -325,7 +347,12 @@ class FlaxPreTrainedModel(PretrainedMixin):
     def _check_ids(self, ids: Any) -> None:
         """Refuse what would read outside of a table: silent NaN in Flax (spec: v4 defect D13)."""
         size = getattr(self._config, "vocab_size", None)
-        if isinstance(ids, np.ndarray) and size and ids.size and not 0 <= ids.min() <= ids.max() < size:
+        if (
+            isinstance(ids, np.ndarray)
+            and size
+            and ids.size
+            and not 0 <= ids.min() <= ids.max() < size
+        ):
             raise UsageError(
                 f"input_ids hold {ids.max() if ids.max() >= size else ids.min()}, outside of the model's "
                 f"vocabulary of {size}: use the tokenizer that was trained with this model"

@@ -1,7 +1,7 @@
 """What models return: read by attribute, by name or by position, and pass through ``jax.jit``.
 
-The classes have the names and fields that Transformers 4 gave its Flax models. Fields that are ``None``
-are absent from the tuple and dict views, as users of ``outputs[0]`` expect.
+The classes have the names and fields that Transformers 4 gave its Flax models. Fields that are
+``None`` are absent from the tuple and dict views, as users of ``outputs[0]`` expect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ class FlaxModelOutput:
     """Base of all outputs: a dataclass that is a pytree with tuple, dict and attribute access."""
 
     def __init_subclass__(cls) -> None:
-        names = [name for base in reversed(cls.__mro__) for name in base.__dict__.get("__annotations__", ())]
+        names = [
+            name
+            for base in reversed(cls.__mro__)
+            for name in base.__dict__.get("__annotations__", ())
+        ]
         names = list(dict.fromkeys(names))
 
         def flatten(output: Any) -> tuple[list[Any], None]:

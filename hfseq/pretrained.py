@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +18,15 @@ from hfseq.errors import CheckpointError, UsageError
 
 logger = logging.getLogger("hfseq.modeling")
 
-_DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
+_DOWNLOAD = (
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "token",
+    "revision",
+    "subfolder",
+    "proxies",
+)
 _IGNORED = (
     "resume_download", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline", "adapter_kwargs",
     "use_safetensors", "low_cpu_mem_usage",
@@ -45,12 +52,12 @@ class PretrainedMixin:
     ) -> Any:
         """Load a model from a directory, a weight file or a repository on the Hub.
 
-        **Arguments:** ``dtype`` is the type of *computation*; parameters keep the type of the checkpoint
-        unless ``param_dtype`` is given. ``sharding(path, shape)`` returns where a parameter lies: then
-        each process reads only its part. ``_do_init=False`` returns ``(model, params)`` with parameters
-        on the host's CPU. ``cache_dir``, ``force_download``, ``local_files_only``, ``token``,
-        ``revision`` and ``subfolder`` work as in Transformers; other keywords change the configuration
-        or go to the constructor.
+        **Arguments:** ``dtype`` is the type of *computation*; parameters keep the type of the
+        checkpoint unless ``param_dtype`` is given. ``sharding(path, shape)`` returns where a
+        parameter lies: then each process reads only its part. ``_do_init=False`` returns ``(model,
+        params)`` with parameters on the host's CPU. ``cache_dir``, ``force_download``,
+        ``local_files_only``, ``token``, ``revision`` and ``subfolder`` work as in Transformers;
+        other keywords change the configuration or go to the constructor.
 
         **Raises:** :class:`~hfseq.errors.CheckpointError` for files that are absent or damaged,
         :class:`~hfseq.errors.WeightsError` for tensors that do not fit.
@@ -58,33 +65,25 @@ class PretrainedMixin:
         source = str(pretrained_model_name_or_path)
         download = _download_options(kwargs)
         config, kwargs = _load_config(cls, source, config, download, kwargs)
-        cls._check_family(config, source)
         model = cls(config, *model_args, dtype=_dtype(dtype), _do_init=False, **kwargs)
         opened = _open(source, download, from_pt)
         found, report = model.weight_map.match(opened.tensors, native=opened.native)
-        weights.check(report, opened.source, cls.__name__, ignore_mismatched=ignore_mismatched_sizes)
+        weights.check(
+            report, opened.source, cls.__name__, ignore_mismatched=ignore_mismatched_sizes
+        )
         if not found:
             raise weights.WeightsError(
                 f"{opened.source} has no tensor that {cls.__name__} knows (for example "
                 f"{next(iter(opened.tensors), 'none at all')}): is it a checkpoint of another architecture?"
             )
         params = model._read(found, report, opened.native, sharding, param_dtype, _do_init)
-        model._warn(report, source, _do_init)
+        model._warn(report, source, _do_init, kept=param_dtype is None)
         model._load_generation_config(source, download)
         if not _do_init:
             return model, params
         model._is_initialized, model._params = True, params
         model.extra = model._initialize(model.key)[1] if model._extra_types else {}
         return model
-
-    @classmethod
-    def _check_family(cls, config: Any, source: str) -> None:
-        expected = getattr(cls.config_class, "model_type", None)
-        if expected and config.model_type != expected:
-            raise UsageError(
-                f"{source} holds a configuration of type '{config.model_type}', {cls.__name__} is for "
-                f"'{expected}': use FlaxAutoModel classes to load by configuration"
-            )
 
     @property
     def weight_map(self) -> weights.WeightMap:
@@ -105,9 +104,12 @@ class PretrainedMixin:
         read = [path for path in self._paths if path not in set(report.missing)]
         flat = {}
         for path in read:
-            dtype = param_dtype or np.dtype(_promoted(found, names, path))
+            dtype = jnp.dtype(param_dtype or _stored(found, path))
+            dtype = jax.dtypes.canonicalize_dtype(dtype)
             place = sharding(path, self._paths[path].shape) if sharding else None
-            flat[path] = _place(names, found, path, self._paths[path].shape, dtype, place, native, on_device)
+            flat[path] = _place(
+                names, found, path, self._paths[path].shape, dtype, place, native, on_device
+            )
         if report.missing and on_device:
             flat |= self._fresh(report.missing, sharding)
         ordered = {path: flat[path] for path in self._paths if path in flat}
@@ -125,7 +127,7 @@ class PretrainedMixin:
         values = jax.jit(pick, out_shardings=places)(self.key)
         return dict(zip(paths, values, strict=True))
 
-    def _warn(self, report: weights.LoadReport, source: str, initialised: bool) -> None:
+    def _warn(self, report: weights.LoadReport, source: str, initialised: bool, kept: bool) -> None:
         """Say once, together, what did not come from the checkpoint (the sentences users match on)."""
         name = type(self).__name__
         if report.unexpected:
@@ -149,7 +151,7 @@ class PretrainedMixin:
                 weights.describe_missing(report),
             )  # fmt: skip
         for half in ("float16", "bfloat16"):
-            if report.dtypes.get(half):
+            if report.dtypes.get(half) and kept:
                 logger.warning(
                     "Some of the weights of %s were initialized in %s precision from the model checkpoint at "
                     "%s: cast them with model.to_fp32(model.params) if that is not wanted", name, half, source,
@@ -163,7 +165,8 @@ class PretrainedMixin:
         if _fetcher(source, download)("generation_config.json"):
             self.generation_config = GenerationConfig.from_pretrained(source, **download)
 
-    # -- saving -------------------------------------------------------------------------------------
+    # -- saving
+    # -------------------------------------------------------------------------------------
 
     def save_pretrained(
         self,
@@ -178,8 +181,8 @@ class PretrainedMixin:
         """Save configuration and weights so that PyTorch's ``AutoModel*`` loads them as they are.
 
         **Arguments:** ``params`` instead of the model's own; ``max_shard_size`` bytes or ``"5GB"``;
-        ``safe_serialization=False`` writes the legacy ``flax_model.msgpack``. Files are written under
-        temporary names and renamed when all are complete.
+        ``safe_serialization=False`` writes the legacy ``flax_model.msgpack``. Files are written
+        under temporary names and renamed when all are complete.
         """
         folder = Path(save_directory)
         if folder.is_file():
@@ -188,19 +191,24 @@ class PretrainedMixin:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot make the directory {folder}: {error}") from error
-        tree = trees.thaw(params if params is not None else self.params)
-        if safe_serialization:
-            self._write_torch(folder, trees.flatten(tree), max_shard_size)
-        else:
-            files.write_msgpack(folder, jax.tree.map(np.asarray, tree))
-        self.save_config(folder)
+        flat = trees.flatten(trees.thaw(params if params is not None else self.params))
+        with files.staged(folder) as stage:
+            if safe_serialization:
+                self._write_torch(stage, flat, max_shard_size)
+            else:
+                files.write_msgpack(stage, trees.unflatten(self.weight_map.listed(flat)))
+            self.save_config(stage)
         if push_to_hub:
-            self.push_to_hub(kwargs.pop("repo_id", folder.name), folder=folder, token=token, **kwargs)
+            self.push_to_hub(
+                kwargs.pop("repo_id", folder.name), folder=folder, token=token, **kwargs
+            )
 
     def _write_torch(self, folder: Path, flat: Mapping[trees.Path, Any], limit: int | str) -> None:
         names = self.weight_map
         sizes = names.sizes({path: np.dtype(leaf.dtype).itemsize for path, leaf in flat.items()})
-        files.write_safetensors(folder, sizes, lambda keys: names.to_torch(flat, keys), limit, {"format": "pt"})
+        files.write_safetensors(
+            folder, sizes, lambda keys: names.to_torch(flat, keys), limit, {"format": "pt"}
+        )
 
     def save_config(self, folder: Path) -> None:
         """Write ``config.json`` naming the PyTorch class, and ``generation_config.json`` if there is one."""
@@ -241,7 +249,8 @@ class PretrainedMixin:
             return hub.push_folder(temporary, repo_id, **options)
 
 
-# -- helpers ----------------------------------------------------------------------------------------
+# -- helpers
+# ----------------------------------------------------------------------------------------
 
 
 def _download_options(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -256,23 +265,44 @@ def _download_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: kwargs.pop(name) for name in _DOWNLOAD if name in kwargs}
 
 
-def _load_config(cls: Any, source: str, config: Any, download: dict, kwargs: dict) -> tuple[Any, dict]:
+def _load_config(
+    cls: Any, source: str, config: Any, download: dict, kwargs: dict
+) -> tuple[Any, dict]:
+    """Return the configuration, and the keywords that it did not take."""
     if config is not None and not isinstance(config, (str, Path)):
+        _check_family(cls, config.model_type, source)
         return config, kwargs
     place = str(config or source)
     if Path(place).is_file() and not place.endswith(".json"):
         raise UsageError(f"{place} is a weight file: pass its configuration too (config=...)")
     _require_config(place, download)
     try:
-        return cls.config_class.from_pretrained(place, return_unused_kwargs=True, **download, **kwargs)
+        stored, _ = cls.config_class.get_config_dict(place, **download)
+        # A native architecture that is stored as its stock twin (docs/checkpoints.md).
+        stored = {**stored, **(stored.get("hfseq") or {})}
+        _check_family(cls, stored.get("model_type"), place)
+        return cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
+    except UsageError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"cannot read the configuration of {place}: {error}") from error
+
+
+def _check_family(cls: Any, found: str | None, place: str) -> None:
+    expected = getattr(cls.config_class, "model_type", None)
+    if expected and found and found != expected:
+        raise UsageError(
+            f"{place} holds a configuration of type '{found}', {cls.__name__} is for '{expected}': "
+            "the FlaxAutoModel classes choose by configuration"
+        )
 
 
 def _require_config(place: str, download: dict[str, Any]) -> None:
     folder = Path(place) / (download.get("subfolder") or "")
     if Path(place).is_dir() and not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json: is it a directory that a model was saved to?")
+        raise CheckpointError(
+            f"{folder} has no config.json: is it a directory that a model was saved to?"
+        )
 
 
 def _open(source: str, download: dict[str, Any], from_pt: bool) -> files.OpenedWeights:
@@ -287,7 +317,9 @@ def _fetcher(source: str, download: dict[str, Any]) -> files.Fetch:
         folders = [Path(source) / (download.get("subfolder") or ""), Path(source)]
 
         def local(name: str) -> str | None:
-            return next((str(folder / name) for folder in folders if (folder / name).is_file()), None)
+            return next(
+                (str(folder / name) for folder in folders if (folder / name).is_file()), None
+            )
 
         return local
     from hfseq import hub
@@ -302,7 +334,7 @@ def _dtype(dtype: Any) -> Any:
     return jnp.dtype(str(dtype).removeprefix("torch.")) if isinstance(dtype, str) else dtype
 
 
-def _promoted(found: Mapping, names: weights.WeightMap, path: trees.Path) -> str:
+def _stored(found: Mapping[weights.Slot, weights.Tensor], path: trees.Path) -> str:
     return next(tensor.dtype for slot, tensor in found.items() if slot.path == path)
 
 
@@ -313,7 +345,9 @@ def _place(names, found, path, shape, dtype, place, native, on_device) -> Any:
         return jnp.asarray(array) if on_device else jax.device_put(array, jax.devices("cpu")[0])
 
     def part(index: tuple[slice, ...]) -> np.ndarray:
-        return np.ascontiguousarray(names.fill(found, path, index, native=native)).astype(dtype, copy=False)
+        return np.ascontiguousarray(names.fill(found, path, index, native=native)).astype(
+            dtype, copy=False
+        )
 
     return jax.make_array_from_callback(shape, place, part)
 
@@ -321,12 +355,3 @@ def _place(names, found, path, shape, dtype, place, native, on_device) -> Any:
 def count_parameters(params: Any) -> int:
     """Return the number of numbers in a parameter tree."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-
-
-def read_native_key(config_file: str | Path) -> str | None:
-    """Return the native architecture that a config.json names under ``hfseq``, if it does."""
-    try:
-        entry = json.loads(Path(config_file).read_text(encoding="utf-8")).get("hfseq")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return entry.get("model_type") if isinstance(entry, dict) else None

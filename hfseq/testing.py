@@ -7,9 +7,10 @@
     def test_my_model():
         check_architecture("my_model", MyConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2))
 
-Each check is a small function in :mod:`hfseq.testing_checks` (JAX alone) or :mod:`hfseq.testing_torch`
-(against the PyTorch class of the same name). All of them run, for every head that is registered, and one
-error lists all that failed. The configuration must be tiny: each head is compiled about ten times.
+Each check is a small function in :mod:`hfseq.testing_checks` (JAX alone) or
+:mod:`hfseq.testing_torch` (against the PyTorch class of the same name). All of them run, for every
+head that is registered, and one error lists all that failed. The configuration must be tiny: each
+head is compiled about ten times.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from hfseq.errors import UsageError, nearest
 
 ROWS, LENGTH = 8, 16
 NOT_COMPARED = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
-# Adding a constant to all scores of a query changes nothing, so the gradient of a key's bias is zero.
+# Adding a constant to all scores of a query changes nothing, so the gradient of a key's bias is
+# zero.
 ZERO_GRADIENTS = (r"(key|k_proj)/bias$",)
 
 
@@ -64,13 +66,13 @@ def check_architecture(
 ) -> Report:
     """Run the battery on the architecture registered as ``name``; one AssertionError lists all failures.
 
-    **Arguments:** ``config`` a tiny configuration (vocabulary of at least 16, 16 positions and what the
-    family keeps for itself); ``heads`` the tasks to check (``"ForMaskedLM"``; all by default);
-    ``overrides`` configuration attributes by task (``{"ForCausalLM": {"is_decoder": True}}``, which is
-    the default where the configuration has that attribute); ``torch=False`` leaves PyTorch out;
-    ``skip`` maps a check's name to the reason why it cannot hold; ``zero_gradients`` are patterns of
-    parameter paths whose gradient is zero for a reason; ``tolerance`` is that of the comparisons with
-    PyTorch, relative to ``max(1, max|b|)``.
+    **Arguments:** ``config`` a tiny configuration (vocabulary of at least 16, 16 positions and what
+    the family keeps for itself); ``heads`` the tasks to check (``"ForMaskedLM"``; all by default);
+    ``overrides`` configuration attributes by task (``{"ForCausalLM": {"is_decoder": True}}``, which
+    is the default where the configuration has that attribute); ``torch=False`` leaves PyTorch out;
+    ``skip`` maps a check's name to the reason why it cannot hold; ``zero_gradients`` are patterns
+    of parameter paths whose gradient is zero for a reason; ``tolerance`` is that of the comparisons
+    with PyTorch, relative to ``max(1, max|b|)``.
 
     **Returns** a :class:`Report`, whose ``skipped`` says what was not checked and why.
     """
@@ -116,7 +118,9 @@ def _checks(torch: bool, skip: Mapping[str, str]) -> list[Callable[[Case], None]
     names = [check.__name__ for check in checks]
     for name in skip:
         if name not in names:
-            raise UsageError(f"no check '{name}'{nearest(name, names)} (checks: {', '.join(names)})")
+            raise UsageError(
+                f"no check '{name}'{nearest(name, names)} (checks: {', '.join(names)})"
+            )
     return checks
 
 
@@ -148,6 +152,7 @@ class Case:
     spec: Any
     zero_gradients: tuple[str, ...]
     tolerance: float
+    shared: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def model(self) -> Any:
@@ -171,13 +176,18 @@ class Case:
         ids = random.integers(low, high, shape).astype(np.int32)
         mask = np.ones_like(ids)
         mask[1, ..., 10:] = 0
-        inputs = {"input_ids": np.where(mask == 1, ids, pad).astype(np.int32), "attention_mask": mask}
+        inputs = {
+            "input_ids": np.where(mask == 1, ids, pad).astype(np.int32),
+            "attention_mask": mask,
+        }
         if getattr(config, "is_encoder_decoder", False):
             inputs["decoder_input_ids"] = random.integers(low, high, shape).astype(np.int32)
         if getattr(config, "add_cross_attention", False):
             states = random.normal(size=(ROWS, 5, config.hidden_size))
             inputs["encoder_hidden_states"] = states.astype(np.float32)
-            inputs["encoder_attention_mask"] = np.array([[1, 1, 1, 1, row % 2] for row in range(ROWS)])
+            inputs["encoder_attention_mask"] = np.array(
+                [[1, 1, 1, 1, row % 2] for row in range(ROWS)]
+            )
         return inputs
 
     def variant(self, **options: Any) -> Any:
@@ -216,7 +226,7 @@ class Case:
     @functools.cached_property
     def gradients(self) -> dict[trees.Path, np.ndarray]:
         """The gradient of every parameter, without dropout."""
-        loss = jax.jit(jax.grad(weighted(self.model, self.weights)))
+        loss = jit(jax.grad(weighted(self.model, self.weights)))
         return host(trees.flatten(loss(self.model.params, self.inputs)))
 
     def may_be_zero(self, path: trees.Path) -> bool:
@@ -234,9 +244,17 @@ def arrays(output: Any) -> dict[str, jax.Array]:
     return {name: value for name, value in output.items() if name not in NOT_COMPARED}
 
 
+def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile quickly: the battery runs everything once, so the CPU compiler need not optimise."""
+    cpu = jax.default_backend() == "cpu"
+    return jax.jit(
+        function, compiler_options={"xla_backend_optimization_level": 0} if cpu else None
+    )
+
+
 def compiled(model: Any, **options: Any) -> Callable[..., dict[str, jax.Array]]:
     """Compile ``(params, inputs) -> outputs`` of ``model``."""
-    return jax.jit(lambda params, inputs: arrays(model(**inputs, params=params, **options)))
+    return jit(lambda params, inputs: arrays(model(**inputs, params=params, **options)))
 
 
 def weighted(model: Any, weights: Mapping[str, Any], **options: Any) -> Callable[..., jax.Array]:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import numpy as np
 
 from hfseq import trees
-from hfseq.testing import Case, Skipped, assert_same, error, host
+from hfseq.testing import Case, Skipped, assert_same, error, host, jit
 
 
 def torch_model(case: Case) -> Any:
     """Save the case's model and load it with the PyTorch class: eager attention, evaluation."""
-    if not hasattr(case, "_torch_model"):
-        case._torch_model = _load(case)  # type: ignore[attr-defined]
-    return case._torch_model  # type: ignore[attr-defined]
+    if "torch" not in case.shared:
+        case.shared["torch"] = _load(case)
+    return case.shared["torch"]
 
 
 def _load(case: Case) -> Any:
@@ -60,6 +59,8 @@ def torch_tree(case: Case) -> None:
     expected = {}
     model = torch_model(case)
     for name, parameter in model.named_parameters():
+        if name in case.model.weight_map.aliases:
+            continue  # PyTorch's second name of a parameter that has one path here
         owner, _, leaf = name.rpartition(".")
         kind = type(model.get_submodule(owner)).__name__
         leaf = _leaf(kind, leaf)
@@ -96,7 +97,8 @@ def torch_parity(case: Case) -> None:
         lines += _layers(case, states)
     lines += _gradients(case, gradients)
     assert not lines, (
-        f"differs from PyTorch's {type(model).__name__} (allowed: {case.tolerance:.0e})\n" + "\n".join(lines)
+        f"differs from PyTorch's {type(model).__name__} (allowed: {case.tolerance:.0e})\n"
+        + "\n".join(lines)
     )
 
 
@@ -125,7 +127,7 @@ def _run_torch(case: Case, model: Any) -> tuple[dict, tuple, dict]:
 def _layers(case: Case, theirs: tuple) -> list[str]:
     """Name the first hidden state that differs: 0 is the embeddings, i the output of layer i."""
     run = functools.partial(case.model, output_hidden_states=True)
-    ours = jax.jit(lambda inputs: run(**inputs).hidden_states)(case.inputs) or ()
+    ours = jit(lambda inputs: run(**inputs).hidden_states)(case.inputs) or ()
     mask = case.inputs["attention_mask"].reshape(-1, case.inputs["attention_mask"].shape[-1], 1)
     for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         found = error(np.asarray(a) * mask, b * mask)
@@ -143,7 +145,9 @@ def _gradients(case: Case, theirs: dict) -> list[str]:
     worse = {name: found for name, found in errors.items() if not found <= case.tolerance}
     if worse:
         name, found = next(iter(worse.items()))
-        lines.append(f"  {len(worse)} of {len(errors)} gradients differ, the first of {name}: {found:.1e}")
+        lines.append(
+            f"  {len(worse)} of {len(errors)} gradients differ, the first of {name}: {found:.1e}"
+        )
     return lines
 
 

@@ -42,7 +42,10 @@ def unflatten(flat: Mapping[Path, Any]) -> dict[str, Any]:
 
 def thaw(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Copy a (frozen) nested mapping into plain dicts with string keys."""
-    return {str(key): thaw(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    return {
+        str(key): thaw(value) if isinstance(value, Mapping) else value
+        for key, value in tree.items()
+    }
 
 
 def join(path: Path) -> str:
@@ -55,7 +58,9 @@ def to_dict(state: nnx.State) -> dict[str, Any]:
     return thaw(nnx.to_pure_dict(state))
 
 
-def to_state(tree: Mapping[str, Any], like: Mapping[str, Any], kind: type[nnx.Variable]) -> nnx.State:
+def to_state(
+    tree: Mapping[str, Any], like: Mapping[str, Any], kind: type[nnx.Variable]
+) -> nnx.State:
     """Wrap the leaves of ``tree`` that ``like`` has as variables of ``kind``, keys as NNX wants them."""
     given = flatten(tree)
     missing = [path for path in flatten(like) if path not in given]

@@ -1,9 +1,9 @@
 """The two-way weight map between our parameter trees and PyTorch checkpoints.
 
-Attribute names equal the checkpoint's, so the map is a rule, not a table: the last component ``kernel``,
-``scale`` and ``embedding`` is ``weight`` in PyTorch, and kernels are transposed. A family declares what
-differs: aliases (ties), ignored names, and symmetric templates. Layers that are stacked for scanning map
-to one PyTorch tensor a layer.
+Attribute names equal the checkpoint's, so the map is a rule, not a table: the last component
+``kernel``, ``scale`` and ``embedding`` is ``weight`` in PyTorch, and kernels are transposed. A
+family declares what differs: aliases (ties), ignored names, and symmetric templates. Layers that
+are stacked for scanning map to one PyTorch tensor a layer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hfseq.errors import WeightsError, nearest
 Path = tuple[str, ...]
 
 _LEAF = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
+FLOATING = ("float64", "float32", "float16", "bfloat16")
 _OLD_NAMES = ((".gamma", ".weight"), (".beta", ".bias"))
 
 
@@ -43,12 +44,13 @@ class Slot:
     path: Path
     name: str
     transposed: bool
+    listed: Path
     layer: int | None = None
 
     @property
     def native(self) -> str:
-        """The name in ``format: flax`` files: the dotted path."""
-        return ".".join(self.path)
+        """The name in ``format: flax`` files: the dotted path, layers numbered."""
+        return ".".join(self.listed)
 
 
 @dataclasses.dataclass
@@ -57,18 +59,21 @@ class LoadReport:
 
     missing: list[Path] = dataclasses.field(default_factory=list)
     unexpected: list[str] = dataclasses.field(default_factory=list)
-    mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = dataclasses.field(default_factory=list)
+    mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = dataclasses.field(
+        default_factory=list
+    )
+    untyped: dict[str, str] = dataclasses.field(default_factory=dict)
     dtypes: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 class WeightMap:
     """Names of a model's parameters in PyTorch checkpoints, in both directions.
 
-    **Arguments:** ``shapes`` maps every path of the tree to its shape; ``prefix`` is the base model's
-    name, which checkpoints may lack or have; ``aliases`` maps other PyTorch names to the one used;
-    ``ignored`` are regular expressions of names without weights of ours; ``templates`` are symmetric
-    pairs such as ``"block.{}.norm": "layers.{}.ln"`` on dotted names; ``stacked`` maps the path prefix of
-    scanned layers to their number.
+    **Arguments:** ``shapes`` maps every path of the tree to its shape; ``prefix`` is the base
+    model's name, which checkpoints may lack or have; ``aliases`` maps other PyTorch names to the
+    one used; ``ignored`` are regular expressions of names without weights of ours; ``templates``
+    are symmetric pairs such as ``"block.{}.norm": "layers.{}.ln"`` on dotted names; ``stacked``
+    maps the path prefix of scanned layers to their number.
     """
 
     def __init__(
@@ -85,17 +90,24 @@ class WeightMap:
         self._templates = [_template(ours, theirs) for ours, theirs in (templates or {}).items()]
         self.slots = [slot for path in self.shapes for slot in self._slots(path, stacked or {})]
         names = {slot.name for slot in self.slots}
-        self.aliases = {alias: name for alias, name in (aliases or {}).items() if alias not in names}
+        self.aliases = {
+            alias: name for alias, name in (aliases or {}).items() if alias not in names
+        }
         # An untied head has a projection of its own, whose bias is then the one that PyTorch adds.
-        self._live = {a: n for a, n in self.aliases.items() if f"{a.rpartition('.')[0]}.weight" in names}
+        self._live = {
+            a: n for a, n in self.aliases.items() if f"{a.rpartition('.')[0]}.weight" in names
+        }
 
     def _slots(self, path: Path, stacked: Mapping[Path, int]) -> list[Slot]:
         for head, count in stacked.items():
             if path[: len(head)] == head:
                 paths = [(*head, str(i), *path[len(head) :]) for i in range(count)]
                 drawn = len(self.shapes[path]) - 1
-                return [Slot(path, self.torch_name(p), _swaps(p, drawn), i) for i, p in enumerate(paths)]
-        return [Slot(path, self.torch_name(path), _swaps(path, len(self.shapes[path])))]
+                return [
+                    Slot(path, self.torch_name(p), _swaps(p, drawn), p, layer)
+                    for layer, p in enumerate(paths)
+                ]
+        return [Slot(path, self.torch_name(path), _swaps(path, len(self.shapes[path])), path)]
 
     def torch_name(self, path: Path) -> str:
         """Return the PyTorch name of the parameter at ``path``."""
@@ -107,7 +119,8 @@ class WeightMap:
         head, _, leaf = name.rpartition(".")
         return f"{head}.{_LEAF.get(leaf, leaf)}" if head else _LEAF.get(leaf, leaf)
 
-    # -- reading ------------------------------------------------------------------------------------
+    # -- reading
+    # ------------------------------------------------------------------------------------
 
     def match(
         self, tensors: Mapping[str, Tensor], *, native: bool = False
@@ -130,6 +143,8 @@ class WeightMap:
                 report.mismatched.append((original, given, expected))
                 report.missing.append(slot.path)
                 continue
+            if tensor.dtype not in FLOATING:
+                report.untyped[original] = tensor.dtype
             report.dtypes[tensor.dtype] = report.dtypes.get(tensor.dtype, 0) + 1
             found[slot] = tensor
         report.missing = list(dict.fromkeys(report.missing))
@@ -146,10 +161,13 @@ class WeightMap:
 
     def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> str | None:
         if native:
-            layered = slot.native
-            return next((n for n in self._with_prefix(layered) if n in names), None)
+            return next((n for n in self._with_prefix(slot.native) if n in names), None)
         live = [alias for alias, name in self._live.items() if name == slot.name]
-        own = [*live, slot.name, *(alias for alias, name in self.aliases.items() if name == slot.name)]
+        own = [
+            *live,
+            slot.name,
+            *(alias for alias, name in self.aliases.items() if name == slot.name),
+        ]
         return next((n for name in own for n in self._with_prefix(name) if n in names), None)
 
     def _with_prefix(self, name: str) -> tuple[str, ...]:
@@ -162,7 +180,8 @@ class WeightMap:
         """Tell whether a left-over name is a tied copy of one that is there, or a buffer."""
         if any(re.search(pattern, name) for pattern in self.ignored):
             return True
-        return any(alias in self._with_prefix(name) for alias in self.aliases)
+        copies = (*self.aliases, *self._live.values())
+        return any(copy in self._with_prefix(name) for copy in copies)
 
     @staticmethod
     def _clean(name: str) -> str:
@@ -171,7 +190,8 @@ class WeightMap:
                 return name.removesuffix(old) + new
         return name
 
-    # -- writing ------------------------------------------------------------------------------------
+    # -- writing
+    # ------------------------------------------------------------------------------------
 
     def outgoing(self) -> dict[str, Slot]:
         """Return every name that a saved file has, with the slot it comes from; ties are not repeated."""
@@ -185,7 +205,18 @@ class WeightMap:
             for name, slot in self.outgoing().items()
         }
 
-    def to_torch(self, params: Mapping[Path, Any], names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    def listed(self, params: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
+        """Return NumPy leaves under the paths of the tree with a key for each layer (the v4 tree)."""
+        return {
+            slot.listed: np.asarray(
+                params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
+            )
+            for slot in self.slots
+        }
+
+    def to_torch(
+        self, params: Mapping[Path, Any], names: Iterable[str] | None = None
+    ) -> dict[str, np.ndarray]:
         """Return contiguous NumPy tensors under PyTorch names (all, or only ``names``)."""
         slots, tensors = self.outgoing(), {}
         for name in slots if names is None else names:
@@ -195,7 +226,9 @@ class WeightMap:
             tensors[name] = np.ascontiguousarray(array.T if slot.transposed else array)
         return tensors
 
-    def fill(self, found: Mapping[Slot, Tensor], path: Path, index: Any = ..., *, native: bool = False) -> Any:
+    def fill(
+        self, found: Mapping[Slot, Tensor], path: Path, index: Any = ..., *, native: bool = False
+    ) -> Any:
         """Read the parameter at ``path`` (or the part that ``index`` cuts out) from matched tensors."""
         slots = [slot for slot in self.slots if slot.path == path]
         if slots[0].layer is None:
@@ -217,14 +250,25 @@ def _swaps(path: Path, ndim: int) -> bool:
 def _template(ours: str, theirs: str) -> tuple[re.Pattern[str], str]:
     pattern = re.escape(ours).replace(r"\{\}", r"([^.]+)")
     numbers = iter(range(1, ours.count("{}") + 1))
-    return re.compile(rf"(?<![^.]){pattern}(?![^.])"), re.sub(r"\{\}", lambda _: f"\\{next(numbers)}", theirs)
+    return re.compile(rf"(?<![^.]){pattern}(?![^.])"), re.sub(
+        r"\{\}", lambda _: f"\\{next(numbers)}", theirs
+    )
 
 
 def check(report: LoadReport, source: str, class_name: str, *, ignore_mismatched: bool) -> None:
-    """Raise one error that lists every tensor whose shape does not fit, unless mismatches are allowed."""
+    """Raise one error that lists every tensor whose type or shape does not fit (shapes: if that matters)."""
+    if report.untyped:
+        found = ", ".join(f"{name} ({dtype})" for name, dtype in report.untyped.items())
+        raise WeightsError(
+            f"{source} holds tensors of types that hfseq cannot load as parameters: {found} "
+            f"(loadable: {', '.join(FLOATING)}). Convert or dequantise the checkpoint first"
+        )
     if not report.mismatched or ignore_mismatched:
         return
-    lines = [f"  {name}: {given} in the file, {expected} in the model" for name, given, expected in report.mismatched]
+    lines = [
+        f"  {name}: {given} in the file, {expected} in the model"
+        for name, given, expected in report.mismatched
+    ]
     raise WeightsError(
         f"{source} does not fit {class_name}: {len(lines)} tensors differ in shape\n"
         + "\n".join(lines)

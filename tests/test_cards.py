@@ -194,6 +194,18 @@ def test_text_cannot_break_out_of_its_block() -> None:
     assert "`````text\n> ```\n# not a heading\n```\n\n````\n`````" in render_model_card(context)
 
 
+@pytest.mark.parametrize("name", ["google-bert/bert-base-cased", "gpt2"])
+def test_base_model_of_the_hub_is_linked(name: str) -> None:
+    card = render_model_card(replace(FULL, base_model=name))
+    assert f"base_model: {name}" in card and f"](https://huggingface.co/{name})" in card
+
+
+@pytest.mark.parametrize("name", ["/data/me/bert", "./bert", "a/b/c"])
+def test_local_base_model_stays_private(name: str) -> None:
+    card = render_model_card(replace(FULL, base_model=name))
+    assert "base_model" not in card and name not in card
+
+
 def write_log(path: Path) -> Path:
     records = [
         {"step": 1, "time": 100.0, "train_loss": 9.0, "train_tokens_per_second": 50.0, "mfu": 0.1},

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,6 +142,19 @@ def test_offline_serves_the_cache_and_explains_what_is_not_there(hub: FakeHub, m
     assert resolve_file("user/m", "config.json", local_files_only=True) == cached
     assert resolve_file("user/m", "absent.json", local_files_only=True) is None
     assert len(hub.requests) == before
+
+
+def test_pushing_and_finding_files_import_neither_torch_nor_jax(hub: FakeHub, model: Path) -> None:
+    code = (
+        "import sys; from hfseq.hub import push_folder, resolve_file;"
+        "push_folder(sys.argv[1], 'user/m'); print(resolve_file('user/m', 'config.json'));"
+        "assert not {'torch', 'jax', 'flax', 'transformers'} & set(sys.modules)"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", code, str(model)]
+    done = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_text() == (model / "config.json").read_text()
 
 
 @pytest.fixture

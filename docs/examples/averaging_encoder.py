@@ -54,18 +54,16 @@ class Averaging(nnx.Module):
     def __call__(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
                  segment_ids=None, *, rngs=None, output_hidden_states=False,
                  output_attentions=False):  # fmt: skip
-        if attention_mask is None:
-            attention_mask = jnp.ones_like(input_ids)
+        documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
         if position_ids is None:
-            position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
-        seen = nn.attention_mask(attention_mask, segment_ids)[:, 0].astype(jnp.float32)
+            position_ids = nn.positions_in_segments(documents)
+        seen = nn.attention_mask(attention_mask, documents)[:, 0].astype(jnp.float32)
         weights = seen / jnp.maximum(seen.sum(-1, keepdims=True), 1)
         x = self.word_embeddings(input_ids) + self.position_embeddings(position_ids)
-        x, _, inputs = nn.run_layers(
+        x, _, states = nn.run_layers(
             self.layer, x, weights, rngs=rngs, collect=output_hidden_states
         )
-        states = (*inputs, x) if output_hidden_states else None
-        return FlaxBaseModelOutput(self.norm(x), states)
+        return FlaxBaseModelOutput(self.norm(x), (*states, x) if output_hidden_states else None)
 
 
 class AveragingForMaskedLM(nnx.Module):
@@ -93,11 +91,6 @@ class FlaxAveragingForMaskedLM(FlaxAveragingModel):
 @hookimpl
 def register_architectures(register):
     heads = {"Model": FlaxAveragingModel, "ForMaskedLM": FlaxAveragingForMaskedLM}
-    rules = [
-        ("word_embeddings", "embedding"),
-        ("wide/kernel", "column"),
-        ("wide/bias", "column_bias"),
-        ("narrow/kernel", "row"),
-        (".*", "replicated"),
-    ]
+    rules = [("word_embeddings", "embedding"), ("wide/kernel", "column")]
+    rules += [("narrow/kernel", "row"), (".*", "replicated")]
     register("averaging", config=AveragingConfig, heads=heads, sharding=rules)

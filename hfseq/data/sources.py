@@ -84,7 +84,7 @@ def _load_named(arguments: DataArguments, plugins: Any) -> dict[str, Any]:
 def _load_hub(arguments: DataArguments) -> Any:
     from datasets import load_dataset, load_from_disk
 
-    name, config = arguments.dataset_name, arguments.dataset_config_name
+    name, config = str(arguments.dataset_name), arguments.dataset_config_name
     label = f"--dataset_name {name}" + (f" --dataset_config_name {config}" if config else "")
     try:
         if (Path(name) / "dataset_dict.json").exists():
@@ -169,7 +169,7 @@ def _column_types(dataset: Any) -> dict[str, str]:
             name: getattr(f, "dtype", type(f).__name__) for name, f in dataset.features.items()
         }
         return {name: "text" if "string" in kind else kind for name, kind in kinds.items()}
-    example = next(iter(dataset), {})
+    example: dict[str, Any] = next(iter(dataset), {})
     return {
         name: "text" if isinstance(value, str) else type(value).__name__
         for name, value in example.items()

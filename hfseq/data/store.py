@@ -149,10 +149,10 @@ def _write_arrays(directory: Path, chunks: Iterable[Chunk]) -> dict:
                 continue
             lengths.append(chunk_lengths[chunk_lengths > 0])
             largest = max(largest, int(ids.max()))
-            tokens.write(np.ascontiguousarray(ids, "<i4"))
+            tokens.write(np.ascontiguousarray(ids, "<i4").data)
             if continues is not None:
                 has_continues = True
-                continuations.write(np.ascontiguousarray(continues, np.uint8))
+                continuations.write(np.ascontiguousarray(continues, np.uint8).data)
         for stream in (tokens, continuations):
             stream.flush()
             os.fsync(stream.fileno())
@@ -162,7 +162,7 @@ def _write_arrays(directory: Path, chunks: Iterable[Chunk]) -> dict:
         (directory / CONTINUES).unlink()
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype="<i8")]).astype("<i8")
     with open(directory / OFFSETS, "wb") as stream:
-        stream.write(offsets)
+        stream.write(offsets.data)
         os.fsync(stream.fileno())
     return {
         "documents": len(offsets) - 1,

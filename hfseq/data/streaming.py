@@ -55,8 +55,9 @@ class StreamingBatches:
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.block_rows = max(1, block_rows // batch_size) * batch_size
         self.epoch = self.block = self.offset = 0
-        self._start = {"source": self.source.state(), "skip": 0}  # where the present block begins
-        self._next: dict | None = None  # where the next one does; None: with the next epoch
+        # Where the present block begins, and the next one (None: with the next epoch).
+        self._start: dict[str, Any] = {"source": self.source.state(), "skip": 0}
+        self._next: dict[str, Any] | None = None
         self._rows: PackedRows | LineRows | None = None
         # Kept from block to block, since going back to a place can mean reading its shard again:
         self._reader: Iterator | None = None
@@ -143,7 +144,7 @@ class StreamingBatches:
 
     def _encoded(self, state: dict) -> Iterator[tuple[dict, np.ndarray, np.ndarray]]:
         for before, texts in self.source.read(state, CHUNK):
-            ids, lengths = self.encode([text for text in texts if not is_blank(text)])
+            ids, lengths = self.encode([text for text in texts if text and not is_blank(text)])
             yield before, ids, lengths[lengths > 0]
 
     def _rows_of(self, chunks: list, skip: int, need: int | None) -> PackedRows | LineRows:

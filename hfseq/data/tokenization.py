@@ -140,7 +140,7 @@ def _continues(lengths: np.ndarray, references: list[list[int]]) -> np.ndarray:
     return continues
 
 
-_work: tuple = ()
+_work: tuple[Any, Encoder, str]
 
 
 def _start_worker(*work: Any) -> None:
@@ -150,7 +150,8 @@ def _start_worker(*work: Any) -> None:
 
 
 def _run(documents: range) -> Chunk:
-    return _encode_range(*_work, documents)
+    dataset, encode, column = _work
+    return _encode_range(dataset, encode, column, documents)
 
 
 def _parallel(dataset: Any, encode: Encoder, column: str, num_proc: int | None) -> Iterator[Chunk]:

@@ -190,6 +190,8 @@ def _untrained(
     if isinstance(normalizer, str):
         normalizer = _named_normalizer(normalizer)
     steps = [normalizer] if normalizer else []
+    trainer: Any
+    options: dict[str, Any]
     if algorithm == "bpe":
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -271,8 +273,14 @@ def check_vocabulary(tokenizer: Any, config: Any) -> None:
     """Refuse a tokenizer with ids beyond the model's embedding, which would train on NaN.
 
     Raises:
-        UsageError: the largest id is not below ``config.vocab_size``.
+        UsageError: the largest id is not below ``config.vocab_size``, or there are special tokens
+            only (what ``AutoTokenizer`` makes of a directory that has no tokenizer files).
     """
+    if (~special_ids(tokenizer)).sum() <= 1:  # T5 makes a lone "▁" of nothing
+        raise UsageError(
+            f"the tokenizer of '{tokenizer.name_or_path}' has no tokens but special ones; "
+            "--tokenizer_name needs a directory or model with tokenizer files"
+        )
     largest = max(tokenizer.get_vocab().values())
     if largest >= config.vocab_size:
         raise UsageError(

@@ -19,8 +19,9 @@ def attention_mask(
 ) -> jax.Array | None:
     """Build a boolean mask that broadcasts to (batch, heads, queries, keys); True is visible.
 
-    ``attention_mask`` is (batch, keys), non-zero where a key may be seen, or (batch, queries, keys).
-    ``segment_ids`` (batch, length) restricts every query to keys of its own document; 0 is padding.
+    ``attention_mask`` is (batch, keys), non-zero where a key may be seen, or (batch, queries,
+    keys). ``segment_ids`` (batch, length) restricts every query to keys of its own document; 0 is
+    padding.
     """
     mask = None
     if attention_mask is not None:
@@ -49,10 +50,10 @@ def attend(
     """Multi-head attention; returns (batch, queries, heads, head_dim) and the weights if asked for.
 
     **Arguments:** ``query`` (batch, queries, heads, head_dim); ``key`` and ``value`` (batch, keys,
-    kv_heads, head_dim), where ``heads`` is a multiple of ``kv_heads`` (grouped queries); ``mask`` boolean
-    and ``bias`` additive, both broadcast to (batch, heads, queries, keys); ``scale`` defaults to
-    head_dim ** -0.5. The explicit form runs only where dropout on the weights, a head mask or the weights
-    themselves are wanted; else the implementation chosen by name does.
+    kv_heads, head_dim), where ``heads`` is a multiple of ``kv_heads`` (grouped queries); ``mask``
+    boolean and ``bias`` additive, both broadcast to (batch, heads, queries, keys); ``scale``
+    defaults to head_dim ** -0.5. The explicit form runs only where dropout on the weights, a head
+    mask or the weights themselves are wanted; else the implementation chosen by name does.
     """
     explicit = return_weights or head_mask is not None or (rngs is not None and dropout_rate > 0)
     if not explicit:

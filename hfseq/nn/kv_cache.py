@@ -1,8 +1,8 @@
 """The key-value cache of autoregressive decoding, one for every family.
 
 A cache lives on the attention module as three variables with v4's names (``cached_key``,
-``cached_value``, ``cache_index``); outside the module it is the nested dict that ``init_cache`` returns
-and ``past_key_values`` carries.
+``cached_value``, ``cache_index``); outside the module it is the nested dict that ``init_cache``
+returns and ``past_key_values`` carries.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def extend_cache(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, bool]:
     """Append ``key`` and ``value`` to the cache and return what the queries attend to.
 
-    Without a cache the inputs come back with ``causal=True``: the fused attention masks the future. With
-    one, keys and values of the whole buffer come back with a mask that hides positions not yet written.
+    Without a cache the inputs come back with ``causal=True``: the fused attention masks the future.
+    With one, keys and values of the whole buffer come back with a mask that hides positions not yet
+    written.
     """
     if module.cached_key is None:
         return key, value, mask, True

@@ -126,6 +126,8 @@ def dropout(x: jax.Array, rate: float, rngs: Keys | None) -> jax.Array:
     """Zero each element with probability ``rate`` (in steps of 2**-16) and scale the others up."""
     if rngs is None or rate == 0.0:
         return x
+    if rate >= 1.0:
+        return jnp.zeros_like(x)
     # 16 random bits an element: half of the cost of 32, and 1/65536 is fine enough for a rate.
     threshold = round(rate * 65536)
     keep = rngs.bits(x.shape) >= jnp.uint16(min(threshold, 65535))

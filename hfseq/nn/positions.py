@@ -15,9 +15,9 @@ def positions_after_padding(input_ids: jax.Array, pad_token_id: int) -> jax.Arra
 def gather_positions(hidden_states: jax.Array, positions: jax.Array | None) -> jax.Array:
     """Pick the hidden states that a head needs; ``None`` keeps all.
 
-    ``hidden_states`` is (batch, length, features), ``positions`` (groups, k) indices into the flattened
-    rows of each of ``groups`` equal parts of the batch; the result is (groups, k, features). One group a
-    data shard keeps the gather on its own device.
+    ``hidden_states`` is (batch, length, features), ``positions`` (groups, k) indices into the
+    flattened rows of each of ``groups`` equal parts of the batch; the result is (groups, k,
+    features). One group a data shard keeps the gather on its own device.
     """
     if positions is None:
         return hidden_states

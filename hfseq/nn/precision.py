@@ -1,7 +1,8 @@
 """Precision recipes: which type each product runs in, chosen by rules on parameter paths.
 
-A recipe is applied to a finished module (:func:`apply_precision`), so no model file mentions types. A
-recipe may give each Linear that its ``sites`` match an operation of its own (FP8 keeps scales there).
+A recipe is applied to a finished module (:func:`apply_precision`), so no model file mentions types.
+A recipe may give each Linear that its ``sites`` match an operation of its own (FP8 keeps scales
+there).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...
 class Precision:
     """A recipe: the type of computation, and the product that matching Linears use.
 
-    **Arguments:** ``compute_dtype`` is the type of activations and products (``None`` leaves them as
-    they come); ``make_dot_general`` builds one operation for each matching Linear; ``sites`` are regular
-    expressions searched in the Linear's path (``encoder/layer/0/attention/self/query``).
+    **Arguments:** ``compute_dtype`` is the type of activations and products (``None`` leaves them
+    as they come); ``make_dot_general`` builds one operation for each matching Linear; ``sites`` are
+    regular expressions searched in the Linear's path (``encoder/layer/0/attention/self/query``).
     """
 
     name: str
@@ -45,9 +46,9 @@ def low_precision_dot_general(
 ) -> jax.Array:
     """Multiply in ``lhs``'s half precision with float32 sums, forward and backward.
 
-    ``lhs`` is (..., k), ``rhs`` a float32 or half (k, n) or (n, k) matrix. The matrix is cast inside, so
-    its gradient is summed and returned in its own type. Casting the cotangent to half keeps the backward
-    products on the fast units too (see docs/decisions.md, bf16 on CPUs).
+    ``lhs`` is (..., k), ``rhs`` a float32 or half (k, n) or (n, k) matrix. The matrix is cast
+    inside, so its gradient is summed and returned in its own type. Casting the cotangent to half
+    keeps the backward products on the fast units too (see docs/decisions.md, bf16 on CPUs).
     """
     ((_, (axis,)), _) = dimension_numbers
     return _half_product(lhs, rhs, axis)
@@ -68,12 +69,16 @@ def _half_backward(axis: int, saved: tuple, g: jax.Array) -> tuple[jax.Array, ja
     dx = _contract(g, w.astype(x.dtype), g.ndim - 1, 1 - axis).astype(x.dtype)
     rows, columns = (x, g) if axis == 0 else (g, x)
     batch = tuple(range(x.ndim - 1))
-    dw = lax.dot_general(rows, columns, ((batch, batch), ((), ())), preferred_element_type=jnp.float32)
+    dw = lax.dot_general(
+        rows, columns, ((batch, batch), ((), ())), preferred_element_type=jnp.float32
+    )
     return dx, dw.astype(w.dtype)
 
 
 def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array:
-    return lax.dot_general(x, w, (((x_axis,), (w_axis,)), ((), ())), preferred_element_type=jnp.float32)
+    return lax.dot_general(
+        x, w, (((x_axis,), (w_axis,)), ((), ())), preferred_element_type=jnp.float32
+    )
 
 
 _half_product.defvjp(_half_forward, _half_backward)

@@ -1,7 +1,8 @@
 """Random keys for dropout: one key for the batch, or one for each of its rows.
 
 With a key for each row the masks depend on the row alone, not on how the batch is cut into
-micro-batches or laid over devices, so gradient accumulation and topology leave the loss curve as it is.
+micro-batches or laid over devices, so gradient accumulation and topology leave the loss curve as it
+is.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ class Keys:
             return Keys(jax.vmap(jax.random.fold_in, (0, None))(self.key, data))
         return Keys(jax.random.fold_in(self.key, data))
 
+    def child(self) -> Keys:
+        """Return independent keys for a part of the model, and count it as one use."""
+        self.count += 1
+        return self.fold_in(self.count - 1)
+
     def bits(self, shape: tuple[int, ...]) -> jax.Array:
         """Draw uint16 random bits of ``shape``; with a key a row, ``shape[0]`` must be a multiple of rows."""
-        key = self.fold_in(self.count).key
-        self.count += 1
+        key = self.child().key
         if not key.ndim:
             return jax.random.bits(key, shape, jnp.uint16)
         row_shape = (shape[0] // key.shape[0], *shape[1:])

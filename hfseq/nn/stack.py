@@ -1,7 +1,7 @@
 """Identical layers, run one after the other: a Python loop, or stacked at rest and scanned.
 
-The model file writes ``self.layer = nn.Layers([...])`` and ``nn.run_layers(self.layer, x, ...)``; whether
-the layers are scanned or rematerialised is decided outside of it (``scan_layers``,
+The model file writes ``self.layer = nn.Layers([...])`` and ``nn.run_layers(self.layer, x, ...)``;
+whether the layers are scanned or rematerialised is decided outside of it (``scan_layers``,
 ``gradient_checkpointing``).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,12 +30,14 @@ class Options:
     attention: Callable[..., jax.Array] = jax.nn.dot_product_attention
 
 
-_options: contextvars.ContextVar[Options] = contextvars.ContextVar("hfseq_options", default=Options())
+_options: contextvars.ContextVar[Options | None] = contextvars.ContextVar(
+    "hfseq_options", default=None
+)
 
 
 def current_options() -> Options:
     """Return the options of the forward pass being traced."""
-    return _options.get()
+    return _options.get() or Options()
 
 
 @contextlib.contextmanager
@@ -49,7 +52,6 @@ def options(value: Options) -> Iterator[None]:
 
 class Layers(nnx.List):
     """A list of layers of one class and one shape, as the checkpoint numbers them."""
-
 
 
 def stack_layers(module: nnx.Module) -> None:
@@ -80,14 +82,17 @@ def run_layers(
 ) -> tuple[jax.Array, Any, tuple[jax.Array, ...] | None]:
     """Run ``layers`` and return the last hidden state, each layer's second result, and all inputs.
 
-    A layer is called ``layer(hidden_states, *args, rngs=keys, **kwargs)`` and returns a pair (hidden
-    states, anything); ``rngs`` of a layer depend on its number alone, so loop and scan draw the same
-    dropout masks. The seconds come as a tuple, one a layer. With ``collect`` the input of every layer
-    is returned too, as ``hidden_states`` in the Hugging Face outputs wants it. ``per_layer`` holds
-    keyword arguments with a leading layer axis, of which each layer gets its slice.
+    A layer is called ``layer(hidden_states, *args, rngs=keys, **kwargs)`` and returns a pair
+    (hidden states, anything); ``rngs`` of a layer depend on its number alone, so loop and scan draw
+    the same dropout masks. The seconds come as a tuple, one a layer. With ``collect`` the input of
+    every layer is returned too, as ``hidden_states`` in the Hugging Face outputs wants it.
+    ``per_layer`` holds keyword arguments with a leading layer axis, of which each layer gets its
+    slice.
     """
     run = _loop if isinstance(layers, nnx.List) else _scan
-    return run(layers, hidden_states, args, kwargs, per_layer or {}, rngs, collect)
+    # A child, so that no two stacks and no dropout beside them share a key.
+    keys = None if rngs is None else rngs.child()
+    return run(layers, hidden_states, args, kwargs, per_layer or {}, keys, collect)
 
 
 def _functional(graph: Any, args: Any, kwargs: Any, rngs: Keys | None) -> Callable[..., Any]:
@@ -141,4 +146,4 @@ def _scan(
 
 
 def _unstack(tree: Any, count: int) -> tuple[Any, ...]:
-    return tuple(jax.tree.map(lambda leaf: leaf[i], tree) for i in range(count))
+    return tuple(jax.tree.map(operator.itemgetter(i), tree) for i in range(count))

@@ -50,7 +50,7 @@ class Publisher:
 
     def finish(self, message: str) -> None:
         """Upload the final state and say what is left to do where that failed."""
-        self.workspace.push()
+        self.workspace.push(strict=True)
         if self._pusher:
             self._pusher.push(message)
             problem = self._pusher.finish()

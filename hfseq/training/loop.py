@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,13 @@ class Loop:
     read ``loop.state``, ``loop.progress`` and ``loop.metrics``.
     """
 
-    def __init__(self, arguments: Arguments, objective: str):
-        self.arguments, self.training = arguments, arguments.training
+    def __init__(self, arguments: Arguments, objective: str, devices: Sequence[Any] | None = None):
+        self.arguments, self.training, self.devices = arguments, arguments.training, devices
         self.objective_name = objective
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
         self._callbacks: list[tuple[Callback, int]] = []
+        self._evaluated = -1
 
     def add_callback(self, function: Callback, every: int = 1) -> None:
         """Call ``function(loop)`` after every ``every``-th step."""
@@ -78,10 +79,10 @@ class Loop:
         self.workspace = Workspace(training.output_dir)
         self.workspace.pull()
         self.folder = self.workspace.path
-        check_output_dir(self.folder, training.overwrite_output_dir)
+        self._check_folder()
         require_device(training.device)
         use_compilation_cache(training.compilation_cache_dir)
-        self.mesh = sharding.make_mesh(training.mesh)
+        self.mesh = sharding.make_mesh(training.mesh, self.devices)
         # -- what: tokenizer, configuration, model, objective
         self.tokenizer = setup.load_tokenizer(self.arguments)
         config = setup.load_config(self.arguments, self.tokenizer)
@@ -111,14 +112,14 @@ class Loop:
         # -- go
         self.trackers = make_trackers(
             training.report_to if jax.process_index() == 0 else "none", self.folder, training,
-            self.arguments.as_dict(), self.progress.step,
+            self.arguments.as_dict(), self.progress.step if training.do_train else None,
         )  # fmt: skip
         self.publisher = finish.Publisher(self)
         with StopSignal() as self.stop:
             try:
                 if training.do_train:
                     self._train(length)
-                if training.do_eval and not self.stop.received:
+                if training.do_eval and not self.stop.received and self._evaluated != self.progress.step:
                     self.metrics |= self.evaluate()
                 finish.complete(self)
             finally:
@@ -129,6 +130,18 @@ class Loop:
         return self.metrics
 
     # -- preparation --------------------------------------------------------------------------------
+
+    def _check_folder(self) -> None:
+        """Refuse to train where something else lies, and to move away what is to be loaded."""
+        training, source = self.training, self.arguments.model.model_name_or_path
+        if not training.do_train:
+            return
+        if training.overwrite_output_dir and source and Path(source).absolute() == self.folder.absolute():
+            raise UsageError(
+                f"--overwrite_output_dir would move the weights of --model_name_or_path {source} aside before "
+                "they are read: give another --output_dir"
+            )
+        check_output_dir(self.folder, training.overwrite_output_dir)
 
     def _read_progress(self) -> None:
         """Read where the run to resume stands, before anything is built from the batch size."""
@@ -327,6 +340,7 @@ class Loop:
         measured = {f"eval_{name}": value for name, value in self.objective.metrics(totals).items()}
         measured["eval_runtime"] = time.perf_counter() - started
         self._report(measured, self.progress.step)
+        self._evaluated = self.progress.step
         if jax.process_index() == 0:
             shown = ", ".join(f"{k}: {v:.6g}" for k, v in measured.items() if k != "eval_runtime")
             print(f"Eval... ({self.progress.step} | {shown})", flush=True)

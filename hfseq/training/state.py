@@ -86,7 +86,7 @@ def make_step(
         grads, found, extra = accumulate(state["params"], state["extra"], batch, key)
         scale = 1.0 / jnp.maximum(found["count"], 1.0)
         grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
         new = {"params": optax.apply_updates(state["params"], updates), "opt_state": opt_state, "extra": extra}
         good = jnp.isfinite(found["loss"]) & jnp.isfinite(norm)

@@ -151,6 +151,16 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tokenizer):
         check_vocabulary(tokenizer, SimpleNamespace(vocab_size=largest))
 
 
+@pytest.mark.parametrize("family", ["roberta", "t5", "bert"])
+def test_a_directory_without_tokenizer_files_is_refused(tmp_path, family):
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = AutoConfig.for_model(family)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=f"{tmp_path}' has no tokens but special ones"):
+        check_vocabulary(AutoTokenizer.from_pretrained(tmp_path), config)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_special_ids_are_marked(trained, family):
     tokenizer, _ = trained[family, FAMILIES[family].algorithm]

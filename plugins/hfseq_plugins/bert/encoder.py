@@ -51,7 +51,9 @@ class SelfAttention(nn.CachedAttention):
     def __call__(self, x, source, mask, rngs, head_mask=None, return_weights=False):
         heads = (*x.shape[:2], self.kv_heads, self.head_dim)
         query = self.query(x).reshape(heads)
-        key, value = (part(source).reshape(source.shape[0], -1, *heads[2:]) for part in (self.key, self.value))
+        key, value = (
+            part(source).reshape(source.shape[0], -1, *heads[2:]) for part in (self.key, self.value)
+        )
         causal = self.causal
         if causal:
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
@@ -109,11 +111,15 @@ class Layer(nnx.Module):
         self.intermediate = Intermediate(config, rngs)
         self.output = Output(config, config.intermediate_size, rngs)
 
-    def __call__(self, x, mask, encoded, encoded_mask, *, rngs, head_mask=None, return_weights=False):
+    def __call__(
+        self, x, mask, encoded, encoded_mask, *, rngs, head_mask=None, return_weights=False
+    ):
         x, weights = self.attention(x, x, mask, rngs, head_mask, return_weights)
         cross_weights = None
         if encoded is not None and self.crossattention is not None:
-            x, cross_weights = self.crossattention(x, encoded, encoded_mask, rngs, None, return_weights)
+            x, cross_weights = self.crossattention(
+                x, encoded, encoded_mask, rngs, None, return_weights
+            )
         return self.output(self.intermediate(x), x, rngs), (weights, cross_weights)
 
 

@@ -33,7 +33,9 @@ class Headed(nnx.Module):
         rate = getattr(config, "classifier_dropout", None)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
 
-    def encode(self, *args: Any, **kwargs: Any) -> out.FlaxBaseModelOutputWithPoolingAndCrossAttentions:
+    def encode(
+        self, *args: Any, **kwargs: Any
+    ) -> out.FlaxBaseModelOutputWithPoolingAndCrossAttentions:
         """Run the encoder."""
         return getattr(self, self.prefix)(*args, **kwargs)
 
@@ -80,7 +82,9 @@ class Predictions(nnx.Module):
 class PreTrainingHeads(nnx.Module):
     """``cls``: the masked-LM head and, where asked for, the next-sentence head."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, predict: bool = True, next_sentence: bool = False):
+    def __init__(
+        self, config: Any, rngs: nnx.Rngs, predict: bool = True, next_sentence: bool = False
+    ):
         self.predictions = Predictions(config, rngs) if predict else nnx.data(None)
         self.seq_relationship = (
             dense(config, config.hidden_size, 2, rngs) if next_sentence else nnx.data(None)
@@ -149,7 +153,9 @@ class NextSentencePrediction(Headed):
     def __call__(self, *args: Any, **kwargs: Any):
         encoded = self.encode(*args, **kwargs)
         logits = self.cls.seq_relationship(encoded.pooler_output)
-        return out.FlaxNextSentencePredictorOutput(logits, encoded.hidden_states, encoded.attentions)
+        return out.FlaxNextSentencePredictorOutput(
+            logits, encoded.hidden_states, encoded.attentions
+        )
 
 
 class SequenceClassification(Headed):
@@ -231,8 +237,9 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
     ):  # fmt: skip
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
-        ``input_ids`` and the masks are (batch, length), or (batch, choices, length) for multiple choice.
-        ``segment_ids`` (batch, length) numbers the documents of packed rows, 0 being padding.
+        ``input_ids`` and the masks are (batch, length), or (batch, choices, length) for multiple
+        choice. ``segment_ids`` (batch, length) numbers the documents of packed rows, 0 being
+        padding.
         """
         given = {
             "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
@@ -241,6 +248,8 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
             "encoder_attention_mask": encoder_attention_mask, **inputs,
         }  # fmt: skip
         self.check_length(input_ids)
+        if past_key_values and position_ids is None:
+            raise UsageError("past_key_values needs position_ids: where the new tokens stand")
         return self.run(
             given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
             past_key_values, extra,

@@ -1,0 +1,163 @@
+"""BERT: the battery for every head, its variants, and real checkpoints against PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hfseq_plugins.bert.modeling import (
+    FlaxBertForCausalLM,
+    FlaxBertForMaskedLM,
+    FlaxBertForSequenceClassification,
+    FlaxBertModel,
+)
+
+from hfseq.errors import UsageError
+from hfseq.testing import check_architecture
+from tests.support.models import bert_config, close, ids
+
+HEADS = (
+    *("Model", "ForPreTraining", "ForMaskedLM", "ForCausalLM", "ForNextSentencePrediction"),
+    *("ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification"),
+    "ForQuestionAnswering",
+)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_battery(head):
+    check_architecture("bert", bert_config(num_labels=2), heads=[head])
+
+
+def test_battery_covers_every_registered_head():
+    from hfseq import plugins
+
+    assert set(HEADS) == set(plugins.load().architectures["bert"].target.heads)
+
+
+def test_battery_with_cross_attention_and_untied_embeddings():
+    config = bert_config(
+        num_hidden_layers=1, is_decoder=True, add_cross_attention=True, tie_word_embeddings=False
+    )
+    check_architecture("bert", config, heads=["ForCausalLM"])
+
+
+def test_battery_with_another_activation_and_no_dropout():
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = bert_config(num_hidden_layers=1, hidden_act="gelu_new", **quiet)
+    check_architecture("bert", config, heads=["ForMaskedLM"])
+
+
+def test_untied_head_has_its_own_projection_and_pytorchs_bias():
+    tied = FlaxBertForMaskedLM(bert_config())
+    untied = FlaxBertForMaskedLM(bert_config(tie_word_embeddings=False))
+    added = untied.required_params - tied.required_params
+    assert added == {("cls", "predictions", "decoder", "kernel")}
+    assert "cls.predictions.decoder.bias" in untied.weight_map.outgoing()
+
+
+def test_positions_beyond_the_table_are_refused():
+    model = FlaxBertModel(bert_config(), _do_init=False)
+    with pytest.raises(UsageError, match="41 tokens a row.*allows 40"):
+        model(ids(1, 41), params={})
+
+
+def test_cache_needs_position_ids():
+    model = FlaxBertForCausalLM(bert_config(is_decoder=True))
+    with pytest.raises(ValueError, match="past_key_values needs position_ids"):
+        model(ids(), past_key_values=model.init_cache(2, 12))
+
+
+def test_encoder_has_no_cache():
+    with pytest.raises(UsageError, match="no cache.*is_decoder"):
+        FlaxBertModel(bert_config()).init_cache(2, 12)
+
+
+def test_head_mask_removes_a_head():
+    model = FlaxBertModel(bert_config(num_hidden_layers=1))
+    mask = np.ones((1, 4), np.float32)
+    assert close(model(ids(), head_mask=mask)[0], model(ids())[0], 1e-6)
+    mask[0, 1] = 0
+    assert not close(model(ids(), head_mask=mask)[0], model(ids())[0], 1e-6)
+
+
+def test_masked_positions_give_the_rows_of_the_full_head():
+    model = FlaxBertForMaskedLM(bert_config())
+    tokens, chosen = ids(), np.array([[0, 5, 13], [2, 3, 4]])[:1]
+    full = np.asarray(model(tokens).logits).reshape(1, 24, 64)
+    assert close(model(tokens, masked_positions=chosen).logits, full[:, chosen[0]], 1e-6)
+
+
+def test_attentions_are_rows_of_probabilities():
+    output = FlaxBertModel(bert_config())(ids(), output_attentions=True, output_hidden_states=True)
+    assert [weights.shape for weights in output.attentions] == [(2, 4, 12, 12)] * 2
+    assert np.allclose(np.sum(output.attentions[0], -1), 1, atol=1e-5)
+    assert len(output.hidden_states) == 3
+    assert np.array_equal(output.hidden_states[-1], output.last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("folder", "cls"),
+    [
+        ("coldfire-tiny_bert", FlaxBertModel),
+        ("caikit-BertForSequenceClassification", FlaxBertForSequenceClassification),
+    ],
+)
+def test_published_checkpoints_equal_pytorch(shared, folder, cls):
+    pytest.importorskip("torch")
+    compare(cls, shared / "checkpoints-tiny" / folder, ids(2, 20))
+
+
+def test_trained_model_equals_pytorch_on_a_real_sentence(trained_bert):
+    pytest.importorskip("torch")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(trained_bert)
+    batch = tokenizer(
+        ["The cat sat on the mat, and the dog lay beside it.", "A cat was sitting on a rug."],
+        padding=True,
+        return_tensors="np",
+    )
+    compare(FlaxBertModel, trained_bert, batch["input_ids"], batch["attention_mask"])
+
+
+def test_trained_model_knows_which_sentences_mean_the_same(trained_bert):
+    from transformers import AutoTokenizer
+
+    texts = ["The cat sat on the mat.", "A cat was sitting on a rug.", "Shares fell on Monday."]
+    batch = AutoTokenizer.from_pretrained(trained_bert)(texts, padding=True, return_tensors="np")
+    states = np.asarray(FlaxBertModel.from_pretrained(trained_bert)(**batch).last_hidden_state)
+    mask = batch["attention_mask"][..., None]
+    vectors = (states * mask).sum(1) / mask.sum(1)
+    vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.3
+
+
+def compare(cls, folder, tokens, mask=None):
+    """Outputs at real tokens and the gradient of every parameter equal those of PyTorch."""
+    import jax
+    import jax.numpy as jnp
+    import torch
+    import transformers
+
+    theirs = getattr(transformers, cls.torch_class_name())
+    theirs = theirs.from_pretrained(folder, attn_implementation="eager").eval()
+    ours = cls.from_pretrained(folder)
+    mask = np.ones_like(tokens) if mask is None else mask
+    expected = theirs(torch.tensor(tokens), attention_mask=torch.tensor(mask))
+    name = "logits" if "logits" in expected else "last_hidden_state"
+    shown = mask[..., None] if expected[name].ndim == 3 else np.ones_like(mask[:, :1])
+    weights = np.random.default_rng(0).normal(size=expected[name].shape) * shown
+    weights = (weights / np.sqrt(weights.size)).astype(np.float32)
+
+    def loss(params):
+        output = ours(tokens, mask, params=params)[name]
+        return jnp.sum(output * weights), output
+
+    gradient, output = jax.jit(jax.grad(loss, has_aux=True))(ours.params)
+    assert close(np.asarray(output) * shown, expected[name].detach().numpy() * shown)
+    (expected[name] * torch.tensor(weights)).sum().backward()
+    from hfseq import trees
+
+    gradients = ours.weight_map.to_torch(trees.flatten(jax.tree.map(np.asarray, gradient)))
+    graded = {n: p.grad.numpy() for n, p in theirs.named_parameters() if p.grad is not None}
+    assert len(graded) >= len(gradients) - 2  # a pooler that the output does not use has none
+    assert [n for n, g in graded.items() if not close(gradients[n], g)] == []

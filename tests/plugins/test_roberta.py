@@ -1,0 +1,67 @@
+"""RoBERTa: the battery for every head, and the two things in which it differs from BERT."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM, FlaxRobertaModel
+
+from hfseq.errors import UsageError
+from hfseq.testing import check_architecture
+from tests.support.models import close, ids, roberta_config
+
+HEADS = (
+    *("Model", "ForMaskedLM", "ForCausalLM", "ForSequenceClassification", "ForMultipleChoice"),
+    *("ForTokenClassification", "ForQuestionAnswering"),
+)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_battery(head):
+    check_architecture("roberta", roberta_config(num_labels=2), heads=[head])
+
+
+def test_battery_covers_every_registered_head():
+    from hfseq import plugins
+
+    heads = plugins.load().architectures["roberta"].target.heads
+    assert set(HEADS) == set(heads) - {"ForPreTraining"}
+    assert heads["ForPreTraining"] == heads["ForMaskedLM"]
+
+
+def test_battery_with_cross_attention_and_untied_embeddings():
+    config = roberta_config(
+        num_hidden_layers=1, is_decoder=True, add_cross_attention=True, tie_word_embeddings=False
+    )
+    check_architecture("roberta", config, heads=["ForCausalLM"])
+
+
+def test_positions_start_after_the_padding_id_and_skip_padding():
+    model = FlaxRobertaModel(roberta_config(num_hidden_layers=1))
+    tokens = ids(1, 6)
+    tokens[0, 4:] = 1
+    explicit = model(tokens, position_ids=np.array([[2, 3, 4, 5, 1, 1]]))
+    assert np.array_equal(model(tokens)[0], explicit[0])
+
+
+def test_positions_restart_in_every_packed_document():
+    model = FlaxRobertaModel(roberta_config(num_hidden_layers=1))
+    segments = np.array([[1, 1, 1, 2, 2, 0]])
+    packed = {"segment_ids": segments}
+    explicit = model(ids(1, 6), **packed, position_ids=np.array([[2, 3, 4, 2, 3, 1]]))
+    assert close(model(ids(1, 6), **packed)[0], explicit[0], 0)
+
+
+def test_places_of_the_padding_do_not_count_as_room():
+    model = FlaxRobertaModel(roberta_config(), _do_init=False)
+    with pytest.raises(UsageError, match="39 tokens a row.*allows 38"):
+        model(ids(1, 39), params={})
+
+
+def test_masked_positions_in_groups_give_the_rows_of_the_full_head():
+    model = FlaxRobertaForMaskedLM(roberta_config())
+    full = np.asarray(model(ids(4)).logits)
+    chosen = np.array([[0, 23], [5, 11]])  # two groups of two rows of twelve
+    found = np.asarray(model(ids(4), masked_positions=chosen).logits)
+    assert close(found[0], full[:2].reshape(24, 64)[[0, 23]], 1e-6)
+    assert close(found[1], full[2:].reshape(24, 64)[[5, 11]], 1e-6)

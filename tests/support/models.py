@@ -1,0 +1,78 @@
+"""Tiny models and checkpoints that the tests of the models room share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+    "type_vocab_size": 2,
+}
+
+
+def bert_config(**changes: Any) -> Any:
+    from transformers import BertConfig
+
+    return BertConfig(**{**TINY, **changes})
+
+
+def roberta_config(**changes: Any) -> Any:
+    from transformers import RobertaConfig
+
+    return RobertaConfig(**{**TINY, **changes})
+
+
+def ids(rows: int = 2, length: int = 12, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(4, 64, (rows, length)).astype(np.int32)
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Equal structure, types and bits."""
+    a, b = jax.tree.flatten_with_path(ours)[0], jax.tree.flatten_with_path(theirs)[0]
+    return [path for path, _ in a] == [path for path, _ in b] and all(
+        x.dtype == y.dtype and np.array_equal(np.asarray(x), np.asarray(y))
+        for (_, x), (_, y) in zip(a, b, strict=True)
+    )
+
+
+def close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> bool:
+    """The comparison of all parity tests: max|a - b| <= tolerance * max(1, max|b|)."""
+    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    return a.shape == b.shape and np.abs(a - b).max() <= tolerance * max(1, np.abs(b).max())
+
+
+def write_v4_msgpack(folder: Path, shards: list[dict[str, Any]], indexed: list[int]) -> None:
+    """Write a sharded checkpoint as Transformers 4 did: nested shards, slash-joined names.
+
+    ``indexed`` are the shards that the index names; v4 could write an empty first one that is not.
+    """
+    from flax.serialization import msgpack_serialize
+    from flax.traverse_util import flatten_dict
+
+    where, count = {}, len(shards)
+    for number, shard in enumerate(shards):
+        name = f"flax_model-{number + 1:05}-of-{count:05}.msgpack"
+        (folder / name).write_bytes(msgpack_serialize(jax.tree.map(np.asarray, shard)))
+        if number in indexed:
+            where |= {key: name for key in flatten_dict(shard, sep="/")}
+    index = {"metadata": {"total_size": 0}, "weight_map": where}
+    (folder / "flax_model.msgpack.index.json").write_text(json.dumps(index))
+
+
+def rewrite(path: Path, change: Any, metadata: dict[str, str] | None = None) -> None:
+    """Apply ``change`` to the dict of tensors in a safetensors file."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(path)
+    tensors = change(tensors) or tensors
+    save_file(tensors, path, metadata=metadata or {"format": "pt"})

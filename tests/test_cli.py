@@ -1,0 +1,236 @@
+"""The ``hfseq`` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hfseq
+from hfseq import cli, plugins
+
+ROOT = Path(__file__).resolve().parent.parent
+GUIDE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+HEAVY = {"jax", "flax", "torch", "transformers", "datasets", "numpy"}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path, monkeypatch):
+    """An empty working directory and plugins discovered anew."""
+    monkeypatch.chdir(tmp_path)
+    plugins.unload()
+    yield tmp_path
+    plugins.unload()
+
+
+def run(*arguments: str) -> int:
+    return cli.main(list(arguments))
+
+
+def python(code: str, *arguments: str) -> str:
+    """Run ``code`` in a fresh interpreter and return what it prints."""
+    command = [sys.executable, "-c", code, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def broken(path: Path) -> Path:
+    path.write_text("import no_such_module_here")
+    return path
+
+
+@pytest.mark.parametrize("arguments", [["plugins"], ["env", "--no-devices"], ["new", "my-model"]])
+def test_a_command_imports_no_heavy_module(arguments, project):
+    code = (
+        "import sys; from hfseq import cli; status = cli.main(sys.argv[1:]);"
+        f"heavy = {HEAVY!r} & sys.modules.keys(); assert not heavy, heavy; sys.exit(status)"
+    )
+    python(code, *arguments)
+
+
+def test_help_imports_no_heavy_module_and_has_examples():
+    code = (
+        "import sys; from hfseq import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        f"assert not {HEAVY!r} & sys.modules.keys()"
+    )
+    printed = python(code)
+    for text in ("env", "plugins", "new", "examples:", "hfseq new my-encoder"):
+        assert text in printed
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run("--version")
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"hfseq {hfseq.__version__}\n"
+
+
+def test_no_command_is_wrong_usage(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run()
+    assert stop.value.code == 2
+
+
+def test_every_command_and_flag_is_documented():
+    parser = cli.build_parser()
+    (commands,) = (a for a in parser._actions if a.dest == "==SUPPRESS==" or a.choices)
+    for name, command in commands.choices.items():
+        assert f"## hfseq {name}" in GUIDE
+        for action in command._actions:
+            for flag in action.option_strings:
+                assert flag in ("-h", "--help") or f"`{flag}" in GUIDE, flag
+
+
+# -- env -------------------------------------------------------------------------------------------
+
+
+def test_env_prints_versions_plugins_and_devices(capsys):
+    assert run("env") == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["hfseq"] == hfseq.__version__
+    assert rows["transformers"].startswith("5.")
+    assert "bert" in rows["plugins"]
+    assert rows["device"].startswith("cpu:")
+
+
+def test_env_as_json(capsys):
+    assert run("env", "--json", "--no-devices") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["packages"]["jax"] and "bert" in report["plugins"]
+    assert report["errors"] == {} and "devices" not in report
+
+
+def test_env_shows_broken_plugins_and_missing_packages(capsys, project, monkeypatch):
+    monkeypatch.setattr(cli, "PACKAGES", ("no-such-package",))
+    broken(project / "hfseqfile.py")
+    assert run("env", "--no-devices") == 0
+    output = capsys.readouterr().out
+    assert "no-such-package   not installed" in output
+    assert "broken plugin" in output and "no_such_module_here" in output
+
+
+def test_env_survives_jax_that_cannot_start(capsys, monkeypatch):
+    import jax
+
+    monkeypatch.setattr(jax, "devices", lambda: 1 / 0)
+    assert run("env") == 0
+    assert "none (ZeroDivisionError: division by zero)" in capsys.readouterr().out
+
+
+# -- plugins ---------------------------------------------------------------------------------------
+
+
+def test_plugins_lists_what_each_adds(capsys):
+    assert run("plugins") == 0
+    output = capsys.readouterr().out
+    assert f"roberta (hfseq {hfseq.__version__})\n  architectures: roberta\n" in output
+    assert "  optimizers: " in output
+
+
+def test_plugins_as_json(capsys, project):
+    (project / "mine.py").write_text(
+        "from hfseq import hookimpl\n\n@hookimpl\ndef load_dataset(name):\n    return None\n"
+    )
+    assert run("plugins", "--json", "--plugin", "mine.py") == 0
+    report = json.loads(capsys.readouterr().out)
+    mine = next(row for row in report["plugins"] if row["name"] == "mine")
+    assert mine == {
+        "name": "mine",
+        "origin": str((project / "mine.py").resolve()),
+        "version": None,
+        "hooks": ["load_dataset"],
+        "adds": {},
+    }
+
+
+def test_a_broken_plugin_is_listed_and_the_command_succeeds(capsys, project):
+    broken(project / "hfseqfile.py")
+    assert run("plugins") == 0
+    captured = capsys.readouterr()
+    assert "error: plugin 'hfseqfile'" in captured.out and "no_such_module_here" in captured.out
+    assert "bert" in captured.out and captured.err == ""
+
+
+def test_plugin_files_count_before_and_after_the_command(capsys, project):
+    for name in ("one", "two"):
+        (project / f"{name}.py").write_text(
+            "from hfseq import hookimpl\n\n@hookimpl\ndef load_dataset(name):\n    return None\n"
+        )
+    assert run("--plugin", "one.py", "plugins", "--plugin", "two.py") == 0
+    output = capsys.readouterr().out
+    assert "one (" in output and "two (" in output and "  load_dataset\n" in output
+
+
+def test_a_named_plugin_that_is_broken_is_one_line_and_exit_code_1(capsys, project):
+    assert run("plugins", "--plugin", str(broken(project / "bad.py"))) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: plugin 'bad'") and "no_such_module_here" in line
+
+
+def test_debug_shows_the_traceback(project):
+    from hfseq.errors import PluginError
+
+    for arguments in (["--debug", "plugins"], ["plugins", "--debug"]):
+        with pytest.raises(PluginError):
+            run(*arguments, "--plugin", str(broken(project / "bad.py")))
+
+
+# -- new -------------------------------------------------------------------------------------------
+
+
+def test_new_writes_a_plugin_that_is_found(capsys, project):
+    assert run("new", "my-encoder") == 0
+    assert capsys.readouterr().out.startswith("wrote my_encoder.py")
+    assert run("plugins", "--plugin", "my_encoder.py") == 0
+    assert "  architectures: my-encoder\n" in capsys.readouterr().out
+
+
+def test_new_writes_an_architecture_that_passes_the_battery(project):
+    from hfseq.testing import check_architecture
+
+    assert run("new", "tiny-bird", "--output", "bird.py") == 0
+    spec = plugins.load(["bird.py"]).architectures.get("tiny-bird")
+    config = spec.load_config()(
+        vocab_size=64, hidden_size=16, num_hidden_layers=2, max_position_embeddings=32
+    )
+    assert config.model_type == "tiny-bird"
+    assert check_architecture("tiny-bird", config, heads=["ForMaskedLM"]).passed
+
+
+def test_new_keeps_to_the_house_style(project):
+    assert run("new", "my-encoder") == 0
+    lines = (project / "my_encoder.py").read_text(encoding="utf-8").splitlines()
+    assert max(map(len, lines)) <= 100
+    assert not any("$" in line for line in lines)
+
+
+def test_new_never_overwrites_a_file(capsys, project):
+    (project / "my_encoder.py").write_text("mine")
+    assert run("new", "my-encoder") == 2
+    assert "'my_encoder.py' exists already" in capsys.readouterr().err
+    assert (project / "my_encoder.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["My", "1st", "a b", "../x", "-x", ""])
+def test_new_refuses_a_name_that_is_no_model_type(name, capsys, project):
+    assert cli.main(["new", "--", name]) == 2
+    assert "is no model type" in capsys.readouterr().err
+    assert not list(project.iterdir())
+
+
+def test_new_refuses_a_name_that_is_taken(capsys):
+    assert run("new", "bert") == 2
+    assert "plugin 'bert' has 'bert' already" in capsys.readouterr().err
+
+
+def test_new_refuses_a_folder_that_is_not_there(capsys):
+    assert run("new", "x", "--output", "nowhere/x.py") == 1
+    assert "nowhere/x.py" in capsys.readouterr().err

@@ -1,0 +1,150 @@
+"""What ``import hfseq`` offers, and what it does not import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hfseq
+from hfseq.registry import TASKS
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = {"jax", "flax", "torch", "transformers", "datasets", "numpy", "pluggy"}
+
+
+def run(code: str, *flags: str) -> str:
+    """Run ``code`` in a fresh interpreter and return what it prints."""
+    command = [sys.executable, *flags, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_hfseq_imports_no_heavy_module():
+    modules = run("import hfseq, sys; print(*sys.modules)").split()
+    assert "hfseq" in modules
+    assert not HEAVY & set(modules)
+
+
+def test_asking_for_a_tool_only_dunder_discovers_no_plugins():
+    code = "import hfseq, sys; hasattr(hfseq, '__wrapped__'); print('hfseq.plugins' in sys.modules)"
+    assert run(code).strip() == "False"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_an_auto_class_and_the_mapping_of_v4(task):
+    auto = getattr(hfseq, "FlaxAutoModel" + task.removeprefix("Model"))
+    assert auto.__module__ == "hfseq.auto"
+    assert getattr(hfseq, TASKS[task]) is auto._model_mapping
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("hookimpl", None),
+        ("register_auto_classes", "hfseq.transformers_hook"),
+        ("FlaxPreTrainedModel", "hfseq.modeling"),
+        ("FlaxMaskedLMOutput", "hfseq.outputs"),
+        ("FlaxBertForPreTrainingOutput", "hfseq.outputs"),
+        ("FlaxRobertaForMaskedLM", "hfseq_plugins.roberta.modeling"),
+        ("FlaxRobertaPreTrainedModel", "hfseq_plugins.roberta.modeling"),
+        ("FlaxBertPreTrainedModel", "hfseq_plugins.bert.modeling"),
+    ],
+)
+def test_a_public_name_comes_from_its_module(name, module):
+    value = getattr(hfseq, name)
+    assert module is None or value.__module__ == module
+
+
+def test_every_head_of_a_registered_architecture_is_a_public_name():
+    names = dir(hfseq)
+    for entry in hfseq.plugins.load().architectures.entries():
+        for task in entry.target.heads:
+            head = entry.target.load_head(task)
+            assert head.__name__ in names
+            assert getattr(hfseq, head.__name__) is head
+
+
+def test_dir_lists_what_can_be_got():
+    run("import hfseq; [getattr(hfseq, name) for name in dir(hfseq)]")
+
+
+def test_submodules_are_reached_without_importing_them_first():
+    assert run("import hfseq; print(hfseq.plugins.__name__)").strip() == "hfseq.plugins"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("FlaxRobertaForMaskedLn", "FlaxRobertaForMaskedLM"),
+        ("FlaxAutoModelForCasualLM", "FlaxAutoModelForCausalLM"),
+        ("hookimp", "hookimpl"),
+    ],
+)
+def test_an_unknown_name_is_an_attribute_error_with_the_nearest_name(name, meant):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean '{meant}'"):
+        getattr(hfseq, name)
+
+
+def test_a_name_of_a_broken_plugin_is_an_error_that_mentions_the_plugin(tmp_path):
+    (tmp_path / "hfseqfile.py").write_text("import no_such_module_here")
+    code = (
+        "import os, hfseq; os.chdir({!r})\n"
+        "try: hfseq.FlaxToyForMaskedLM\n"
+        "except AttributeError as error: print(error)"
+    )
+    assert "no_such_module_here" in run(code.format(str(tmp_path)))
+
+
+def test_a_star_import_is_harmless():
+    run("from hfseq import *")
+
+
+# -- flax and jax ----------------------------------------------------------------------------------
+
+
+def test_prepare_jax_gives_placeholders_for_what_jax_removed(monkeypatch):
+    from jax.experimental import hijax
+
+    from hfseq import _compat
+
+    monkeypatch.setattr(_compat.metadata, "version", lambda name: "0.12.8")
+    for name in _compat.HIJAX_NAMES:
+        monkeypatch.setattr(hijax, name, None, raising=False)
+        monkeypatch.delattr(hijax, name)
+    _compat.prepare_jax()
+    for name in _compat.HIJAX_NAMES:
+        assert isinstance(getattr(hijax, name), type)
+
+
+def test_prepare_jax_touches_nothing_where_flax_needs_nothing(monkeypatch):
+    from jax.experimental import hijax
+
+    from hfseq import _compat
+
+    monkeypatch.setattr(_compat.metadata, "version", lambda name: "0.12.12")
+    for name in _compat.HIJAX_NAMES:
+        monkeypatch.setattr(hijax, name, None, raising=False)
+        monkeypatch.delattr(hijax, name)
+    _compat.prepare_jax()
+    assert not any(hasattr(hijax, name) for name in _compat.HIJAX_NAMES)
+
+
+def test_prepare_jax_leaves_alone_what_is_there():
+    code = (
+        "from jax.experimental import hijax\n"
+        "before = dict(vars(hijax))\n"
+        "from hfseq._compat import HIJAX_NAMES, prepare_jax\n"
+        "prepare_jax()\n"
+        "print(all(vars(hijax)[name] is before[name] for name in HIJAX_NAMES if name in before))"
+    )
+    assert run(code).strip() == "True"
+
+
+def test_flax_imports_after_prepare_jax():
+    run("from hfseq._compat import prepare_jax; prepare_jax(); from flax import nnx; nnx.Module")

@@ -1,0 +1,191 @@
+"""The weight map: names both ways, prefixes, ties, old names, templates and stacked layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hfseq.checkpoint_files import in_memory
+from hfseq.errors import WeightsError
+from hfseq.weights import WeightMap, check, describe_missing
+
+SHAPES = {
+    ("base", "table", "embedding"): (5, 3),
+    ("base", "layer", "0", "dense", "kernel"): (3, 4),
+    ("base", "layer", "0", "dense", "bias"): (4,),
+    ("base", "layer", "0", "norm", "scale"): (3,),
+    ("head", "kernel"): (4, 2),
+}
+
+
+def random_params(shapes=SHAPES):
+    random = np.random.default_rng(0)
+    return {path: random.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
+
+
+def as_file(tensors):
+    return {name: in_memory(value) for name, value in tensors.items()}
+
+
+def filled(names, tensors, **options):
+    found, report = names.match(as_file(tensors), **options)
+    native = options.get("native", False)
+    missing = set(report.missing)
+    return {p: names.fill(found, p, native=native) for p in names.shapes if p not in missing}, report
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(np.array_equal(a[key], b[key]) for key in a)
+
+
+def test_names_and_layout_are_pytorchs():
+    tensors = WeightMap(SHAPES).to_torch(random_params())
+    assert {name: value.shape for name, value in tensors.items()} == {
+        "base.table.weight": (5, 3),
+        "base.layer.0.dense.weight": (4, 3),
+        "base.layer.0.dense.bias": (4,),
+        "base.layer.0.norm.weight": (3,),
+        "head.weight": (2, 4),
+    }
+    assert all(value.flags.c_contiguous for value in tensors.values())
+
+
+def test_there_and_back_is_the_identity():
+    names = WeightMap(SHAPES)
+    params, report = filled(names, names.to_torch(random_params()))
+    assert equal(params, random_params())
+    assert not report.missing and not report.unexpected and not report.mismatched
+
+
+def test_native_names_are_dotted_paths():
+    names = WeightMap(SHAPES)
+    tensors = {".".join(path): value for path, value in random_params().items()}
+    params, report = filled(names, tensors, native=True)
+    assert equal(params, random_params()) and not report.unexpected
+
+
+def test_prefix_may_be_absent_or_present():
+    names = WeightMap(SHAPES, prefix="base")
+    tensors = names.to_torch(random_params())
+    without = {name.removeprefix("base."): value for name, value in tensors.items()}
+    assert equal(filled(names, without)[0], random_params())
+    bare = {path[1:]: shape for path, shape in SHAPES.items() if path[0] == "base"}
+    params, report = filled(WeightMap(bare, prefix="base"), tensors)
+    assert equal(params, {p[1:]: v for p, v in random_params().items() if p[0] == "base"})
+    assert report.unexpected == ["head.weight"]
+
+
+def test_old_names_of_norms_are_known():
+    names = WeightMap({("norm", "scale"): (3,), ("norm", "bias"): (3,)})
+    old = {"norm.gamma": np.ones(3, np.float32), "norm.beta": np.zeros(3, np.float32)}
+    params, report = filled(names, old)
+    assert params[("norm", "scale")].sum() == 3 and not report.unexpected
+
+
+def test_tied_copies_are_not_unexpected_and_stand_in_for_the_original():
+    names = WeightMap(SHAPES, aliases={"decoder.weight": "base.table.weight"})
+    tensors = names.to_torch(random_params())
+    assert "decoder.weight" not in tensors
+    _, report = filled(names, {**tensors, "decoder.weight": tensors["base.table.weight"]})
+    assert report.unexpected == []
+    moved = {**tensors, "decoder.weight": tensors["base.table.weight"]}
+    del moved["base.table.weight"]
+    assert equal(filled(names, moved)[0], random_params())
+
+
+def test_buffers_are_ignored():
+    names = WeightMap(SHAPES, ignored=(r"position_ids$",))
+    tensors = {**names.to_torch(random_params()), "base.position_ids": np.arange(5)}
+    assert filled(names, tensors)[1].unexpected == []
+
+
+def test_templates_rename_both_ways():
+    shapes = {("block", str(i), "ln", "scale"): (3,) for i in range(2)}
+    names = WeightMap(shapes, templates={"block.{}.ln": "layers.{}.norm"})
+    tensors = names.to_torch(random_params(shapes))
+    assert list(tensors) == ["layers.0.norm.weight", "layers.1.norm.weight"]
+    assert equal(filled(names, tensors)[0], random_params(shapes))
+
+
+STACKED = {("layer", "dense", "kernel"): (2, 3, 4), ("layer", "norm", "scale"): (2, 3)}
+
+
+def test_stacked_layers_are_one_tensor_a_layer():
+    names = WeightMap(STACKED, stacked={("layer",): 2})
+    params = random_params(STACKED)
+    tensors = names.to_torch(params)
+    assert np.array_equal(tensors["layer.1.dense.weight"], params["layer", "dense", "kernel"][1].T)
+    assert equal(filled(names, tensors)[0], params)
+
+
+def test_stacked_layers_have_native_names_with_numbers():
+    names = WeightMap(STACKED, stacked={("layer",): 2})
+    params = random_params(STACKED)
+    listed = names.listed(params)
+    assert ("layer", "1", "norm", "scale") in listed
+    tensors = {".".join(path): value for path, value in listed.items()}
+    assert equal(filled(names, tensors, native=True)[0], params)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_slices_are_cut_out_of_the_file(native):
+    names = WeightMap(STACKED, stacked={("layer",): 2})
+    params = random_params(STACKED)
+    tensors = names.to_torch(params)
+    if native:
+        tensors = {".".join(path): value for path, value in names.listed(params).items()}
+    found, _ = names.match(as_file(tensors), native=native)
+    index = (slice(1, 2), slice(0, 2), slice(2, 4))
+    part = names.fill(found, ("layer", "dense", "kernel"), index, native=native)
+    assert np.array_equal(part, params["layer", "dense", "kernel"][index])
+
+
+def test_only_the_asked_part_is_read():
+    asked = []
+    shapes = {("dense", "kernel"): (4, 6)}
+    names = WeightMap(shapes)
+    tensors = as_file(names.to_torch(random_params(shapes)))
+    read = tensors["dense.weight"].read
+
+    def spy(index):
+        asked.append(index)
+        return read(index)
+
+    tensors["dense.weight"] = type(tensors["dense.weight"])((6, 4), "float32", spy)
+    found, _ = names.match(tensors)
+    names.fill(found, ("dense", "kernel"), (slice(0, 2), slice(3, 6)))
+    assert asked == [(slice(3, 6), slice(0, 2))]  # transposed on disk
+
+
+def test_everything_wrong_is_reported_together():
+    names = WeightMap(SHAPES)
+    tensors = names.to_torch(random_params())
+    tensors["head.weight"] = np.zeros((3, 4), np.float32)
+    tensors["base.table.weight"] = np.zeros((6, 3), np.float32)
+    _, report = filled(names, tensors)
+    with pytest.raises(WeightsError) as error:
+        check(report, "model.safetensors", "FlaxModel", ignore_mismatched=False)
+    message = str(error.value)
+    assert "head.weight: (3, 4) in the file, (2, 4) in the model" in message
+    assert "base.table.weight: (6, 3) in the file, (5, 3) in the model" in message
+    assert "ignore_mismatched_sizes=True" in message
+    check(report, "model.safetensors", "FlaxModel", ignore_mismatched=True)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.bool_])
+def test_types_that_are_no_parameters_are_refused(dtype):
+    names = WeightMap(SHAPES)
+    tensors = names.to_torch(random_params())
+    tensors["head.weight"] = tensors["head.weight"].astype(dtype)
+    _, report = filled(names, tensors)
+    with pytest.raises(WeightsError, match=r"head\.weight \(\w+\).*loadable: float64.*bfloat16"):
+        check(report, "model.safetensors", "FlaxModel", ignore_mismatched=True)
+
+
+def test_missing_names_come_with_the_nearest_left_over():
+    names = WeightMap(SHAPES)
+    tensors = names.to_torch(random_params())
+    tensors["heads.weight"] = tensors.pop("head.weight")
+    _, report = filled(names, tensors)
+    assert report.missing == [("head", "kernel")] and report.unexpected == ["heads.weight"]
+    assert "did you mean 'heads.weight'" in describe_missing(report)

@@ -1,0 +1,83 @@
+"""A tiny corpus, a tokenizer trained on it, and short runs of the real loop."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORDS = "the law of every land is read by all who live there and some who do not yet know it".split()
+TINY = (
+    "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,max_position_embeddings=40"
+)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.jsonl, valid.jsonl and a RoBERTa tokenizer of 96 entries' room."""
+    from hfseq.data.tokenizers import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("corpus")
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices(WORDS, k=draw.randint(5, 60))) for _ in range(120)]
+    for name, part in (("train", texts[:100]), ("valid", texts[100:])):
+        lines = (json.dumps({"text": text}) for text in part)
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    train_tokenizer(texts, "roberta", vocab_size=300, output_dir=folder / "tokenizer", min_frequency=1)
+    return folder
+
+
+@pytest.fixture
+def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """Flags of a tiny masked-LM run; keywords add or replace flags."""
+
+    def make(output: str = "run", **changes: Any) -> list[str]:
+        values = {
+            "output_dir": tmp_path / output,
+            "model_type": "roberta",
+            "config_overrides": TINY,
+            "tokenizer_name": corpus / "tokenizer",
+            "train_file": corpus / "train.jsonl",
+            "validation_file": corpus / "valid.jsonl",
+            "data_cache_dir": corpus / "cache",
+            "max_seq_length": 32,
+            "global_batch_size": 16,
+            "learning_rate": 3e-3,
+            "warmup_steps": 2,
+            "max_steps": 6,
+            "logging_steps": 1,
+            "report_to": "jsonl",
+            "compilation_cache_dir": "none",
+        } | changes
+        return [f"--{name}={value}" for name, value in values.items() if value is not None]
+
+    return make
+
+
+@pytest.fixture
+def train(flags: Callable[..., list[str]]) -> Callable[..., Any]:
+    """Run the loop in this process and return it; ``devices`` limits it to the first so many."""
+
+    def run(output: str = "run", devices: int = 8, before: Callable[[Any], None] | None = None, **changes: Any) -> Any:
+        import jax
+
+        from hfseq.training.arguments import parse
+        from hfseq.training.loop import Loop
+
+        loop = Loop(parse(flags(output, **changes)), "mlm", devices=jax.devices()[:devices])
+        if before:
+            before(loop)
+        loop.run()
+        return loop
+
+    return run
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Read the training loss of every logged step."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {r["step"]: r["train_loss"] for r in records if "train_loss" in r}

@@ -1,0 +1,296 @@
+"""The loop: the same losses on any layout, exact resumption, and honest endings."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hfseq import trees
+from hfseq.errors import CheckpointError, NonFiniteLoss, UsageError
+from tests.training.conftest import TINY, losses
+
+
+def assert_same(one: dict[int, float], other: dict[int, float], relative: float = 1e-5) -> None:
+    assert one.keys() == other.keys() and one
+    for step, value in one.items():
+        assert value == pytest.approx(other[step], rel=relative), step
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """Losses and weights of six steps on one device, kept for the tests that compare with them."""
+    return {}
+
+
+def one_device(train, reference):
+    if not reference:
+        loop = train("one", devices=1)
+        reference |= losses(loop.folder)
+    return dict(reference)
+
+
+@pytest.mark.parametrize(
+    "mesh", ["data=8", "data=2,fsdp=4", "data=4,tensor=2", "fsdp=2,tensor=2,sequence=2", "data=-1,sequence=4"]
+)
+def test_losses_are_those_of_one_device_on_every_mesh(train, reference, mesh):
+    expected = one_device(train, reference)
+    assert_same(losses(train("many", mesh=mesh).folder), expected)
+
+
+@pytest.mark.parametrize("micro", [2, 4])
+def test_gradient_accumulation_does_not_change_the_losses_even_with_dropout(train, reference, micro):
+    expected = one_device(train, reference)
+    loop = train("micro", devices=1, gradient_accumulation_steps=micro)
+    assert loop.micro == micro and loop.model.config.hidden_dropout_prob == 0.1
+    assert_same(losses(loop.folder), expected)
+
+
+def test_scanned_and_rematerialised_layers_give_the_same_losses(train, reference):
+    expected = one_device(train, reference)
+    assert_same(losses(train("scan", devices=1, scan_layers=True).folder), expected)
+    assert_same(losses(train("remat", devices=1, gradient_checkpointing=True).folder), expected)
+
+
+def test_fsdp_leaves_each_device_its_share_of_parameters_and_optimizer_state(train):
+    loop = train("fsdp", mesh="fsdp=8", max_steps=1)
+    for part in ("params", "opt_state"):
+        leaves = [leaf for leaf in jax.tree.leaves(loop.state[part]) if leaf.size > 1]
+        whole = sum(leaf.nbytes for leaf in leaves)
+        held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+        assert held < whole / 8 * 1.05  # the vocabulary's bias alone is not split
+
+
+def test_training_learns_and_leaves_a_directory_that_both_worlds_load(train):
+    loop = train("full", devices=1, max_steps=60, eval_steps=20, save_steps=20, logging_steps=5, learning_rate=1e-2)
+    seen = losses(loop.folder)
+    assert seen[60] < seen[1] - 1.5
+    files = {path.name for path in loop.folder.iterdir()}
+    assert files >= {
+        "model.safetensors", "config.json", "tokenizer.json", "eval_results.json", "learning_curve.png",
+        "README.md", "metrics.jsonl", "checkpoints",
+    }  # fmt: skip
+    results = json.loads((loop.folder / "eval_results.json").read_text())
+    assert results["eval_perplexity"] == pytest.approx(np.exp(results["eval_loss"]))
+    assert 0 < results["eval_accuracy"] <= 1
+    assert f"{results['eval_loss']:.4g}" in (loop.folder / "README.md").read_text()
+    _assert_torch_gives_the_same_logits(loop)
+
+
+def _assert_torch_gives_the_same_logits(loop):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForMaskedLM
+
+    from hfseq import FlaxAutoModelForMaskedLM
+
+    ids = np.arange(5, 25, dtype=np.int32)[None]
+    ours = FlaxAutoModelForMaskedLM.from_pretrained(loop.folder)(ids).logits
+    theirs = AutoModelForMaskedLM.from_pretrained(loop.folder, attn_implementation="eager").eval()
+    np.testing.assert_allclose(ours, theirs(torch.tensor(ids)).logits.detach().numpy(), rtol=0, atol=2e-5)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train):
+    whole = train("whole", devices=1, max_steps=9, save_steps=4, logging_steps=3)
+    with pytest.raises(SystemExit) as left:
+        train("parts", devices=1, max_steps=9, save_steps=4, logging_steps=3, before=stop_at(5))
+    assert left.value.code == 0
+    parts = train("parts", devices=1, max_steps=9, save_steps=4, logging_steps=3)
+    assert parts.progress.tokens_seen == whole.progress.tokens_seen
+    assert losses(parts.folder) == losses(whole.folder)  # the log window of step 4 to 6 was cut at 5
+    one, other = (load_file(loop.folder / "model.safetensors") for loop in (whole, parts))
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def stop_at(step):
+    """A hook that sends the run SIGTERM after ``step``."""
+
+    def install(loop):
+        def stop(loop):
+            if loop.progress.step == step:
+                import os
+                import signal
+
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        loop.add_callback(stop)
+
+    return install
+
+
+def test_a_run_goes_on_with_its_own_batch_on_another_number_of_devices(train, reference):
+    expected = one_device(train, reference)
+    options = {"global_batch_size": None, "per_device_train_batch_size": 2, "save_steps": 3}
+    with pytest.raises(SystemExit):
+        train("moved", mesh="data=8", before=stop_at(3), **options)
+    loop = train("moved", devices=1, **options)
+    assert loop.batch_size == 16
+    assert_same(losses(loop.folder), expected)
+
+
+def test_sigterm_saves_and_exits_with_the_code_asked_for(train):
+    with pytest.raises(SystemExit) as left:
+        train("term", devices=1, before=stop_at(2), sigterm_exit_code=143)
+    assert left.value.code == 143
+
+
+def test_resume_from_checkpoint_takes_the_one_named(train, tmp_path):
+    first = train("first", devices=1, save_steps=2, save_total_limit=5)
+    assert first.checkpoints_seen == [2, 4, 6]
+    second = train("second", devices=1, resume_from_checkpoint=first.folder / "checkpoints" / "4")
+    assert min(losses(second.folder)) == 5
+    assert losses(second.folder)[6] == losses(first.folder)[6]
+
+
+def test_resume_from_a_directory_without_checkpoints_is_an_error(train, tmp_path):
+    with pytest.raises(CheckpointError, match="holds no checkpoints"):
+        train("x", devices=1, resume_from_checkpoint=tmp_path)
+
+
+def test_save_total_limit_keeps_the_newest_and_the_best(train):
+    loop = train("limit", devices=1, max_steps=8, save_steps=1, eval_steps=1, save_total_limit=2, learning_rate=0.0)
+    kept = sorted(int(path.name) for path in (loop.folder / "checkpoints").iterdir())
+    assert kept == [1, 7, 8] and loop.progress.best_step == 1  # nothing is learned: the first stays the best
+
+
+def test_load_best_model_at_end_leaves_the_best_weights(train):
+    loop = train(
+        "best", devices=1, max_steps=4, save_steps=2, eval_steps=2, load_best_model_at_end=True,
+        metric_for_best_model="perplexity", greater_is_better=True,
+    )  # fmt: skip
+    assert loop.progress.best_step == 2
+    saved = load_file(loop.folder / "model.safetensors")
+    best = train("until2", devices=1, max_steps=2, save_steps=2)
+    expected = load_file(best.folder / "model.safetensors")
+    # The schedule of the shorter run differs after warm-up only.
+    assert saved.keys() == expected.keys()
+    assert int(loop.state["step"]) == 2
+
+
+def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(train):
+    plain = train("plain", devices=1)
+    small = train("small", devices=1, eval_steps=2, per_device_eval_batch_size=3)
+    assert losses(small.folder) == losses(plain.folder)
+    assert small.metrics["eval_loss"] == pytest.approx(plain.metrics["eval_loss"], rel=1e-5)
+
+
+def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_checkpoint(train, tmp_path):
+    with pytest.raises(NonFiniteLoss, match="the checkpoint of step 2 is kept"):
+        train("nan", devices=1, save_steps=2, before=poison_at(3))
+    kept = sorted(path.name for path in (tmp_path / "nan" / "checkpoints").iterdir())
+    assert kept == ["2"]
+    assert np.isfinite(load_file(tmp_path / "nan" / "model.safetensors")["lm_head.bias"]).all()
+
+
+def test_on_non_finite_skip_leaves_the_state_of_a_bad_step_unchanged(train, caplog):
+    with caplog.at_level("WARNING"):
+        loop = train("skip", devices=1, on_non_finite="skip", max_steps=3, before=poison_at(1, infinite_rate=True))
+    assert "were skipped" in caplog.text
+    finite = [np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(loop.state["opt_state"])]
+    assert all(finite)
+
+
+def poison_at(step, infinite_rate=False):
+    """Make the embeddings infinite after ``step``."""
+
+    def install(loop):
+        def poison(loop):
+            if loop.progress.step == step:
+                flat = trees.flatten(loop.state["params"])
+                path = next(p for p in flat if p[-1] == "embedding")
+                flat[path] = flat[path] * np.inf
+                loop.state["params"] = trees.unflatten(flat)
+
+        loop.add_callback(poison)
+
+    return install
+
+
+def test_evaluation_alone_reads_the_saved_model(train):
+    trained = train("trained", devices=1)
+    loop = train("evaluated", devices=1, do_eval=True, model_name_or_path=trained.folder, model_type=None, config_overrides=None)
+    assert loop.metrics["eval_loss"] == pytest.approx(trained.metrics["eval_loss"], rel=1e-6)
+    assert not (loop.folder / "model.safetensors").exists()
+
+
+def test_overwriting_moves_the_old_run_aside(train):
+    old = train("again", devices=1)
+    train("again", devices=1, overwrite_output_dir=True, max_steps=2)
+    moved = [path for path in old.folder.iterdir() if path.name.startswith("previous-")]
+    assert (moved[0] / "checkpoints" / "6").is_dir() and list(losses(old.folder)) == [1, 2]
+
+
+def test_streaming_resumes_at_the_very_row(train):
+    options = {"devices": 1, "streaming": True, "save_steps": 2, "max_steps": 8}
+    whole = losses(train("stream", **options).folder)
+    with pytest.raises(SystemExit):
+        train("cut", before=stop_at(4), **options)
+    assert losses(train("cut", **options).folder) == whole
+
+
+def test_a_frozen_parameter_stays_as_it_was(train):
+    loop = train("frozen", devices=1, freeze="embeddings/", weight_decay=0.1)
+    start = loop.model.init_weights(jax.random.PRNGKey(42))
+    first, last = (trees.flatten(tree) for tree in (start, loop.state["params"]))
+    same = {trees.join(path): np.array_equal(first[path], last[path]) for path in first}
+    assert all(value == ("embeddings/" in name) for name, value in same.items())
+
+
+@pytest.mark.parametrize("optim", ["adafactor", "lion", "sgd", "muon", "lamb"])
+def test_every_kind_of_optimizer_takes_steps(train, optim):
+    loop = train("optim", devices=1, optim=optim, max_steps=2, weight_decay=0.01)
+    assert np.isfinite(list(losses(loop.folder).values())).all()
+
+
+def test_bfloat16_computes_in_half_and_keeps_float32_parameters(train, reference):
+    expected = one_device(train, reference)
+    loop = train("half", devices=1, dtype="bfloat16")
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(loop.state["params"])} == {"float32"}
+    assert_same(losses(loop.folder), expected, relative=5e-3)
+    assert losses(loop.folder) != expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mesh": "data=3"}, "describes 3 devices, there are 8"),
+        ({"mesh": "data=4,tenser=2"}, "did you mean 'tensor'"),
+        ({"mesh": "tensor=8", "config_overrides": f"{TINY},hidden_size=36"}, "does not divide"),
+        ({"global_batch_size": 12}, "multiple of 8"),
+        ({"max_seq_length": 400}, "position table of this model allows"),
+        ({"warmup_steps": 99}, "more than the 6 steps"),
+        ({"optim": "adamv"}, "did you mean 'adam"),
+        ({"lr_scheduler_type": "linaer"}, "did you mean 'linear'"),
+        ({"device": "tpu"}, "jax sees only"),
+        ({"config_overrides": f"{TINY},vocab_size=40"}, "40"),
+        ({"config_overrides": "hiden_size=3"}, "hiden_size"),
+        ({"model_type": "robrta"}, "did you mean 'roberta'"),
+        ({"report_to": "tensorbord"}, "did you mean 'tensorboard'"),
+        ({"attn_implementation": "flash"}, "unknown attention"),
+        ({"metric_for_best_model": "bleu"}, "there is only eval_"),
+        ({"profile": "ten"}, "give first-last"),
+    ],
+)  # fmt: skip
+def test_usage_errors_name_the_value_and_what_would_work(train, changes, message):
+    with pytest.raises(UsageError, match=message) as raised:
+        train("wrong", **changes)
+    assert raised.value.exit_code == 2
+
+
+def test_a_failing_save_keeps_the_previous_checkpoint(train, tmp_path, monkeypatch):
+    from hfseq.training.checkpoints import Checkpoints
+
+    real = Checkpoints.save
+
+    def full(self, step, *args, **kwargs):
+        if step == 4:
+            raise self._not_saved(step, OSError(28, "No space left on device"))
+        return real(self, step, *args, **kwargs)
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    with pytest.raises(CheckpointError, match="No space left.*the checkpoint of step 2 is kept"):
+        train("disk", devices=1, save_steps=2)
+    monkeypatch.undo()
+    assert losses(train("disk", devices=1, save_steps=2).folder).keys() == {1, 2, 3, 4, 5, 6}
