@@ -1,4 +1,4 @@
-"""Weight files on disk: which ones a directory holds, reading them by slices, writing them atomically.
+"""Weight files on disk: finding them, reading them by slices, writing them atomically.
 
 Formats: ``model.safetensors`` and its shards (PyTorch or Flax names), the legacy
 ``flax_model.msgpack`` and its shards, and ``pytorch_model.bin`` where torch is installed (never
@@ -54,19 +54,19 @@ Fetch = Callable[[str], str | None]
 
 
 def open_weights(fetch: Fetch, source: str, *, from_pt: bool = False) -> OpenedWeights:
-    """Find and open the weights that ``fetch`` offers (it maps a file name to a local path or None)."""
+    """Open the weights that ``fetch`` offers (it maps a file name to a local path or None)."""
     for name in (*FLAX_FILES, *(TORCH_FILES if from_pt else ())):
         path = fetch(name)
         if path is not None:
             return open_file(path, fetch=fetch)
     if not from_pt and any(fetch(name) for name in TORCH_FILES):
         raise CheckpointError(
-            f"{source} holds only PyTorch .bin weights. Use `from_pt=True` to load this model from those "
-            "weights (needs torch), or save them as safetensors"
+            f"{source} holds only PyTorch .bin weights. Use `from_pt=True` to load this model from "
+            "those weights (needs torch), or save them as safetensors"
         )
     raise CheckpointError(
-        f"Error no file named {', '.join(FLAX_FILES)} found in {source}: give a directory or a repository "
-        "with a saved model"
+        f"Error no file named {', '.join(FLAX_FILES)} found in {source}: give a directory or a "
+        "repository with a saved model"
     )
 
 
@@ -91,7 +91,8 @@ def _open_shards(index: str, fetch: Fetch) -> OpenedWeights:
     if absent:
         raise CheckpointError(
             f"{index} says that {where[absent[0]]} holds {absent[0]}, which it does not "
-            f"({len(absent)} such tensors): the shards are of another save, download or save them again"
+            f"({len(absent)} such tensors): the shards are of another save, download or save them "
+            "again"
         )
     tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
     return OpenedWeights(tensors, next(iter(parts.values())).native, index)
@@ -273,7 +274,7 @@ def write_msgpack(folder: Path, tree: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """Give a hidden directory in ``folder``; on success its files move into ``folder``, else they go.
+    """Give a hidden directory in ``folder``; on success its files move up, else they go.
 
     A full disk, a Ctrl-C or a kill during writing leaves the previous files as they were. Weights
     of an earlier save in another format or number of shards are removed at the end: a reader might
@@ -290,8 +291,8 @@ def staged(folder: Path) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
             raise CheckpointError(
-                f"could not save to {folder} ({error}); the files that were there are untouched: free "
-                "some space or give another directory"
+                f"could not save to {folder} ({error}); the files that were there are untouched: "
+                "free some space or give another directory"
             ) from error
         raise
     # The index is what makes new shards visible, so it comes after them.

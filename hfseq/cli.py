@@ -1,4 +1,4 @@
-"""The ``hfseq`` command: what is installed, which plugins there are, and a start for a new one."""
+"""The ``hfseq`` command: what is installed, plugins and a start for a new one, models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from hfseq import __version__, plugins
+from hfseq import __version__, model_commands, plugins
 from hfseq.errors import UsageError, run_command
 from hfseq.registry import describe
 
@@ -28,6 +28,8 @@ EXAMPLES = """examples:
   hfseq plugins --json                   what every plugin adds, for programs
   hfseq new my-encoder                   write my_encoder.py, a working architecture in one file
   hfseq plugins --plugin my_encoder.py   see that it is found
+  hfseq fill-mask DIR "a <mask> text"    what a trained masked language model puts there
+  hfseq push DIR --hub_model_id me/it    upload a model directory as one commit
 
 Documentation: docs/cli.md and docs/plugins.md."""
 
@@ -45,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="hfseq",
-        description="JAX/Flax sequence models on Hugging Face: environment, plugins, templates.",
+        description="JAX/Flax sequence models on Hugging Face: environment, plugins, models.",
         epilog=EXAMPLES,
         formatter_class=formatter,
     )
@@ -75,6 +77,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     new.add_argument("name", metavar="NAME", help="model type, e.g. my-encoder")
     new.add_argument("--output", metavar="FILE", type=Path, help="default: NAME.py")
+    example = "hfseq push my-roberta --hub_model_id user/my-roberta"
+    push = command("push", model_commands.run_push, "push a model directory to the Hub", example)
+    model_commands.add_push(push)
+    example = f'hfseq fill-mask my-roberta "Return the {model_commands.MASK} of the list."'
+    text = "let a masked language model fill masks"
+    fill = command("fill-mask", model_commands.run_fill_mask, text, example)
+    model_commands.add_fill_mask(fill)
     return parser
 
 

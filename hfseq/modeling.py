@@ -25,9 +25,9 @@ from flax import nnx  # noqa: E402
 from hfseq import trees  # noqa: E402
 from hfseq.errors import UsageError, WeightsError  # noqa: E402
 from hfseq.nn import kv_cache  # noqa: E402
-from hfseq.nn.attention import xla_attention  # noqa: E402
+from hfseq.nn.attention import resolve_attention  # noqa: E402
 from hfseq.nn.layers import Dropout  # noqa: E402
-from hfseq.nn.precision import Precision, apply_precision, precision_for  # noqa: E402
+from hfseq.nn.precision import Precision, apply_precision, resolve_precision  # noqa: E402
 from hfseq.nn.random import make_keys  # noqa: E402
 from hfseq.nn.stack import Options, options, stack_layers  # noqa: E402
 from hfseq.pretrained import PretrainedMixin  # noqa: E402
@@ -35,8 +35,8 @@ from hfseq.pretrained import PretrainedMixin  # noqa: E402
 logger = logging.getLogger(__name__)
 
 _NO_PARAMS = (
-    "`params` cannot be {} when the model is created with `_do_init=False`: it holds no parameters. "
-    "Keep them outside and pass them, `model(..., params=params)`; `model.init_weights(rng, shape)` makes them"
+    "`params` cannot be {} when the model is created with `_do_init=False`: it holds none. Keep "
+    "them outside and pass them, `model(..., params=params)`; `model.init_weights(rng)` makes them"
 )
 
 
@@ -89,11 +89,11 @@ class FlaxPreTrainedModel(PretrainedMixin):
         self.input_shape, self.seed, self.dtype = input_shape, seed, jnp.dtype(dtype)
         self.key = jax.random.PRNGKey(seed)
         self.scan_layers = scan_layers
-        self.precision = _resolve_precision(precision, dtype)
+        self.precision = resolve_precision(precision, dtype)
         self._options = Options(
             remat=gradient_checkpointing,
             remat_policy=remat_policy,
-            attention=_resolve_attention(attn_implementation),
+            attention=resolve_attention(attn_implementation),
         )
         module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))
         self._graph, params, extra = nnx.split(module, nnx.Param, ...)
@@ -176,7 +176,7 @@ class FlaxPreTrainedModel(PretrainedMixin):
     def init_weights(
         self, rng: jax.Array, input_shape: tuple[int, ...] = (1, 1), params: Any = None
     ) -> dict[str, Any]:
-        """Make a fresh parameter tree from ``rng``; with ``params`` fill in only what is missing there."""
+        """Make a fresh parameter tree from ``rng``; with ``params`` only what is missing there."""
         fresh, _ = self._initialize(rng)
         if params is None:
             return fresh
@@ -188,7 +188,7 @@ class FlaxPreTrainedModel(PretrainedMixin):
         return tuple(self._stacked)
 
     def max_length(self) -> int | None:
-        """The longest sequence that the position table allows, or ``None`` where nothing limits it."""
+        """The longest sequence that the position table allows; ``None`` where nothing limits it."""
         return getattr(self._config, "max_position_embeddings", None)
 
     def takes(self, name: str) -> bool:
@@ -211,20 +211,20 @@ class FlaxPreTrainedModel(PretrainedMixin):
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     def to_bf16(self, params: Any, mask: Any = None) -> Any:
-        """Return ``params`` with floating leaves cast to bfloat16 where ``mask`` (if any) is True."""
+        """Return ``params`` with floating leaves in bfloat16 where ``mask`` (if any) is True."""
         return trees.cast_floating(params, jnp.bfloat16, mask)
 
     def to_fp16(self, params: Any, mask: Any = None) -> Any:
-        """Return ``params`` with floating leaves cast to float16 where ``mask`` (if any) is True."""
+        """Return ``params`` with floating leaves in float16 where ``mask`` (if any) is True."""
         return trees.cast_floating(params, jnp.float16, mask)
 
     def to_fp32(self, params: Any, mask: Any = None) -> Any:
-        """Return ``params`` with floating leaves cast to float32 where ``mask`` (if any) is True."""
+        """Return ``params`` with floating leaves in float32 where ``mask`` (if any) is True."""
         return trees.cast_floating(params, jnp.float32, mask)
 
     @classmethod
     def can_generate(cls) -> bool:
-        """Tell whether the class is for generation (it overrides ``prepare_inputs_for_generation``)."""
+        """Tell whether the class overrides ``prepare_inputs_for_generation``."""
         return (
             cls.prepare_inputs_for_generation
             is not FlaxPreTrainedModel.prepare_inputs_for_generation
@@ -299,6 +299,8 @@ class FlaxPreTrainedModel(PretrainedMixin):
         With ``extra`` the result is a pair (outputs, the collections after the call); without it
         the model's own collections are read and their changes dropped.
         """
+        if past_key_values and inputs.get("position_ids", ...) is None:
+            raise UsageError("past_key_values needs position_ids: where the new tokens stand")
         if train and dropout_rng is None and self._has_dropout:
             raise UsageError("train=True with dropout needs dropout_rng=jax.random.key(...)")
         config = self._config
@@ -354,8 +356,8 @@ class FlaxPreTrainedModel(PretrainedMixin):
             and not 0 <= ids.min() <= ids.max() < size
         ):
             raise UsageError(
-                f"input_ids hold {ids.max() if ids.max() >= size else ids.min()}, outside of the model's "
-                f"vocabulary of {size}: use the tokenizer that was trained with this model"
+                f"input_ids hold {ids.max() if ids.max() >= size else ids.min()}, outside of the "
+                f"model's vocabulary of {size}: use the tokenizer that was trained with this model"
             )
 
 
@@ -376,25 +378,6 @@ def _or_config(value: Any, config: Any, name: str, default: Any) -> Any:
 
 def _drops(part: Any) -> bool:
     return isinstance(part, Dropout) and part.rate > 0
-
-
-def _resolve_precision(precision: str | Precision | None, dtype: Any) -> Precision:
-    if isinstance(precision, Precision):
-        return precision
-    if precision is None:
-        return precision_for(dtype)
-    from hfseq import plugins
-
-    recipe = plugins.load().precisions.get(precision)
-    return recipe if isinstance(recipe, Precision) else recipe()
-
-
-def _resolve_attention(name: str | None) -> Any:
-    if name is None:
-        return xla_attention
-    from hfseq import plugins
-
-    return plugins.load().attention.get(name)
 
 
 __all__ = ["FlaxPreTrainedModel", "WeightsError"]

@@ -28,8 +28,8 @@ _DOWNLOAD = (
     "proxies",
 )
 _IGNORED = (
-    "resume_download", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline", "adapter_kwargs",
-    "use_safetensors", "low_cpu_mem_usage",
+    "resume_download", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline",
+    "adapter_kwargs", "use_safetensors", "low_cpu_mem_usage",
 )  # fmt: skip
 
 
@@ -74,7 +74,8 @@ class PretrainedMixin:
         if not found:
             raise weights.WeightsError(
                 f"{opened.source} has no tensor that {cls.__name__} knows (for example "
-                f"{next(iter(opened.tensors), 'none at all')}): is it a checkpoint of another architecture?"
+                f"{next(iter(opened.tensors), 'none at all')}): is it a checkpoint of another "
+                "architecture?"
             )
         params = model._read(found, report, opened.native, sharding, param_dtype, _do_init)
         model._warn(report, source, _do_init, kept=param_dtype is None)
@@ -128,7 +129,7 @@ class PretrainedMixin:
         return dict(zip(paths, values, strict=True))
 
     def _warn(self, report: weights.LoadReport, source: str, initialised: bool, kept: bool) -> None:
-        """Say once, together, what did not come from the checkpoint (the sentences users match on)."""
+        """Say once, together, what did not come from the checkpoint, in v4's sentences."""
         name = type(self).__name__
         if report.unexpected:
             logger.warning(
@@ -136,25 +137,29 @@ class PretrainedMixin:
                 source, name, sorted(report.unexpected),
             )  # fmt: skip
         if report.mismatched:
-            lines = "\n".join(f"- {n}: found shape {g} in the checkpoint and {e} in the model instantiated"
-                              for n, g, e in report.mismatched)  # fmt: skip
+            lines = (
+                f"- {n}: found shape {given} in the checkpoint and {expected} in the model"
+                for n, given, expected in report.mismatched
+            )
             logger.warning(
-                "Some weights of %s were not initialized from the model checkpoint at %s and are newly "
-                "initialized because the shapes did not match:\n%s", name, source, lines,
+                "Some weights of %s were not initialized from the model checkpoint at %s and are "
+                "newly initialized because the shapes did not match:\n%s",
+                name, source, "\n".join(lines),
             )  # fmt: skip
-        if report.missing and not report.mismatched:
+        if absent := weights.describe_missing(report):
             logger.warning(
-                "Some weights of %s were not initialized from the model checkpoint at %s and are %s:\n%s\n"
-                "You should probably TRAIN this model on a down-stream task to be able to use it for "
-                "predictions and inference.", name, source,
+                "Some weights of %s were not initialized from the model checkpoint at %s and are "
+                "%s:\n%s\nYou should probably TRAIN this model on a down-stream task to be able to "
+                "use it for predictions and inference.", name, source,
                 "newly initialized" if initialised else "missing from the returned parameters",
-                weights.describe_missing(report),
+                absent,
             )  # fmt: skip
         for half in ("float16", "bfloat16"):
             if report.dtypes.get(half) and kept:
                 logger.warning(
-                    "Some of the weights of %s were initialized in %s precision from the model checkpoint at "
-                    "%s: cast them with model.to_fp32(model.params) if that is not wanted", name, half, source,
+                    "Some of the weights of %s were initialized in %s precision from the model "
+                    "checkpoint at %s: if that is not wanted, cast them (param_dtype=jnp.float32)",
+                    name, half, source,
                 )  # fmt: skip
 
     def _load_generation_config(self, source: str, download: dict[str, Any]) -> None:
@@ -211,7 +216,7 @@ class PretrainedMixin:
         )
 
     def save_config(self, folder: Path) -> None:
-        """Write ``config.json`` naming the PyTorch class, and ``generation_config.json`` if there is one."""
+        """Write ``config.json``, which names the PyTorch class, and ``generation_config.json``."""
         config = self.config
         config.architectures = [self.torch_class_name()]
         config.save_pretrained(folder)
@@ -254,7 +259,7 @@ class PretrainedMixin:
 
 
 def _download_options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Take the download options out of ``kwargs``, with ``use_auth_token`` as the old name of ``token``."""
+    """Take the download options out; ``use_auth_token`` is the old name of ``token``."""
     for name in _IGNORED:
         kwargs.pop(name, None)
     old = kwargs.pop("use_auth_token", None)
@@ -272,6 +277,8 @@ def _load_config(
     if config is not None and not isinstance(config, (str, Path)):
         _check_family(cls, config.model_type, source)
         return config, kwargs
+    from huggingface_hub.errors import StrictDataclassError
+
     place = str(config or source)
     if Path(place).is_file() and not place.endswith(".json"):
         raise UsageError(f"{place} is a weight file: pass its configuration too (config=...)")
@@ -284,8 +291,9 @@ def _load_config(
         return cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
     except UsageError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"cannot read the configuration of {place}: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"cannot read the configuration of {place}: {reason}") from error
 
 
 def _check_family(cls: Any, found: str | None, place: str) -> None:

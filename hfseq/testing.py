@@ -46,7 +46,7 @@ class Skipped(Exception):
 
 @dataclasses.dataclass
 class Report:
-    """What :func:`check_architecture` did: names of ``passed`` checks, and ``skipped`` ones with reasons."""
+    """What :func:`check_architecture` did: ``passed`` checks, and ``skipped`` ones with reasons."""
 
     passed: list[str] = dataclasses.field(default_factory=list)
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -64,7 +64,7 @@ def check_architecture(
     zero_gradients: Iterable[str] = ZERO_GRADIENTS,
     tolerance: float = 1e-5,
 ) -> Report:
-    """Run the battery on the architecture registered as ``name``; one AssertionError lists all failures.
+    """Run the battery on the architecture ``name``; one AssertionError lists all failures.
 
     **Arguments:** ``config`` a tiny configuration (vocabulary of at least 16, 16 positions and what
     the family keeps for itself); ``heads`` the tasks to check (``"ForMaskedLM"``; all by default);
@@ -206,7 +206,7 @@ class Case:
 
     @functools.cached_property
     def weights(self) -> dict[str, np.ndarray]:
-        """A cotangent for every output: the loss of all gradient checks is their product, summed."""
+        """A cotangent for every output: the loss of gradient checks is the sum of products."""
         random = np.random.default_rng(2)
         drawn = {k: random.normal(size=v.shape).astype(np.float32) for k, v in self.outputs.items()}
         return {name: self.only_real(name, value) for name, value in drawn.items()}
@@ -235,8 +235,10 @@ class Case:
 
     def takes(self, argument: str) -> bool:
         """Tell whether the base model's module has the argument ``argument``."""
-        base = self.spec.load_head("Model") if "Model" in self.spec.heads else self.cls
-        return argument in inspect.signature(base.module_class.__call__).parameters
+        if "Model" not in self.spec.heads:
+            return self.model.takes(argument)
+        base = self.spec.load_head("Model").module_class
+        return argument in inspect.signature(base.__call__).parameters
 
 
 def arrays(output: Any) -> dict[str, jax.Array]:
@@ -273,18 +275,22 @@ def host(tree: Any) -> Any:
 
 
 def error(ours: Any, theirs: Any) -> float:
-    """Return ``max|a - b| / max(1, max|b|)``, infinite for other shapes or where something is not finite."""
+    """Return ``max|a - b| / max(1, max|b|)``; infinite for other shapes and for NaN."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("inf")
     return float(np.max(np.abs(a - b), initial=0) / max(1.0, np.max(np.abs(b), initial=0)))
 
 
+def _shown(name: str | trees.Path) -> str:
+    return trees.join(name) if isinstance(name, tuple) else name
+
+
 def assert_close(ours: Mapping, theirs: Mapping, tolerance: float, what: str) -> None:
     """Assert that two dicts agree; the message lists every entry that does not, in order."""
     assert list(ours) == list(theirs), f"{what}: {list(ours)} against {list(theirs)}"
     lines = [
-        f"  {trees.join(name) if isinstance(name, tuple) else name}: {found:.1e}"
+        f"  {_shown(name)}: {found:.1e}"
         for name in ours
         if not (found := error(ours[name], theirs[name])) <= tolerance
     ]
@@ -295,7 +301,7 @@ def assert_same(ours: Mapping, theirs: Mapping, what: str) -> None:
     """Assert that two dicts are equal to the last bit, types included."""
     assert set(ours) == set(theirs), f"{what}: names differ: {sorted(set(ours) ^ set(theirs))}"
     lines = [
-        f"  {trees.join(name) if isinstance(name, tuple) else name}: {error(ours[name], theirs[name]):.1e}"
+        f"  {_shown(name)}: {error(ours[name], theirs[name]):.1e}"
         for name in ours
         if ours[name].dtype != theirs[name].dtype or not np.array_equal(ours[name], theirs[name])
     ]

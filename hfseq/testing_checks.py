@@ -30,7 +30,7 @@ from hfseq.testing import (
 
 
 def shapes(case: Case) -> None:
-    """Outputs begin with the batch; ``eval_shape`` and ``_do_init=False`` know the shapes beforehand."""
+    """Outputs begin with the batch; all shapes are known without parameters."""
     expected = jax.eval_shape(case.forward, case.model.params, case.inputs)
     assert case.outputs, "the model returns nothing to compare"
     for name, value in case.outputs.items():
@@ -231,10 +231,11 @@ def cached_decoding(case: Case) -> None:
 
 
 def devices(case: Case) -> None:
-    """Eight devices, parameters laid out by the architecture's rules, give what one device gives."""
+    """Eight devices, parameters laid out by the rules, give what one device gives."""
     if jax.device_count() < 8:
         raise Skipped(
-            "fewer than 8 devices: set XLA_FLAGS=--xla_force_host_platform_device_count=8 before jax starts"
+            "fewer than 8 devices: set XLA_FLAGS=--xla_force_host_platform_device_count=8 "
+            "before jax is imported"
         )
     from hfseq.training.sharding import Layout, make_mesh
 
@@ -254,6 +255,6 @@ def devices(case: Case) -> None:
 
 
 CHECKS = (
-    shapes, eager, gradients, save_and_load, scan_layers, gradient_checkpointing, bfloat16, padding, packing,
-    cached_decoding, devices,
+    shapes, eager, gradients, save_and_load, scan_layers, gradient_checkpointing, bfloat16,
+    padding, packing, cached_decoding, devices,
 )  # fmt: skip

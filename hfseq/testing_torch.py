@@ -1,4 +1,4 @@
-"""The checks of :func:`hfseq.testing.check_architecture` against the PyTorch class of the same name.
+"""The checks of :func:`hfseq.testing.check_architecture` against PyTorch's class of that name.
 
 PyTorch is imported in here and nowhere else; without it, or without such a class, they are skipped.
 """
@@ -42,7 +42,7 @@ def _load(case: Case) -> Any:
 
 
 def torch_loads_it(case: Case) -> None:
-    """PyTorch loads what hfseq saved, all of it and nothing else, and the way back is the identity."""
+    """PyTorch loads all that hfseq saved and nothing else, and the way back is the identity."""
     model = torch_model(case)
     before = host(trees.flatten(case.model.params))
     for name, options in {"single": {}, "sharded": {"max_shard_size": "20KB"}}.items():
@@ -53,7 +53,7 @@ def torch_loads_it(case: Case) -> None:
 
 
 def torch_tree(case: Case) -> None:
-    """Paths and shapes are exactly what the naming rule makes of the PyTorch names (the v4 tree)."""
+    """Paths and shapes are what the naming rule makes of the PyTorch names (the v4 tree)."""
     if case.cls.weight_templates:
         raise Skipped("the architecture declares weight_templates")
     expected = {}
@@ -84,7 +84,7 @@ def _leaf(kind: str, leaf: str) -> str:
 
 
 def torch_parity(case: Case) -> None:
-    """Outputs and the gradient of every parameter equal PyTorch's; the report names the first that differ."""
+    """Outputs and all gradients equal PyTorch's; the report names the first that differ."""
     model = torch_model(case)
     theirs, states, gradients = _run_torch(case, model)
     lines = []

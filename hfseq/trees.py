@@ -61,7 +61,7 @@ def to_dict(state: nnx.State) -> dict[str, Any]:
 def to_state(
     tree: Mapping[str, Any], like: Mapping[str, Any], kind: type[nnx.Variable]
 ) -> nnx.State:
-    """Wrap the leaves of ``tree`` that ``like`` has as variables of ``kind``, keys as NNX wants them."""
+    """Wrap the leaves of ``tree`` that ``like`` has as variables of ``kind``, with NNX's keys."""
     given = flatten(tree)
     missing = [path for path in flatten(like) if path not in given]
     if missing:

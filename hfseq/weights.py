@@ -62,6 +62,7 @@ class LoadReport:
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = dataclasses.field(
         default_factory=list
     )
+    refitted: set[Path] = dataclasses.field(default_factory=set)
     untyped: dict[str, str] = dataclasses.field(default_factory=dict)
     dtypes: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -142,6 +143,7 @@ class WeightMap:
             if expected != given:
                 report.mismatched.append((original, given, expected))
                 report.missing.append(slot.path)
+                report.refitted.add(slot.path)
                 continue
             if tensor.dtype not in FLOATING:
                 report.untyped[original] = tensor.dtype
@@ -194,19 +196,19 @@ class WeightMap:
     # ------------------------------------------------------------------------------------
 
     def outgoing(self) -> dict[str, Slot]:
-        """Return every name that a saved file has, with the slot it comes from; ties are not repeated."""
+        """Return every name in a saved file with the slot it comes from; ties are not repeated."""
         slots = {slot.name: slot for slot in self.slots}
         return slots | {alias: slots[name] for alias, name in self._live.items() if name in slots}
 
     def sizes(self, itemsizes: Mapping[Path, int]) -> dict[str, int]:
-        """Return the bytes of every outgoing tensor, given the bytes of one number of each parameter."""
+        """Return the bytes of every outgoing tensor, given those of one number of each leaf."""
         return {
             name: itemsizes[slot.path] * math.prod(self._expected(slot, native=True))
             for name, slot in self.outgoing().items()
         }
 
     def listed(self, params: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-        """Return NumPy leaves under the paths of the tree with a key for each layer (the v4 tree)."""
+        """Return NumPy leaves under the paths of the v4 tree, with a key for each layer."""
         return {
             slot.listed: np.asarray(
                 params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
@@ -229,7 +231,7 @@ class WeightMap:
     def fill(
         self, found: Mapping[Slot, Tensor], path: Path, index: Any = ..., *, native: bool = False
     ) -> Any:
-        """Read the parameter at ``path`` (or the part that ``index`` cuts out) from matched tensors."""
+        """Read the parameter at ``path``, or the part of it that ``index`` cuts out."""
         slots = [slot for slot in self.slots if slot.path == path]
         if slots[0].layer is None:
             return _read(slots[0], found[slots[0]], index, native)
@@ -256,7 +258,7 @@ def _template(ours: str, theirs: str) -> tuple[re.Pattern[str], str]:
 
 
 def check(report: LoadReport, source: str, class_name: str, *, ignore_mismatched: bool) -> None:
-    """Raise one error that lists every tensor whose type or shape does not fit (shapes: if that matters)."""
+    """Raise one error that lists every tensor whose type or shape does not fit."""
     if report.untyped:
         found = ", ".join(f"{name} ({dtype})" for name, dtype in report.untyped.items())
         raise WeightsError(
@@ -272,15 +274,16 @@ def check(report: LoadReport, source: str, class_name: str, *, ignore_mismatched
     raise WeightsError(
         f"{source} does not fit {class_name}: {len(lines)} tensors differ in shape\n"
         + "\n".join(lines)
-        + "\nUse the configuration that belongs to these weights, or ignore_mismatched_sizes=True to "
-        "initialise these tensors anew"
+        + "\nUse the configuration that belongs to these weights, or ignore_mismatched_sizes=True "
+        "to initialise these tensors anew"
     )
 
 
 def describe_missing(report: LoadReport) -> str:
-    """List missing parameters, each with the nearest name that the checkpoint left over."""
+    """List parameters that the checkpoint lacks, each with the nearest name that it left over."""
     lines = []
     for path in report.missing:
-        name = ".".join(path)
-        lines.append(f"  {name}{nearest(name, report.unexpected)}")
+        if path not in report.refitted:
+            theirs = ".".join((*path[:-1], _LEAF.get(path[-1], path[-1])))
+            lines.append(f"  {'.'.join(path)}{nearest(theirs, report.unexpected)}")
     return "\n".join(lines)

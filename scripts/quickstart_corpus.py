@@ -3,9 +3,9 @@
 
     python scripts/quickstart_corpus.py quickstart/corpus.jsonl
 
-One JSON object a line, {"text": ...}, one document each: a topic of the language reference or a docstring.
-Modules of the standard library are parsed, not imported, so none of them runs; the same Python gives
-the same file.
+Each line is a JSON object, {"text": ...}, with one document: a topic of the language reference or a
+docstring. Modules of the standard library are parsed, not imported, so none of them runs; the same
+Python gives the same file.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Pretrain or fine-tune a masked language model (BERT, RoBERTa, or an architecture of your own).
+r"""Pretrain or fine-tune a masked language model (BERT, RoBERTa, or an architecture of your own).
 
     python scripts/train_tokenizer.py --model_type roberta --vocab_size 8000 --train_file "$DATA/train.jsonl" \
         --output_dir my-roberta

@@ -17,6 +17,7 @@ from typing import Any
 
 from hfseq.data.arguments import DataArguments, option
 from hfseq.errors import UsageError, run_command
+from hfseq.flags import parse_flags
 
 BATCH = 1000
 
@@ -136,10 +137,8 @@ def make_config(name: str, tokenizer: Any, overrides: dict[str, Any]) -> Any:
 
 
 def parse(argv: list[str]) -> tuple[TokenizerArguments, DataArguments]:
-    from transformers import HfArgumentParser
-
-    parser = HfArgumentParser((TokenizerArguments, DataArguments), description=__doc__)
-    return parser.parse_args_into_dataclasses(argv)
+    tokenizer, data = parse_flags((TokenizerArguments, DataArguments), argv, __doc__)
+    return tokenizer, data
 
 
 def run(argv: list[str]) -> int:

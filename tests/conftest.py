@@ -1,4 +1,4 @@
-"""What every test shares: eight forced host devices, one compilation cache, no network by default."""
+"""What every test shares: eight host devices, one compilation cache, no network by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight files: what can be read, what is refused and how, and saves that leave the old files alone."""
+"""Weight files: what can be read, what is refused and how, and saves that lose nothing old."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_unknown_format_is_refused(tmp_path):
 
 
 def test_empty_directory_names_what_was_looked_for(tmp_path):
-    with pytest.raises(CheckpointError, match="no file named flax_model.msgpack.*model.safetensors"):
+    with pytest.raises(
+        CheckpointError, match="no file named flax_model.msgpack.*model.safetensors"
+    ):
         opened(tmp_path)
 
 
@@ -141,14 +143,18 @@ def damage(path: Path, how: str) -> None:
 def test_damaged_safetensors_are_named(tmp_path, how):
     write(tmp_path, ONE)
     damage(tmp_path / files.SAFETENSORS, how)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or not a safetensors"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors is damaged or not a safetensors"
+    ):
         opened(tmp_path)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1garbage", b"\x93\x01\x02\x03"])
 def test_damaged_msgpack_is_named(tmp_path, data):
     (tmp_path / files.MSGPACK).write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"flax_model\.msgpack (is damaged|holds no parameter)"):
+    with pytest.raises(
+        CheckpointError, match=r"flax_model\.msgpack (is damaged|holds no parameter)"
+    ):
         opened(tmp_path)
 
 
@@ -304,7 +310,8 @@ def save_file(tensors, path, metadata=None):
 st.save_file = save_file
 values = {f"t{i}": np.full((4, 4), -1, np.float32) for i in range(5)}
 with files.staged(Path(sys.argv[1])) as stage:
-    files.write_safetensors(stage, {n: 64 for n in values}, lambda k: {n: values[n] for n in k}, 64, {})
+    sizes = dict.fromkeys(values, 64)
+    files.write_safetensors(stage, sizes, lambda k: {n: values[n] for n in k}, 64, {})
 """
 
 

@@ -31,7 +31,9 @@ def filled(names, tensors, **options):
     found, report = names.match(as_file(tensors), **options)
     native = options.get("native", False)
     missing = set(report.missing)
-    return {p: names.fill(found, p, native=native) for p in names.shapes if p not in missing}, report
+    return {
+        p: names.fill(found, p, native=native) for p in names.shapes if p not in missing
+    }, report
 
 
 def equal(a, b):

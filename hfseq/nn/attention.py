@@ -1,8 +1,9 @@
-"""One attention for every model: a fused product where nothing forbids it, explicit where it must be."""
+"""One attention for every model: a fused product where possible, explicit where it must be."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -74,7 +75,7 @@ def attention_weights(
     causal: bool = False,
     scale: float | None = None,
 ) -> jax.Array:
-    """Softmax weights (batch, heads, queries, keys), computed in float32, in the type of ``query``."""
+    """Softmax weights (batch, heads, queries, keys): in float32, returned in ``query``'s type."""
     batch, queries, heads, head_dim = query.shape
     keys, kv_heads = key.shape[1:3]
     scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
@@ -128,3 +129,12 @@ def eager_attention(
     """The explicit form: scores, softmax, mix; what PyTorch calls eager."""
     weights = attention_weights(query, key, mask=mask, bias=bias, causal=is_causal, scale=scale)
     return _mix(weights, value)
+
+
+def resolve_attention(name: str | None) -> Callable[..., jax.Array]:
+    """Return the attention implementation registered as ``name``; XLA's where none is named."""
+    if name is None:
+        return xla_attention
+    from hfseq import plugins
+
+    return plugins.load().attention.get(name)

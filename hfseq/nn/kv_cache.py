@@ -16,7 +16,7 @@ from jax import lax
 
 
 class CachedAttention(nnx.Module):
-    """Base of attentions that can decode with a cache; subclasses set ``kv_heads`` and ``head_dim``."""
+    """Base of attentions with a cache; subclasses set ``kv_heads`` and ``head_dim``."""
 
     kv_heads: int
     head_dim: int
@@ -29,7 +29,7 @@ class CachedAttention(nnx.Module):
 
 
 def add_cache(module: nnx.Module, batch_size: int, max_length: int, dtype: Any) -> None:
-    """Give every :class:`CachedAttention` in ``module`` an empty cache of ``max_length`` positions."""
+    """Give every causal :class:`CachedAttention` in ``module`` an empty cache."""
     for _, part in nnx.iter_graph(module):
         if isinstance(part, CachedAttention) and part.causal:
             shape = (batch_size, max_length, part.kv_heads, part.head_dim)

@@ -43,6 +43,7 @@ class Linear(nnx.Module):
         self.dot_general: Any = lax.dot_general
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Map (..., in_features) to (..., out_features)."""
         kernel, dtype = self.kernel[...], self.compute_dtype
         x = x if dtype is None else x.astype(dtype)
         if self.dot_general is lax.dot_general:
@@ -61,11 +62,12 @@ class Embed(nnx.Module):
         self.dot_general: Any = lax.dot_general
 
     def __call__(self, ids: jax.Array) -> jax.Array:
+        """Return the rows of ``ids``: (...) to (..., features)."""
         # Take first, cast afterwards: the table is far larger than the rows that are read.
         return jnp.take(self.embedding[...], ids, axis=0).astype(self._dtype)
 
     def attend(self, x: jax.Array) -> jax.Array:
-        """Return ``x @ embedding.T``: logits over the vocabulary for hidden states (..., features)."""
+        """Return ``x @ embedding.T``: logits for hidden states (..., features)."""
         table, x = self.embedding[...], x.astype(self._dtype)
         if self.dot_general is lax.dot_general:
             table = table.astype(x.dtype)
@@ -87,6 +89,7 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise (..., features)."""
         dtype = self.compute_dtype or x.dtype
         x = x.astype(jnp.float32)
         mean = x.mean(-1, keepdims=True)
@@ -106,6 +109,7 @@ class RMSNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise (..., features)."""
         dtype = self.compute_dtype or x.dtype
         x = x.astype(jnp.float32)
         y = x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
@@ -119,6 +123,7 @@ class Dropout(nnx.Module):
         self.rate = rate
 
     def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+        """Drop elements of ``x``."""
         return dropout(x, self.rate, rngs)
 
 

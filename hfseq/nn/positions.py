@@ -26,7 +26,7 @@ def gather_positions(hidden_states: jax.Array, positions: jax.Array | None) -> j
 
 
 def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
-    """Number the tokens of every document in a packed row from 0; ``segment_ids`` is (batch, length)."""
+    """Number the tokens of every document from 0; ``segment_ids`` is (batch, length)."""
     places = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
     starts = jnp.concatenate(
         [jnp.ones_like(segment_ids[:, :1], bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1

@@ -95,8 +95,20 @@ def precision_for(dtype: Any) -> Precision:
     return _BY_DTYPE.get(jnp.dtype(dtype or jnp.float32).name, FLOAT32)
 
 
+def resolve_precision(precision: str | Precision | None, dtype: Any) -> Precision:
+    """Return the recipe given by name or itself, or the one that computes in ``dtype``."""
+    if isinstance(precision, Precision):
+        return precision
+    if precision is None:
+        return precision_for(dtype)
+    from hfseq import plugins
+
+    recipe = plugins.load().precisions.get(precision)
+    return recipe if isinstance(recipe, Precision) else recipe()
+
+
 def apply_precision(module: nnx.Module, precision: Precision) -> None:
-    """Set the computation type of every layer in ``module`` and the operation of every matching Linear."""
+    """Set the computation type of every layer and the operation of every matching Linear."""
     for path, layer in nnx.iter_graph(module):
         if hasattr(layer, "compute_dtype"):
             layer.compute_dtype = precision.compute_dtype

@@ -96,7 +96,7 @@ def run_layers(
 
 
 def _functional(graph: Any, args: Any, kwargs: Any, rngs: Keys | None) -> Callable[..., Any]:
-    """Make a layer a function of its variables, its number and its input; wrapped in remat if asked."""
+    """Make a layer a function of its variables, number and input; in remat if asked."""
 
     def call(x: jax.Array, sliced: Any) -> Any:
         number, params, others, own = sliced

@@ -67,12 +67,41 @@ def cross_entropy(
     Logits are (..., vocabulary) in any type, the sum is float32. Columns from ``vocab_size`` on are
     padding for the tensor axis and get no probability.
     """
-    logits = logits.astype(jnp.float32)
     if vocab_size is not None and logits.shape[-1] > vocab_size:
         logits = jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, -jnp.inf)
     wanted = labels != IGNORED
     safe = jnp.where(wanted, labels, 0)
-    picked = jnp.take_along_axis(logits, safe[..., None], axis=-1)[..., 0]
-    losses = jax.nn.logsumexp(logits, axis=-1) - picked
-    right = wanted & (logits.argmax(-1) == safe)
-    return jnp.where(wanted, losses, 0.0).sum(), wanted.sum(), right.sum()
+    losses, best = _label_losses(logits, safe)
+    return jnp.where(wanted, losses, 0.0).sum(), wanted.sum(), (wanted & (best == safe)).sum()
+
+
+@jax.custom_vjp
+def _label_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cross-entropy and the most probable id at each place, in few passes over the logits.
+
+    The derivative, softmax - one-hot, is written out: automatic differentiation would scatter into
+    another array of the logits' size, and keep the softmax.
+    """
+    return _label_losses_forward(logits, labels)[0]
+
+
+def _label_losses_forward(logits: jax.Array, labels: jax.Array) -> Any:
+    wide = logits.astype(jnp.float32)
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    top = wide.max(-1)
+    total = jnp.log(jnp.exp(wide - top[..., None]).sum(-1)) + top
+    picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    # Not argmax: a reduction over pairs is slow on a CPU. This one gives the first maximum too.
+    best = jnp.where(wide == top[..., None], ids, logits.shape[-1]).min(-1)
+    return (total - picked, best), (logits, labels, total)
+
+
+def _label_losses_backward(saved: Any, cotangents: Any) -> tuple[jax.Array, None]:
+    logits, labels, total = saved
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    probabilities = jnp.exp(logits.astype(jnp.float32) - total[..., None])
+    change = probabilities - (ids == labels[..., None])
+    return (change * cotangents[0][..., None]).astype(logits.dtype), None
+
+
+_label_losses.defvjp(_label_losses_forward, _label_losses_backward)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from hfseq.data.arguments import DataArguments, option
 from hfseq.errors import UsageError, nearest
+from hfseq.flags import names, parse_flags
 
 STRATEGIES = ("no", "steps", "epoch")
 
@@ -175,6 +177,9 @@ class TrainingArguments:
         ]  # fmt: skip
 
 
+PARTS = (ModelArguments, DataArguments, TrainingArguments)
+
+
 @dataclass
 class Arguments:
     """Everything a run was asked for."""
@@ -194,26 +199,15 @@ class Arguments:
 
 def parse(argv: Sequence[str] | None = None, description: str | None = None) -> Arguments:
     """Read the flags: a YAML or JSON file first if one is given, then the flags that override it."""
-    from transformers import HfArgumentParser
-
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = HfArgumentParser((ModelArguments, DataArguments, TrainingArguments), description=description)
     if given and given[0].endswith((".yaml", ".yml", ".json")):
-        given = _from_file(Path(given[0]), _names()) + given[1:]
-    # A token on the command line must reach neither a log nor a card.
-    command = " ".join(["python", Path(sys.argv[0]).name, *_hide_tokens(given)])
-    try:
-        model, data, training = parser.parse_args_into_dataclasses(args=given)
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(str(error)) from error
+        given = _from_file(Path(given[0]), names(PARTS)) + given[1:]
+    model, data, training = parse_flags(PARTS, given, description)
+    # A token on the command line must reach neither a log nor a card, however the flag was spelt.
+    command = shlex.join(["python", Path(sys.argv[0]).name, *given])
+    for secret in filter(None, (model.token, training.hub_token)):
+        command = command.replace(secret, "***")
     return Arguments(model, data, training, command)
-
-
-def _names() -> set[str]:
-    parts = (ModelArguments, DataArguments, TrainingArguments)
-    return {field.name for part in parts for field in dataclasses.fields(part)}
 
 
 def _from_file(path: Path, known: set[str]) -> list[str]:
@@ -237,17 +231,7 @@ def _from_file(path: Path, known: set[str]) -> list[str]:
         raise UsageError(f"{path} has unknown arguments: {', '.join(unknown)}")
     flags: list[str] = []
     for name, value in values.items():
-        if value is not None:
+        if value not in (None, []):
             items = value if isinstance(value, list) else [value]
             flags += [f"--{name}", *map(str, items)]
     return flags
-
-
-def _hide_tokens(flags: list[str]) -> list[str]:
-    shown, hide = [], False
-    for flag in flags:
-        name, _, value = flag.partition("=")
-        secret = name in ("--token", "--hub_token")
-        shown.append("***" if hide else f"{name}=***" if secret and value else flag)
-        hide = secret and not value
-    return shown

@@ -7,6 +7,7 @@ another mesh is a matter of passing other shardings.
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,26 @@ class Checkpoints:
     """
 
     def __init__(self, output_dir: str | Path, limit: int | None = 2):
+        self.folder, self.limit = Path(output_dir).absolute() / FOLDER, limit
+
+    @functools.cached_property
+    def _ocp(self) -> Any:
         import orbax.checkpoint as ocp
 
-        logging.getLogger("absl").setLevel(logging.ERROR)
-        self.folder, self.limit, self._ocp = Path(output_dir).absolute() / FOLDER, limit, ocp
-        options = ocp.CheckpointManagerOptions(max_to_keep=None, create=True, enable_async_checkpointing=True)
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs what is raised here anyway
+        return ocp
+
+    @functools.cached_property
+    def _manager(self) -> Any:
+        options = self._ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=True)
         try:
-            self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=("state", "record"))
+            return self._ocp.CheckpointManager(self.folder, options=options, item_names=("state", "record"))
         except OSError as error:
             raise CheckpointError(f"cannot use {self.folder} for checkpoints: {error}") from error
 
     def steps(self) -> list[int]:
         """Return the steps that have a complete checkpoint."""
-        return sorted(self._manager.all_steps())
+        return sorted(self._manager.all_steps()) if self.folder.is_dir() else []
 
     def save(self, step: int, state: Any, record: dict[str, Any], best_step: int | None = None) -> None:
         """Start saving; old checkpoints go only when the previous save is known to be complete."""
@@ -57,16 +65,24 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until what was started is on disk."""
+        if "_manager" not in vars(self):
+            return
         try:
             self._manager.wait_until_finished()
         except Exception as error:
             raise self._not_saved(self._manager.latest_step() or 0, error) from error
 
+    def settle(self) -> None:
+        """Wait for a save under way on the way out, without hiding the error that leads there."""
+        try:
+            self.wait()
+        except CheckpointError as error:
+            logger.warning("%s", error)
+
     def finish(self, best_step: int | None = None) -> None:
-        """Wait, remove what the limit does not allow, and close."""
+        """Wait, and remove what the limit does not allow."""
         self.wait()
         self._prune(best_step, spare=0)
-        self._manager.close()
 
     def _prune(self, best_step: int | None, spare: int = 1) -> None:
         """Delete all but the newest ``limit - spare`` and the best: one place is for the next save.

@@ -21,6 +21,7 @@ prepare_jax()
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
+from hfseq import checkpoint_files as files  # noqa: E402
 from hfseq import plugins, trees  # noqa: E402
 from hfseq.data.batches import RowRandom  # noqa: E402
 from hfseq.errors import NonFiniteLoss, UsageError  # noqa: E402
@@ -103,10 +104,7 @@ class Loop:
                 f"--mesh sequence={self.mesh.shape['sequence']} does not divide the {length} tokens of a row"
             )
         # -- state: restored, or initialised where it lies
-        self.total_steps = self._total_steps() if training.do_train else 0
-        self.schedule = make_schedule(training, max(self.total_steps, 1))
-        factory = plugins.load().optimizers.get(training.optim)
-        self.optimizer = make_optimizer(factory, training, self.schedule)
+        self._make_optimizer()
         self._make_state()
         self._eval_step = jax.jit(states.make_eval_step(self.objective, self.model))
         # -- go
@@ -123,6 +121,7 @@ class Loop:
                     self.metrics |= self.evaluate()
                 finish.complete(self)
             finally:
+                self.checkpoints.settle()
                 for tracker in self.trackers:
                     tracker.close()
         if self.stop.received:
@@ -146,7 +145,9 @@ class Loop:
     def _read_progress(self) -> None:
         """Read where the run to resume stands, before anything is built from the batch size."""
         source = self.training.resume_from_checkpoint
-        self._restore_from, wanted = self.checkpoints, None
+        self._restore_from, self._restore_step, wanted = self.checkpoints, None, None
+        if not self.training.do_train:
+            return
         if source:
             folder, wanted = find(source)
             if folder.absolute() != self.folder.absolute():
@@ -179,6 +180,17 @@ class Loop:
         if self.arguments.data.streaming:
             raise UsageError("--streaming needs --max_steps: the length of a stream is not known")
         return max(1, round(len(self.data.train) * self.training.num_train_epochs))
+
+    def _make_optimizer(self) -> None:
+        """Build schedule and optimizer; evaluation alone needs neither."""
+        import optax
+
+        self.total_steps, self.optimizer = 0, optax.identity()
+        if self.training.do_train:
+            self.total_steps = self._total_steps()
+            self.schedule = make_schedule(self.training, self.total_steps)
+            factory = plugins.load().optimizers.get(self.training.optim)
+            self.optimizer = make_optimizer(factory, self.training, self.schedule)
 
     def _make_state(self) -> None:
         """Initialise or restore the state; parameters and moments never lie whole on one host."""
@@ -306,6 +318,7 @@ class Loop:
         if self.training.on_non_finite == "skip":
             logger.warning("%d steps up to %d had a non-finite loss or gradient and were skipped", count, step)
             return
+        self.checkpoints.settle()
         kept = self.checkpoints.steps()
         raise NonFiniteLoss(
             f"the loss or a gradient became NaN or infinite at step {step} or in the log window before; "
@@ -366,6 +379,9 @@ class Loop:
             self._not_finite(1)
         progress = self.progress
         self.checkpoints.save(progress.step, self.state, dataclasses.asdict(progress), progress.best_step)
+        if not (self.folder / files.SAFETENSORS).exists():
+            # Weights without any checkpoint would look like somebody else's model after a kill.
+            self.checkpoints.wait()
         finish.save_model(self)
         self.publisher.publish(f"Training in progress, step {progress.step}")
 

@@ -144,7 +144,10 @@ sgd = functools.partial(_plain, functools.partial(optax.sgd, momentum=0.9))
 
 
 def muon(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
-    """Muon (Jordan et al., 2024) on the kernels; embeddings, heads' tables, norms and biases get AdamW."""
+    """Muon (Jordan et al., 2024) on the kernels, Adam on all else.
+
+    Updates are scaled to Adam's size (Liu et al., 2025), so one learning rate serves both.
+    """
     from optax.contrib import MuonDimensionNumbers
     from optax.contrib import muon as make
 
@@ -157,6 +160,6 @@ def muon(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformat
 
     optimizer = make(
         schedule, adam_b1=arguments.adam_beta1, adam_b2=arguments.adam_beta2, eps=arguments.adam_epsilon,
-        muon_weight_dimension_numbers=kernels,
+        muon_weight_dimension_numbers=kernels, consistent_rms=0.2,
     )  # fmt: skip
     return _with_decay(optimizer, schedule, arguments, mask)

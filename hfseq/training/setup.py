@@ -139,7 +139,7 @@ def make_params(arguments: Arguments, model: Any, layout: sharding.Layout) -> tu
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
     places = layout.shardings(shapes)
-    path = arguments.model.model_name_or_path
+    path = weights_source(arguments)
     if path:
         params = _load_params(arguments, model, layout, places, path)
     else:
@@ -152,6 +152,12 @@ def make_params(arguments: Arguments, model: Any, layout: sharding.Layout) -> tu
         params = init(jax.random.PRNGKey(arguments.training.seed))
     dtype = arguments.model.param_dtype
     return (params if dtype == "float32" and not path else trees.cast_floating(params, dtype)), places
+
+
+def weights_source(arguments: Arguments) -> str | None:
+    """Return where the weights come from; evaluation alone falls back on the output directory."""
+    training = arguments.training
+    return arguments.model.model_name_or_path or (None if training.do_train else training.output_dir)
 
 
 def _load_params(arguments: Arguments, model: Any, layout: sharding.Layout, places: dict, path: str) -> Any:

@@ -120,7 +120,8 @@ def hfseq_step(
         return {"loss": float(found["loss"])}
 
     device = jax.devices()[0]
-    facts = {"device": f"{device.platform} {device.device_kind}", "parameters": model.num_parameters()}
+    count = sum(leaf.size for leaf in jax.tree.leaves(current["params"]))
+    facts = {"device": f"{device.platform} {device.device_kind}", "parameters": count}
     return harness.Running(run, harness.jax_peak_bytes, facts)
 
 

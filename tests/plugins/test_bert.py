@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
+from hfseq.errors import UsageError
+from hfseq.testing import check_architecture
 from hfseq_plugins.bert.modeling import (
     FlaxBertForCausalLM,
     FlaxBertForMaskedLM,
     FlaxBertForSequenceClassification,
     FlaxBertModel,
 )
-
-from hfseq.errors import UsageError
-from hfseq.testing import check_architecture
 from tests.support.models import bert_config, close, ids
 
 HEADS = (

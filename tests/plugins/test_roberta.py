@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM, FlaxRobertaModel
 
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
+from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM, FlaxRobertaModel
 from tests.support.models import close, ids, roberta_config
 
 HEADS = (

@@ -61,7 +61,8 @@ def test_fsdp_leaves_each_device_its_share_of_parameters_and_optimizer_state(tra
         leaves = [leaf for leaf in jax.tree.leaves(loop.state[part]) if leaf.size > 1]
         whole = sum(leaf.nbytes for leaf in leaves)
         held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
-        assert held < whole / 8 * 1.05  # the vocabulary's bias alone is not split
+        bias = [leaf.nbytes for leaf in leaves if leaf.shape == (loop.model.config.vocab_size,)]
+        assert held <= whole / 8 + sum(bias)  # the vocabulary's bias alone is not split
 
 
 def test_training_learns_and_leaves_a_directory_that_both_worlds_load(train):
@@ -138,7 +139,7 @@ def test_sigterm_saves_and_exits_with_the_code_asked_for(train):
 
 def test_resume_from_checkpoint_takes_the_one_named(train, tmp_path):
     first = train("first", devices=1, save_steps=2, save_total_limit=5)
-    assert first.checkpoints_seen == [2, 4, 6]
+    assert sorted(path.name for path in (first.folder / "checkpoints").iterdir()) == ["2", "4", "6"]
     second = train("second", devices=1, resume_from_checkpoint=first.folder / "checkpoints" / "4")
     assert min(losses(second.folder)) == 5
     assert losses(second.folder)[6] == losses(first.folder)[6]

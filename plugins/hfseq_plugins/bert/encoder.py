@@ -1,4 +1,4 @@
-"""BERT (Devlin et al., 2018) on Flax NNX. Attribute names are the checkpoint's, so it needs no weight table."""
+"""BERT (Devlin et al., 2018) on Flax NNX; attribute names are the checkpoint's."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ class BertModule(nnx.Module):
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
 
     def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, head_mask=None,
-        encoder_hidden_states=None, encoder_attention_mask=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
+        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
+        head_mask=None, encoder_hidden_states=None, encoder_attention_mask=None, segment_ids=None,
+        *, rngs=None, output_attentions=False, output_hidden_states=False,
     ):  # fmt: skip
         types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         positions = self.positions(input_ids, segment_ids) if position_ids is None else position_ids

@@ -230,10 +230,10 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
     }
 
     def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, head_mask=None,
-        encoder_hidden_states=None, encoder_attention_mask=None, params=None, dropout_rng=None,
-        train=False, output_attentions=None, output_hidden_states=None, return_dict=None,
-        past_key_values=None, *, extra=None, **inputs,
+        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
+        head_mask=None, encoder_hidden_states=None, encoder_attention_mask=None, params=None,
+        dropout_rng=None, train=False, output_attentions=None, output_hidden_states=None,
+        return_dict=None, past_key_values=None, *, extra=None, **inputs,
     ):  # fmt: skip
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
@@ -242,14 +242,12 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
         padding.
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
-            "position_ids": position_ids, "head_mask": head_mask,
+            "input_ids": input_ids, "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids, "position_ids": position_ids, "head_mask": head_mask,
             "encoder_hidden_states": encoder_hidden_states,
             "encoder_attention_mask": encoder_attention_mask, **inputs,
         }  # fmt: skip
         self.check_length(input_ids)
-        if past_key_values and position_ids is None:
-            raise UsageError("past_key_values needs position_ids: where the new tokens stand")
         return self.run(
             given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
             past_key_values, extra,
@@ -260,13 +258,13 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
         return self.config.max_position_embeddings
 
     def check_length(self, input_ids: Any) -> None:
-        """Refuse sequences longer than the position table, which Flax would answer with NaN."""
-        length, limit = np.shape(input_ids)[-1], self.max_length()
+        """Refuse sequences longer than the position table, which JAX would answer with NaN."""
+        length, limit = (0, *np.shape(input_ids))[-1], self.max_length()
         if length > limit:
             raise UsageError(
-                f"input_ids have {length} tokens a row, the position table of {type(self).__name__} allows "
-                f"{limit} (max_position_embeddings={self.config.max_position_embeddings}): truncate the "
-                "input or use a model with a longer table"
+                f"input_ids have {length} tokens a row, the position table of "
+                f"{type(self).__name__} allows {limit} (max_position_embeddings={self.config.max_position_embeddings}): "
+                "truncate the input or use a model with a longer table"
             )
 
 

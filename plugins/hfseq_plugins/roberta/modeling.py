@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al., 2019): BERT whose positions start after the padding id, with two heads of its own."""
+"""RoBERTa (Liu et al., 2019): BERT with positions after the padding id and two heads of its own."""
 
 from __future__ import annotations
 

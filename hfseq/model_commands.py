@@ -1,0 +1,125 @@
+"""The commands of ``hfseq`` that touch a model: push it, or let it fill masks.
+
+What is heavy is imported inside the functions, so that the other commands start at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from hfseq.errors import CheckpointError, HfseqError, UsageError
+
+MASK = "<mask>"
+
+
+def add_push(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``hfseq push``; they are named as in the training scripts."""
+    parser.add_argument("directory", metavar="DIR", type=Path, help="a complete output directory")
+    parser.add_argument(
+        "--hub_model_id", metavar="ID", help="repository, e.g. user/model; default: the name of DIR"
+    )
+    parser.add_argument(
+        "--hub_private_repo", action="store_true", help="make the repository private"
+    )
+    parser.add_argument(
+        "--hub_token", metavar="TOKEN", help="better taken from HF_TOKEN or `hf auth login`"
+    )
+    parser.add_argument(
+        "--message", default="Upload with hfseq", metavar="TEXT", help="message of the commit"
+    )
+
+
+def run_push(arguments: argparse.Namespace) -> int:
+    """Push a directory as one commit and print its address."""
+    from hfseq.hub import push_folder
+
+    url = push_folder(
+        arguments.directory,
+        arguments.hub_model_id or arguments.directory.resolve().name,
+        private=arguments.hub_private_repo,
+        token=arguments.hub_token,
+        message=arguments.message,
+    )
+    print(url)
+    return 0
+
+
+def add_fill_mask(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``hfseq fill-mask``."""
+    parser.add_argument("model", metavar="DIR", help="directory or Hub name of a masked LM")
+    parser.add_argument(
+        "texts", metavar="TEXT", nargs="+", help=f"text with {MASK} where a token is to be guessed"
+    )
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="guesses a mask (5)")
+
+
+def run_fill_mask(arguments: argparse.Namespace) -> int:
+    """Print the likeliest tokens for each mask of each text."""
+    from hfseq import plugins
+
+    if arguments.top < 1:
+        raise UsageError(f"--top {arguments.top}: give a number of at least 1")
+    plugins.load(arguments.plugin)
+    for text, masks in zip(arguments.texts, fill_masks(arguments), strict=True):
+        print(text)
+        for number, guesses in enumerate(masks, 1):
+            if len(masks) > 1:
+                print(f"  mask {number}")
+            for token, probability in guesses:
+                print(f"  {probability:6.1%}  {token}")
+    return 0
+
+
+def fill_masks(arguments: argparse.Namespace) -> list[list[list[tuple[str, float]]]]:
+    """Return for each text and each of its masks the likeliest tokens and their probabilities."""
+    import jax
+    import numpy as np
+
+    from hfseq import FlaxAutoModelForMaskedLM
+
+    model = _load(FlaxAutoModelForMaskedLM, arguments.model)
+    tokenizer = _tokenizer(arguments.model, model.config)
+    texts = [text.replace(MASK, tokenizer.mask_token) for text in arguments.texts]
+    inputs = dict(tokenizer(texts, return_tensors="np", padding=True))
+    masked = inputs["input_ids"] == tokenizer.mask_token_id
+    _check(arguments.texts, masked, model.max_length())
+    probabilities = np.asarray(jax.nn.softmax(model(**inputs).logits[masked]))
+    best = np.argsort(-probabilities, axis=-1)[:, : arguments.top].tolist()
+    guesses = [
+        [(tokenizer.decode([token]).strip(), float(row[token])) for token in tokens]
+        for tokens, row in zip(best, probabilities, strict=True)
+    ]
+    ends = np.cumsum(masked.sum(axis=1)).tolist()
+    return [guesses[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _tokenizer(name: str, config: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    from hfseq.data.tokenizers import check_vocabulary
+
+    tokenizer = _load(AutoTokenizer, name)
+    check_vocabulary(tokenizer, config)
+    if tokenizer.mask_token_id is None:
+        raise UsageError(f"the tokenizer of {name} has no mask token: take a masked language model")
+    return tokenizer
+
+
+def _load(auto: Any, name: str) -> Any:
+    try:
+        return auto.from_pretrained(name)
+    except HfseqError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:  # transformers' own
+        first = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{auto.__name__} cannot load '{name}': {first}") from error
+
+
+def _check(texts: list[str], masked: Any, limit: int | None) -> None:
+    bare = [text for text, row in zip(texts, masked, strict=True) if not row.any()]
+    if bare:
+        raise UsageError(f"no {MASK} in '{bare[0]}': put one where a token is to be guessed")
+    if limit and masked.shape[1] > limit:
+        raise UsageError(f"a text of {masked.shape[1]} tokens is too long: give at most {limit}")

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Install the test dependencies and run the tests; arguments go to pytest:
+#
+#     bash scripts/test.sh
+#     bash scripts/test.sh -m slow
+#     bash scripts/test.sh tests/data -k packing
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+
+prepare test
+exec "$PYTHON" -m pytest "$@"

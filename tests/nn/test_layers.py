@@ -1,0 +1,92 @@
+"""Layers against their formulas, and against PyTorch where it has them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from hfseq import nn
+from hfseq.errors import UsageError
+from hfseq.nn.activations import ACTIVATIONS
+from tests.support.models import close
+
+X = jnp.asarray(np.random.default_rng(0).normal(2, 3, size=(2, 5, 8)), jnp.float32)
+INIT = nn.normal(0.5)
+
+
+def test_linear_with_and_without_bias():
+    layer = nn.Linear(8, 3, INIT, nnx.Rngs(0))
+    layer.bias[...] = jnp.array([1.0, 2.0, 3.0])
+    assert close(layer(X), X @ layer.kernel[...] + jnp.array([1.0, 2.0, 3.0]), 1e-6)
+    bare = nn.Linear(8, 3, INIT, nnx.Rngs(0), use_bias=False)
+    assert bare.bias is None and close(bare(X), X @ bare.kernel[...], 1e-6)
+
+
+def test_linear_computes_in_the_type_of_its_recipe():
+    layer = nn.Linear(8, 3, INIT, nnx.Rngs(0))
+    assert layer(X.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    layer.compute_dtype = jnp.float16
+    assert layer(X).dtype == jnp.float16 and layer.kernel[...].dtype == jnp.float32
+
+
+def test_embedding_reads_rows_and_multiplies_from_the_right():
+    table = nn.Embed(6, 8, INIT, nnx.Rngs(0))
+    ids = jnp.array([[0, 5], [3, 3]])
+    assert np.array_equal(table(ids), table.embedding[...][ids])
+    assert close(table.attend(X), X @ table.embedding[...].T, 1e-6)
+
+
+def test_layer_norm_is_that_of_pytorch():
+    torch = pytest.importorskip("torch")
+    layer, theirs = nn.LayerNorm(8, 1e-5), torch.nn.LayerNorm(8, eps=1e-5)
+    for name, other in (("scale", "weight"), ("bias", "bias")):
+        value = np.random.default_rng(1).normal(size=8).astype(np.float32)
+        getattr(layer, name)[...] = jnp.asarray(value)
+        getattr(theirs, other).data = torch.tensor(value)
+    assert close(layer(X), theirs(torch.tensor(np.asarray(X))).detach().numpy(), 1e-6)
+
+
+def test_rms_norm_is_its_formula():
+    layer = nn.RMSNorm(8, 1e-6)
+    layer.scale[...] = jnp.arange(8.0)
+    expected = X / np.sqrt(np.square(X).mean(-1, keepdims=True) + 1e-6) * np.arange(8)
+    assert close(layer(X), expected, 1e-6)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_norms_compute_in_float32_inside(norm):
+    large = (X * 1000).astype(jnp.float16)
+    given = norm(8, 1e-5)(large)
+    assert given.dtype == jnp.float16 and np.isfinite(given).all()
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_drops_its_rate_and_keeps_the_mean(rate):
+    ones = jnp.ones((200, 200))
+    given = np.asarray(nn.Dropout(rate)(ones, nn.make_keys(jax.random.key(0))))
+    assert abs((given == 0).mean() - rate) < 0.01 and abs(given.mean() - 1) < 0.02
+
+
+def test_dropout_at_its_ends():
+    keys = nn.make_keys(jax.random.key(0))
+    assert nn.Dropout(0.0)(X, keys) is X and nn.Dropout(0.5)(X, None) is X
+    assert not np.asarray(nn.Dropout(1.0)(X, keys)).any()
+
+
+def test_activations_are_those_of_transformers():
+    torch = pytest.importorskip("torch")
+    from transformers.activations import ACT2FN
+
+    values = np.linspace(-6, 6, 101, dtype=np.float32)
+    for name in sorted(set(ACTIVATIONS) & set(ACT2FN)):
+        expected = ACT2FN[name](torch.tensor(values)).numpy()
+        assert close(nn.activation(name)(values), expected, 1e-6), name
+    assert {"gelu", "gelu_new", "relu", "silu", "swish", "tanh"} <= set(ACTIVATIONS) & set(ACT2FN)
+
+
+def test_unknown_activation_names_the_nearest():
+    with pytest.raises(UsageError, match="'gelo' in the configuration; did you mean 'gelu'"):
+        nn.activation("gelo")

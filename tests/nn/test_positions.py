@@ -1,0 +1,27 @@
+"""Positions after padding, in packed documents, and those a head looks at."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq import nn
+
+
+def test_positions_skip_padding():
+    ids = jnp.array([[5, 6, 1, 7, 1], [1, 1, 5, 6, 7]])
+    assert nn.positions_after_padding(ids, 1).tolist() == [[2, 3, 1, 4, 1], [1, 1, 2, 3, 4]]
+
+
+def test_positions_restart_in_every_document():
+    segments = jnp.array([[1, 1, 2, 2, 2, 0], [1, 2, 3, 0, 0, 0]])
+    expected = [[0, 1, 0, 1, 2, 0], [0, 0, 0, 0, 1, 2]]
+    assert nn.positions_in_segments(segments).tolist() == expected
+
+
+def test_gathering_by_groups():
+    states = jnp.arange(4 * 3 * 2.0).reshape(4, 3, 2)
+    assert nn.gather_positions(states, None) is states
+    picked = nn.gather_positions(states, jnp.array([[0, 5], [1, 3]]))
+    flat = np.asarray(states).reshape(2, 6, 2)
+    assert np.array_equal(picked, np.stack([flat[0, [0, 5]], flat[1, [1, 3]]]))

@@ -1,0 +1,95 @@
+"""Precision recipes: types, sites, and half-precision products with float32 sums."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from hfseq import nn
+from hfseq.nn.precision import BFLOAT16, FLOAT32, Precision, apply_precision, precision_for
+from hfseq.nn.precision import low_precision_dot_general as product
+from tests.support.models import close
+
+
+def random(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+class Two(nnx.Module):
+    def __init__(self, rngs):
+        init = nn.normal(0.1)
+        self.first, self.second = nn.Linear(8, 8, init, rngs), nn.Linear(8, 4, init, rngs)
+        self.norm = nn.LayerNorm(8, 1e-5)
+
+    def __call__(self, x):
+        return self.second(self.norm(self.first(x)))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_product_and_gradients_are_close_to_float32(axis):
+    x, w, g = random(3, 5, 16), random(16, 6, seed=1), random(3, 5, 6, seed=2)
+    w = w if axis == 0 else w.T
+    dimensions = (((2,), (axis,)), ((), ()))
+
+    def loss(run, x, w):
+        return (run(x, w, dimensions).astype(jnp.float32) * g).sum()
+
+    exact = jax.grad(lambda *a: loss(jax.lax.dot_general, *a), (0, 1))(x, w)
+    dx, dw = jax.grad(lambda *a: loss(product, *a), (0, 1))(x.astype(jnp.bfloat16), w)
+    assert dx.dtype == jnp.bfloat16 and dw.dtype == jnp.float32
+    assert close(dx, exact[0], 0.02) and close(dw, exact[1], 0.02)
+    given = product(x.astype(jnp.bfloat16), w, dimensions)
+    assert given.dtype == jnp.bfloat16
+    assert close(given, jax.lax.dot_general(x, w, dimensions), 0.02)
+
+
+def test_backward_products_are_of_half_types():
+    x, w = random(4, 16).astype(jnp.bfloat16), random(16, 6)
+    dimensions = (((1,), (0,)), ((), ()))
+    jaxpr = jax.make_jaxpr(jax.grad(lambda w: product(x, w, dimensions).sum()))(w)
+    products = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    types = {str(v.aval.dtype) for e in products for v in e.invars}
+    assert products and types == {"bfloat16"}
+
+
+def test_sites_choose_the_linears():
+    made = []
+
+    def make():
+        made.append(product)
+        return product
+
+    module = Two(nnx.Rngs(0))
+    apply_precision(module, Precision("mixed", jnp.bfloat16, make, sites=(r"^second$",)))
+    assert len(made) == 1
+    assert module.second.dot_general is product
+    assert module.first.dot_general is jax.lax.dot_general
+    assert module.norm.compute_dtype == jnp.bfloat16
+    assert module(random(2, 8)).dtype == jnp.bfloat16
+
+
+def test_operations_with_state_are_one_for_each_linear():
+    class Counting(nnx.Module):
+        def __init__(self):
+            self.calls = nnx.BatchStat(jnp.zeros(()))
+
+        def __call__(self, lhs, rhs, dimensions, **_):
+            self.calls[...] = self.calls[...] + 1
+            return jax.lax.dot_general(lhs, rhs, dimensions)
+
+    module = Two(nnx.Rngs(0))
+    apply_precision(module, Precision("counting", jnp.float32, Counting))
+    module(random(2, 8))
+    module(random(2, 8))
+    assert module.first.dot_general is not module.second.dot_general
+    assert float(module.first.dot_general.calls[...]) == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "recipe"), [("float32", FLOAT32), (jnp.bfloat16, BFLOAT16), (None, FLOAT32)]
+)
+def test_types_name_their_recipe(dtype, recipe):
+    assert precision_for(dtype) is recipe

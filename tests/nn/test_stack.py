@@ -1,0 +1,125 @@
+"""Stacked layers: scan equals loop, per-layer arguments, collected inputs, rematerialisation."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from hfseq import nn
+from hfseq.nn.stack import Options, stack_layers
+
+
+class Layer(nnx.Module):
+    def __init__(self, rngs):
+        self.dense, self.dropout = nn.Linear(8, 8, nn.normal(0.3), rngs), nn.Dropout(0.3)
+
+    def __call__(self, x, shift, *, rngs, gain=1.0):
+        x = self.dropout(jnp.tanh(self.dense(x) + shift), rngs) * gain
+        return x, x.sum()
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs, count=3):
+        self.layer = nn.Layers([Layer(rngs) for _ in range(count)])
+
+    def __call__(self, x, rngs=None, **kwargs):
+        return nn.run_layers(self.layer, x, 0.1, rngs=rngs, **kwargs)
+
+
+def models(count=3):
+    loop, scan = Model(nnx.Rngs(0), count), Model(nnx.Rngs(0), count)
+    stack_layers(scan)
+    return loop, scan
+
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 8)), jnp.float32)
+
+
+def trained(model, remat, **kwargs):
+    graph, params = nnx.split(model)
+
+    def loss(params):
+        with nn.options(Options(remat=remat)):
+            keys = nn.make_keys(jax.random.key(1))
+            x, seconds, inputs = nnx.merge(graph, params)(X, rngs=keys, collect=True, **kwargs)
+        return (x * X).sum(), (x, seconds, inputs)
+
+    return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_scan_equals_loop_to_the_last_bit(remat, count):
+    loop, scan = models(count)
+    (listed, plain), (stacked, scanned) = trained(loop, remat), trained(scan, remat)
+    assert jax.tree.structure(plain) == jax.tree.structure(scanned)
+    assert jax.tree.all(jax.tree.map(np.array_equal, plain, scanned))
+    if remat:  # otherwise the compiler chooses what to keep and what to recompute
+        for number in range(count):
+            kernel = listed["layer"][number]["dense"]["kernel"][...]
+            assert np.array_equal(stacked["layer"]["dense"]["kernel"][number], kernel)
+
+
+def test_stacking_keeps_every_layers_parameters():
+    loop, scan = models()
+    assert scan.layer.num_stacked == 3
+    for number, layer in enumerate(loop.layer):
+        assert np.array_equal(scan.layer.dense.kernel[...][number], layer.dense.kernel[...])
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_inputs_of_layers_and_seconds_are_collected(scanned):
+    model = models()[scanned]
+    x, seconds, inputs = model(X, collect=True)
+    assert len(seconds) == len(inputs) == 3 and np.array_equal(inputs[0], X)
+    assert np.allclose(seconds[-1], x.sum(), rtol=1e-6)
+    assert model(X)[2] is None
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_arguments_by_layer(scanned):
+    model = models()[scanned]
+    gains = {"gain": jnp.array([1.0, 0.0, 1.0])}
+    _, seconds, _ = model(X, per_layer=gains)
+    assert float(seconds[1]) == 0 and float(seconds[0]) != 0
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_layers_draw_different_dropout(scanned):
+    model = models()[scanned]
+    _, _, inputs = model(X * 0 + 1, rngs=nn.make_keys(jax.random.key(0)), collect=True)
+    assert not np.array_equal(inputs[1] == 0, inputs[2] == 0)
+
+
+class Counter(nnx.Variable):
+    """A collection beside the parameters."""
+
+
+class Counting(nnx.Module):
+    def __init__(self):
+        self.count = Counter(jnp.zeros(()))
+
+    def __call__(self, x, *, rngs):
+        self.count[...] = self.count[...] + x.sum()
+        return x + 1, None
+
+
+class Holder(nnx.Module):
+    def __init__(self):
+        self.layer = nn.Layers([Counting(), Counting()])
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize("remat", [False, True])
+def test_other_collections_are_updated(scanned, remat):
+    model = Holder()
+    if scanned:
+        stack_layers(model)
+    with nn.options(Options(remat=remat)):
+        nn.run_layers(model.layer, jnp.ones(2))
+    counts = nnx.to_pure_dict(nnx.state(model, Counter))["layer"]
+    found = counts["count"] if scanned else jnp.stack([counts[i]["count"] for i in range(2)])
+    assert found.tolist() == [2.0, 4.0]

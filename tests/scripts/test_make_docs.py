@@ -1,0 +1,57 @@
+"""What the documentation says about the code is current."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import make_docs  # noqa: E402
+import train_tokenizer  # noqa: E402
+
+from hfseq import plugins  # noqa: E402
+from hfseq.training.arguments import PARTS  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def only_our_plugins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plugins.unload()
+    yield
+    plugins.unload()
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/flags.md"])
+def test_the_generated_documentation_is_current(path):
+    wanted = make_docs.documents()[ROOT / path]
+    current = (ROOT / path).read_text(encoding="utf-8")
+    assert current == wanted, "run python scripts/make_docs.py"
+
+
+@pytest.mark.parametrize("part", [*PARTS, train_tokenizer.TokenizerArguments])
+def test_every_flag_is_listed(part):
+    listed = set(re.findall(r"^\| `--(\w+)", make_docs.flags(), flags=re.M))
+    assert {field.name for field in dataclasses.fields(part)} <= listed
+
+
+def test_the_table_has_every_architecture():
+    table = make_docs.architectures()
+    for name in plugins.load().architectures:
+        assert f"| `{name}` |" in table
+
+
+def test_check_names_what_is_stale_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    (tmp_path / "docs").mkdir()
+    readme = f"before {make_docs.BEGIN} old {make_docs.END} after"
+    (tmp_path / "README.md").write_text(readme)
+    monkeypatch.setattr(make_docs, "ROOT", tmp_path)
+    assert make_docs.main(check=True) == 1
+    assert capsys.readouterr().out.count("not current") == 2
+    assert (tmp_path / "README.md").read_text() == readme
+    assert make_docs.main(check=False) == 0 and make_docs.main(check=True) == 0
+    assert "`roberta`" in (tmp_path / "README.md").read_text()

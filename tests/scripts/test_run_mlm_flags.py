@@ -1,0 +1,316 @@
+"""The flags of run_mlm_flax.py: those of the old script, argument files, mistakes, secrets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hfseq.data.arguments import DataArguments
+from hfseq.errors import UsageError
+from hfseq.training.arguments import Arguments, ModelArguments, TrainingArguments, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "run_mlm_flax.py"
+PARTS = (ModelArguments, DataArguments, TrainingArguments)
+
+# Transformers 4.56, examples/flax/language-modeling/run_mlm_flax.py: every flag and its default.
+V4 = {
+    "overwrite_output_dir": False,
+    "do_train": False,
+    "do_eval": False,
+    "per_device_train_batch_size": 8,
+    "per_device_eval_batch_size": 8,
+    "learning_rate": 5e-05,
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-08,
+    "adafactor": False,
+    "num_train_epochs": 3.0,
+    "warmup_steps": 0,
+    "logging_steps": 500,
+    "save_steps": 500,
+    "eval_steps": None,
+    "seed": 42,
+    "push_to_hub": False,
+    "hub_model_id": None,
+    "hub_token": None,
+    "gradient_checkpointing": False,
+    "model_name_or_path": None,
+    "model_type": None,
+    "config_name": None,
+    "tokenizer_name": None,
+    "cache_dir": None,
+    "use_fast_tokenizer": True,
+    "dtype": "float32",
+    "token": None,
+    "trust_remote_code": False,
+    "dataset_name": None,
+    "dataset_config_name": None,
+    "train_file": None,
+    "validation_file": None,
+    "train_ref_file": None,
+    "validation_ref_file": None,
+    "overwrite_cache": False,
+    "validation_split_percentage": 5,
+    "max_seq_length": None,
+    "preprocessing_num_workers": None,
+    "mlm_probability": 0.15,
+    "pad_to_max_length": False,
+    "line_by_line": False,
+}
+
+# Where the default is another one, and what the old default has become.
+CHANGED = {
+    "dtype": (None, "`--precision` decides where `--dtype` is not given: float32 again"),
+    "do_train": (True, "with neither --do_train nor --do_eval both run"),
+    "do_eval": (True, "with neither --do_train nor --do_eval both run"),
+}
+
+# The command of the Flax language-modeling guide as it was printed, its corpus aside.
+REFERENCE = """
+python run_mlm_flax.py \
+    --output_dir="./norwegian-roberta-base" \
+    --model_type="roberta" \
+    --config_name="./norwegian-roberta-base" \
+    --tokenizer_name="./norwegian-roberta-base" \
+    --dataset_name="HuggingFaceFW/fineweb-2" \
+    --dataset_config_name="nob_Latn" \
+    --max_seq_length="128" \
+    --weight_decay="0.01" \
+    --per_device_train_batch_size="128" \
+    --per_device_eval_batch_size="128" \
+    --learning_rate="3e-4" \
+    --warmup_steps="1000" \
+    --overwrite_output_dir \
+    --num_train_epochs="18" \
+    --adam_beta1="0.9" \
+    --adam_beta2="0.98" \
+    --logging_steps="500" \
+    --save_steps="2500" \
+    --eval_steps="2500" \
+    --push_to_hub
+"""
+
+
+def values(arguments: Arguments) -> dict:
+    parts = (arguments.model, arguments.data, arguments.training)
+    return {k: v for part in parts for k, v in dataclasses.asdict(part).items()}
+
+
+@pytest.mark.parametrize("flag", V4)
+def test_a_flag_of_v4_has_its_default(flag):
+    expected = CHANGED[flag][0] if flag in CHANGED else V4[flag]
+    assert values(parse(["--output_dir", "out"]))[flag] == expected
+
+
+def test_dtype_left_out_is_still_float32():
+    assert parse(["--output_dir", "out"]).model.recipe == V4["dtype"]
+
+
+@pytest.mark.parametrize("flag", V4)
+def test_a_flag_of_v4_takes_a_value_in_the_old_spelling(flag):
+    default = V4[flag]
+    if isinstance(default, bool):
+        given, expected = str(not default), not default
+    elif isinstance(default, float):
+        given, expected = "0.25", 0.25
+    elif isinstance(default, int) or flag in ("eval_steps", "max_seq_length"):
+        given, expected = "7", 7
+    elif flag == "preprocessing_num_workers":
+        given, expected = "2", 2
+    else:
+        given = expected = "bfloat16" if flag == "dtype" else "something"
+    for argv in ([f"--{flag}", given], [f"--{flag}={given}"]):
+        found = values(parse(["--output_dir", "out", *argv]))[flag]
+        assert found == ([expected] if isinstance(found, list) else expected)
+
+
+@pytest.mark.parametrize("flag", [name for name, default in V4.items() if default is False])
+def test_a_switch_of_v4_needs_no_value(flag):
+    assert values(parse(["--output_dir", "out", f"--{flag}"]))[flag] is True
+
+
+@pytest.mark.parametrize(
+    ("given", "trains", "evaluates"),
+    [
+        ([], True, True),
+        (["--do_train"], True, False),
+        (["--do_eval"], False, True),
+        (["--do_train", "--do_eval"], True, True),
+    ],
+)
+def test_exactly_what_is_named_runs(given, trains, evaluates):
+    training = parse(["--output_dir", "out", *given]).training
+    assert (training.do_train, training.do_eval) == (trains, evaluates)
+
+
+def test_the_command_of_the_old_guide_parses_unchanged():
+    arguments = parse(shlex.split(REFERENCE)[2:])
+    found = values(arguments)
+    assert found["learning_rate"] == 3e-4 and found["adam_beta2"] == 0.98
+    assert found["num_train_epochs"] == 18 and found["overwrite_output_dir"] is True
+    # v4 evaluated every eval_steps without being told a strategy
+    assert found["eval_strategy"] == "steps" and found["eval_steps"] == 2500
+    assert found["push_to_hub"] is True and found["do_train"] and found["do_eval"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_flag_has_a_help_text(part):
+    for field in dataclasses.fields(part):
+        assert len(field.metadata.get("help", "")) > 5, field.name
+
+
+# -- argument files --------------------------------------------------------------------------------
+
+FILE = {
+    "output_dir": "out",
+    "learning_rate": 3.0e-4,
+    "train_file": ["a.txt", "b.txt"],
+    "report_to": "jsonl",
+    "overwrite_output_dir": True,
+    "use_fast_tokenizer": False,
+    "max_steps": -1,
+    "run_name": None,
+}
+YAML = """
+output_dir: out
+learning_rate: 3e-4   # YAML 1.1 reads this as a string
+train_file: [a.txt, b.txt]
+report_to: jsonl
+overwrite_output_dir: true
+use_fast_tokenizer: false
+max_steps: -1
+run_name:
+"""
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "run.yml", "run.json"])
+def test_a_file_of_arguments_with_overrides_after_it(tmp_path, name):
+    path = tmp_path / name
+    path.write_text(json.dumps(FILE) if name.endswith("json") else YAML)
+    found = values(parse([str(path), "--learning_rate", "1e-3", "--seed=7"]))
+    assert found["learning_rate"] == 1e-3 and found["seed"] == 7
+    assert found["train_file"] == ["a.txt", "b.txt"] and found["report_to"] == ["jsonl"]
+    assert found["overwrite_output_dir"] is True and found["use_fast_tokenizer"] is False
+    assert found["max_steps"] == -1 and found["run_name"] is None
+    assert values(parse([str(path)]))["learning_rate"] == 3e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "learning_rat: 1", "'learning_rat'; did you mean 'learning_rate'?"),
+        ("a.json", '{"max_seq_len": 1, "seed": 1}', "did you mean 'max_seq_length'?"),
+        ("a.yaml", "- 1\n- 2", "must map argument names to values"),
+        ("a.json", "{", "is not valid json"),
+        ("a.yaml", "a: [", "is not valid yaml"),
+        ("a.yaml", "output_dir: x\nlearning_rate: fast", None),
+    ],
+)
+def test_a_bad_file_is_named_with_its_fault(tmp_path, name, text, message, capsys):
+    path = tmp_path / name
+    path.write_text(text)
+    if message is None:  # found by argparse, which ends the program itself
+        with pytest.raises(SystemExit) as stop:
+            parse([str(path)])
+        assert stop.value.code == 2 and "invalid float value: 'fast'" in capsys.readouterr().err
+        return
+    with pytest.raises(UsageError) as error:
+        parse([str(path)])
+    assert message in str(error.value) and str(path) in str(error.value)
+
+
+def test_a_file_that_is_absent_is_named():
+    with pytest.raises(UsageError, match="cannot read the argument file nowhere.yaml"):
+        parse(["nowhere.yaml"])
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+def run(*argv: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(SCRIPT), *argv]
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}", "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "--output_dir is required"),
+        (["--output_dir", "out", "--learning_rate", "fast"], "invalid float value: 'fast'"),
+        (["--output_dir", "out", "--learning_rats=1"], "--learning_rats; did you mean '--learn"),
+        (["--output_dir", "out", "--do_train", "stray.txt", "words"], "stray.txt"),
+        (["--output_dir", "out", "--max_seq_length", "0"], "--max_seq_length 0"),
+    ],
+)
+def test_wrong_usage_ends_with_exit_code_2_and_without_a_traceback(argv, message):
+    done = run(*argv)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--eval_strategy", "steps"], "--eval_strategy steps needs --eval_steps N"),
+        (["--save_strategy", "daily"], "--save_strategy daily: give one of no, steps, epoch"),
+        (["--save_steps", "0", "--warmup_ratio", "2"], "--save_steps 0"),
+        (["--save_steps", "0", "--warmup_ratio", "2"], "--warmup_ratio 2"),
+        (["--dtype", "bfloat16", "--precision", "float32"], "--dtype bfloat16 and --precision"),
+        (["--device", "npu"], "--device npu: give one of"),
+        (["--on_non_finite", "pray"], "--on_non_finite pray: give one of stop, skip"),
+        (["--num_train_epochs", "0"], "--num_train_epochs"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_would_work(argv, message):
+    with pytest.raises(UsageError) as error:
+        parse(["--output_dir", "out", *argv])
+    assert message in str(error.value)
+
+
+def test_help_imports_neither_jax_nor_torch():
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = [{str(SCRIPT)!r}, '--help']\n"
+        "try:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as stop:\n    assert not stop.code\n"
+        "print('loaded', *sorted({'jax', 'flax', 'torch', 'datasets'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded"
+    assert "--mlm_probability" in done.stdout and "run_mlm_flax.py --output_dir" in done.stdout
+
+
+# -- secrets ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--token", "--hub_token", "--hub-token", "--hub_t"])
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_token_reaches_neither_the_command_nor_the_logged_values(flag, joined):
+    given = [f"{flag}=hf_secret"] if joined else [flag, "hf_secret"]
+    arguments = parse(["--output_dir", "out", *given, "--seed", "3"])
+    assert "hf_secret" in (arguments.model.token, arguments.training.hub_token)
+    assert "hf_secret" not in arguments.command and "--seed 3" in arguments.command
+    assert "hf_secret" not in json.dumps(arguments.as_dict(), default=str)
+
+
+def test_a_token_in_a_file_stays_there(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("output_dir: out\nhub_token: hf_secret\n")
+    arguments = parse([str(path)])
+    assert arguments.training.hub_token == "hf_secret"
+    assert "hf_secret" not in arguments.command
+
+
+def test_the_command_can_be_pasted_into_a_shell():
+    given = ["--output_dir", "my run", "--train_file", "shards/*.txt"]
+    assert shlex.split(parse(given).command)[2:] == given

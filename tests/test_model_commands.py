@@ -1,0 +1,142 @@
+"""``hfseq push`` and ``hfseq fill-mask``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hfseq import cli, plugins
+from tests.support.fake_hub import FakeHub
+
+TEXTS = ["en lov om <mask>", "<mask> leser og skriver lange <mask> for alle"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A directory with a tiny RoBERTa and its tokenizer."""
+    from transformers import RobertaConfig
+
+    import hfseq
+    from hfseq.data.tokenizers import train_tokenizer
+
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    words = "en lov om å bygge språkmodeller for alle som leser og skriver lange".split()
+    texts = [" ".join(words[i % 7 : i % 5 + 8]) for i in range(100)]
+    tokenizer = train_tokenizer([texts], "roberta", None, 300, directory)
+    config = RobertaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=24, initializer_range=0.5,
+    )  # fmt: skip
+    hfseq.FlaxAutoModelForMaskedLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+def test_fill_mask_prints_the_likeliest_tokens_of_every_mask(model, capsys):
+    from transformers import AutoTokenizer
+
+    import hfseq
+
+    assert cli.main(["fill-mask", str(model), *TEXTS, "--top", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == TEXTS[0] and lines[3] == TEXTS[1]
+    assert [lines[4], lines[7]] == ["  mask 1", "  mask 2"] and len(lines) == 10
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    network = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(model)
+    found = []
+    for text in TEXTS:  # one at a time, so without padding
+        inputs = tokenizer(text, return_tensors="np")
+        for place in np.flatnonzero(inputs["input_ids"][0] == tokenizer.mask_token_id):
+            logits = np.asarray(network(**inputs).logits[0, place], np.float64)
+            shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+            found += [
+                f"  {shares[i]:6.1%}  {tokenizer.decode([int(i)]).strip()}"
+                for i in np.argsort(-shares)[:2]
+            ]
+    assert [line for line in lines if "%" in line] == found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["en lov om alle"], 2, "no <mask> in 'en lov om alle'"),
+        (["en <mask> lov", "--top", "0"], 2, "--top 0"),
+        (["<mask> lov " * 12], 2, "too long: give at most 22"),
+    ],
+)
+def test_fill_mask_names_what_is_wrong_with_a_text(model, arguments, code, message, capsys):
+    assert cli.main(["fill-mask", str(model), *arguments]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and message in line
+
+
+def test_fill_mask_names_a_directory_that_is_no_model(tmp_path, capsys):
+    assert cli.main(["fill-mask", str(tmp_path), "a <mask>"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and str(tmp_path) in line
+
+
+def test_fill_mask_names_a_directory_without_a_tokenizer(model, tmp_path, capsys):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((model / name).read_bytes())
+    assert cli.main(["fill-mask", str(tmp_path), "a <mask>"]) == 2
+    assert f"tokenizer of '{tmp_path}' has no tokens but special ones" in capsys.readouterr().err
+
+
+def test_fill_mask_knows_the_architecture_of_a_plugin_file(tmp_path, monkeypatch, capsys):
+    from hfseq.data.tokenizers import train_tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    try:
+        assert cli.main(["new", "my-encoder"]) == 0
+        spec = plugins.load(["my_encoder.py"]).architectures.get("my-encoder")
+        tokenizer = train_tokenizer([["en lov om alle"] * 50], "roberta", None, 270, tmp_path / "m")
+        head = spec.load_head("ForMaskedLM")
+        head(spec.load_config()(vocab_size=len(tokenizer), hidden_size=16)).save_pretrained("m")
+        plugins.unload()
+        assert cli.main(["fill-mask", "m", "en <mask>", "--plugin", "my_encoder.py"]) == 0
+    finally:
+        plugins.unload()
+    assert capsys.readouterr().out.count("%") == 5
+
+
+# huggingface_hub uploads files through a deprecated argument of its HTTP library.
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+@pytest.mark.parametrize("name", [None, "user/another"])
+def test_push_uploads_the_directory_as_one_commit(hub: FakeHub, model, name, capsys):
+    named = ["--hub_model_id", name] if name else []
+    assert cli.main(["push", str(model), *named, "--message", "the weights"]) == 0
+    repository = hub.repo(name or "user/tiny")
+    assert [commit.title for commit in repository.history()].count("the weights") == 1
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(
+        repository.at("main").files
+    )
+    assert capsys.readouterr().out.startswith(hub.url)
+    assert not repository.private
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_push_makes_a_private_repository_on_request(hub: FakeHub, model):
+    arguments = ["--hub_model_id", "user/secret", "--hub_private_repo", "--hub_token", "hf_test"]
+    assert cli.main(["push", str(model), *arguments]) == 0
+    assert hub.repo("user/secret").private
+
+
+def test_push_refuses_an_empty_directory(tmp_path, capsys):
+    assert cli.main(["push", str(tmp_path), "--hub_model_id", "user/x"]) == 2
+    assert "nothing to push" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["push", "fill-mask"])
+def test_help_imports_nothing_heavy(command):
+    code = (
+        "import sys; from hfseq import cli\n"
+        f"try: cli.main([{command!r}, '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'jax', 'flax', 'torch', 'transformers', 'numpy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,329 @@
+"""The functional face: params in and out, transformations of jax, precision, refusals."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.core import FrozenDict, freeze
+
+from hfseq import trees
+from hfseq.errors import UsageError
+from hfseq.modeling import FlaxPreTrainedModel
+from hfseq_plugins.bert.modeling import FlaxBertForCausalLM, FlaxBertForMaskedLM, FlaxBertModel
+from tests.support.models import bert_config, close, ids, same
+
+
+@pytest.fixture(scope="module")
+def model():
+    return FlaxBertForMaskedLM(bert_config(num_hidden_layers=1))
+
+
+@pytest.fixture(scope="module")
+def blank():
+    return FlaxBertForMaskedLM(bert_config(num_hidden_layers=1), _do_init=False)
+
+
+# -- parameters ------------------------------------------------------------------------------------
+
+
+def test_params_are_plain_nested_dicts_in_float32(model):
+    def plain(tree):
+        return type(tree) is dict and all(
+            isinstance(key, str) and (plain(value) if isinstance(value, dict) else True)
+            for key, value in tree.items()
+        )
+
+    assert plain(model.params)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(model.params)} == {"float32"}
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_params_are_float32_whatever_the_type_of_computation(dtype):
+    half = FlaxBertModel(bert_config(num_hidden_layers=1), dtype=dtype)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(half.params)} == {"float32"}
+    assert half(ids()).last_hidden_state.dtype == dtype
+
+
+def test_seed_decides_the_parameters():
+    config = bert_config(num_hidden_layers=1)
+    one = FlaxBertModel(config, seed=1).params
+    assert same(one, FlaxBertModel(config, seed=1).params)
+    assert not same(one, FlaxBertModel(config, seed=2).params)
+
+
+def test_initialisation_is_the_familys(model):
+    flat = trees.flatten(model.params)
+    for path, leaf in flat.items():
+        values = np.asarray(leaf)
+        if path[-1] == "scale":
+            assert (values == 1).all()
+        elif path[-1] == "bias":
+            assert (values == 0).all()
+        else:
+            assert abs(values.std() - 0.02) < 0.004 and abs(values.mean()) < 0.004, path
+
+
+def test_scan_and_loop_start_from_the_same_parameters():
+    config = bert_config()
+    loop = trees.flatten(FlaxBertModel(config).params)
+    scan = FlaxBertModel(config, scan_layers=True)
+    listed = scan.weight_map.listed(trees.flatten(scan.params))
+    assert listed.keys() == loop.keys()
+    assert all(np.array_equal(listed[path], loop[path]) for path in loop)
+
+
+def test_required_params_and_shapes_are_known_without_parameters(blank, model):
+    assert blank.required_params == model.required_params
+    assert ("bert", "embeddings", "word_embeddings", "embedding") in blank.required_params
+    shape = blank.params_shape_tree["cls"]["predictions"]["bias"]
+    assert isinstance(shape, jax.ShapeDtypeStruct) and shape.shape == (64,)
+
+
+def test_without_initialisation_params_can_neither_be_read_nor_set(blank, model):
+    with pytest.raises(
+        ValueError, match="`params` cannot be accessed from model when.*_do_init=False"
+    ):
+        blank.params  # noqa: B018
+    with pytest.raises(ValueError, match="`params` cannot be set from model when"):
+        blank.params = model.params
+    assert close(blank(ids(), params=model.params).logits, model(ids()).logits, 0)
+
+
+def test_setter_takes_dicts_and_frozen_dicts_and_keeps_extra_leaves():
+    small = FlaxBertModel(bert_config(num_hidden_layers=1))
+    changed = jax.tree.map(lambda leaf: leaf + 1, small.params)
+    small.params = freeze({**changed, "more": {"x": jnp.ones(1)}})
+    assert type(small.params) is dict and same(small.params.pop("more"), {"x": jnp.ones(1)})
+    assert same(small.params, changed)
+
+
+def test_setter_refuses_a_tree_with_holes(model):
+    params = trees.thaw(model.params)
+    del params["cls"]["predictions"]["bias"]
+    with pytest.raises(ValueError, match="Some parameters are missing.*cls/predictions/bias"):
+        model.params = params
+
+
+def test_a_call_with_holes_names_them(model):
+    with pytest.raises(ValueError, match="Some parameters are missing.*bert/embeddings"):
+        model(ids(), params={"cls": model.params["cls"]})
+
+
+def test_frozen_params_and_an_empty_dict_are_taken_in_a_call(model):
+    expected = model(ids()).logits
+    assert close(model(ids(), params=freeze(model.params)).logits, expected, 0)
+    assert close(model(ids(), params={}).logits, expected, 0)
+
+
+def test_init_weights_is_pure_and_fills_holes(model):
+    key = jax.random.PRNGKey(5)
+    fresh = model.init_weights(key, (1, 1))
+    assert same(fresh, model.init_weights(key, (1, 1)))
+    compiled = jax.jit(lambda key: model.init_weights(key, (1, 1)))(key)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), compiled, fresh)
+    filled = model.init_weights(key, (1, 1), FrozenDict({"bert": model.params["bert"]}))
+    assert same(filled["bert"], model.params["bert"])
+    assert same(filled["cls"], model.init_weights(key)["cls"])
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_casts_touch_floats_that_the_mask_names_and_nothing_else(model, name, dtype):
+    before = model.params
+    cast = getattr(model, f"to_{name}")
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(cast(model.params))} == {dtype}
+    assert cast({"n": jnp.arange(3)})["n"].dtype == jnp.int32
+    flat = trees.flatten(model.params)
+    mask = trees.unflatten({path: path[-1] != "scale" for path in flat})
+    masked = trees.flatten(cast(model.params, mask))
+    assert all((leaf.dtype.name == dtype) == (path[-1] != "scale") for path, leaf in masked.items())
+    assert model.params is before
+    assert same(model.to_fp32(cast({"x": jnp.ones(2)})), {"x": jnp.ones(2)})
+
+
+# -- transformations -------------------------------------------------------------------------------
+
+
+def test_jit_of_keywords_returns_an_output(model):
+    run = jax.jit(lambda **inputs: model(**inputs))
+    given = run(input_ids=ids(), attention_mask=np.ones_like(ids()))
+    assert close(given.logits, model(ids()).logits)
+
+
+def test_eval_shape_needs_no_parameters(blank):
+    params = blank.params_shape_tree
+    given = jax.eval_shape(lambda p: blank(ids(), params=p), params)
+    assert given.logits.shape == (2, 12, 64)
+
+
+def test_optax_loop_with_dropout_learns(model):
+    import optax
+
+    optimizer, tokens = optax.adam(1e-2), ids()
+
+    @jax.jit
+    def step(params, state, key):
+        def loss(params):
+            logits = model(tokens, params=params, dropout_rng=key, train=True).logits
+            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens).mean()
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(params, updates), state, value
+
+    params, state = model.params, optimizer.init(model.params)
+    losses = []
+    for number in range(15):
+        params, state, value = step(params, state, jax.random.PRNGKey(number))
+        losses.append(float(value))
+    assert losses[-1] < losses[0] - 1
+
+
+def test_pmap_and_assignment_of_tracers():
+    small = FlaxBertModel(bert_config(num_hidden_layers=1))
+    expected = small(ids(8)).last_hidden_state
+
+    def run(params, tokens):
+        small.params = params
+        return small(tokens).last_hidden_state
+
+    given = jax.pmap(run, in_axes=(None, 0))(small.params, ids(8)[:, None])
+    assert close(given[:, 0], expected)
+
+
+def test_dropout_depends_on_the_key_alone_and_evaluation_on_nothing(model):
+    def run(seed):
+        return np.asarray(model(ids(), dropout_rng=jax.random.PRNGKey(seed), train=True).logits)
+
+    assert np.array_equal(run(0), run(0)) and not np.array_equal(run(0), run(1))
+    assert np.array_equal(model(ids(), dropout_rng=jax.random.key(0)).logits, model(ids()).logits)
+
+
+def test_old_and_typed_keys_are_the_same(model):
+    old = model(ids(), dropout_rng=jax.random.PRNGKey(3), train=True).logits
+    assert close(model(ids(), dropout_rng=jax.random.key(3), train=True).logits, old, 0)
+
+
+def test_training_with_dropout_needs_a_key(model):
+    with pytest.raises(UsageError, match="train=True with dropout needs dropout_rng"):
+        model(ids(), train=True)
+    quiet = bert_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    quiet = FlaxBertModel(quiet)
+    assert close(quiet(ids(), train=True)[0], quiet(ids())[0], 0)
+
+
+def test_gradient_checkpointing_can_be_switched_on_later():
+    one = FlaxBertModel(bert_config())
+    before, params = one(ids())[0], one.params
+    one.enable_gradient_checkpointing()
+    jaxpr = str(jax.make_jaxpr(lambda p: one(ids(), params=p)[0])(params))
+    assert "checkpoint" in jaxpr or "remat" in jaxpr
+    assert np.array_equal(one(ids())[0], before) and one.params is params
+
+
+# -- inputs and outputs ----------------------------------------------------------------------------
+
+
+def test_inputs_may_be_lists_and_any_integers(model):
+    expected = model(ids()).logits
+    assert close(model(ids().tolist()).logits, expected, 0)
+    assert close(model(ids().astype(np.int64), np.ones((2, 12), bool)).logits, expected, 0)
+
+
+def test_outputs_may_be_tuples(model):
+    given = model(ids(), return_dict=False, output_hidden_states=True)
+    assert type(given) is tuple and given[0].shape == (2, 12, 64) and len(given[1]) == 2
+
+
+def test_first_argument_is_the_main_input(model):
+    import inspect
+
+    assert list(inspect.signature(type(model).__call__).parameters)[1] == model.main_input_name
+
+
+def test_ids_outside_of_the_vocabulary_are_refused(model):
+    for wrong in (64, -1):
+        tokens = ids()
+        tokens[0, 0] = wrong
+        with pytest.raises(UsageError, match=f"input_ids hold {wrong}, outside.*vocabulary of 64"):
+            model(tokens)
+
+
+def test_text_and_unknown_arguments_are_refused(model):
+    with pytest.raises(TypeError, match="not text: call the tokenizer first"):
+        model("Hello")
+    with pytest.raises(TypeError, match="lables"):
+        model(ids(), lables=ids())
+    with pytest.raises(TypeError, match="FlaxBertModel takes no lables"):
+        FlaxBertModel(bert_config(num_hidden_layers=1))(ids(), lables=ids())
+
+
+def test_no_configuration_is_refused():
+    with pytest.raises(ValueError, match="config cannot be None"):
+        FlaxBertModel(None)
+
+
+def test_unknown_names_of_options_are_refused():
+    with pytest.raises(UsageError, match="unknown attention implementation 'flsh'"):
+        FlaxBertModel(bert_config(), attn_implementation="flsh")
+    with pytest.raises(UsageError, match="unknown precision 'bfloat61'.*did you mean 'bfloat16'"):
+        FlaxBertModel(bert_config(), precision="bfloat61")
+    with pytest.raises(UsageError, match="unknown activation 'gleu'"):
+        FlaxBertModel(bert_config(hidden_act="gleu"))
+
+
+@pytest.mark.parametrize("name", ["xla", "eager"])
+def test_attention_implementations_agree(model, name):
+    chosen = FlaxBertForMaskedLM(
+        bert_config(num_hidden_layers=1), attn_implementation=name, _do_init=False
+    )
+    assert close(chosen(ids(), params=model.params).logits, model(ids()).logits)
+
+
+def test_precision_by_name_is_precision_by_dtype(model):
+    config = bert_config(num_hidden_layers=1)
+    named = FlaxBertForMaskedLM(config, precision="bfloat16", _do_init=False)
+    typed = FlaxBertForMaskedLM(config, dtype=jnp.bfloat16, _do_init=False)
+    given = [m(ids(), params=model.params).logits for m in (named, typed)]
+    assert given[0].dtype == jnp.bfloat16 and close(*given, 0)
+
+
+# -- the cache -------------------------------------------------------------------------------------
+
+
+def test_cache_mirrors_the_parameters_and_comes_back_second():
+    decoder = FlaxBertForCausalLM(bert_config(is_decoder=True))
+    cache = decoder.init_cache(2, 12)
+    part = cache["bert"]["encoder"]["layer"]["0"]["attention"]["self"]
+    assert part["cached_key"].shape == (2, 12, 4, 8)
+    assert part["cache_index"].shape == () and part["cache_index"].dtype == jnp.int32
+    positions = np.arange(5)[None].repeat(2, 0)
+    given = decoder(
+        ids()[:, :5],
+        np.ones((2, 12)),
+        position_ids=positions,
+        past_key_values=cache,
+        return_dict=False,
+    )
+    assert int(given[1]["bert"]["encoder"]["layer"]["1"]["attention"]["self"]["cache_index"]) == 5
+    without = decoder(ids(), past_key_values={})
+    assert "past_key_values" not in without
+
+
+def test_cached_decoding_works_with_scanned_layers():
+    config = bert_config(is_decoder=True)
+    loop = FlaxBertForCausalLM(config)
+    scan = FlaxBertForCausalLM(config, scan_layers=True)
+    full, cache, parts = loop(ids()).logits, scan.init_cache(2, 12), []
+    for chosen in (slice(0, 7), slice(7, 8), slice(8, 12)):
+        positions = np.arange(12)[None, chosen].repeat(2, 0)
+        given = scan(ids()[:, chosen], position_ids=positions, past_key_values=cache)
+        cache = given.past_key_values
+        parts.append(given.logits)
+    assert close(np.concatenate(parts, 1), full)
+
+
+def test_classes_without_a_language_head_do_not_generate(model):
+    assert not FlaxBertModel.can_generate() and model.generation_config is None
+    assert issubclass(FlaxBertModel, FlaxPreTrainedModel) and model.framework == "flax"

@@ -1,0 +1,110 @@
+"""Importing, loading, calling and saving never import PyTorch, with and without it installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Makes torch look absent: nothing finds it, and importing it fails.
+BLOCKER = """
+import importlib.util, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "accelerate"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+real = importlib.util.find_spec
+def find_spec(name, package=None):
+    return None if name.split(".")[0] in ("torch", "accelerate") else real(name, package)
+importlib.util.find_spec = find_spec
+"""
+
+WORK = """
+import hfseq, sys
+import numpy as np
+from hfseq import FlaxAutoModelForMaskedLM, FlaxRobertaForMaskedLM
+from transformers import RobertaConfig
+config = RobertaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                       intermediate_size=48, max_position_embeddings=40)
+model = FlaxRobertaForMaskedLM(config)
+ids = np.arange(4, 24).reshape(2, 10)
+before = np.asarray(model(ids).logits)
+model.save_pretrained("one", max_shard_size="20kB")
+model.save_pretrained("two", safe_serialization=False)
+for folder in ("one", "two"):
+    again = FlaxAutoModelForMaskedLM.from_pretrained(folder)
+    assert type(again) is FlaxRobertaForMaskedLM
+    assert np.array_equal(again(ids).logits, before)
+    assert FlaxRobertaForMaskedLM.from_pretrained(folder, scan_layers=True)
+assert "torch" not in sys.modules, "torch was imported"
+print("done")
+"""
+
+
+def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join((str(ROOT), str(ROOT / "plugins")))
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+def test_everything_works_where_torch_cannot_be_imported(tmp_path):
+    result = run(BLOCKER + WORK, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "done"
+
+
+def test_hfseq_itself_never_asks_for_torch(tmp_path):
+    """With torch installed, transformers may import it; no frame of hfseq may be what asks."""
+    pytest.importorskip("torch")
+    watcher = """
+import builtins, sys
+real = builtins.__import__
+def watching(name, globals=None, locals=None, fromlist=(), level=0):
+    if name.split(".")[0] == "torch" and (globals or {}).get("__name__", "").startswith("hfseq"):
+        raise AssertionError(f"{globals['__name__']} imports {name}")
+    return real(name, globals, locals, fromlist, level)
+builtins.__import__ = watching
+"""
+    result = run(watcher + WORK.replace('assert "torch" not', "#"), tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_importing_hfseq_imports_nothing_heavy(tmp_path):
+    code = """
+import hfseq, sys
+heavy = {"jax", "flax", "transformers", "torch", "datasets", "orbax"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    result = run(code, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_bin_weights_without_torch_say_how_to_read_them(tmp_path, name):
+    code = """
+from hfseq import FlaxRobertaModel
+from transformers import RobertaConfig
+import json, pathlib, sys
+folder = pathlib.Path("model")
+RobertaConfig(num_hidden_layers=1).save_pretrained(folder)
+index = {"weight_map": {"x": "pytorch_model.bin"}}
+(folder / "pytorch_model.bin").write_bytes(b"x")
+(folder / NAME).write_text(json.dumps(index))
+try:
+    FlaxRobertaModel.from_pretrained(folder, from_pt=True)
+except OSError as error:
+    assert "needs PyTorch to be read: pip install 'hfseq[torch]'" in str(error), error
+    print("told")
+""".replace("NAME", repr(name))
+    result = run(BLOCKER + code, tmp_path)
+    assert result.stdout.strip() == "told", result.stderr
