@@ -12,6 +12,7 @@ release = re.search(r'__version__ = "(.+)"', SOURCE).group(1)
 
 extensions = ["myst_parser"]
 myst_heading_anchors = 3
+smartquotes = False  # would make a dash of --
 exclude_patterns = ["_build", "examples"]
 
 html_theme = "furo"

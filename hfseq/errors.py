@@ -1,8 +1,8 @@
 """Errors that people can act on, and the exit codes they end a command with.
 
 Every message names the value, where it came from and what would work. Commands end with exit code 2
-for usage (wrong flags, impossible combinations) and 1 for everything else; a traceback is shown only
-with ``--debug``.
+for usage (wrong flags, impossible combinations) and 1 for everything else; a traceback is shown
+only with ``--debug``.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def _values(action: argparse.Action) -> str:
     return f"{name} [...]" if action.nargs == "+" else name
 
 
-def make_parser(parts: Iterable[type], description: str | None = None) -> Any:
+def make_parser(parts: Iterable[Any], description: str | None = None) -> Any:
     """Return the ``HfArgumentParser`` of the dataclasses ``parts``."""
     from transformers import HfArgumentParser
 

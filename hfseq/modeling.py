@@ -96,7 +96,7 @@ class FlaxPreTrainedModel(PretrainedMixin):
             attention=resolve_attention(attn_implementation),
         )
         module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))
-        self._graph, params, extra = nnx.split(module, nnx.Param, ...)
+        self._graph, params, extra = trees.split(module)
         self._abstract = trees.to_dict(params)
         self._paths = trees.flatten(self._abstract)
         self._extra_types = trees.collections(extra)
@@ -122,7 +122,7 @@ class FlaxPreTrainedModel(PretrainedMixin):
         return module
 
     def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
-        _, params, extra = nnx.split(self._build(nnx.Rngs(rng)), nnx.Param, ...)
+        _, params, extra = trees.split(self._build(nnx.Rngs(rng)))
         return trees.to_dict(params), trees.by_collection(extra)
 
     # -- properties
@@ -334,7 +334,7 @@ class FlaxPreTrainedModel(PretrainedMixin):
         ]
 
     def _collect_extra(self, module: nnx.Module) -> dict[str, Any]:
-        return trees.by_collection(nnx.split(module, nnx.Param, nnx.Cache, ...)[3])
+        return trees.by_collection(trees.split(module, nnx.Cache)[3])
 
     def _inputs(self, inputs: dict[str, Any], flags: dict[str, bool]) -> dict[str, Any]:
         wanted = {name: _array(name, value) for name, value in inputs.items() if value is not None}

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,34 @@ _IGNORED = (
 
 
 class PretrainedMixin:
-    """Loading and saving for :class:`hfseq.modeling.FlaxPreTrainedModel`."""
+    """Loading and saving for :class:`hfseq.modeling.FlaxPreTrainedModel`, which defines all below."""
+
+    config_class: ClassVar[Any]
+    base_model_prefix: ClassVar[str]
+    weight_aliases: ClassVar[Mapping[str, str]]
+    ignored_weights: ClassVar[tuple[str, ...]]
+    weight_templates: ClassVar[Mapping[str, str]]
+    params: Any
+    extra: dict[str, Any]
+    key: jax.Array
+    generation_config: Any
+    _paths: dict[trees.Path, Any]
+    _stacked: dict[trees.Path, int]
+    _extra_types: dict[str, Any]
+    _is_initialized: bool
+    _params: dict[str, Any] | None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None: ...
+
+        @property
+        def config(self) -> Any: ...
+
+        @classmethod
+        def can_generate(cls) -> bool: ...
+
+        def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]: ...
 
     @classmethod
     def from_pretrained(
@@ -246,7 +273,7 @@ class PretrainedMixin:
         from hfseq import hub
 
         message = commit_message or f"Upload {type(self).__name__}"
-        options = {"private": private, "token": token, "message": message, "revision": revision}
+        options: dict[str, Any] = {"private": private, "token": token, "message": message, "revision": revision}
         if folder is not None:
             return hub.push_folder(folder, repo_id, **options)
         with tempfile.TemporaryDirectory() as temporary:
@@ -352,7 +379,7 @@ def _place(names, found, path, shape, dtype, place, native, on_device) -> Any:
         array = np.asarray(names.fill(found, path, native=native)).astype(dtype, copy=False)
         return jnp.asarray(array) if on_device else jax.device_put(array, jax.devices("cpu")[0])
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def part(index: Any) -> np.ndarray:
         return np.ascontiguousarray(names.fill(found, path, index, native=native)).astype(
             dtype, copy=False
         )

@@ -76,12 +76,12 @@ def save_and_load(case: Case) -> None:
 
 
 def scan_layers(case: Case) -> None:
-    """Scanned layers give the loop's outputs, and gradients with dropout, to the last bit.
+    """Scanned layers give the loop's outputs to the last bit, dropout included, and its gradients.
 
-    Gradients are compared where layers are recomputed: otherwise the compiler is free to keep one
-    value and to recompute another, which rounds differently.
+    Gradients are equal up to rounding: the compiler keeps one value and recomputes another, and
+    not the same ones in a loop as in a scan. Recomputed layers leave it the least choice.
     """
-    if not case.variant(scan_layers=True)._stacked:
+    if not case.variant(scan_layers=True).stacked_prefixes:
         raise Skipped("the model has no nn.Layers to scan")
     case.model.save_pretrained(case.folder / "scan")
     scanned = case.cls.from_pretrained(
@@ -90,8 +90,9 @@ def scan_layers(case: Case) -> None:
     outputs, gradient = _trained(case, scanned, scanned.params)
     expected = _recomputed(case)
     assert_same(outputs, expected[0], "outputs with dropout, scan against loop")
-    listed = scanned.weight_map.to_torch(gradient)
-    assert_same(listed, case.model.weight_map.to_torch(expected[1]), "gradients, scan against loop")
+    ours = scanned.weight_map.listed(gradient)
+    theirs = {path: expected[1][path] for path in ours}
+    assert_close(ours, theirs, 1e-6, "gradients, scan against loop")
 
 
 def gradient_checkpointing(case: Case) -> None:

@@ -53,6 +53,11 @@ def join(path: Path) -> str:
     return "/".join(path)
 
 
+def split(module: Any, *kinds: Any) -> tuple[Any, ...]:
+    """Split a module into its graph, its parameters, states of ``kinds``, and the rest."""
+    return tuple(nnx.split(module, nnx.Param, *kinds, ...))
+
+
 def to_dict(state: nnx.State) -> dict[str, Any]:
     """Return the plain nested dict of an NNX state."""
     return thaw(nnx.to_pure_dict(state))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write what the documentation says about the code: the table of architectures and the list of flags.
+"""Write what the documentation says about the code: table of architectures, list of flags.
 
 python scripts/make_docs.py           # README.md between its markers, docs/flags.md
 python scripts/make_docs.py --check   # exit code 1 if a file is not current
@@ -40,9 +40,9 @@ FLAGS = """# Flags
 
 <!-- Written by scripts/make_docs.py: change the dataclasses, not this file. -->
 
-`--help` of each script prints the same. A flag may be written with underscores or dashes; a switch needs no
-value (`--do_train`) but takes one (`--do_train False`), and a switch that is on is turned off by `--no_…`
-too. A flag with … takes several values, separated by spaces.
+`--help` of each script prints the same. A flag may be written with underscores or dashes; a switch
+needs no value (`--do_train`) but takes one (`--do_train False`), and a switch that is on is turned
+off by `--no_…` too. A flag with … takes several values, separated by spaces.
 
 A YAML or JSON file may come first, flags after it override it
 ([argument files](training.md#argument-files)).

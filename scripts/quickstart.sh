@@ -33,7 +33,7 @@ say "Training a RoBERTa of 1.8 million parameters: watch the loss fall from 8.4"
     --max_seq_length 64 --mlm_probability 0.3 --validation_split_percentage 3 \
     --per_device_train_batch_size 32 --per_device_eval_batch_size 32 --max_steps 1000 \
     --optim muon --learning_rate 5e-3 --warmup_steps 50 --weight_decay 0.01 \
-    --logging_steps 50 --save_strategy no
+    --logging_steps 50 --eval_steps 250 --save_strategy no --run_name "RoBERTa on Python's documentation"
 
 say "Loading it again with FlaxAutoModelForMaskedLM and filling masks"
 "$PYTHON" -m hfseq.cli fill-mask "$model" --top 3 \

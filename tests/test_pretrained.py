@@ -422,6 +422,15 @@ def test_broken_config_is_named(saved, text):
         FlaxBertForMaskedLM.from_pretrained(saved)
 
 
+def test_native_architecture_stored_as_its_twin(saved, model):
+    config = json.loads((saved / "config.json").read_text())
+    native = {"model_type": "bert", "hidden_dropout_prob": 0.25}
+    stored = {**config, "model_type": "megatron-bert", "hfseq": native}
+    (saved / "config.json").write_text(json.dumps(stored))
+    loaded = FlaxBertForMaskedLM.from_pretrained(saved)
+    assert same(loaded.params, model.params) and loaded.config.hidden_dropout_prob == 0.25
+
+
 def test_config_of_another_model_type(tmp_path):
     FlaxRobertaModel(roberta_config()).save_pretrained(tmp_path)
     with pytest.raises(

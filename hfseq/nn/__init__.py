@@ -13,6 +13,7 @@ from hfseq.nn.positions import (  # noqa: E402
     positions_after_padding,
     positions_in_segments,
 )
+from hfseq.nn.precision import add_bias  # noqa: E402
 from hfseq.nn.random import Keys, make_keys  # noqa: E402
 from hfseq.nn.stack import Layers, options, run_layers  # noqa: E402
 
@@ -26,6 +27,7 @@ __all__ = [
     "Linear",
     "RMSNorm",
     "activation",
+    "add_bias",
     "attend",
     "attention_mask",
     "dot_product",

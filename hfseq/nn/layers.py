@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from hfseq.nn.precision import add_bias
 from hfseq.nn.random import Keys
 
 Initializer = Callable[..., jax.Array]
@@ -49,7 +50,7 @@ class Linear(nnx.Module):
         if self.dot_general is lax.dot_general:
             kernel = kernel.astype(x.dtype)
         y = self.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+        return y if self.bias is None else add_bias(y, self.bias[...])
 
 
 class Embed(nnx.Module):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -42,37 +42,76 @@ class Precision:
 
 
 def low_precision_dot_general(
-    lhs: jax.Array, rhs: jax.Array, dimension_numbers: Dimensions, **_: Any
+    lhs: jax.Array, rhs: jax.Array, dimension_numbers: Dimensions, **ignored: Any
 ) -> jax.Array:
-    """Multiply in ``lhs``'s half precision with float32 sums, forward and backward.
+    """Multiply in ``lhs``'s type (half, or float32) with float32 sums, forward and backward.
 
     ``lhs`` is (..., k), ``rhs`` a float32 or half (k, n) or (n, k) matrix. The matrix is cast
     inside, so its gradient is summed and returned in its own type. Casting the cotangent to half
-    keeps the backward products on the fast units too (see docs/decisions.md, bf16 on CPUs).
+    keeps the backward products on the fast units too. The weight's gradient is written as one
+    product over all leading axes: what automatic differentiation makes of it, transposed, runs at
+    half of the speed on a CPU (docs/benchmarks.md). Forward-mode differentiation needs a recipe
+    without an operation, ``Precision("plain", jnp.float32)``.
     """
-    ((_, (axis,)), _) = dimension_numbers
-    return _half_product(lhs, rhs, axis)
+    axis = dimension_numbers[0][1][0]
+    return _product(lhs, rhs, axis)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _half_product(x: jax.Array, w: jax.Array, axis: int) -> jax.Array:
+def _product(x: jax.Array, w: jax.Array, axis: int) -> jax.Array:
     return _contract(x, w.astype(x.dtype), x.ndim - 1, axis).astype(x.dtype)
 
 
-def _half_forward(x: jax.Array, w: jax.Array, axis: int) -> tuple[jax.Array, tuple]:
-    return _half_product(x, w, axis), (x, w)
+def _product_forward(x: jax.Array, w: jax.Array, axis: int) -> tuple[jax.Array, tuple]:
+    return _product(x, w, axis), (x, w)
 
 
-def _half_backward(axis: int, saved: tuple, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _product_backward(axis: int, saved: tuple, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     g = g.astype(x.dtype)
     dx = _contract(g, w.astype(x.dtype), g.ndim - 1, 1 - axis).astype(x.dtype)
-    rows, columns = (x, g) if axis == 0 else (g, x)
-    batch = tuple(range(x.ndim - 1))
+    rows, columns = _apart(x, g) if axis == 0 else _apart(g, x)
+    batch = tuple(range(rows.ndim - 1))
     dw = lax.dot_general(
         rows, columns, ((batch, batch), ((), ())), preferred_element_type=jnp.float32
     )
     return dx, dw.astype(w.dtype)
+
+
+def _apart(*parts: jax.Array) -> Iterator[jax.Array]:
+    """Lay out the factors of a weight's gradient as XLA's CPU kernels want them; nothing elsewhere.
+
+    The barrier keeps what made a factor out of the product, where it would be repeated element by
+    transposed element. With one leading axis float32 needs no transposed copy; half types reach
+    the matrix units only with two.
+    """
+    for part in parts:
+        if jax.default_backend() == "cpu":
+            part = lax.optimization_barrier(part)
+            if part.dtype == jnp.float32:
+                part = part.reshape(-1, part.shape[-1])
+        yield part
+
+
+@jax.custom_vjp
+def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
+    """Add ``bias`` (features,) to ``y`` (..., features) in the type of ``y``.
+
+    The gradient of the bias is summed in float32: in a half type it would be rounded, and is slow.
+    """
+    return y + bias.astype(y.dtype)
+
+
+def _add_bias_forward(y: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return add_bias(y, bias), bias
+
+
+def _add_bias_backward(bias: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    total = g.astype(jnp.float32).sum(tuple(range(g.ndim - 1)))
+    return g, total.astype(bias.dtype)
+
+
+add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
 def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array:
@@ -81,9 +120,9 @@ def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array
     )
 
 
-_half_product.defvjp(_half_forward, _half_backward)
+_product.defvjp(_product_forward, _product_backward)
 
-FLOAT32 = Precision("float32", jnp.float32)
+FLOAT32 = Precision("float32", jnp.float32, lambda: low_precision_dot_general)
 BFLOAT16 = Precision("bfloat16", jnp.bfloat16, lambda: low_precision_dot_general)
 FLOAT16 = Precision("float16", jnp.float16, lambda: low_precision_dot_general)
 

@@ -38,10 +38,10 @@ class Keys:
         return self.fold_in(self.count - 1)
 
     def bits(self, shape: tuple[int, ...]) -> jax.Array:
-        """Draw uint16 random bits of ``shape``; with a key a row, ``shape[0]`` must be a multiple of rows.
+        """Draw uint16 random bits; with a key a row, ``shape[0]`` must be a multiple of the rows.
 
-        Element i of a row is a hash of (key, use, i): one fused pass, which the compiler repeats in the
-        backward pass rather than keep the bits (threefry takes ten times as long on a CPU).
+        Element i of a row is a hash of (key, use, i): one fused pass, which the compiler repeats in
+        the backward pass rather than keep the bits (threefry takes ten times as long on a CPU).
         """
         self.count += 1
         words = jax.random.key_data(self.key)
@@ -75,7 +75,7 @@ def make_keys(rng: jax.Array | Keys | None) -> Keys | None:
     if rng is None or isinstance(rng, Keys):
         return rng
     if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
-        rng = jax.random.wrap_key_data(jnp.asarray(rng, jnp.uint32))
+        return Keys(jax.random.wrap_key_data(jnp.asarray(rng, jnp.uint32)))
     return Keys(rng)
 
 

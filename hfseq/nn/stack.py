@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hfseq import trees
 from hfseq.nn.random import Keys
 
 
@@ -103,7 +104,7 @@ def _functional(graph: Any, args: Any, kwargs: Any, rngs: Keys | None) -> Callab
         keys = None if rngs is None else rngs.fold_in(number)
         layer = nnx.merge(graph, params, others, copy=True)
         out, second = layer(x, *args, rngs=keys, **kwargs, **own)
-        return out, (second, nnx.split(layer, nnx.Param, ...)[2])
+        return out, (second, trees.split(layer)[2])
 
     chosen = current_options()
     return jax.checkpoint(call, policy=chosen.remat_policy) if chosen.remat else call
@@ -117,7 +118,7 @@ def _loop(
         inputs.append(x)
         mine = {name: values[number] for name, values in own.items()}
         if current_options().remat:
-            graph, params, others = nnx.split(layer, nnx.Param, ...)
+            graph, params, others = trees.split(layer)
             call = _functional(graph, args, kwargs, rngs)
             x, (second, changed) = call(x, (jnp.uint32(number), params, others, mine))
             nnx.update(layer, changed)
@@ -131,7 +132,7 @@ def _loop(
 def _scan(
     layer: Any, x: Any, args: Any, kwargs: Any, own: Any, rngs: Keys | None, collect: bool
 ) -> Any:
-    graph, params, others = nnx.split(layer, nnx.Param, ...)
+    graph, params, others = trees.split(layer)
     count = layer.num_stacked
     call = _functional(graph, args, kwargs, rngs)
 

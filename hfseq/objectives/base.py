@@ -19,9 +19,9 @@ IGNORED = -100
 class Objective:
     """A training objective: it turns rows into batches and batches into sums.
 
-    **Arguments:** ``arguments`` the data flags, ``tokenizer``, and the model's ``config``. Losses and
-    metrics are sums with a count, over micro-batches, devices and batches; they are divided once, at
-    the end, so there is no mean of means.
+    **Arguments:** ``arguments`` the data flags, ``tokenizer``, and the model's ``config``. Losses
+    and metrics are sums with a count, over micro-batches, devices and batches; they are divided
+    once, at the end, so there is no mean of means.
     """
 
     name: ClassVar[str]
@@ -32,7 +32,9 @@ class Objective:
     def __init__(self, arguments: Any, tokenizer: Any, config: Any):
         self.arguments, self.tokenizer, self.config = arguments, tokenizer, config
 
-    def collate(self, rows: dict[str, np.ndarray], random: Any, groups: int) -> dict[str, np.ndarray]:
+    def collate(
+        self, rows: dict[str, np.ndarray], random: Any, groups: int
+    ) -> dict[str, np.ndarray]:
         """Turn fetched rows into a batch of arrays whose first axis is rows, or ``groups``.
 
         What is drawn from ``random`` for a row must depend on that row alone.
@@ -40,9 +42,15 @@ class Objective:
         raise NotImplementedError
 
     def loss(
-        self, model: Any, params: Any, batch: dict[str, jax.Array], rngs: Any, train: bool, extra: Any = None
+        self,
+        model: Any,
+        params: Any,
+        batch: dict[str, jax.Array],
+        rngs: Any,
+        train: bool,
+        extra: Any = None,
     ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-        """Return the sum of the losses, their count, and further sums (``extra``: new collections)."""
+        """Return the sum of the losses, their count, and a dict of ``totals`` and new ``extra``."""
         raise NotImplementedError
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
@@ -62,7 +70,7 @@ class Objective:
 def cross_entropy(
     logits: jax.Array, labels: jax.Array, vocab_size: int | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sum cross-entropy over labels that are not -100; returns (sum, count, number predicted right).
+    """Sum cross-entropy over labels that are not -100; returns (sum, count, number right).
 
     Logits are (..., vocabulary) in any type, the sum is float32. Columns from ``vocab_size`` on are
     padding for the tensor axis and get no probability.

@@ -26,18 +26,22 @@ class MaskedLM(Objective):
         super().__init__(arguments, tokenizer, config)
         if tokenizer.mask_token_id is None:
             raise UsageError(
-                "masked language modelling needs a tokenizer with a mask token; this one has none: train "
-                "one with scripts/train_tokenizer.py --model_type roberta, or set tokenizer.mask_token"
+                "masked language modelling needs a tokenizer with a mask token; this one has none: "
+                "train one with scripts/train_tokenizer.py --model_type roberta, or set "
+                "tokenizer.mask_token"
             )
         self.special = special_ids(tokenizer, config.vocab_size)
         whole = arguments.whole_word_masking or arguments.train_ref_file
         self.word_starts = word_start_table(tokenizer, config.vocab_size) if whole else None
 
-    def collate(self, rows: dict[str, np.ndarray], random: Any, groups: int) -> dict[str, np.ndarray]:
+    def collate(
+        self, rows: dict[str, np.ndarray], random: Any, groups: int
+    ) -> dict[str, np.ndarray]:
         """Mask the rows; targets are gathered in ``groups`` equal parts, one a data shard."""
         inputs, labels = mask_tokens(
             rows, random, mask_id=self.tokenizer.mask_token_id, vocab_size=len(self.tokenizer),
-            special=self.special, probability=self.arguments.mlm_probability, word_starts=self.word_starts,
+            special=self.special, probability=self.arguments.mlm_probability,
+            word_starts=self.word_starts,
         )  # fmt: skip
         positions, targets = gather_masked(labels, groups, self.arguments.mlm_probability)
         return {
@@ -48,11 +52,22 @@ class MaskedLM(Objective):
         }
 
     def loss(
-        self, model: Any, params: Any, batch: dict[str, jax.Array], rngs: Any, train: bool, extra: Any = None
+        self,
+        model: Any,
+        params: Any,
+        batch: dict[str, jax.Array],
+        rngs: Any,
+        train: bool,
+        extra: Any = None,
     ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
         """Sum the cross-entropy at the masked positions."""
         positions, labels = batch["masked_positions"], batch["labels"]
-        inputs = {"input_ids": batch["input_ids"], "dropout_rng": rngs, "train": train, "params": params}
+        inputs = {
+            "input_ids": batch["input_ids"],
+            "dropout_rng": rngs,
+            "train": train,
+            "params": params,
+        }
         gathers = takes_masked_positions(model)
         if gathers:
             inputs["masked_positions"] = positions

@@ -1,4 +1,4 @@
-"""The flags of every training script, and how they are read from the command line and from files."""
+"""The flags of every training script, read from the command line and from files."""
 
 from __future__ import annotations
 
@@ -23,35 +23,50 @@ class ModelArguments:
     """Which model, configuration and tokenizer (v4's names and defaults)."""
 
     model_name_or_path: str | None = option(
-        None, "Directory or Hub name of weights to start from; without it the model is trained from scratch."
+        None,
+        "Directory or Hub name of weights to start from; without it, training from scratch.",
     )
     model_type: str | None = option(
         None, "Architecture when training from scratch, e.g. bert or roberta; see `hfseq plugins`."
     )
-    config_name: str | None = option(None, "Configuration, if not that of the model: directory or name.")
+    config_name: str | None = option(
+        None, "Configuration, if not that of the model: directory or name."
+    )
     config_overrides: str | None = option(
         None, "Changes to the configuration, e.g. hidden_size=256,num_hidden_layers=6."
     )
-    tokenizer_name: str | None = option(None, "Tokenizer, if not that of the model: directory or name.")
+    tokenizer_name: str | None = option(
+        None, "Tokenizer, if not that of the model: directory or name."
+    )
     cache_dir: str | None = option(None, "Where downloads from the Hub are kept.")
     model_revision: str = option("main", "Branch, tag or commit of the model on the Hub.")
-    use_fast_tokenizer: bool = option(True, "Kept for old commands; tokenizers are always fast now.")
+    use_fast_tokenizer: bool = option(
+        True, "Kept for old commands; tokenizers are always fast now."
+    )
     dtype: str | None = option(
         None, "Type of computation: float32, bfloat16 or float16 (old name of --precision)."
     )
-    precision: str | None = option(None, "Precision recipe; `hfseq plugins` lists them. float32 by default.")
+    precision: str | None = option(
+        None, "Precision recipe; `hfseq plugins` lists them. float32 by default."
+    )
     param_dtype: str = option("float32", "Type of the parameters themselves: float32 or bfloat16.")
     token: str | None = option(None, "Hub token; better taken from HF_TOKEN or `hf auth login`.")
     trust_remote_code: bool = option(False, "Run model code that a Hub repository carries.")
     gradient_checkpointing: bool = option(
         False, "Recompute each layer in the backward pass: less memory, about a third more time."
     )
-    scan_layers: bool = option(False, "Stack the layers and scan them: compile time independent of depth.")
-    attn_implementation: str | None = option(None, "Attention by name: xla (default), cudnn, eager, yours.")
+    scan_layers: bool = option(
+        False, "Stack the layers and scan them: compile time independent of depth."
+    )
+    attn_implementation: str | None = option(
+        None, "Attention by name: xla (default), cudnn, eager, yours."
+    )
 
     def __post_init__(self) -> None:
         if self.dtype and self.precision and self.dtype != self.precision:
-            raise UsageError(f"--dtype {self.dtype} and --precision {self.precision} disagree: give one")
+            raise UsageError(
+                f"--dtype {self.dtype} and --precision {self.precision} disagree: give one"
+            )
         if self.param_dtype not in ("float32", "bfloat16"):
             raise UsageError(f"--param_dtype {self.param_dtype}: give float32 or bfloat16")
 
@@ -65,7 +80,9 @@ class ModelArguments:
 class TrainingArguments:
     """How to train (v4's names and defaults, and those of today's Trainer where v4 had none)."""
 
-    output_dir: str = option("", "Where model, checkpoints and logs go: a directory or an fsspec URL.")
+    output_dir: str = option(
+        "", "Where model, checkpoints and logs go: a directory or an fsspec URL."
+    )
     overwrite_output_dir: bool = option(
         False, "Start anew: old checkpoints and logs are moved aside. Without it a run is resumed."
     )
@@ -73,7 +90,9 @@ class TrainingArguments:
     do_eval: bool = option(False, "Evaluate at the end (and during training, see --eval_strategy).")
     per_device_train_batch_size: int = option(8, "Rows a data shard per micro-batch.")
     per_device_eval_batch_size: int = option(8, "Rows a data shard in evaluation.")
-    gradient_accumulation_steps: int = option(1, "Micro-batches a step; exact, whatever their number.")
+    gradient_accumulation_steps: int = option(
+        1, "Micro-batches a step; exact, whatever their number."
+    )
     global_batch_size: int | None = option(
         None, "Rows a step over all devices, instead of per_device x data shards x accumulation."
     )
@@ -92,7 +111,9 @@ class TrainingArguments:
     max_grad_norm: float = option(0.0, "Clip gradients to this global norm; 0 does not clip.")
     no_decay: list[str] = dataclasses.field(
         default_factory=list,
-        metadata={"help": "Further parameters without weight decay, as regular expressions on paths."},
+        metadata={
+            "help": "Further parameters without weight decay, as regular expressions on paths."
+        },
     )
     freeze: list[str] = dataclasses.field(
         default_factory=list,
@@ -103,7 +124,8 @@ class TrainingArguments:
     logging_steps: int = option(500, "Log every so many steps.")
     logging_first_step: bool = option(True, "Log the first step too.")
     eval_strategy: str | None = option(
-        None, "When to evaluate during training: no, steps or epoch; steps where eval_steps is given."
+        None,
+        "When to evaluate during training: no, steps or epoch; steps where eval_steps is given.",
     )
     eval_steps: int | None = option(None, "Evaluate every so many steps.")
     save_strategy: str = option("steps", "When to save: no (only at the end), steps or epoch.")
@@ -111,13 +133,17 @@ class TrainingArguments:
     save_total_limit: int | None = option(2, "Checkpoints to keep, the best one besides.")
     metric_for_best_model: str = option("eval_loss", "The metric that makes a checkpoint the best.")
     greater_is_better: bool | None = option(None, "Whether more is better; guessed from the name.")
-    load_best_model_at_end: bool = option(False, "Leave the best checkpoint's weights, not the last's.")
+    load_best_model_at_end: bool = option(
+        False, "Leave the best checkpoint's weights, not the last's."
+    )
     resume_from_checkpoint: str | None = option(
         None, "Checkpoint or output directory to go on from; by default the newest in output_dir."
     )
     seed: int = option(42, "Seed of initialisation, data order, masks and dropout.")
     device: str | None = option(None, "cpu, gpu (cuda) or tpu; asked for and absent is an error.")
-    mesh: str | None = option(None, "Layout, e.g. data=2,fsdp=4 (axes data, fsdp, tensor, sequence).")
+    mesh: str | None = option(
+        None, "Layout, e.g. data=2,fsdp=4 (axes data, fsdp, tensor, sequence)."
+    )
     on_non_finite: str = option("stop", "On a NaN or infinite loss: stop, or skip the step.")
     report_to: list[str] = dataclasses.field(
         default_factory=lambda: ["tensorboard", "jsonl"],
@@ -125,7 +151,9 @@ class TrainingArguments:
     )
     run_name: str | None = option(None, "Name of the run where trackers show one.")
     disable_tqdm: bool = option(False, "No progress bar, even on a terminal.")
-    profile: str | None = option(None, "Write a jax profile of these steps, e.g. 10-15, under output_dir.")
+    profile: str | None = option(
+        None, "Write a jax profile of these steps, e.g. 10-15, under output_dir."
+    )
     compilation_cache_dir: str | None = option(
         None, "Persistent compilation cache; by default ~/.cache/hfseq/xla, 'none' turns it off."
     )
@@ -135,7 +163,9 @@ class TrainingArguments:
     push_to_hub: bool = option(False, "Upload model, logs, card and plots, in the background.")
     hub_model_id: str | None = option(None, "Repository; by default the name of output_dir.")
     hub_private_repo: bool = option(False, "Make the repository private.")
-    hub_token: str | None = option(None, "Hub token; better taken from HF_TOKEN or `hf auth login`.")
+    hub_token: str | None = option(
+        None, "Hub token; better taken from HF_TOKEN or `hf auth login`."
+    )
     plugin: list[str] = dataclasses.field(
         default_factory=list, metadata={"help": "Plugin files to load, e.g. my_model.py."}
     )
@@ -153,12 +183,16 @@ class TrainingArguments:
             raise UsageError("; ".join(problems))
 
     def _problems(self) -> list[tuple[Any, str]]:
-        one = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
-               "logging_steps", "save_steps", "eval_steps", "global_batch_size", "save_total_limit")  # fmt: skip
+        one = (
+            *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
+            *("gradient_accumulation_steps", "logging_steps", "save_steps", "eval_steps"),
+            "save_total_limit",
+        )
         values = {name: getattr(self, name) for name in one}
         small = [(v is not None and v < 1, f"--{name} {v}: give a number of at least 1")
                  for name, v in values.items()]  # fmt: skip
-        listed = {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES, "on_non_finite": ("stop", "skip"),
+        listed = {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES,
+                  "on_non_finite": ("stop", "skip"),
                   "device": (None, "cpu", "gpu", "cuda", "tpu")}  # fmt: skip
         named = [
             (getattr(self, name) not in allowed,
@@ -198,7 +232,7 @@ class Arguments:
 
 
 def parse(argv: Sequence[str] | None = None, description: str | None = None) -> Arguments:
-    """Read the flags: a YAML or JSON file first if one is given, then the flags that override it."""
+    """Read the flags: a YAML or JSON file first if one is given, then what overrides it."""
     given = list(sys.argv[1:] if argv is None else argv)
     if given and given[0].endswith((".yaml", ".yml", ".json")):
         given = _from_file(Path(given[0]), names(PARTS)) + given[1:]

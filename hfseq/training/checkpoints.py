@@ -1,8 +1,8 @@
 """Training checkpoints: the one file that knows orbax.
 
 A checkpoint holds the whole state (parameters, optimizer, collections, log window) and a small JSON
-record (step, data position, batch size, best metric). Saving is asynchronous and atomic; restoring onto
-another mesh is a matter of passing other shardings.
+record (step, data position, batch size, best metric). Saving is asynchronous and atomic; restoring
+onto another mesh is a matter of passing other shardings.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ class Checkpoints:
     def _ocp(self) -> Any:
         import orbax.checkpoint as ocp
 
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs what is raised here anyway
+        logging.getLogger("absl").setLevel(
+            logging.CRITICAL
+        )  # orbax logs what is raised here anyway
         return ocp
 
     @functools.cached_property
     def _manager(self) -> Any:
         options = self._ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=True)
         try:
-            return self._ocp.CheckpointManager(self.folder, options=options, item_names=("state", "record"))
+            return self._ocp.CheckpointManager(
+                self.folder, options=options, item_names=("state", "record")
+            )
         except OSError as error:
             raise CheckpointError(f"cannot use {self.folder} for checkpoints: {error}") from error
 
@@ -49,7 +53,9 @@ class Checkpoints:
         """Return the steps that have a complete checkpoint."""
         return sorted(self._manager.all_steps()) if self.folder.is_dir() else []
 
-    def save(self, step: int, state: Any, record: dict[str, Any], best_step: int | None = None) -> None:
+    def save(
+        self, step: int, state: Any, record: dict[str, Any], best_step: int | None = None
+    ) -> None:
         """Start saving; old checkpoints go only when the previous save is known to be complete."""
         if step in self.steps():
             return
@@ -99,7 +105,9 @@ class Checkpoints:
     def read_record(self, step: int) -> dict[str, Any]:
         """Read the JSON record of a checkpoint."""
         try:
-            items = self._manager.restore(step, args=self._ocp.args.Composite(record=self._ocp.args.JsonRestore()))
+            items = self._manager.restore(
+                step, args=self._ocp.args.Composite(record=self._ocp.args.JsonRestore())
+            )
         except Exception as error:
             raise self._damaged(step, error) from error
         return dict(items["record"])
@@ -117,9 +125,9 @@ class Checkpoints:
     def _damaged(self, step: int, error: Exception) -> CheckpointError:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return CheckpointError(
-            f"the checkpoint {self.folder / str(step)} cannot be restored ({first}): it is damaged, or "
-            "belongs to another model; give an earlier one with --resume_from_checkpoint, or start anew with "
-            "--overwrite_output_dir"
+            f"the checkpoint {self.folder / str(step)} cannot be restored ({first}): it is "
+            "damaged, or belongs to another model; give an earlier one with "
+            "--resume_from_checkpoint, or start anew with --overwrite_output_dir"
         )
 
     def _not_saved(self, step: int, error: Exception) -> CheckpointError:

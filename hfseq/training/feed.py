@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from hfseq.training import setup, sharding
 class Feed:
     """Turns rows into placed batches in a thread.
 
-    Random masks belong to (seed, step, row of the global batch), so they do not depend on processes,
-    devices or micro-batches.
+    Random masks belong to (seed, step, row of the global batch), so they do not depend on
+    processes, devices or micro-batches.
     """
 
     def __init__(self, source: Any, objective: Any, mesh: Mesh, micro: int, seed: int):
@@ -27,11 +27,11 @@ class Feed:
         self._stream: Iterator[dict[str, np.ndarray]] | None = None
 
     def restore(self, position: Any) -> None:
-        """Go to the data position of a checkpoint (streams only; other data is addressed by step)."""
+        """Go to the data position of a checkpoint (streams only; else the step says it)."""
         if position is not None and isinstance(self.source, StreamingBatches):
             self.source.restore(position)
 
-    def batches(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, Any], int, Any]]:
+    def batches(self, start: int, stop: int) -> Generator[tuple[int, dict[str, Any], int, Any]]:
         """Yield (step, placed batch, tokens, data position after it) for every step."""
         if isinstance(self.source, StreamingBatches):
             self._stream = iter(self.source)
@@ -49,4 +49,8 @@ class Feed:
         random = RowRandom(self.seed, step, numbers)
         groups = sharding.data_shards(self.mesh) * self.micro
         batch = self.objective.collate(rows, random, groups) | {"row": numbers}
-        return setup.place_batch(batch, self.mesh, self.micro), self.objective.tokens(rows), position
+        return (
+            setup.place_batch(batch, self.mesh, self.micro),
+            self.objective.tokens(rows),
+            position,
+        )

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the model, its tokenizer, evaluation results, plot, card, and the push."""
+"""What a run leaves behind: model, tokenizer, evaluation results, plot, card, and the push."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NO_HYPERPARAMETERS = (
-    "output_dir", "push_to_hub", "hub_model_id", "hub_private_repo", "report_to", "debug", "plugin", "run_name",
-    "disable_tqdm", "overwrite_output_dir", "train_file", "validation_file", "tokenizer_name", "config_name",
-    "model_name_or_path", "cache_dir", "data_cache_dir", "compilation_cache_dir", "do_train", "do_eval",
-    "resume_from_checkpoint", "overwrite_cache",
-)  # fmt: skip
+    *("output_dir", "push_to_hub", "hub_model_id", "hub_private_repo", "report_to", "debug"),
+    *("plugin", "run_name", "disable_tqdm", "overwrite_output_dir", "train_file"),
+    *("validation_file", "tokenizer_name", "config_name", "model_name_or_path", "cache_dir"),
+    *("data_cache_dir", "compilation_cache_dir", "do_train", "do_eval", "overwrite_cache"),
+    *("resume_from_checkpoint", "use_fast_tokenizer", "logging_first_step"),
+)
 
 
 class Publisher:
-    """Uploads the output directory after each save: to the Hub, to remote storage, both or neither."""
+    """Uploads the output directory after each save: to the Hub, to remote storage, or both."""
 
     def __init__(self, loop: Loop):
         training = loop.training
@@ -40,7 +41,10 @@ class Publisher:
         if training.push_to_hub and jax.process_index() == 0:
             name = training.hub_model_id or Path(training.output_dir.rstrip("/")).name
             self._pusher = hub.BackgroundPusher(
-                loop.folder, name, private=training.hub_private_repo, token=training.hub_token or loop.arguments.model.token
+                loop.folder,
+                name,
+                private=training.hub_private_repo,
+                token=training.hub_token or loop.arguments.model.token,
             )
 
     def publish(self, message: str) -> None:
@@ -86,12 +90,20 @@ def complete(loop: Loop) -> None:
 def _load_best(loop: Loop) -> None:
     best = loop.progress.best_step
     if best is None or best not in loop.checkpoints.steps():
-        logger.warning("--load_best_model_at_end: no checkpoint of the best evaluation was saved; the last is left")
+        logger.warning(
+            "--load_best_model_at_end: the best evaluation was not saved; the last weights are left"
+        )
         return
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), loop.state)
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), loop.state
+    )
     loop.state = loop.checkpoints.restore(best, abstract)
     save_model(loop)
-    logger.info("the weights of step %d, the best by %s, are saved", best, loop.training.metric_for_best_model)
+    logger.info(
+        "the weights of step %d, the best by %s, are saved",
+        best,
+        loop.training.metric_for_best_model,
+    )
 
 
 def write_results(loop: Loop) -> None:
@@ -106,7 +118,7 @@ def write_results(loop: Loop) -> None:
 
 
 def draw_curve(loop: Loop) -> str:
-    """Draw the learning curve from the log; returns its file name, or nothing where there is no log."""
+    """Draw the learning curve from the log; returns its file name, or '' where there is no log."""
     log = loop.folder / "metrics.jsonl"
     if not log.exists():
         return ""
@@ -126,7 +138,11 @@ def write_card(loop: Loop, curve: str) -> None:
     )
     counts = data.description.get("train", {})
     model_type = loop.model.config.model_type
-    hidden = {name: value for name, value in arguments.as_dict().items() if name not in _NO_HYPERPARAMETERS}
+    hidden = {
+        name: value
+        for name, value in arguments.as_dict().items()
+        if name not in _NO_HYPERPARAMETERS
+    }
     context = cards.CardContext(
         model_name=_name(loop),
         architecture=loop.model.torch_class_name(),
@@ -142,11 +158,20 @@ def write_card(loop: Loop, curve: str) -> None:
             )
         ],
         tokenizer=f"{type(loop.tokenizer).__name__} with {len(loop.tokenizer):,} entries",
-        hyperparameters={name: value for name, value in hidden.items() if value not in (None, "", [], False)},
+        hyperparameters={
+            name: value for name, value in hidden.items() if value not in (None, "", [], False)
+        },
         hardware=_hardware(),
-        versions={name: metadata.version(name) for name in ("hfseq", "jax", "flax", "transformers") if _has(name)},
+        versions={
+            name: metadata.version(name)
+            for name in ("hfseq", "jax", "flax", "transformers")
+            if _has(name)
+        },
         duration_s=progress.seconds,
-        parameters=sum(int(np.prod(leaf.shape)) for leaf in trees.flatten(loop.model.params_shape_tree).values()),
+        parameters=sum(
+            int(np.prod(leaf.shape))
+            for leaf in trees.flatten(loop.model.params_shape_tree).values()
+        ),
         steps=progress.step,
         tokens_seen=progress.tokens_seen,
         curve_file=curve,

@@ -1,12 +1,10 @@
-"""The training loop, read from top to bottom: mesh, data, model, state, compile, steps, callbacks."""
+"""The training loop, read from top to bottom: mesh, model, data, state, steps, callbacks."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import logging
-import math
-import os
 import signal
 import sys
 import time
@@ -23,13 +21,24 @@ import numpy as np  # noqa: E402
 
 from hfseq import checkpoint_files as files  # noqa: E402
 from hfseq import plugins, trees  # noqa: E402
-from hfseq.data.batches import RowRandom  # noqa: E402
 from hfseq.errors import NonFiniteLoss, UsageError  # noqa: E402
 from hfseq.storage import Workspace, check_output_dir  # noqa: E402
-from hfseq.training import finish, setup, sharding, throughput  # noqa: E402
+from hfseq.training import (  # noqa: E402
+    evaluation,
+    finish,
+    resume,
+    setup,
+    sharding,
+    throughput,
+)
 from hfseq.training import state as states  # noqa: E402
 from hfseq.training.arguments import Arguments  # noqa: E402
-from hfseq.training.checkpoints import Checkpoints, find  # noqa: E402
+from hfseq.training.checkpoints import Checkpoints  # noqa: E402
+from hfseq.training.devices import (  # noqa: E402
+    Profiler,
+    require_device,
+    use_compilation_cache,
+)
 from hfseq.training.feed import Feed  # noqa: E402
 from hfseq.training.optimizers import make_optimizer, make_schedule  # noqa: E402
 from hfseq.training.survival import StopSignal  # noqa: E402
@@ -40,33 +49,22 @@ logger = logging.getLogger(__name__)
 Callback = Callable[["Loop"], None]
 
 
-@dataclasses.dataclass
-class Progress:
-    """Where the run stands; saved with every checkpoint and restored from it."""
-
-    step: int = 0
-    tokens_seen: int = 0
-    best_metric: float | None = None
-    best_step: int | None = None
-    global_batch_size: int = 0
-    seconds: float = 0.0
-    stream: Any = None
-
-
 class Loop:
     """A training run. ``Loop(arguments, "mlm").run()`` is all that a script does.
 
-    ``add_callback(function, every=n)`` calls ``function(loop)`` after every n-th step; the function may
-    read ``loop.state``, ``loop.progress`` and ``loop.metrics``.
+    ``add_callback(function, every=n)`` calls ``function(loop)`` after every n-th step; the function
+    may read ``loop.state``, ``loop.progress`` and ``loop.metrics``.
     """
 
     def __init__(self, arguments: Arguments, objective: str, devices: Sequence[Any] | None = None):
         self.arguments, self.training, self.devices = arguments, arguments.training, devices
         self.objective_name = objective
-        self.progress = Progress()
+        self.progress = resume.Progress()
         self.metrics: dict[str, float] = {}
         self._callbacks: list[tuple[Callback, int]] = []
-        self._evaluated = -1
+        self.evaluated_step = -1
+        self.restore_from: Checkpoints | None = None
+        self.restore_step: int | None = None
 
     def add_callback(self, function: Callback, every: int = 1) -> None:
         """Call ``function(loop)`` after every ``every``-th step."""
@@ -93,20 +91,23 @@ class Loop:
         self.layout = setup.make_layout(self.model, self.mesh)
         # -- data: the global batch is fixed first
         self.checkpoints = Checkpoints(self.folder, training.save_total_limit)
-        self._read_progress()
+        resume.read_progress(self)
         self.batch_size, self.micro = self._batch_size()
         length = setup.row_length(self.arguments, self.tokenizer, self.model)
         shards = sharding.data_shards(self.mesh)
         eval_batch = training.per_device_eval_batch_size * shards
-        self.data = setup.prepare_data(self.arguments, self.tokenizer, length, self.batch_size, eval_batch)
+        self.data = setup.prepare_data(
+            self.arguments, self.tokenizer, length, self.batch_size, eval_batch
+        )
         if length % self.mesh.shape["sequence"]:
             raise UsageError(
-                f"--mesh sequence={self.mesh.shape['sequence']} does not divide the {length} tokens of a row"
+                f"--mesh sequence={self.mesh.shape['sequence']} does not divide the {length} "
+                "tokens of a row"
             )
         # -- state: restored, or initialised where it lies
         self._make_optimizer()
         self._make_state()
-        self._eval_step = jax.jit(states.make_eval_step(self.objective, self.model))
+        self.eval_step = jax.jit(states.make_eval_step(self.objective, self.model))
         # -- go
         self.trackers = make_trackers(
             training.report_to if jax.process_index() == 0 else "none", self.folder, training,
@@ -117,7 +118,11 @@ class Loop:
             try:
                 if training.do_train:
                     self._train(length)
-                if training.do_eval and not self.stop.received and self._evaluated != self.progress.step:
+                if (
+                    training.do_eval
+                    and not self.stop.received
+                    and self.evaluated_step != self.progress.step
+                ):
                     self.metrics |= self.evaluate()
                 finish.complete(self)
             finally:
@@ -128,43 +133,36 @@ class Loop:
             sys.exit(training.sigterm_exit_code if self.stop.received == signal.SIGTERM else 130)
         return self.metrics
 
-    # -- preparation --------------------------------------------------------------------------------
+    # -- preparation
+    # --------------------------------------------------------------------------------
 
     def _check_folder(self) -> None:
         """Refuse to train where something else lies, and to move away what is to be loaded."""
         training, source = self.training, self.arguments.model.model_name_or_path
         if not training.do_train:
             return
-        if training.overwrite_output_dir and source and Path(source).absolute() == self.folder.absolute():
+        if (
+            training.overwrite_output_dir
+            and source
+            and Path(source).absolute() == self.folder.absolute()
+        ):
             raise UsageError(
-                f"--overwrite_output_dir would move the weights of --model_name_or_path {source} aside before "
+                f"--overwrite_output_dir would move the weights of --model_name_or_path {source} "
+                "aside before "
                 "they are read: give another --output_dir"
             )
         check_output_dir(self.folder, training.overwrite_output_dir)
 
-    def _read_progress(self) -> None:
-        """Read where the run to resume stands, before anything is built from the batch size."""
-        source = self.training.resume_from_checkpoint
-        self._restore_from, self._restore_step, wanted = self.checkpoints, None, None
-        if not self.training.do_train:
-            return
-        if source:
-            folder, wanted = find(source)
-            if folder.absolute() != self.folder.absolute():
-                self._restore_from = Checkpoints(folder, limit=None)
-        steps = self._restore_from.steps()
-        self._restore_step = wanted if wanted is not None else (steps[-1] if steps else None)
-        if self._restore_step is not None:
-            self.progress = Progress(**self._restore_from.read_record(self._restore_step))
-
     def _batch_size(self) -> tuple[int, int]:
-        """Return rows a step and micro-batches; a resumed run keeps its batch on any number of devices."""
+        """Return rows a step and micro-batches; a resumed run keeps its batch on any devices."""
         training, shards = self.training, sharding.data_shards(self.mesh)
         micro = training.gradient_accumulation_steps
         size = training.global_batch_size or training.per_device_train_batch_size * shards * micro
         kept = self.progress.global_batch_size
         if kept and size != kept and training.global_batch_size is None:
-            logger.warning("going on with the run's %d rows a step (the flags alone would give %d)", kept, size)
+            logger.warning(
+                "going on with the run's %d rows a step (the flags alone would give %d)", kept, size
+            )
             size = kept
         if size % (shards * micro):
             raise UsageError(
@@ -198,54 +196,79 @@ class Loop:
         names = tuple(sorted({"loss", "count", *self._sum_names()}))
 
         def build(params: Any) -> Any:
-            return states.make_state(params, self.optimizer, self.model.extra, states.zero_window(names))
+            return states.make_state(
+                params, self.optimizer, self.model.extra, states.zero_window(names)
+            )
 
         shapes = {p: leaf for p, leaf in trees.flatten(self.model.params_shape_tree).items()}
         padded = trees.unflatten(
-            {p: jax.ShapeDtypeStruct(self.layout.padded(p, leaf.shape), self.arguments.model.param_dtype)
-             for p, leaf in shapes.items()}
-        )  # fmt: skip
+            {
+                path: jax.ShapeDtypeStruct(
+                    self.layout.padded(path, leaf.shape), self.arguments.model.param_dtype
+                )
+                for path, leaf in shapes.items()
+            }
+        )
         places = self.layout.shardings({p: leaf.shape for p, leaf in shapes.items()})
         abstract = jax.eval_shape(build, padded)
         self.state_shardings = states.state_shardings(abstract, places, self.mesh)
-        if self._restore_step is None:
+        if self.restore_step is None:
             params, _ = setup.make_params(self.arguments, self.model, self.layout)
-            self.state = jax.jit(build, out_shardings=self.state_shardings, donate_argnums=0)(params)
+            self.state = jax.jit(build, out_shardings=self.state_shardings, donate_argnums=0)(
+                params
+            )
             return
         target = jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
             abstract, self.state_shardings,
         )  # fmt: skip
-        self.state = self._restore_from.restore(self._restore_step, target)
-        logger.info("resumed from step %d of %s", self._restore_step, training.output_dir)
+        assert self.restore_from is not None
+        self.state = self.restore_from.restore(self.restore_step, target)
+        logger.info("resumed from step %d of %s", self.restore_step, training.output_dir)
 
     def _sum_names(self) -> tuple[str, ...]:
         return tuple(self.objective.sums)
 
-    # -- training -----------------------------------------------------------------------------------
+    # -- training
+    # -----------------------------------------------------------------------------------
 
     def _train(self, length: int) -> None:
         training, progress = self.training, self.progress
         feed = Feed(self.data.train, self.objective, self.mesh, self.micro, training.seed)
         feed.restore(progress.stream)
         step = states.make_step(
-            self.objective, self.model, self.optimizer, training.seed, training.on_non_finite == "skip"
+            self.objective,
+            self.model,
+            self.optimizer,
+            training.seed,
+            training.on_non_finite == "skip",
         )
         compiled = jax.jit(
-            step, donate_argnums=0, out_shardings=(self.state_shardings, None), in_shardings=(self.state_shardings, None)
+            step,
+            donate_argnums=0,
+            out_shardings=(self.state_shardings, None),
+            in_shardings=(self.state_shardings, None),
         )
         tokens = self.batch_size * length
         flops = throughput.step_flops(
-            self.model.params_shape_tree, self.model.config, tokens, length, round(tokens * self.objective.head_share())
+            self.model.params_shape_tree,
+            self.model.config,
+            tokens,
+            length,
+            round(tokens * self.objective.head_share()),
         )
         peak = throughput.peak_flops(self.model.precision.compute_dtype)
         self.meter = throughput.Meter(flops / tokens, peak)
         profiler = Profiler(training.profile, self.folder)
         started, before = time.perf_counter(), progress.seconds
-        blocking = jax.default_backend() == "cpu"  # collectives of two steps at once can deadlock there
+        blocking = (
+            jax.default_backend() == "cpu"
+        )  # collectives of two steps at once can deadlock there
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(self._progress_bar())
-            batches = stack.enter_context(contextlib.closing(feed.batches(progress.step, self.total_steps)))
+            batches = stack.enter_context(
+                contextlib.closing(feed.batches(progress.step, self.total_steps))
+            )
             for number, batch, count, position in batches:
                 profiler.at(number)
                 self.state, now = compiled(self.state, batch)
@@ -264,10 +287,14 @@ class Loop:
         self.checkpoints.wait()
 
     def _after_step(self, bar: Any) -> None:
-        """Log, evaluate, save and call back when their time has come; the order is part of the contract."""
+        """Log, evaluate, call back, save, each when its time has come; the order is a promise."""
         training, step = self.training, self.progress.step
         last = step == self.total_steps
-        if step % training.logging_steps == 0 or last or (step == 1 and training.logging_first_step):
+        if (
+            step % training.logging_steps == 0
+            or last
+            or (step == 1 and training.logging_first_step)
+        ):
             self._log(bar)
         if self._due(training.eval_strategy, training.eval_steps):
             started = time.perf_counter()
@@ -283,15 +310,19 @@ class Loop:
 
     def _due(self, strategy: str | None, every: int | None) -> bool:
         if strategy == "steps":
-            return bool(every) and self.progress.step % every == 0
+            return every is not None and self.progress.step % every == 0
         if strategy == "epoch" and not self.arguments.data.streaming:
             return self.progress.step % len(self.data.train) == 0
         return False
 
     def _log(self, bar: Any) -> None:
         """Read the sums of the log window, empty it, and report."""
-        window = {name: float(value) for name, value in jax.device_get(self.state["window"]).items()}
-        self.state["window"] = jax.tree.map(lambda x: jax.device_put(np.zeros_like(x), x.sharding), self.state["window"])
+        window = {
+            name: float(value) for name, value in jax.device_get(self.state["window"]).items()
+        }
+        self.state["window"] = jax.tree.map(
+            lambda x: jax.device_put(np.zeros_like(x), x.sharding), self.state["window"]
+        )
         step, bad = self.progress.step, window.pop("bad_steps")
         if bad:
             self._not_finite(int(bad))
@@ -308,25 +339,36 @@ class Loop:
         }
         if not self.arguments.data.streaming:
             self.metrics["epoch"] = step / len(self.data.train)
-        self._report({k: v for k, v in self.metrics.items() if not k.startswith("eval_")}, step)
+        self.report({k: v for k, v in self.metrics.items() if not k.startswith("eval_")}, step)
         bar.set_postfix(loss=f"{self.metrics['train_loss']:.3f}")
         if bar.disable and jax.process_index() == 0:
-            print(f"Step... ({step} | Loss: {measured['loss']:.6g}, Learning Rate: {rate:.6g})", flush=True)
+            print(
+                f"Step... ({step} | Loss: {measured['loss']:.6g}, Learning Rate: {rate:.6g})",
+                flush=True,
+            )
 
     def _not_finite(self, count: int) -> None:
         step = self.progress.step
         if self.training.on_non_finite == "skip":
-            logger.warning("%d steps up to %d had a non-finite loss or gradient and were skipped", count, step)
+            logger.warning(
+                "%d steps up to %d had a non-finite loss or gradient and were skipped", count, step
+            )
             return
         self.checkpoints.settle()
         kept = self.checkpoints.steps()
         raise NonFiniteLoss(
-            f"the loss or a gradient became NaN or infinite at step {step} or in the log window before; "
-            + (f"the checkpoint of step {kept[-1]} is kept. " if kept else "nothing was saved yet. ")
-            + "Lower --learning_rate, set --max_grad_norm 1, warm up for longer, or use --on_non_finite skip"
+            f"the loss or a gradient became NaN or infinite at step {step} or since the last log; "
+            + (
+                f"the checkpoint of step {kept[-1]} is kept. "
+                if kept
+                else "nothing was saved yet. "
+            )
+            + "Lower --learning_rate, set --max_grad_norm 1, warm up for longer, or use "
+            "--on_non_finite skip"
         )
 
-    def _report(self, metrics: dict[str, float], step: int) -> None:
+    def report(self, metrics: dict[str, float], step: int) -> None:
+        """Send metrics to every tracker."""
         for tracker in self.trackers:
             tracker.log(metrics, step)
 
@@ -334,101 +376,30 @@ class Loop:
         from tqdm import tqdm
 
         shown = sys.stderr.isatty() and not self.training.disable_tqdm and jax.process_index() == 0
-        return tqdm(total=self.total_steps, initial=self.progress.step, disable=not shown, unit="step", desc="Training")
+        return tqdm(
+            total=self.total_steps,
+            initial=self.progress.step,
+            disable=not shown,
+            unit="step",
+            desc="Training",
+        )
 
-    # -- evaluation ---------------------------------------------------------------------------------
+    # -- evaluation and saving
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate on the whole validation split: sums over all rows, divided once."""
-        data, totals = self.data.evaluation, {}
-        started = time.perf_counter()
-        for step in range(len(data)):
-            rows = data.fetch(step)
-            # Masks belong to the row of the data set: the same in every evaluation, on any batch size.
-            random = RowRandom(self.training.seed, 0, data.indices(step)[0])
-            batch = self.objective.collate(rows, random, sharding.data_shards(self.mesh))
-            placed = setup.place_batch(batch, self.mesh, 1)
-            sums = jax.device_get(self._eval_step(self.state["params"], self.state["extra"], placed))
-            totals = {name: totals.get(name, 0.0) + float(value) for name, value in sums.items()}
-        measured = {f"eval_{name}": value for name, value in self.objective.metrics(totals).items()}
-        measured["eval_runtime"] = time.perf_counter() - started
-        self._report(measured, self.progress.step)
-        self._evaluated = self.progress.step
-        if jax.process_index() == 0:
-            shown = ", ".join(f"{k}: {v:.6g}" for k, v in measured.items() if k != "eval_runtime")
-            print(f"Eval... ({self.progress.step} | {shown})", flush=True)
-        self._note_best(measured)
-        return measured
-
-    def _note_best(self, measured: dict[str, float]) -> None:
-        name = self.training.metric_for_best_model
-        name = name if name.startswith("eval_") else f"eval_{name}"
-        if name not in measured:
-            raise UsageError(f"--metric_for_best_model {name}: there is only {', '.join(measured)}")
-        greater = self.training.greater_is_better
-        sign = 1 if (not name.endswith(("loss", "perplexity")) if greater is None else greater) else -1
-        best, value = self.progress.best_metric, measured[name]
-        if math.isfinite(value) and (best is None or sign * value > sign * best):
-            self.progress.best_metric, self.progress.best_step = value, self.progress.step
-
-    # -- saving -------------------------------------------------------------------------------------
+        """Evaluate on the whole validation split, report, and note whether it is the best."""
+        return evaluation.evaluate(self)
 
     def _save(self) -> None:
         """Save a checkpoint and the model itself, unless a step since the last log went wrong."""
         if self.training.on_non_finite == "stop" and float(self.state["window"]["bad_steps"]):
             self._not_finite(1)
         progress = self.progress
-        self.checkpoints.save(progress.step, self.state, dataclasses.asdict(progress), progress.best_step)
+        self.checkpoints.save(
+            progress.step, self.state, dataclasses.asdict(progress), progress.best_step
+        )
         if not (self.folder / files.SAFETENSORS).exists():
             # Weights without any checkpoint would look like somebody else's model after a kill.
             self.checkpoints.wait()
         finish.save_model(self)
         self.publisher.publish(f"Training in progress, step {progress.step}")
-
-
-class Profiler:
-    """Writes a jax profile of the steps ``first-last`` under ``<output_dir>/profile``."""
-
-    def __init__(self, steps: str | None, folder: Path):
-        self.folder, self.running = folder / "profile", False
-        try:
-            self.first, self.last = map(int, (steps or "-1--1").split("-", 1) if steps else (-1, -1))
-        except ValueError:
-            raise UsageError(f"--profile {steps}: give first-last, e.g. 10-15") from None
-
-    def at(self, step: int) -> None:
-        """Start or stop before ``step`` runs."""
-        if step == self.first:
-            jax.profiler.start_trace(str(self.folder))
-            self.running = True
-        elif self.running and step == self.last:
-            self.close()
-
-    def close(self) -> None:
-        """Write what was recorded."""
-        if self.running:
-            jax.profiler.stop_trace()
-            self.running = False
-            logger.info("profile written to %s (open it with TensorBoard or xprof)", self.folder)
-
-
-def require_device(wanted: str | None) -> None:
-    """Refuse to run on another kind of device than the one asked for."""
-    if wanted is None:
-        return
-    name = {"cuda": "gpu"}.get(wanted, wanted)
-    if jax.default_backend() != name:
-        found = ", ".join(sorted({f"{d.platform} ({d.device_kind})" for d in jax.devices()}))
-        raise UsageError(
-            f"--device {wanted} was asked for, but jax sees only {found}: install hfseq[{'cuda' if name == 'gpu' else name}], "
-            "look at `hfseq env`, or drop --device"
-        )
-
-
-def use_compilation_cache(folder: str | None) -> None:
-    """Keep compiled programs between runs."""
-    if folder == "none" or jax.config.jax_compilation_cache_dir:
-        return
-    path = folder or os.path.join(os.path.expanduser(os.environ.get("HFSEQ_CACHE", "~/.cache/hfseq")), "xla")
-    jax.config.update("jax_compilation_cache_dir", path)
-    logger.info("compiled programs are kept in %s", path)

@@ -17,7 +17,7 @@ from hfseq.errors import UsageError, nearest
 Mask = Callable[[Any], Any]
 
 # v4's rule: biases and everything in a normalisation layer are not decayed.
-NO_DECAY = (r"(^|/)[^/]*bias$", r"(^|/)[^/]*(layer_?norm|norm|(^|_)ln(_[^/]*)?)[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
+NO_DECAY = (r"(^|/)[^/]*bias$", r"norm[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
 
 
 def make_schedule(arguments: Any, total_steps: int) -> optax.Schedule:
@@ -26,8 +26,8 @@ def make_schedule(arguments: Any, total_steps: int) -> optax.Schedule:
     warmup = arguments.warmup_steps or round(arguments.warmup_ratio * total_steps)
     if warmup > total_steps:
         raise UsageError(
-            f"--warmup_steps {warmup} is more than the {total_steps} steps of this run: warm up for less, "
-            "or train longer"
+            f"--warmup_steps {warmup} is more than the {total_steps} steps of this run: warm "
+            "up for less, or train longer"
         )
     rest = max(total_steps - warmup, 1)
     shift = max(warmup, 1)
@@ -41,7 +41,8 @@ def make_schedule(arguments: Any, total_steps: int) -> optax.Schedule:
     name = arguments.lr_scheduler_type
     if name not in decays:
         raise UsageError(
-            f"--lr_scheduler_type {name} is unknown{nearest(name, decays)} (known: {', '.join(decays)})"
+            f"--lr_scheduler_type {name} is unknown{nearest(name, decays)} "
+            f"(known: {', '.join(decays)})"
         )
     if warmup == 0:
         return decays[name]
@@ -49,7 +50,7 @@ def make_schedule(arguments: Any, total_steps: int) -> optax.Schedule:
 
 
 def path_mask(patterns: Sequence[str], *, matching: bool) -> Mask:
-    """Return a function from a parameter tree to a tree of bools: does the path match any pattern?"""
+    """Return a function from parameters to a tree of bools: does the path match a pattern?"""
     compiled = [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
 
     def mask(params: Any) -> Any:
@@ -60,7 +61,9 @@ def path_mask(patterns: Sequence[str], *, matching: bool) -> Mask:
     return mask
 
 
-def make_optimizer(factory: Callable[..., Any], arguments: Any, schedule: Any) -> optax.GradientTransformation:
+def make_optimizer(
+    factory: Callable[..., Any], arguments: Any, schedule: Any
+) -> optax.GradientTransformation:
     """Chain freezing, clipping and the named optimizer with its decay mask."""
     parts = []
     if arguments.freeze:
@@ -79,7 +82,8 @@ def _with_decay(optimizer: Any, schedule: Any, arguments: Any, mask: Mask) -> An
     if not arguments.weight_decay:
         return optimizer
     decay = optax.chain(
-        optax.add_decayed_weights(arguments.weight_decay, mask), optax.scale_by_learning_rate(schedule)
+        optax.add_decayed_weights(arguments.weight_decay, mask),
+        optax.scale_by_learning_rate(schedule),
     )
     return _sum_updates(optimizer, decay)
 
@@ -108,20 +112,26 @@ def adamw(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransforma
 
 
 def adafactor(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
-    """Adafactor (Shazeer and Stern, 2018) with the given learning rate, as the v4 scripts ran it."""
+    """Adafactor (Shazeer and Stern, 2018) at the given learning rate, as v4 ran it."""
     return _with_decay(optax.adafactor(schedule), schedule, arguments, mask)
 
 
 def lion(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
     """Lion (Chen et al., 2023)."""
     return optax.lion(
-        schedule, b1=arguments.adam_beta1, b2=arguments.adam_beta2, weight_decay=arguments.weight_decay, mask=mask
+        schedule,
+        b1=arguments.adam_beta1,
+        b2=arguments.adam_beta2,
+        weight_decay=arguments.weight_decay,
+        mask=mask,
     )
 
 
 def _betas(make: Any, schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
     """An optimizer with Adam's two betas and epsilon."""
-    optimizer = make(schedule, b1=arguments.adam_beta1, b2=arguments.adam_beta2, eps=arguments.adam_epsilon)
+    optimizer = make(
+        schedule, b1=arguments.adam_beta1, b2=arguments.adam_beta2, eps=arguments.adam_epsilon
+    )
     return _with_decay(optimizer, schedule, arguments, mask)
 
 
@@ -156,10 +166,12 @@ def muon(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformat
             hidden = path[-1] == "kernel" and "decoder" not in path[:-1]
             return MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if hidden else None
 
-        return trees.unflatten({path: axes(path, leaf) for path, leaf in trees.flatten(params).items()})
+        return trees.unflatten(
+            {path: axes(path, leaf) for path, leaf in trees.flatten(params).items()}
+        )
 
     optimizer = make(
-        schedule, adam_b1=arguments.adam_beta1, adam_b2=arguments.adam_beta2, eps=arguments.adam_epsilon,
-        muon_weight_dimension_numbers=kernels, consistent_rms=0.2,
+        schedule, adam_b1=arguments.adam_beta1, adam_b2=arguments.adam_beta2,
+        eps=arguments.adam_epsilon, muon_weight_dimension_numbers=kernels, consistent_rms=0.2,
     )  # fmt: skip
     return _with_decay(optimizer, schedule, arguments, mask)

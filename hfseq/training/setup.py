@@ -1,10 +1,9 @@
-"""What a run is made of, from its flags: tokenizer, configuration, model, parameters, rows of data."""
+"""What a run is made of: tokenizer, configuration, model, parameters, rows of data."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -48,8 +47,8 @@ def load_tokenizer(arguments: Arguments) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         first = str(error).strip().splitlines()[0]
         raise CheckpointError(
-            f"cannot load the tokenizer '{name}' ({first}): give a directory that holds tokenizer.json, or a "
-            "name on the Hub"
+            f"cannot load the tokenizer '{name}' ({first}): give a directory that holds "
+            "tokenizer.json, or a name on the Hub"
         ) from error
 
 
@@ -109,7 +108,8 @@ def build_model(arguments: Arguments, config: Any, task: str) -> Any:
     spec = plugins.load().architectures.get(config.model_type)
     if task not in spec.heads:
         raise UsageError(
-            f"architecture '{config.model_type}' has no class {task} (it has {', '.join(spec.heads)})"
+            f"architecture '{config.model_type}' has no class {task} "
+            f"(it has {', '.join(spec.heads)})"
         )
     model = arguments.model
     return spec.load_head(task)(
@@ -127,15 +127,18 @@ def make_layout(model: Any, mesh: Mesh) -> sharding.Layout:
     """Pair the architecture's sharding rules with the mesh."""
     spec = plugins.load().architectures.get(model.config.model_type)
     return sharding.Layout(
-        mesh, spec.load_sharding(), getattr(model.config, "vocab_size", None), tuple(model.stacked_prefixes)
+        mesh,
+        spec.load_sharding(),
+        getattr(model.config, "vocab_size", None),
+        tuple(model.stacked_prefixes),
     )
 
 
 def make_params(arguments: Arguments, model: Any, layout: sharding.Layout) -> tuple[Any, dict]:
     """Load or initialise the parameters where they belong; returns them with their shardings.
 
-    No host holds a whole model: files are read by slices, and a fresh initialisation is compiled with
-    its output shardings.
+    No host holds a whole model: files are read by slices, and a fresh initialisation is compiled
+    with its output shardings.
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
     places = layout.shardings(shapes)
@@ -145,33 +148,45 @@ def make_params(arguments: Arguments, model: Any, layout: sharding.Layout) -> tu
     else:
         init = jax.jit(
             lambda key: trees.unflatten(
-                {p: layout.pad(p, leaf) for p, leaf in trees.flatten(model.init_weights(key)).items()}
+                {
+                    p: layout.pad(p, leaf)
+                    for p, leaf in trees.flatten(model.init_weights(key)).items()
+                }
             ),
             out_shardings=trees.unflatten(places),
         )
         params = init(jax.random.PRNGKey(arguments.training.seed))
     dtype = arguments.model.param_dtype
-    return (params if dtype == "float32" and not path else trees.cast_floating(params, dtype)), places
+    return (
+        params if dtype == "float32" and not path else trees.cast_floating(params, dtype)
+    ), places
 
 
 def weights_source(arguments: Arguments) -> str | None:
     """Return where the weights come from; evaluation alone falls back on the output directory."""
     training = arguments.training
-    return arguments.model.model_name_or_path or (None if training.do_train else training.output_dir)
+    return arguments.model.model_name_or_path or (
+        None if training.do_train else training.output_dir
+    )
 
 
-def _load_params(arguments: Arguments, model: Any, layout: sharding.Layout, places: dict, path: str) -> Any:
+def _load_params(
+    arguments: Arguments, model: Any, layout: sharding.Layout, places: dict, path: str
+) -> Any:
     replicated = NamedSharding(layout.mesh, PartitionSpec())
 
     def place(name: trees.Path, shape: tuple[int, ...]) -> NamedSharding:
         return places[name] if layout.padded(name, shape) == shape else replicated
 
     loaded = type(model).from_pretrained(
-        path, config=model.config, sharding=place, scan_layers=model.scan_layers, seed=arguments.training.seed,
+        path, config=model.config, sharding=place, scan_layers=model.scan_layers,
+        seed=arguments.training.seed,
         **_hub_options(arguments),
     )  # fmt: skip
     flat = trees.flatten(loaded.params)
-    padded = {name: jax.device_put(layout.pad(name, leaf), places[name]) for name, leaf in flat.items()}
+    padded = {
+        name: jax.device_put(layout.pad(name, leaf), places[name]) for name, leaf in flat.items()
+    }
     return trees.unflatten(padded)
 
 
@@ -179,8 +194,8 @@ def _load_params(arguments: Arguments, model: Any, layout: sharding.Layout, plac
 class Prepared:
     """The data of a run; ``None`` where a split is not needed."""
 
-    train: Batches | StreamingBatches | None
-    evaluation: Batches | None
+    train: Any  # Batches or StreamingBatches
+    evaluation: Any  # Batches
     length: int
     description: dict[str, Any]
 
@@ -191,8 +206,8 @@ def row_length(arguments: Arguments, tokenizer: Any, model: Any) -> int:
     wanted = arguments.data.max_seq_length
     if wanted and limit and wanted > limit:
         raise UsageError(
-            f"--max_seq_length {wanted} is longer than the position table of this model allows ({limit}): "
-            f"give at most {limit}, or a configuration with more max_position_embeddings"
+            f"--max_seq_length {wanted} is longer than the position table of this model allows "
+            f"({limit}): give at most {limit}, or a configuration with more max_position_embeddings"
         )
     return wanted or min(tokenizer.model_max_length, limit or 512)
 
@@ -203,7 +218,9 @@ def prepare_data(
     """Load, tokenise and pack the splits that the run needs."""
     data, training = arguments.data, arguments.training
     splits = load_splits(data, plugins.load())
-    needed = (["train"] if training.do_train else []) + (["validation"] if _evaluates(training) else [])
+    needed = (["train"] if training.do_train else []) + (
+        ["validation"] if _evaluates(training) else []
+    )
     absent = [name for name in needed if name not in splits]
     if absent:
         raise UsageError(
@@ -232,7 +249,9 @@ def _evaluates(training: Any) -> bool:
     return training.do_eval or training.eval_strategy != "no"
 
 
-def _rows(arguments: Arguments, splits: Any, split: str, tokenizer: Any, length: int, facts: dict) -> Any:
+def _rows(
+    arguments: Arguments, splits: Any, split: str, tokenizer: Any, length: int, facts: dict
+) -> Any:
     data = arguments.data
     dataset = splits[split]
     if not hasattr(dataset, "__len__"):  # a streamed validation split is read once
@@ -243,7 +262,11 @@ def _rows(arguments: Arguments, splits: Any, split: str, tokenizer: Any, length:
         overwrite=data.overwrite_cache, description=f"Tokenising {split}",
     )  # fmt: skip
     facts[split] = {"documents": len(store), "tokens": store.total_tokens}
-    return LineRows(store, length, data.pad_to_max_length) if data.line_by_line else PackedRows(store, length)
+    return (
+        LineRows(store, length, data.pad_to_max_length)
+        if data.line_by_line
+        else PackedRows(store, length)
+    )
 
 
 def _materialise(stream: Any) -> Any:
@@ -277,4 +300,6 @@ def to_host(params: Any, layout: sharding.Layout) -> Any:
             leaf = jax.jit(lambda x: x, out_shardings=replicated)(leaf)
         return np.asarray(layout.cut(path, jnp.asarray(leaf)))
 
-    return trees.unflatten({path: gather(path, leaf) for path, leaf in trees.flatten(params).items()})
+    return trees.unflatten(
+        {path: gather(path, leaf) for path, leaf in trees.flatten(params).items()}
+    )

@@ -3,8 +3,8 @@
 A rule is a pair (pattern, tactic); the first pattern found in a parameter's path decides, and a
 parameter that no rule matches is an error. Tactics: ``column`` and ``row`` (Megatron's split of a
 product's output and input), ``embedding`` (split by vocabulary), ``vocab`` (a vector over the
-vocabulary), ``column_bias`` (the bias of a column-split product), ``vector`` (norms and other biases) and
-``replicated``. ``fsdp`` splits what ``tensor`` leaves whole.
+vocabulary), ``column_bias`` (the bias of a column-split product), ``vector`` (norms and other
+biases) and ``replicated``. ``fsdp`` splits what ``tensor`` leaves whole.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def make_mesh(layout: str | None, devices: Sequence[Any] | None = None) -> Mesh:
             sizes[axis] = len(devices) // known
     if math.prod(sizes.values()) != len(devices):
         raise UsageError(
-            f"--mesh {layout} describes {math.prod(sizes.values())} devices, there are {len(devices)}: make "
-            f"the product of the axes {len(devices)} (one axis may be -1: it takes what is left)"
+            f"--mesh {layout} describes {math.prod(sizes.values())} devices, there are "
+            f"{len(devices)}: make the product of the axes {len(devices)} (one axis may be -1: it "
+            "takes what is left)"
         )
     grid = np.array(devices).reshape(tuple(sizes.values()))
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
@@ -70,7 +71,9 @@ def _parse(layout: str) -> dict[str, int]:
     for part in layout.split(","):
         axis, _, size = part.strip().partition("=")
         if axis not in AXES:
-            raise UsageError(f"--mesh {layout}: no axis '{axis}'{nearest(axis, AXES)} (axes: {', '.join(AXES)})")
+            raise UsageError(
+                f"--mesh {layout}: no axis '{axis}'{nearest(axis, AXES)} (axes: {', '.join(AXES)})"
+            )
         if axis in sizes:
             raise UsageError(f"--mesh {layout}: axis '{axis}' is given twice")
         if not re.fullmatch(r"-1|[1-9]\d*", size.strip()):
@@ -90,8 +93,8 @@ class Layout:
     """The rules of an architecture on a mesh: the sharding of every parameter.
 
     **Arguments:** ``rules`` pairs (pattern, tactic), or ``None`` for an architecture without;
-    ``vocab_size`` is padded where the tensor axis does not divide it; ``stacked`` are path prefixes of
-    scanned layers, whose leading axis is never split.
+    ``vocab_size`` is padded where the tensor axis does not divide it; ``stacked`` are path prefixes
+    of scanned layers, whose leading axis is never split.
     """
 
     def __init__(
@@ -141,7 +144,9 @@ class Layout:
     def _is_stacked(self, path: trees.Path) -> bool:
         return any(path[: len(head)] == head for head in self.stacked)
 
-    def _indivisible(self, path: trees.Path, shape: tuple[int, ...], spec: PartitionSpec) -> list[str]:
+    def _indivisible(
+        self, path: trees.Path, shape: tuple[int, ...], spec: PartitionSpec
+    ) -> list[str]:
         problems = []
         for dimension, (size, axes) in enumerate(zip(shape, spec, strict=False)):
             names = (axes,) if isinstance(axes, str) else axes or ()
@@ -149,16 +154,19 @@ class Layout:
             if size % ways:
                 fits = [n for n in range(1, ways + 1) if size % n == 0]
                 problems.append(
-                    f"  {trees.join(path)}: dimension {dimension} of size {size} does not divide by "
-                    f"{'x'.join(names)}={ways} (what divides it: {', '.join(map(str, fits))})"
+                    f"  {trees.join(path)}: dimension {dimension} of size {size} does not divide "
+                    f"by {'x'.join(names)}={ways} (what divides it: {', '.join(map(str, fits))})"
                 )
         return problems
 
-    def shardings(self, shapes: dict[trees.Path, tuple[int, ...]]) -> dict[trees.Path, NamedSharding]:
+    def shardings(
+        self, shapes: dict[trees.Path, tuple[int, ...]]
+    ) -> dict[trees.Path, NamedSharding]:
         """Return the sharding of every parameter."""
         return {path: NamedSharding(self.mesh, spec) for path, spec in self.specs(shapes).items()}
 
-    # -- the vocabulary -----------------------------------------------------------------------------
+    # -- the vocabulary
+    # -----------------------------------------------------------------------------
 
     def padded(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return ``shape`` with the vocabulary rounded up to what the tensor axis divides."""
@@ -182,12 +190,17 @@ class Layout:
         return jax.lax.slice_in_dim(leaf, 0, size, axis=place)
 
 
-def like_params(tree: Any, shardings: dict[trees.Path, NamedSharding], shapes: dict, mesh: Mesh) -> Any:
-    """Lay out optimizer state: a leaf whose path ends like a parameter's, with its shape, lies like it."""
+def like_params(
+    tree: Any, shardings: dict[trees.Path, NamedSharding], shapes: dict, mesh: Mesh
+) -> Any:
+    """Lay out optimizer state: a leaf with a parameter's path and shape lies like it."""
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def place(key_path: Any, leaf: Any) -> NamedSharding:
-        names = tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in key_path)
+        names = tuple(
+            str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
+            for key in key_path
+        )
         for start in range(len(names)):
             if shapes.get(names[start:]) == leaf.shape:
                 return shardings[names[start:]]
@@ -196,7 +209,9 @@ def like_params(tree: Any, shardings: dict[trees.Path, NamedSharding], shapes: d
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
-def batch_sharding(mesh: Mesh, ndim: int, lead: int = 1, split_length: bool = True) -> NamedSharding:
-    """Rows over data and fsdp, length over sequence; ``lead`` axes (accumulation) come before the rows."""
+def batch_sharding(
+    mesh: Mesh, ndim: int, lead: int = 1, split_length: bool = True
+) -> NamedSharding:
+    """Rows over data and fsdp, length over sequence; ``lead`` axes come before the rows."""
     length = ("sequence",) if split_length and ndim > lead + 1 else ()
     return NamedSharding(mesh, PartitionSpec(*(None,) * lead, BATCH, *length))

@@ -17,8 +17,10 @@ from hfseq.training import sharding
 State = dict[str, Any]
 
 
-def make_state(params: Any, optimizer: optax.GradientTransformation, extra: Any, sums: dict[str, Any]) -> State:
-    """Return the state of step 0: parameters, optimizer state, extra collections, and the log window.
+def make_state(
+    params: Any, optimizer: optax.GradientTransformation, extra: Any, sums: dict[str, Any]
+) -> State:
+    """Return the state of step 0: parameters, optimizer state, collections, and the log window.
 
     ``window`` sums what was not logged yet, so that a resumed run logs the very same numbers.
     """
@@ -35,7 +37,9 @@ def state_shardings(abstract: State, params: dict[trees.Path, NamedSharding], me
     """Lay out the state: optimizer moments like their parameters, everything small replicated."""
     shapes = {path: leaf.shape for path, leaf in trees.flatten(abstract["params"]).items()}
     replicated = NamedSharding(mesh, PartitionSpec())
-    small = jax.tree.map(lambda _: replicated, {k: abstract[k] for k in ("extra", "step", "window")})
+    small = jax.tree.map(
+        lambda _: replicated, {k: abstract[k] for k in ("extra", "step", "window")}
+    )
     return {
         "params": trees.unflatten(params),
         "opt_state": sharding.like_params(abstract["opt_state"], params, shapes, mesh),
@@ -54,8 +58,8 @@ def make_step(
     """Build ``step(state, batch)``; every leaf of the batch has a leading axis of micro-batches.
 
     Losses and gradients are summed over micro-batches and devices and divided once by the number of
-    targets, so accumulation is exact. Dropout keys belong to (seed, step, row): neither the cut into
-    micro-batches nor the number of devices changes a mask.
+    targets, so accumulation is exact. Dropout keys belong to (seed, step, row): neither the cut
+    into micro-batches nor the number of devices changes a mask.
     """
 
     def sums(params: Any, extra: Any, batch: Any, keys: Any) -> Any:
@@ -65,7 +69,9 @@ def make_step(
     def micro_step(params: Any, extra: Any, batch: dict[str, Any], key: jax.Array) -> Any:
         batch = dict(batch)
         keys = row_keys(key, batch.pop("row"))
-        (total, (count, more, extra)), grads = jax.value_and_grad(sums, has_aux=True)(params, extra, batch, keys)
+        (total, (count, more, extra)), grads = jax.value_and_grad(sums, has_aux=True)(
+            params, extra, batch, keys
+        )
         found = {"loss": total, "count": count, **more}
         return grads, jax.tree.map(lambda x: x.astype(jnp.float32), found), extra
 
@@ -88,7 +94,11 @@ def make_step(
         grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
         norm = optax.tree.norm(grads)
         updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
-        new = {"params": optax.apply_updates(state["params"], updates), "opt_state": opt_state, "extra": extra}
+        new = {
+            "params": optax.apply_updates(state["params"], updates),
+            "opt_state": opt_state,
+            "extra": extra,
+        }
         good = jnp.isfinite(found["loss"]) & jnp.isfinite(norm)
         if skip_non_finite:
             old = {name: state[name] for name in new}

@@ -14,21 +14,25 @@ from hfseq import trees
 
 # Dense half-precision peak in FLOP/s by device kind (vendors' data sheets, no sparsity).
 PEAKS = {
-    "h200": 989e12, "h100": 989e12, "a100": 312e12, "l4": 121e12, "t4": 65e12, "v100": 125e12, "b200": 2250e12,
+    "b200": 2250e12, "h200": 989e12, "h100": 989e12, "a100": 312e12, "l4": 121e12, "t4": 65e12,
+    "v100": 125e12,
     "tpu v3": 123e12, "tpu v4": 275e12, "tpu v5 lite": 197e12, "tpu v5e": 197e12, "tpu v5p": 459e12,
     "tpu v5": 459e12, "tpu v6": 918e12,
 }  # fmt: skip
 
 
 def step_flops(params: Any, config: Any, tokens: int, length: int, head_tokens: int) -> float:
-    """Return the model FLOPs of a training step: 6 a weight and token, and attention's 12 L T d a token.
+    """Return the model FLOPs of a step: 6 a weight and token, and attention's 12 L T d a token.
 
-    Embedding look-ups cost none; a tied head costs ``head_tokens`` products with the table. Recomputation
-    (remat) and padding are not counted, as usual for MFU (Chowdhery et al., 2022, appendix B).
+    Embedding look-ups cost none; a tied head costs ``head_tokens`` products with the table.
+    Recomputation (remat) and padding are not counted, as usual for MFU (Chowdhery et al., 2022,
+    appendix B).
     """
     flat = trees.flatten(params)
     vocab = getattr(config, "vocab_size", 0)
-    kernels = sum(leaf.size for path, leaf in flat.items() if path[-1] == "kernel" and vocab not in leaf.shape)
+    kernels = sum(
+        leaf.size for path, leaf in flat.items() if path[-1] == "kernel" and vocab not in leaf.shape
+    )
     width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
     layers = getattr(config, "num_hidden_layers", 0)
     attention = 12 * layers * width * length
@@ -36,7 +40,7 @@ def step_flops(params: Any, config: Any, tokens: int, length: int, head_tokens: 
 
 
 def peak_flops(compute_dtype: Any = jnp.bfloat16) -> float:
-    """Return the peak FLOP/s of all devices: from the data sheet, or measured where there is none (CPU)."""
+    """Return the peak FLOP/s of all devices: the data sheet's, or measured (on a CPU)."""
     device = jax.devices()[0]
     kind = device.device_kind.lower()
     known = next((peak for name, peak in sorted(PEAKS.items(), reverse=True) if name in kind), None)
@@ -75,7 +79,7 @@ def peak_memory_gb() -> float:
 
 
 class Meter:
-    """Tokens per second and MFU between two readings; time spent outside of training is taken out."""
+    """Tokens per second and MFU between two readings, without the time spent elsewhere."""
 
     def __init__(self, flops_per_token: float, peak: float):
         self.flops_per_token, self.peak = flops_per_token, peak
@@ -98,4 +102,7 @@ class Meter:
         seconds = max(time.perf_counter() - self._start - self._paused, 1e-9)
         rate = self._tokens / seconds
         self.reset()
-        return {"train_tokens_per_second": rate, "train_mfu": rate * self.flops_per_token / self.peak}
+        return {
+            "train_tokens_per_second": rate,
+            "train_mfu": rate * self.flops_per_token / self.peak,
+        }

@@ -1,9 +1,9 @@
 """Runs contestants side by side, each in a process of its own, and writes down what was measured.
 
-A benchmark names its contestants; the harness starts one process for each of a group, so that no two
-share threads, memory or an allocator, and lets them step in turn: what disturbs the machine disturbs
-all of them alike. It needs the standard library and NumPy; whatever a contestant needs besides is
-checked first, and a row whose packages are missing says so.
+A benchmark names its contestants; the harness starts one process for each of a group, so that no
+two share threads, memory or an allocator, and lets them step in turn: what disturbs the machine
+disturbs all of them alike. It needs the standard library alone; whatever a contestant needs besides
+is checked first, and a row whose packages are missing says so.
 
 A contestant's factory is ``"module:function"`` in this folder. Called with its settings in the
 contestant's process, it returns a :class:`Running`.
@@ -51,7 +51,7 @@ class Contestant:
 
 @dataclasses.dataclass
 class Running:
-    """A contestant at work: ``step`` blocks until the device is done, ``memory`` is its peak in bytes."""
+    """A contestant at work: ``step`` blocks until the device is done, ``memory`` is the peak in bytes."""
 
     step: Callable[[], dict[str, float]]
     memory: Callable[[], int]
@@ -86,7 +86,7 @@ class Row:
 
 
 def ratio(row: Row, baseline: Row) -> float | None:
-    """How many times faster than ``baseline``: the median over rounds, each compared within itself."""
+    """How many times faster than ``baseline``: the median over rounds, each within itself."""
     pairs = [b / a for a, b in zip(row.seconds, baseline.seconds, strict=False) if a]
     return statistics.median(pairs) if pairs else None
 
@@ -323,7 +323,8 @@ def torch_matmul(dtype: str, size: int | None) -> Running:
             torch.cuda.synchronize()
         return {"flops": 2.0 * size**3}
 
-    return Running(step, torch_peak_bytes, {"device": torch.cuda.get_device_name() if cuda else "cpu"})
+    name = torch.cuda.get_device_name() if cuda else "cpu"
+    return Running(step, torch_peak_bytes, {"device": name})
 
 
 def matmul_rates(
@@ -333,7 +334,7 @@ def matmul_rates(
     rounds: int = 20,
     threads: int | None = None,
 ) -> dict[str, float]:
-    """Measure the FLOP/s of a large product in each type, the best of the libraries that are there."""
+    """Measure the FLOP/s of a large product in each type, the best of the libraries there are."""
     contestants = [
         Contestant(
             f"{library} {dtype}", dtype, f"harness:{library}_matmul",
@@ -343,9 +344,9 @@ def matmul_rates(
     ]  # fmt: skip
     rates: dict[str, float] = {}
     for row in run(contestants, rounds=rounds, threads=threads):
-        timed = zip(row.values[-len(row.seconds) :], row.seconds, strict=True) if row.seconds else ()
-        for values, seconds in timed:
-            rates[row.group] = max(rates.get(row.group, 0.0), values["flops"] / seconds)
+        if row.seconds:
+            rate = row.values[-1]["flops"] / min(row.seconds)
+            rates[row.group] = max(rates.get(row.group, 0.0), rate)
     return rates
 
 

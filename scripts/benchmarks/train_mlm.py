@@ -4,9 +4,10 @@
     python scripts/benchmarks/train_mlm.py --dropout 0 --compile
     python scripts/benchmarks/train_mlm.py --layers 2 --rounds 3 --output /tmp/try
 
-Both train with AdamW from the same weights; PyTorch gets labels of full length, as its data collator
-makes them. It runs from a checkout, on the CPU or on an NVIDIA GPU, with what the Python has: rows of
-packages that are missing say so. First the losses of three steps without dropout must agree.
+Both train with AdamW from the same weights; PyTorch gets labels of full length, as its data
+collator makes them. It runs from a checkout, on the CPU or on an NVIDIA GPU, with what the Python
+has: rows of packages that are missing say so. First the losses of three steps without dropout must
+agree.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 5e-3}
 
 
 def host_batch(number: int, rows: int, length: int) -> tuple[dict[str, Any], Any]:
-    """Return packed rows of one document each, without padding, and the random numbers that mask them."""
+    """Return packed rows of one document each, and the random numbers that mask them."""
     import numpy as np
 
     from hfseq.data.batches import RowRandom
@@ -61,7 +62,7 @@ def configuration(layers: int, dropout: float) -> Any:
 
 
 def model_flops(layers: int, rows: int, length: int, width: int = 768, wide: int = 3072) -> float:
-    """Return the FLOPs that a step needs: 6 a weight and token, attention, the head at masked tokens.
+    """Return the FLOPs that a step needs: encoder, attention, the head at masked tokens.
 
     What an implementation computes beyond them (logits that no loss reads) is not counted.
     """
@@ -140,9 +141,15 @@ def tokenizer() -> SimpleNamespace:
 
 
 def torch_step(
-    dtype: str, rows: int, length: int, layers: int, dropout: float, weights: str, compiled: bool = False
+    dtype: str,
+    rows: int,
+    length: int,
+    layers: int,
+    dropout: float,
+    weights: str,
+    compiled: bool = False,
 ) -> harness.Running:
-    """``RobertaForMaskedLM`` with its default attention (sdpa) and the fused AdamW of the Trainer."""
+    """``RobertaForMaskedLM`` with its default attention (sdpa) and the Trainer's fused AdamW."""
     import numpy as np
     import torch
     from transformers import RobertaForMaskedLM
@@ -165,7 +172,12 @@ def torch_step(
     for number in range(BATCHES):
         batch, random = host_batch(number, rows, length)
         masked = mask_tokens(
-            batch, random, mask_id=MASK_ID, vocab_size=VOCABULARY, special=special, probability=MASKED
+            batch,
+            random,
+            mask_id=MASK_ID,
+            vocab_size=VOCABULARY,
+            special=special,
+            probability=MASKED,
         )
         batches.append([torch.from_numpy(part).long().to(device) for part in masked])
     done = 0
@@ -194,7 +206,7 @@ def torch_step(
 
 
 def save_weights(folder: str, layers: int) -> harness.Running:
-    """Write the weights that all start from; in a process of its own, so that no one's memory shows it."""
+    """Write the weights that all start from, in a process of its own: no one's memory shows it."""
     if not harness.Contestant("", "", "", requires=HFSEQ).missing():
         from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM as Model
     else:
@@ -206,7 +218,9 @@ def save_weights(folder: str, layers: int) -> harness.Running:
 # -- the benchmark
 
 
-def contestants(options: argparse.Namespace, weights: str, dropout: float) -> list[harness.Contestant]:
+def contestants(
+    options: argparse.Namespace, weights: str, dropout: float
+) -> list[harness.Contestant]:
     """In each precision PyTorch first: the baseline of the ratios."""
     shared = {
         "rows": options.batch, "length": options.length, "layers": options.layers,
@@ -233,17 +247,21 @@ def disagreements(rows: list[harness.Row]) -> list[str]:
     for group in dict.fromkeys(row.group for row in rows):
         members = [row for row in rows if row.group == group and row.values]
         for row in members[1:]:
-            pairs = [(a["loss"], b["loss"]) for a, b in zip(row.values, members[0].values, strict=False)]
+            pairs = [
+                (a["loss"], b["loss"]) for a, b in zip(row.values, members[0].values, strict=False)
+            ]
             worst = max(abs(a - b) / abs(b) for a, b in pairs)
             if not worst <= TOLERANCE[group]:
                 problems.append(
-                    f"{group}: the losses of {row.name} and {members[0].name} differ by {worst:.1e} "
-                    f"(allowed {TOLERANCE[group]:.0e}): {pairs}"
+                    f"{group}: the losses of {row.name} and {members[0].name} differ by "
+                    f"{worst:.1e} (allowed {TOLERANCE[group]:.0e}): {pairs}"
                 )
     return problems
 
 
-def summary(row: harness.Row, baseline: harness.Row, tokens: int, flops: float, rate: float) -> dict:
+def summary(
+    row: harness.Row, baseline: harness.Row, tokens: int, flops: float, rate: float
+) -> dict:
     """Return the numbers of a row of the table; ``None`` where it did not run."""
     seconds = row.median
     return {
@@ -283,11 +301,12 @@ def section(result: dict) -> str:
         f"{rate / 1e9:.0f} GFLOP/s in {d}" for d, rate in result["matmul_flops"].items()
     )
     facts = [
-        f"RoBERTa-base ({options['layers']} layers), batch {options['batch']}, length {options['length']}, "
-        f"dropout {options['dropout']:g}, {options['rounds']} alternating rounds: medians, ± half of the "
-        "interquartile range; ratios are medians over rounds.",
-        f"{machine['cpu']}, {result['threads']} threads, {', '.join(machine['features']) or 'no AVX2'}; "
-        f"{versions}; measured matrix products: {rates or 'none'}.",
+        f"RoBERTa-base ({options['layers']} layers), batch {options['batch']}, length "
+        f"{options['length']}, dropout {options['dropout']:g}, {options['rounds']} alternating "
+        "rounds: medians, ± half of the interquartile range; ratios are medians over rounds.",
+        f"{machine['cpu']}, {result['threads']} threads, load {machine['load']:g} at the start "
+        f"({', '.join(machine['features']) or 'no AVX2'}); {versions}; measured matrix products: "
+        f"{rates or 'none'}.",
         f"`{result['command']}`",
     ]
     return as_table(result["rows"]) + "\n\n" + "\n\n".join(facts)
@@ -299,15 +318,24 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, help="rows a step")
     parser.add_argument("--length", type=int, default=128, help="tokens a row")
     parser.add_argument("--layers", type=int, default=12, help="layers of the encoder")
-    parser.add_argument("--dropout", type=float, default=0.1, help="rate of hidden and attention dropout")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=list(TOLERANCE))
+    parser.add_argument(
+        "--dropout", type=float, default=0.1, help="rate of hidden and attention dropout"
+    )
+    parser.add_argument(
+        "--dtypes", nargs="+", default=["float32", "bfloat16"], choices=list(TOLERANCE)
+    )
     parser.add_argument("--rounds", type=int, default=15, help="timed steps of each contestant")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them")
     parser.add_argument("--threads", type=int, default=None, help="cores for each; all by default")
-    parser.add_argument("--compile", action="store_true", help="torch.compile as another contestant")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile as another contestant"
+    )
     parser.add_argument("--no-check", action="store_true", help="do not compare losses first")
     parser.add_argument(
-        "--output", type=Path, default=harness.ROOT / "docs", help="gets benchmarks.md and benchmarks/*.json"
+        "--output",
+        type=Path,
+        default=harness.ROOT / "docs",
+        help="gets benchmarks.md and benchmarks/*.json",
     )
     return parser.parse_args(arguments)
 
@@ -323,7 +351,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         settings = {"folder": folder, "layers": options.layers}
-        writer = harness.Contestant("weights", "", f"{NAME}:save_weights", settings, ("transformers",))
+        writer = harness.Contestant(
+            "weights", "", f"{NAME}:save_weights", settings, ("transformers",)
+        )
         harness.run([writer], rounds=0, warmup=0, threads=threads, report=tell)
         problems = []
         if not options.no_check:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hfseq import testing
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.bert.modeling import (
@@ -152,7 +153,7 @@ def compare(cls, folder, tokens, mask=None):
         output = ours(tokens, mask, params=params)[name]
         return jnp.sum(output * weights), output
 
-    gradient, output = jax.jit(jax.grad(loss, has_aux=True))(ours.params)
+    gradient, output = testing.jit(jax.grad(loss, has_aux=True))(ours.params)
     assert close(np.asarray(output) * shown, expected[name].detach().numpy() * shown)
     (expected[name] * torch.tensor(weights)).sum().backward()
     from hfseq import trees

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-WORDS = "the law of every land is read by all who live there and some who do not yet know it".split()
+WORDS = (
+    "the law of every land is read by all who live there and some who do not yet know it".split()
+)
 TINY = (
-    "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,max_position_embeddings=40"
+    "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,"
+    "max_position_embeddings=40"
 )
 
 
@@ -27,7 +30,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, part in (("train", texts[:100]), ("valid", texts[100:])):
         lines = (json.dumps({"text": text}) for text in part)
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    train_tokenizer(texts, "roberta", vocab_size=300, output_dir=folder / "tokenizer", min_frequency=1)
+    train_tokenizer(
+        texts, "roberta", vocab_size=300, output_dir=folder / "tokenizer", min_frequency=1
+    )
     return folder
 
 
@@ -62,7 +67,12 @@ def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
 def train(flags: Callable[..., list[str]]) -> Callable[..., Any]:
     """Run the loop in this process and return it; ``devices`` limits it to the first so many."""
 
-    def run(output: str = "run", devices: int = 8, before: Callable[[Any], None] | None = None, **changes: Any) -> Any:
+    def run(
+        output: str = "run",
+        devices: int = 8,
+        before: Callable[[Any], None] | None = None,
+        **changes: Any,
+    ) -> Any:
         import jax
 
         from hfseq.training.arguments import parse

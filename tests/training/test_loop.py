@@ -34,7 +34,14 @@ def one_device(train, reference):
 
 
 @pytest.mark.parametrize(
-    "mesh", ["data=8", "data=2,fsdp=4", "data=4,tensor=2", "fsdp=2,tensor=2,sequence=2", "data=-1,sequence=4"]
+    "mesh",
+    [
+        "data=8",
+        "data=2,fsdp=4",
+        "data=4,tensor=2",
+        "fsdp=2,tensor=2,sequence=2",
+        "data=-1,sequence=4",
+    ],
 )
 def test_losses_are_those_of_one_device_on_every_mesh(train, reference, mesh):
     expected = one_device(train, reference)
@@ -42,7 +49,9 @@ def test_losses_are_those_of_one_device_on_every_mesh(train, reference, mesh):
 
 
 @pytest.mark.parametrize("micro", [2, 4])
-def test_gradient_accumulation_does_not_change_the_losses_even_with_dropout(train, reference, micro):
+def test_gradient_accumulation_does_not_change_the_losses_even_with_dropout(
+    train, reference, micro
+):
     expected = one_device(train, reference)
     loop = train("micro", devices=1, gradient_accumulation_steps=micro)
     assert loop.micro == micro and loop.model.config.hidden_dropout_prob == 0.1
@@ -66,12 +75,21 @@ def test_fsdp_leaves_each_device_its_share_of_parameters_and_optimizer_state(tra
 
 
 def test_training_learns_and_leaves_a_directory_that_both_worlds_load(train):
-    loop = train("full", devices=1, max_steps=60, eval_steps=20, save_steps=20, logging_steps=5, learning_rate=1e-2)
+    loop = train(
+        "full",
+        devices=1,
+        max_steps=60,
+        eval_steps=20,
+        save_steps=20,
+        logging_steps=5,
+        learning_rate=1e-2,
+    )
     seen = losses(loop.folder)
     assert seen[60] < seen[1] - 1.5
     files = {path.name for path in loop.folder.iterdir()}
     assert files >= {
-        "model.safetensors", "config.json", "tokenizer.json", "eval_results.json", "learning_curve.png",
+        "model.safetensors", "config.json", "tokenizer.json", "eval_results.json",
+        "learning_curve.png",
         "README.md", "metrics.jsonl", "checkpoints",
     }  # fmt: skip
     results = json.loads((loop.folder / "eval_results.json").read_text())
@@ -90,7 +108,9 @@ def _assert_torch_gives_the_same_logits(loop):
     ids = np.arange(5, 25, dtype=np.int32)[None]
     ours = FlaxAutoModelForMaskedLM.from_pretrained(loop.folder)(ids).logits
     theirs = AutoModelForMaskedLM.from_pretrained(loop.folder, attn_implementation="eager").eval()
-    np.testing.assert_allclose(ours, theirs(torch.tensor(ids)).logits.detach().numpy(), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(
+        ours, theirs(torch.tensor(ids)).logits.detach().numpy(), rtol=0, atol=2e-5
+    )
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train):
@@ -100,7 +120,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train):
     assert left.value.code == 0
     parts = train("parts", devices=1, max_steps=9, save_steps=4, logging_steps=3)
     assert parts.progress.tokens_seen == whole.progress.tokens_seen
-    assert losses(parts.folder) == losses(whole.folder)  # the log window of step 4 to 6 was cut at 5
+    assert losses(parts.folder) == losses(
+        whole.folder
+    )  # the log window of step 4 to 6 was cut at 5
     one, other = (load_file(loop.folder / "model.safetensors") for loop in (whole, parts))
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
@@ -151,9 +173,19 @@ def test_resume_from_a_directory_without_checkpoints_is_an_error(train, tmp_path
 
 
 def test_save_total_limit_keeps_the_newest_and_the_best(train):
-    loop = train("limit", devices=1, max_steps=8, save_steps=1, eval_steps=1, save_total_limit=2, learning_rate=0.0)
+    loop = train(
+        "limit",
+        devices=1,
+        max_steps=8,
+        save_steps=1,
+        eval_steps=1,
+        save_total_limit=2,
+        learning_rate=0.0,
+    )
     kept = sorted(int(path.name) for path in (loop.folder / "checkpoints").iterdir())
-    assert kept == [1, 7, 8] and loop.progress.best_step == 1  # nothing is learned: the first stays the best
+    assert (
+        kept == [1, 7, 8] and loop.progress.best_step == 1
+    )  # nothing is learned: the first stays the best
 
 
 def test_load_best_model_at_end_leaves_the_best_weights(train):
@@ -187,9 +219,17 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_checkpoint(train, tm
 
 def test_on_non_finite_skip_leaves_the_state_of_a_bad_step_unchanged(train, caplog):
     with caplog.at_level("WARNING"):
-        loop = train("skip", devices=1, on_non_finite="skip", max_steps=3, before=poison_at(1, infinite_rate=True))
+        loop = train(
+            "skip",
+            devices=1,
+            on_non_finite="skip",
+            max_steps=3,
+            before=poison_at(1, infinite_rate=True),
+        )
     assert "were skipped" in caplog.text
-    finite = [np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(loop.state["opt_state"])]
+    finite = [
+        np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(loop.state["opt_state"])
+    ]
     assert all(finite)
 
 
@@ -211,7 +251,14 @@ def poison_at(step, infinite_rate=False):
 
 def test_evaluation_alone_reads_the_saved_model(train):
     trained = train("trained", devices=1)
-    loop = train("evaluated", devices=1, do_eval=True, model_name_or_path=trained.folder, model_type=None, config_overrides=None)
+    loop = train(
+        "evaluated",
+        devices=1,
+        do_eval=True,
+        model_name_or_path=trained.folder,
+        model_type=None,
+        config_overrides=None,
+    )
     assert loop.metrics["eval_loss"] == pytest.approx(trained.metrics["eval_loss"], rel=1e-6)
     assert not (loop.folder / "model.safetensors").exists()
 

@@ -76,7 +76,7 @@ class Predictions(nnx.Module):
     def __call__(self, x: jax.Array, embeddings: nn.Embed) -> jax.Array:
         x = self.transform(x)
         logits = embeddings.attend(x) if self.decoder is None else self.decoder(x)
-        return logits + self.bias[...].astype(logits.dtype)
+        return nn.add_bias(logits, self.bias[...])
 
 
 class PreTrainingHeads(nnx.Module):
@@ -261,10 +261,10 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
         """Refuse sequences longer than the position table, which JAX would answer with NaN."""
         length, limit = (0, *np.shape(input_ids))[-1], self.max_length()
         if length > limit:
+            table = f"max_position_embeddings={self.config.max_position_embeddings}"
             raise UsageError(
-                f"input_ids have {length} tokens a row, the position table of "
-                f"{type(self).__name__} allows {limit} (max_position_embeddings={self.config.max_position_embeddings}): "
-                "truncate the input or use a model with a longer table"
+                f"input_ids have {length} tokens a row, {type(self).__name__} allows {limit} "
+                f"({table}): truncate the input or use a model with a longer table of positions"
             )
 
 

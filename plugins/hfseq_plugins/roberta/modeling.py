@@ -49,7 +49,7 @@ class LMHead(nnx.Module):
     def __call__(self, x: jax.Array, embeddings: nn.Embed) -> jax.Array:
         x = self.layer_norm(nn.activation("gelu")(self.dense(x)))
         logits = embeddings.attend(x) if self.decoder is None else self.decoder(x)
-        return logits + self.bias[...].astype(logits.dtype)
+        return nn.add_bias(logits, self.bias[...])
 
 
 class MaskedLM(Headed):

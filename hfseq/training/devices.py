@@ -1,0 +1,65 @@
+"""Devices: the right kind, a cache of compiled programs, and profiles of chosen steps."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import jax
+
+from hfseq.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+
+class Profiler:
+    """Writes a jax profile of the steps ``first-last`` under ``<output_dir>/profile``."""
+
+    def __init__(self, steps: str | None, folder: Path):
+        self.folder, self.running = folder / "profile", False
+        self.first = self.last = -1
+        if steps:
+            try:
+                self.first, self.last = map(int, steps.split("-"))
+            except ValueError:
+                raise UsageError(f"--profile {steps}: give first-last, e.g. 10-15") from None
+
+    def at(self, step: int) -> None:
+        """Start or stop before ``step`` runs."""
+        if step == self.first:
+            jax.profiler.start_trace(str(self.folder))
+            self.running = True
+        elif self.running and step == self.last:
+            self.close()
+
+    def close(self) -> None:
+        """Write what was recorded."""
+        if self.running:
+            jax.profiler.stop_trace()
+            self.running = False
+            logger.info("profile written to %s (open it with TensorBoard or xprof)", self.folder)
+
+
+def require_device(wanted: str | None) -> None:
+    """Refuse to run on another kind of device than the one asked for."""
+    if wanted is None:
+        return
+    backend = "gpu" if wanted == "cuda" else wanted
+    if jax.default_backend() != backend:
+        found = ", ".join(sorted({f"{d.platform} ({d.device_kind})" for d in jax.devices()}))
+        extra = "cuda" if backend == "gpu" else backend
+        raise UsageError(
+            f"--device {wanted} was asked for, but jax sees only {found}: install hfseq[{extra}], "
+            "look at `hfseq env`, or drop --device"
+        )
+
+
+def use_compilation_cache(folder: str | None) -> None:
+    """Keep compiled programs between runs."""
+    if folder == "none" or jax.config.values["jax_compilation_cache_dir"]:
+        return
+    cache = Path(os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq").expanduser()
+    path = folder or str(cache / "xla")
+    jax.config.update("jax_compilation_cache_dir", path)
+    logger.info("compiled programs are kept in %s", path)

@@ -1,0 +1,134 @@
+"""Optimizers and schedules: what is decayed, what is frozen, and how the rate moves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hfseq import plugins
+from hfseq.builtin import OPTIMIZERS
+from hfseq.errors import UsageError
+from hfseq.training.arguments import TrainingArguments
+from hfseq.training.optimizers import NO_DECAY, make_optimizer, make_schedule, path_mask
+
+PARAMS = {
+    "bert": {
+        "encoder": {"layer": {"0": {"dense": {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}}}},
+        "embeddings": {
+            "word_embeddings": {"embedding": jnp.ones((5, 4))},
+            "LayerNorm": {"scale": jnp.ones(4), "bias": jnp.ones(4)},
+        },
+    }
+}
+
+
+def arguments(**changes):
+    return dataclasses.replace(TrainingArguments(output_dir="x", learning_rate=0.1), **changes)
+
+
+def updates(**changes):
+    options = arguments(**changes)
+    factory = plugins.load().optimizers.get(options.optim)
+    optimizer = make_optimizer(factory, options, make_schedule(options, 10))
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 0.5), PARAMS)
+    return optimizer.update(grads, optimizer.init(PARAMS), PARAMS)[0]["bert"]
+
+
+@pytest.mark.parametrize(
+    ("path", "decayed"),
+    [
+        (("encoder", "layer", "0", "dense", "kernel"), True),
+        (("encoder", "layer", "0", "dense", "bias"), False),
+        (("embeddings", "word_embeddings", "embedding"), True),
+        (("embeddings", "LayerNorm", "scale"), False),
+        (("h", "0", "ln_1", "scale"), False),
+        (("block", "0", "layer_norm", "weight"), False),
+        (("lm_head", "layer_norm", "bias"), False),
+        (("final_logits_bias",), False),
+        (("decoder", "final_layer_norm", "scale"), False),
+        (("model", "norm", "scale"), False),
+        (("normal_form",), True),
+    ],
+)
+def test_biases_and_norms_are_not_decayed(path, decayed):
+    tree: dict = {}
+    node = tree
+    for key in path[:-1]:
+        node = node.setdefault(key, {})
+    node[path[-1]] = 1.0
+    leaf = jax.tree.leaves(path_mask(NO_DECAY, matching=False)(tree))[0]
+    assert leaf is decayed
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+def test_every_registered_optimizer_descends_and_decays_what_it_should(optim):
+    plain, decayed = updates(optim=optim), updates(optim=optim, weight_decay=0.5)
+    kernel = plain["encoder"]["layer"]["0"]["dense"]["kernel"]
+    assert (kernel < 0).all() and jnp.isfinite(kernel).all()
+    assert (decayed["encoder"]["layer"]["0"]["dense"]["kernel"] < kernel - 1e-3).all()
+    for name in ("scale", "bias"):
+        np.testing.assert_array_equal(
+            decayed["embeddings"]["LayerNorm"][name], plain["embeddings"]["LayerNorm"][name]
+        )
+
+
+def test_adamw_is_the_formula_of_the_paper():
+    rate, beta1, beta2, epsilon, decay, g = 0.1, 0.9, 0.98, 1e-6, 0.01, 0.5
+    got = updates(adam_beta1=beta1, adam_beta2=beta2, adam_epsilon=epsilon, weight_decay=decay)
+    mean, square = (1 - beta1) * g / (1 - beta1), (1 - beta2) * g * g / (1 - beta2)
+    expected = -rate * (mean / (np.sqrt(square) + epsilon) + decay * 1.0)
+    np.testing.assert_allclose(
+        got["embeddings"]["word_embeddings"]["embedding"], expected, rtol=1e-6
+    )
+
+
+def test_frozen_parameters_get_no_update_and_do_not_count_in_the_clipping_norm():
+    got = updates(freeze=["word_embeddings"], optim="sgd", max_grad_norm=1.0, weight_decay=0.1)
+    assert (got["embeddings"]["word_embeddings"]["embedding"] == 0).all()
+    trained = [
+        x
+        for x in jax.tree.leaves(
+            updates(freeze=["word_embeddings"], optim="sgd", max_grad_norm=1.0)
+        )
+        if x.any()
+    ]
+    assert optax.tree.norm(trained) == pytest.approx(0.1, rel=1e-5)
+
+
+def test_further_parameters_can_be_exempt_from_decay():
+    one = updates(weight_decay=0.5, no_decay=["word_embeddings"])
+    other = updates()
+    np.testing.assert_array_equal(
+        *(u["embeddings"]["word_embeddings"]["embedding"] for u in (one, other))
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        ("linear", {0: 0.0, 5: 0.05, 10: 0.1, 55: 0.05, 100: 0.0}),
+        ("cosine", {5: 0.05, 10: 0.1, 55: 0.05, 100: 0.0}),
+        ("constant", {0: 0.0, 10: 0.1, 100: 0.1}),
+        ("constant_with_warmup", {5: 0.05, 60: 0.1}),
+        ("inverse_sqrt", {5: 0.05, 10: 0.1, 40: 0.05, 90: 0.1 / 3}),
+    ],
+)
+def test_schedules_warm_up_and_then_move_as_named(name, points):
+    schedule = make_schedule(arguments(lr_scheduler_type=name, warmup_steps=10), 100)
+    for step, rate in points.items():
+        assert float(schedule(step)) == pytest.approx(rate, abs=1e-7), step
+
+
+def test_warmup_ratio_counts_where_no_steps_are_given():
+    schedule = make_schedule(arguments(warmup_ratio=0.2), 50)
+    assert float(schedule(5)) == pytest.approx(0.05) and float(schedule(10)) == pytest.approx(0.1)
+
+
+def test_a_warmup_longer_than_the_run_is_refused():
+    with pytest.raises(UsageError, match="more than the 3 steps"):
+        make_schedule(arguments(warmup_steps=4), 3)
