@@ -34,7 +34,7 @@ _IGNORED = (
 
 
 class PretrainedMixin:
-    """Loading and saving for :class:`hfseq.modeling.FlaxPreTrainedModel`, which defines all below."""
+    """Loading and saving for :class:`hfseq.modeling.FlaxPreTrainedModel`, which has all below."""
 
     config_class: ClassVar[Any]
     base_model_prefix: ClassVar[str]
@@ -56,10 +56,10 @@ class PretrainedMixin:
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None: ...
 
         @property
-        def config(self) -> Any: ...
+        def config(self) -> Any: ...  # noqa: D102
 
         @classmethod
-        def can_generate(cls) -> bool: ...
+        def can_generate(cls) -> bool: ...  # noqa: D102
 
         def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]: ...
 
@@ -273,7 +273,12 @@ class PretrainedMixin:
         from hfseq import hub
 
         message = commit_message or f"Upload {type(self).__name__}"
-        options: dict[str, Any] = {"private": private, "token": token, "message": message, "revision": revision}
+        options: dict[str, Any] = {
+            "private": private,
+            "token": token,
+            "message": message,
+            "revision": revision,
+        }
         if folder is not None:
             return hub.push_folder(folder, repo_id, **options)
         with tempfile.TemporaryDirectory() as temporary:

@@ -51,7 +51,7 @@ class Contestant:
 
 @dataclasses.dataclass
 class Running:
-    """A contestant at work: ``step`` blocks until the device is done, ``memory`` is the peak in bytes."""
+    """A contestant at work: ``step`` waits for the device, ``memory`` is the peak in bytes."""
 
     step: Callable[[], dict[str, float]]
     memory: Callable[[], int]

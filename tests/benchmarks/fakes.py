@@ -1,0 +1,44 @@
+"""Contestants that need nothing, for the harness to run."""
+
+from __future__ import annotations
+
+import os
+
+import harness
+
+
+def steady(loss: float = 1.0) -> harness.Running:
+    """Counts its steps, and says which process it is."""
+    done = 0
+
+    def step() -> dict[str, float]:
+        nonlocal done
+        done += 1
+        print("libraries print to standard output")
+        return {"loss": loss / done, "process": os.getpid()}
+
+    return harness.Running(step, lambda: 3_000_000, {"device": "fake"})
+
+
+def failing(after: int) -> harness.Running:
+    """Fails at a step."""
+    done = 0
+
+    def step() -> dict[str, float]:
+        nonlocal done
+        done += 1
+        if done > after:
+            raise ValueError("out of luck")
+        return {"loss": 1.0}
+
+    return harness.Running(step, lambda: 1)
+
+
+def broken() -> harness.Running:
+    """Fails while it is built."""
+    raise OSError("no such weights")
+
+
+def gone() -> harness.Running:
+    """Ends without a word, as a process that ran out of memory does."""
+    os._exit(9)

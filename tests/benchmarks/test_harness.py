@@ -1,0 +1,165 @@
+"""The benchmark harness with contestants that need nothing; no time is asserted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SCRIPTS = HERE.parent.parent / "scripts" / "benchmarks"
+sys.path.insert(0, str(SCRIPTS))
+
+import harness  # noqa: E402
+import train_mlm  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+def contestant(name, factory="steady", group="g", **settings):
+    return harness.Contestant(name, group, f"fakes:{factory}", settings)
+
+
+def test_each_contestant_steps_in_a_process_of_its_own():
+    lines = []
+    rows = harness.run(
+        [contestant("a"), contestant("b", loss=4.0)], rounds=3, warmup=1, report=lines.append
+    )
+    assert [row.name for row in rows] == ["a", "b"]
+    for row in rows:
+        assert row.status == "ok" and row.facts == {"device": "fake"}
+        assert len(row.seconds) == 3 and len(row.values) == 4
+        assert row.peak_bytes == 3_000_000
+    processes = {value["process"] for row in rows for value in row.values}
+    assert len(processes) == 2 and os.getpid() not in processes
+    assert [value["loss"] for value in rows[1].values] == [4.0, 2.0, 4 / 3, 1.0]
+    rounds = [line.split()[2] for line in lines if line.startswith("round")]
+    assert rounds == ["b", "a", "a", "b", "b", "a"] or rounds == ["a", "b", "b", "a", "a", "b"]
+
+
+def test_a_missing_package_marks_the_row_and_the_run_goes_on():
+    absent = harness.Contestant("absent", "g", "fakes:steady", {}, ("json", "no_such_package"))
+    rows = harness.run([absent, contestant("there")], rounds=1, warmup=0)
+    assert rows[0].status == "not run: no no_such_package" and rows[0].seconds == []
+    assert rows[1].status == "ok" and len(rows[1].seconds) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("failing", {"after": 1}, "ValueError: out of luck"),
+        ("broken", {}, "OSError: no such weights"),
+        ("gone", {}, "exit code 9"),
+        ("steady", {"unknown": 1}, "TypeError"),
+    ],
+)
+def test_a_failure_is_a_row_and_the_run_goes_on(name, settings, reason):
+    rows = harness.run(
+        [contestant("bad", name, **settings), contestant("good")], rounds=2, warmup=0
+    )
+    assert rows[0].status.startswith("failed: ") and reason in rows[0].status
+    assert rows[0].seconds == []
+    assert rows[1].status == "ok" and len(rows[1].seconds) == 2
+
+
+def test_the_ratio_is_taken_within_each_round():
+    slow = harness.Row("slow", "g", seconds=[2.0, 20.0, 4.0])
+    fast = harness.Row("fast", "g", seconds=[1.0, 10.0, 1.0])
+    assert harness.ratio(fast, slow) == 2.0
+    assert harness.ratio(fast, harness.Row("none", "g")) is None
+
+
+def test_spread_and_median():
+    row = harness.Row("a", "g", seconds=[1.0, 2.0, 3.0, 4.0, 5.0])
+    assert row.median == 3.0 and row.spread == pytest.approx(1 / 3)
+    assert harness.Row("a", "g").median is None and harness.Row("a", "g").spread is None
+
+
+def test_machine_facts_have_what_numbers_depend_on():
+    facts = harness.machine_facts()
+    assert facts["cores"] >= 1 and facts["memory_gb"] > 0
+    assert facts["versions"]["numpy"]
+    json.dumps(facts)
+
+
+def test_peak_memory_is_that_of_this_process():
+    code = (
+        f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); import harness;"
+        "a = harness.host_peak_bytes(); x = bytearray(b'1') * 200_000_000; del x;"
+        "print(harness.host_peak_bytes() - a)"
+    )
+    grown = int(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    )
+    assert 150e6 < grown < 300e6
+
+
+def test_a_section_is_replaced_between_its_markers(tmp_path):
+    page = tmp_path / "benchmarks.md"
+    page.write_text("# Title\n\n<!-- one -->\nold\n<!-- /one -->\n\nafter\n")
+    harness.write_section(page, "one", "new")
+    assert page.read_text() == "# Title\n\n<!-- one -->\n\nnew\n\n<!-- /one -->\n\nafter\n"
+    harness.write_section(page, "two", "second")
+    assert page.read_text().endswith("after\n\n<!-- two -->\n\nsecond\n\n<!-- /two -->\n")
+    again = page.read_text()
+    harness.write_section(page, "two", "second")
+    assert page.read_text() == again
+
+
+def test_a_lone_marker_is_an_error_and_nothing_is_lost(tmp_path):
+    page = tmp_path / "benchmarks.md"
+    page.write_text("<!-- one -->\ntext\n")
+    with pytest.raises(ValueError, match="only one of the markers"):
+        harness.write_section(page, "one", "new")
+    assert page.read_text() == "<!-- one -->\ntext\n"
+
+
+def test_json_is_written_whole(tmp_path):
+    path = tmp_path / "deep" / "x.json"
+    harness.write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        harness.write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_the_table_has_a_cell_for_every_column():
+    done = harness.Row(
+        "hfseq", "float32", seconds=[0.5, 0.5], values=[{"loss": 1.0}], peak_bytes=10**9
+    )
+    base = harness.Row("PyTorch", "float32", seconds=[1.0, 1.0], values=[{"loss": 1.0}])
+    absent = harness.Row("torch.compile", "float32", status="not run: no torch")
+    rows = [train_mlm.summary(row, base, 1024, 1e9, 4e9) for row in (done, absent)]
+    lines = train_mlm.as_table(rows).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[2] == "| hfseq | float32 | 2048 | 500 ± 0% | 2.00x | 50% | 1.00 GB |"
+    assert "torch.compile (not run: no torch)" in lines[3]
+
+
+def test_losses_that_differ_are_named():
+    def row(name, *losses):
+        return harness.Row(name, "float32", values=[{"loss": loss} for loss in losses])
+
+    assert train_mlm.disagreements([row("PyTorch", 1.0, 2.0), row("hfseq", 1.00001, 2.0)]) == []
+    (problem,) = train_mlm.disagreements([row("PyTorch", 1.0, 2.0), row("hfseq", 1.0, 2.1)])
+    assert "hfseq and PyTorch differ" in problem
+    assert train_mlm.disagreements([row("PyTorch", 1.0), row("hfseq", float("nan"))])
+
+
+def test_the_recorded_command_names_no_place():
+    given = ["--layers", "2", "--output", "somewhere", "--rounds", "3"]
+    assert train_mlm.command(given) == (
+        "python scripts/benchmarks/train_mlm.py --layers 2 --rounds 3"
+    )
+
+
+def test_flops_count_what_a_step_needs():
+    # 12 layers of 7.08 M weights at 1024 tokens, the head at 15 % of them.
+    assert train_mlm.model_flops(12, 8, 128) == pytest.approx(5.73e11, rel=0.01)
+    assert train_mlm.model_flops(12, 16, 128) == 2 * train_mlm.model_flops(12, 8, 128)
