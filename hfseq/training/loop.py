@@ -17,15 +17,15 @@ from hfseq._compat import prepare_jax
 prepare_jax()
 
 import jax  # noqa: E402
-import numpy as np  # noqa: E402
 
 from hfseq import checkpoint_files as files  # noqa: E402
 from hfseq import plugins, trees  # noqa: E402
-from hfseq.errors import NonFiniteLoss, UsageError  # noqa: E402
+from hfseq.errors import UsageError  # noqa: E402
 from hfseq.storage import Workspace, check_output_dir  # noqa: E402
 from hfseq.training import (  # noqa: E402
     evaluation,
     finish,
+    reporting,
     resume,
     setup,
     sharding,
@@ -118,11 +118,8 @@ class Loop:
             try:
                 if training.do_train:
                     self._train(length)
-                if (
-                    training.do_eval
-                    and not self.stop.received
-                    and self.evaluated_step != self.progress.step
-                ):
+                fresh = self.evaluated_step != self.progress.step
+                if training.do_eval and fresh and not self.stop.received:
                     self.metrics |= self.evaluate()
                 finish.complete(self)
             finally:
@@ -134,22 +131,17 @@ class Loop:
         return self.metrics
 
     # -- preparation
-    # --------------------------------------------------------------------------------
 
     def _check_folder(self) -> None:
         """Refuse to train where something else lies, and to move away what is to be loaded."""
         training, source = self.training, self.arguments.model.model_name_or_path
         if not training.do_train:
             return
-        if (
-            training.overwrite_output_dir
-            and source
-            and Path(source).absolute() == self.folder.absolute()
-        ):
+        same = source and Path(source).absolute() == self.folder.absolute()
+        if same and training.overwrite_output_dir:
             raise UsageError(
                 f"--overwrite_output_dir would move the weights of --model_name_or_path {source} "
-                "aside before "
-                "they are read: give another --output_dir"
+                "aside before they are read: give another --output_dir"
             )
         check_output_dir(self.folder, training.overwrite_output_dir)
 
@@ -193,7 +185,7 @@ class Loop:
     def _make_state(self) -> None:
         """Initialise or restore the state; parameters and moments never lie whole on one host."""
         training = self.training
-        names = tuple(sorted({"loss", "count", *self._sum_names()}))
+        names = tuple(sorted({"loss", "count", *self.objective.sums}))
 
         def build(params: Any) -> Any:
             return states.make_state(
@@ -226,11 +218,7 @@ class Loop:
         self.state = self.restore_from.restore(self.restore_step, target)
         logger.info("resumed from step %d of %s", self.restore_step, training.output_dir)
 
-    def _sum_names(self) -> tuple[str, ...]:
-        return tuple(self.objective.sums)
-
     # -- training
-    # -----------------------------------------------------------------------------------
 
     def _train(self, length: int) -> None:
         training, progress = self.training, self.progress
@@ -261,11 +249,10 @@ class Loop:
         self.meter = throughput.Meter(flops / tokens, peak)
         profiler = Profiler(training.profile, self.folder)
         started, before = time.perf_counter(), progress.seconds
-        blocking = (
-            jax.default_backend() == "cpu"
-        )  # collectives of two steps at once can deadlock there
+        # Collectives of two steps at once can deadlock on a CPU.
+        blocking = jax.default_backend() == "cpu"
         with contextlib.ExitStack() as stack:
-            bar = stack.enter_context(self._progress_bar())
+            bar = stack.enter_context(reporting.progress_bar(self))
             batches = stack.enter_context(
                 contextlib.closing(feed.batches(progress.step, self.total_steps))
             )
@@ -274,7 +261,7 @@ class Loop:
                 self.state, now = compiled(self.state, batch)
                 if blocking:
                     jax.block_until_ready(now)
-                self._last, progress.step, progress.stream = now, number + 1, position
+                self.last_step, progress.step, progress.stream = now, number + 1, position
                 progress.tokens_seen += count
                 self.meter.add(count)
                 progress.seconds = before + time.perf_counter() - started
@@ -290,12 +277,9 @@ class Loop:
         """Log, evaluate, call back, save, each when its time has come; the order is a promise."""
         training, step = self.training, self.progress.step
         last = step == self.total_steps
-        if (
-            step % training.logging_steps == 0
-            or last
-            or (step == 1 and training.logging_first_step)
-        ):
-            self._log(bar)
+        first = step == 1 and training.logging_first_step
+        if step % training.logging_steps == 0 or first or last:
+            reporting.log(self, bar)
         if self._due(training.eval_strategy, training.eval_steps):
             started = time.perf_counter()
             self.metrics |= self.evaluate()
@@ -315,74 +299,10 @@ class Loop:
             return self.progress.step % len(self.data.train) == 0
         return False
 
-    def _log(self, bar: Any) -> None:
-        """Read the sums of the log window, empty it, and report."""
-        window = {
-            name: float(value) for name, value in jax.device_get(self.state["window"]).items()
-        }
-        self.state["window"] = jax.tree.map(
-            lambda x: jax.device_put(np.zeros_like(x), x.sharding), self.state["window"]
-        )
-        step, bad = self.progress.step, window.pop("bad_steps")
-        if bad:
-            self._not_finite(int(bad))
-        rate = float(self.schedule(step - 1))
-        measured = self.objective.metrics(window)
-        self.metrics |= {
-            **{f"train_{name}": value for name, value in measured.items()},
-            "train_learning_rate": rate,
-            "train_grad_norm": float(self._last["grad_norm"]),
-            "tokens_seen": float(self.progress.tokens_seen),
-            **self.meter.read(),
-            "peak_memory_gb": throughput.peak_memory_gb(),
-            "train_runtime": self.progress.seconds,
-        }
-        if not self.arguments.data.streaming:
-            self.metrics["epoch"] = step / len(self.data.train)
-        self.report({k: v for k, v in self.metrics.items() if not k.startswith("eval_")}, step)
-        bar.set_postfix(loss=f"{self.metrics['train_loss']:.3f}")
-        if bar.disable and jax.process_index() == 0:
-            print(
-                f"Step... ({step} | Loss: {measured['loss']:.6g}, Learning Rate: {rate:.6g})",
-                flush=True,
-            )
-
-    def _not_finite(self, count: int) -> None:
-        step = self.progress.step
-        if self.training.on_non_finite == "skip":
-            logger.warning(
-                "%d steps up to %d had a non-finite loss or gradient and were skipped", count, step
-            )
-            return
-        self.checkpoints.settle()
-        kept = self.checkpoints.steps()
-        raise NonFiniteLoss(
-            f"the loss or a gradient became NaN or infinite at step {step} or since the last log; "
-            + (
-                f"the checkpoint of step {kept[-1]} is kept. "
-                if kept
-                else "nothing was saved yet. "
-            )
-            + "Lower --learning_rate, set --max_grad_norm 1, warm up for longer, or use "
-            "--on_non_finite skip"
-        )
-
     def report(self, metrics: dict[str, float], step: int) -> None:
         """Send metrics to every tracker."""
         for tracker in self.trackers:
             tracker.log(metrics, step)
-
-    def _progress_bar(self) -> Any:
-        from tqdm import tqdm
-
-        shown = sys.stderr.isatty() and not self.training.disable_tqdm and jax.process_index() == 0
-        return tqdm(
-            total=self.total_steps,
-            initial=self.progress.step,
-            disable=not shown,
-            unit="step",
-            desc="Training",
-        )
 
     # -- evaluation and saving
 
@@ -393,7 +313,7 @@ class Loop:
     def _save(self) -> None:
         """Save a checkpoint and the model itself, unless a step since the last log went wrong."""
         if self.training.on_non_finite == "stop" and float(self.state["window"]["bad_steps"]):
-            self._not_finite(1)
+            reporting.not_finite(self, 1)
         progress = self.progress
         self.checkpoints.save(
             progress.step, self.state, dataclasses.asdict(progress), progress.best_step

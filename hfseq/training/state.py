@@ -91,8 +91,9 @@ def make_step(
         key = jax.random.fold_in(jax.random.key(seed), state["step"])
         grads, found, extra = accumulate(state["params"], state["extra"], batch, key)
         scale = 1.0 / jnp.maximum(found["count"], 1.0)
+        # The norm of the sums, scaled: that of scaled gradients would first write them all down.
+        norm = optax.tree.norm(grads) * scale
         grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
-        norm = optax.tree.norm(grads)
         updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
         new = {
             "params": optax.apply_updates(state["params"], updates),

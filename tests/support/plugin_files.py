@@ -1,0 +1,72 @@
+"""Plugins that tests write to files, and the fixtures around them.
+
+A test module takes a fixture with ``project = plugin_files.project``, which is then autouse there.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hfseq import plugins
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path, monkeypatch):
+    """An empty working directory, no settings in the environment, and plugins discovered anew."""
+    for variable in ("HFSEQ_PLUGINS", "HFSEQ_DISABLE_PLUGINS", "HFSEQ_TRACE_PLUGINS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
+    modules = set(sys.modules)
+    plugins.unload()
+    yield tmp_path
+    plugins.unload()
+    sys.modules.pop("hfseqfile", None)
+    for name in set(sys.modules) - modules:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def write(path: Path, body: str) -> Path:
+    path.write_text("from hfseq import hookimpl\n\n" + body, encoding="utf-8")
+    return path
+
+
+def optimizer(name: str, target: str = "optax:adam") -> str:
+    return f"@hookimpl\ndef register_optimizers(register):\n    register({name!r}, {target!r})\n"
+
+
+@pytest.fixture
+def distribute(tmp_path, monkeypatch):
+    """Install a fake distribution that offers one plugin module."""
+
+    def install(project: str, plugin: str, body: str, version: str = "1.0") -> None:
+        site = tmp_path / f"site_{project}"
+        info = site / f"{project}-{version}.dist-info"
+        info.mkdir(parents=True)
+        module = f"{project}_module"
+        write(site / f"{module}.py", body)
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
+        )
+        (info / "entry_points.txt").write_text(f"[hfseq]\n{plugin} = {module}\n")
+        monkeypatch.syspath_prepend(site)
+
+    return install
+
+
+def documented(hook: str) -> Path:
+    """Write the example of ``hook`` from the guide to a file."""
+    section = re.search(rf"^### {hook}$(.*?)(?=^##)", GUIDE, re.M | re.S)
+    assert section, f"docs/plugins.md has no section '### {hook}'"
+    example = re.search(r"```python\n(.*?)```", section[1], re.S)
+    assert example, f"docs/plugins.md has no example of {hook}"
+    path = Path(f"documented_{hook}.py")
+    path.write_text(example[1], encoding="utf-8")
+    return path

@@ -1,0 +1,82 @@
+"""from_pretrained of what is damaged, incomplete or of another architecture."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from hfseq.errors import CheckpointError, UsageError, WeightsError
+from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM, FlaxBertModel
+from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM, FlaxRobertaModel
+from tests.support import saved_bert
+from tests.support.models import bert_config, rewrite, roberta_config
+
+model, saved = saved_bert.model, saved_bert.saved
+
+
+def test_missing_directory_and_missing_config(tmp_path):
+    with pytest.raises(CheckpointError, match=r"config\.json: is it a directory that a model was"):
+        FlaxBertModel.from_pretrained(tmp_path)
+
+
+def test_config_without_weights(tmp_path):
+    bert_config().save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="no file named flax_model.msgpack"):
+        FlaxBertModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"vocab_size": "many"}'])
+def test_broken_config_is_named(saved, text):
+    (saved / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match="cannot read the configuration of"):
+        FlaxBertForMaskedLM.from_pretrained(saved)
+
+
+def test_config_of_another_model_type(tmp_path):
+    FlaxRobertaModel(roberta_config()).save_pretrained(tmp_path)
+    with pytest.raises(
+        UsageError, match="of type 'roberta', FlaxBertModel is for 'bert'.*AutoModel"
+    ):
+        FlaxBertModel.from_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="of type 'roberta', FlaxBertModel is for 'bert'"):
+        FlaxBertModel.from_pretrained(tmp_path, config=roberta_config())
+
+
+def test_checkpoint_of_another_architecture(saved):
+    rewrite(saved / "model.safetensors", lambda _: {"h.0.ln_1.weight": np.ones(3, np.float32)})
+    with pytest.raises(
+        WeightsError, match=r"no tensor that FlaxBertForMaskedLM knows \(for example h\.0"
+    ):
+        FlaxBertForMaskedLM.from_pretrained(saved)
+
+
+def test_another_family_of_the_same_shape_is_not_taken(tmp_path):
+    FlaxRobertaForMaskedLM(roberta_config()).save_pretrained(tmp_path)
+    bert_config().save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match="is it a checkpoint of another architecture"):
+        FlaxBertForMaskedLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int8", "float8_e4m3fn", "float8_e5m2"])
+def test_wrong_types_are_named(saved, dtype):
+    kind = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
+
+    def change(tensors):
+        tensors["bert.pooler"] = np.zeros(2, np.float32)
+        name = "cls.predictions.transform.dense.bias"
+        tensors[name] = tensors[name].astype(kind)
+
+    rewrite(saved / "model.safetensors", change)
+    with pytest.raises((WeightsError, CheckpointError)) as error:
+        FlaxBertForMaskedLM.from_pretrained(saved)
+    assert "transform.dense.bias" in str(error.value) or "damaged" in str(error.value)
+    assert "float32" in str(error.value) or "damaged" in str(error.value)
+
+
+def test_wrong_shapes_are_listed_together(saved):
+    with pytest.raises(WeightsError) as error:
+        FlaxBertForMaskedLM.from_pretrained(saved, vocab_size=99)
+    message = str(error.value)
+    assert "word_embeddings.weight: (64, 32) in the file, (99, 32)" in message
+    assert "cls.predictions.bias: (64,) in the file, (99,)" in message

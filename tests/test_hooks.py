@@ -1,0 +1,103 @@
+"""The eight hooks: each is documented with an example, and the example does what it says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from hfseq import hookspecs, plugins
+from hfseq.errors import UsageError
+from tests.support import plugin_files
+from tests.support.plugin_files import documented
+
+SPECS = [name for name, value in vars(hookspecs).items() if hasattr(value, "hfseq_spec")]
+project = plugin_files.project
+
+
+def test_there_are_eight_hooks_and_plugins_knows_them_all():
+    assert sorted(SPECS) == sorted(plugins.HOOKS)
+    assert len(SPECS) == 8
+
+
+@pytest.mark.parametrize("hook", SPECS)
+def test_every_hook_is_documented_with_an_example_and_has_a_test(hook):
+    assert f"def {hook}(" in documented(hook).read_text(encoding="utf-8")
+    assert f"test_hook_{hook}" in globals()
+
+
+def test_hook_register_architectures():
+    loaded = plugins.load([documented("register_architectures")])
+    spec = loaded.architectures.get("xlm-roberta")
+    from transformers import XLMRobertaConfig
+
+    assert spec.load_config() is XLMRobertaConfig
+    assert spec.load_head("ForMaskedLM").__name__ == "FlaxRobertaForMaskedLM"
+    assert spec.card.startswith("XLM-R") and spec.plugin == "documented_register_architectures"
+    with pytest.raises(UsageError, match="no 'ForCausalLM'; it has: ForMaskedLM"):
+        spec.load_head("ForCausalLM")
+
+
+def test_hook_register_objectives():
+    import jax.numpy as jnp
+
+    copying = plugins.load([documented("register_objectives")]).objectives.get("copying")
+    objective = copying(None, None, None)
+
+    def model(input_ids, attention_mask, params, dropout_rng, train, extra):
+        return SimpleNamespace(logits=jnp.zeros((1, 3, 4))), extra
+
+    rows = {"input_ids": jnp.array([[1, 2, 0]]), "segment_ids": jnp.array([[1, 1, 0]])}
+    batch = objective.collate(rows, None, 1)
+    total, count, extra = objective.loss(model, {}, batch, None, False, {"codebook": 1})
+    assert (float(total), int(count)) == (pytest.approx(2 * 1.3862944), 2)
+    assert extra == {"extra": {"codebook": 1}, "totals": {}}
+    assert objective.metrics({"loss": 4.0, "count": 2})["loss"] == 2.0
+
+
+def test_hook_register_optimizers():
+    import jax.numpy as jnp
+
+    factory = plugins.load([documented("register_optimizers")]).optimizers.get("ademamix")
+    transform = factory(
+        lambda step: 0.1, SimpleNamespace(weight_decay=0.5), lambda params: {"w": False}
+    )
+    params = {"w": jnp.ones(2)}
+    updates, _ = transform.update({"w": jnp.ones(2)}, transform.init(params), params)
+    assert (updates["w"] < 0).all()
+
+
+def test_hook_register_attention():
+    import numpy as np
+
+    function = plugins.load([documented("register_attention")]).attention.get("cosine")
+    x = np.random.default_rng(0).normal(size=(1, 3, 2, 4)).astype("float32")
+    np.testing.assert_allclose(function(x, x, x), function(5 * x, x, x), rtol=1e-5)
+
+
+def test_hook_register_precisions():
+    recipe = plugins.load([documented("register_precisions")]).precisions.get("bfloat16-careful")()
+    assert recipe.matches("encoder/layer/0/output/dense")
+    assert not recipe.matches("encoder/layer/0/attention/self/query")
+
+
+def test_hook_register_trackers(tmp_path):
+    make = plugins.load([documented("register_trackers")]).trackers.get("csv")
+    tracker = make(tmp_path, None, {})
+    tracker.log({"train_loss": 1.5}, 3)
+    tracker.close()
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["3,train_loss,1.5"]
+
+
+def test_hook_load_dataset(tmp_path):
+    (tmp_path / "text").write_text("one\ntwo\n")
+    loaded = plugins.load([documented("load_dataset")])
+    splits = loaded.call_first("load_dataset", name="lines:text", arguments=None)
+    assert splits["train"]["text"][:] == ["one", "two"]
+    assert loaded.call_first("load_dataset", name="oscar", arguments=None) is None
+
+
+def test_hook_model_card_sections():
+    loaded = plugins.load([documented("model_card_sections")])
+    sections = loaded.call_all("model_card_sections", context={"train_runtime": 7200})
+    assert sections == ["## Energy\n\nAbout 0.6 kWh, at 300 W for 2.0 hours."]

@@ -1,0 +1,69 @@
+"""from_pretrained of checkpoints that PyTorch wrote."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM, FlaxBertModel
+from tests.support import saved_bert
+from tests.support.models import bert_config, roberta_config, same
+
+model, saved = saved_bert.model, saved_bert.saved
+
+
+def test_pytorch_bin_with_from_pt(saved, model):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    torch.save(load_file(saved / "model.safetensors"), saved / "pytorch_model.bin")
+    (saved / "model.safetensors").unlink()
+    loaded = FlaxBertForMaskedLM.from_pretrained(saved, from_pt=True)
+    assert same(loaded.params, model.params)
+    with pytest.raises(OSError, match="Use `from_pt=True` to load this model from those weights"):
+        FlaxBertForMaskedLM.from_pretrained(saved)
+    pair = FlaxBertForMaskedLM.from_pretrained(saved, from_pt=True, _do_init=False)
+    assert same(pair[1], model.params)
+
+
+def heads():
+    from hfseq import plugins
+
+    for name, config in (("bert", bert_config), ("roberta", roberta_config)):
+        spec = plugins.load().architectures[name].target
+        for task in spec.heads:
+            yield pytest.param(spec, task, config, id=f"{name}-{task}")
+
+
+@pytest.mark.parametrize(("spec", "task", "config"), list(heads()))
+def test_pytorch_checkpoints_survive_a_round_trip(spec, task, config, tmp_path):
+    pytest.importorskip("torch")
+    import transformers
+    from safetensors.numpy import load_file
+
+    cls = spec.load_head(task)
+    config = config(is_decoder=task == "ForCausalLM")
+    theirs = getattr(transformers, cls.torch_class_name())(config)
+    theirs.save_pretrained(tmp_path / "theirs")
+    loaded = cls.from_pretrained(tmp_path / "theirs", _do_init=True)
+    loaded.save_pretrained(tmp_path / "ours")
+    before = load_file(tmp_path / "theirs" / "model.safetensors")
+    after = load_file(tmp_path / "ours" / "model.safetensors")
+    assert same(dict(sorted(after.items())), dict(sorted(before.items())))
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert (tmp_path / "shards" / "model.safetensors.index.json").is_file()
+    assert same(cls.from_pretrained(tmp_path / "shards").params, loaded.params)
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_pytorch_base_models_load_with_and_without_their_prefix(tmp_path, present):
+    pytest.importorskip("torch")
+    import transformers
+
+    whole = transformers.BertForMaskedLM(bert_config())
+    (whole if present else whole.bert).save_pretrained(tmp_path)
+    expected = whole.bert.embeddings.word_embeddings.weight.detach().numpy()
+    for cls in (FlaxBertModel, FlaxBertForMaskedLM):
+        params = cls.from_pretrained(tmp_path).params
+        table = params.get("bert", params)["embeddings"]["word_embeddings"]["embedding"]
+        assert np.array_equal(table, expected)

@@ -1,0 +1,39 @@
+"""Registries and what is kept in them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from hfseq.errors import PluginConflict, UsageError
+from hfseq.registry import TASKS, ArchitectureSpec, Registry
+from tests.support.plugin_files import GUIDE
+
+
+def test_a_registry_lists_names_and_the_nearest_one():
+    registry = Registry("optimizer", {})
+    registry.add("adamw", "core", "optax:adamw")
+    assert (list(registry), len(registry), "adamw" in registry) == (["adamw"], 1, True)
+    with pytest.raises(UsageError, match="available: adamw; did you mean 'adamw'"):
+        registry.get("adamv")
+
+
+def test_a_plugin_that_registers_a_name_twice_is_told_so():
+    registry = Registry("optimizer", {})
+    registry.add("x", "mine", object())
+    with pytest.raises(PluginConflict, match="plugin 'mine' registers the optimizer 'x' twice"):
+        registry.add("x", "mine", object())
+
+
+def test_an_architecture_may_be_given_as_objects():
+    rules = [(".*", ())]
+    spec = ArchitectureSpec("x", config=SimpleNamespace, heads={"Model": int}, sharding=rules)
+    assert (spec.load_config(), spec.load_head("Model")) == (SimpleNamespace, int)
+    assert spec.load_sharding() is rules and spec.config_name == "SimpleNamespace"
+    assert ArchitectureSpec("x", config="a:B").load_sharding() is None
+
+
+def test_the_guide_lists_every_task():
+    for task in TASKS:
+        assert f"`{task}`" in GUIDE

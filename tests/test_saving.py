@@ -1,0 +1,112 @@
+"""save_pretrained: what it writes loads again, and what it cannot write destroys nothing."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax.core import freeze
+
+from hfseq.errors import CheckpointError, UsageError
+from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM
+from tests.support import saved_bert
+from tests.support.models import same
+
+model, saved = saved_bert.model, saved_bert.saved
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def test_a_saved_directory_holds_config_and_weights(saved):
+    assert sorted(path.name for path in saved.iterdir()) == ["config.json", "model.safetensors"]
+    config = json.loads((saved / "config.json").read_text())
+    assert config["architectures"] == ["BertForMaskedLM"] and config["model_type"] == "bert"
+
+
+def test_tied_copies_are_not_stored(saved):
+    from safetensors import safe_open
+
+    with safe_open(saved / "model.safetensors", "numpy") as file:
+        assert file.metadata()["format"] == "pt"
+        assert "bert.embeddings.word_embeddings.weight" in file.keys()  # noqa: SIM118
+        assert not any("decoder" in name for name in file.keys())  # noqa: SIM118
+
+
+def test_legacy_format_is_the_v4_tree(model, tmp_path):
+    from flax.serialization import msgpack_restore
+
+    model.save_pretrained(tmp_path, safe_serialization=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "flax_model.msgpack"]
+    tree = msgpack_restore((tmp_path / "flax_model.msgpack").read_bytes())
+    assert same(tree, jax.tree.map(np.asarray, model.params))
+    assert set(tree["bert"]["encoder"]["layer"]) == {"0", "1"}
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_scanned_models_are_stored_layer_by_layer(model, tmp_path, safe):
+    model.save_pretrained(tmp_path / "one")
+    scanned = FlaxBertForMaskedLM.from_pretrained(tmp_path / "one", scan_layers=True)
+    scanned.save_pretrained(tmp_path / "two", safe_serialization=safe)
+    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path / "two").params, model.params)
+    again = FlaxBertForMaskedLM.from_pretrained(tmp_path / "two", scan_layers=True)
+    assert same(again.params, scanned.params)
+
+
+def test_given_params_are_saved_instead_of_the_models(model, tmp_path):
+    changed = jax.tree.map(lambda leaf: leaf + 1, model.params)
+    model.save_pretrained(tmp_path, params=freeze(changed))
+    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, changed)
+
+
+def test_half_precision_parameters_stay_half(model, tmp_path):
+    half = model.to_bf16(model.params)
+    model.save_pretrained(tmp_path, params=half)
+    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, half)
+
+
+def test_shards_have_an_index_and_load_again(model, tmp_path):
+    model.save_pretrained(tmp_path, max_shard_size="20kB")
+    shards = list(tmp_path.glob("model-*-of-*.safetensors"))
+    assert len(shards) > 3 and not (tmp_path / "model.safetensors").exists()
+    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, model.params)
+
+
+def test_saving_over_another_form_is_what_loads(model, tmp_path):
+    model.save_pretrained(tmp_path, safe_serialization=False)
+    changed = jax.tree.map(lambda leaf: leaf + 1, model.params)
+    model.save_pretrained(tmp_path, params=changed, max_shard_size="20kB")
+    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, changed)
+
+
+# -- what cannot be written ------------------------------------------------------------------------
+
+
+def test_saving_into_a_file_is_refused(model, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="is a file: give a directory"):
+        model.save_pretrained(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="cannot make the directory"):
+        model.save_pretrained(tmp_path / "file" / "inside")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("part", ["weights", "config"])
+def test_full_disk_keeps_the_previous_save(model, saved, monkeypatch, part):
+    import safetensors.numpy
+
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    if part == "weights":
+        monkeypatch.setattr(safetensors.numpy, "save_file", full)
+    else:
+        monkeypatch.setattr(type(model.config), "to_json_file", full)
+    changed = jax.tree.map(lambda leaf: leaf + 1, model.params)
+    with pytest.raises(CheckpointError, match="No space left on device.*untouched"):
+        model.save_pretrained(saved, params=changed)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
