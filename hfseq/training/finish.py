@@ -133,9 +133,7 @@ def draw_curve(loop: Loop) -> str:
 def write_card(loop: Loop, curve: str) -> None:
     """Write the model card; its numbers are those of the log."""
     arguments, progress, data = loop.arguments, loop.progress, loop.data
-    source = arguments.data.dataset_name or ", ".join(
-        Path(name).name for name in arguments.data.train_file or ["data"]
-    )
+    source = arguments.data.dataset_name or _file_names(arguments.data.train_file or [])
     counts = data.description.get("train", {})
     model_type = loop.model.config.model_type
     hidden = {
@@ -187,6 +185,11 @@ def write_card(loop: Loop, curve: str) -> None:
         cards.write_model_card(loop.folder, context)
     except OSError as error:
         logger.warning("no model card was written: %s", error)
+
+
+def _file_names(files: list[str]) -> str:
+    """Name local data by folder and file: ``norwegian-laws/train.jsonl``."""
+    return ", ".join("/".join(Path(name).parts[-2:]) for name in files) or "local data"
 
 
 def _name(loop: Loop) -> str:
