@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ class Checkpoints:
     def _ocp(self) -> Any:
         import orbax.checkpoint as ocp
 
+        _quiet_late_callbacks()
         logging.getLogger("absl").setLevel(
             logging.CRITICAL
         )  # orbax logs what is raised here anyway
@@ -62,12 +65,20 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
             self._prune(best_step)
+            self._check_space(state)
             items = self._ocp.args.Composite(
                 state=self._ocp.args.StandardSave(state), record=self._ocp.args.JsonSave(record)
             )
             self._manager.save(step, args=items, force=True)
         except Exception as error:  # orbax wraps I/O errors in types of its own
             raise self._not_saved(step, error) from error
+
+    def _check_space(self, state: Any) -> None:
+        """Fail before writing where the state cannot fit (it is stored compressed a little)."""
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        free = shutil.disk_usage(self.folder).free
+        if jax.process_count() == 1 and free < 0.8 * needed:
+            raise OSError(f"it needs about {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free")
 
     def wait(self) -> None:
         """Wait until what was started is on disk."""
@@ -138,6 +149,20 @@ class Checkpoints:
             + (f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no earlier one")
             + ": free some space and run the same command again to go on"
         )
+
+
+def _quiet_late_callbacks() -> None:
+    """Keep tensorstore from printing a traceback a file when a save has failed already.
+
+    Its threads report to an event loop that orbax has closed by then; the failure itself is raised.
+    """
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if kind is not RuntimeError or str(error) != "Event loop is closed":
+            previous(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def find(path: str | Path) -> tuple[Path, int | None]:
