@@ -43,6 +43,7 @@ class Contestant:
     factory: str
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     requires: tuple[str, ...] = ()
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def missing(self) -> list[str]:
         """Return the packages that this contestant needs and this Python lacks."""
@@ -101,6 +102,7 @@ class Process:
         numbers = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         # All contestants of a group are in memory at once: none may take the whole device.
         env = {**os.environ, **numbers, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        env |= contestant.environment
         given = {"factory": contestant.factory, "settings": contestant.settings, "threads": threads}
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "harness.py"), json.dumps(given)],

@@ -32,6 +32,8 @@ BATCHES = 4
 ADAMW = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 HFSEQ = ("jax", "flax", "optax", "transformers")
 PYTORCH = ("torch", "transformers")
+# Large allocations of glibc in pages of 2 MB: a step then faults in hundreds of pages, not 300,000.
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 # Where the first losses of two implementations may differ, relatively: sums in another order, and
 # in bfloat16 rounding at other places.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 5e-3}
@@ -218,27 +220,37 @@ def save_weights(folder: str, layers: int) -> harness.Running:
 # -- the benchmark
 
 
+def variants(options: argparse.Namespace) -> list[tuple[str, str, dict, dict]]:
+    """Return (side, what its name adds, settings, environment), the baseline of the ratios first."""
+    found: list[tuple[str, str, dict, dict]] = [("torch", "", {}, {})]
+    if options.compile:
+        found.append(("torch", ", compiled", {"compiled": True}, {}))
+    found.append(("hfseq", "", {}, {}))
+    if options.huge_pages:
+        found += [(side, ", huge pages", {}, HUGE_PAGES) for side in ("torch", "hfseq")]
+    return found
+
+
 def contestants(
     options: argparse.Namespace, weights: str, dropout: float
 ) -> list[harness.Contestant]:
-    """In each precision PyTorch first: the baseline of the ratios."""
+    """Return every variant in every precision."""
     shared = {
         "rows": options.batch, "length": options.length, "layers": options.layers,
         "dropout": dropout, "weights": weights,
     }  # fmt: skip
-    found = []
-    for dtype in options.dtypes:
-        settings = shared | {"dtype": dtype}
-        autocast = " autocast" if dtype == "bfloat16" else ""
-        found.append(
-            harness.Contestant(f"PyTorch{autocast}", dtype, f"{NAME}:torch_step", settings, PYTORCH)
+    names = {
+        ("torch", "float32"): "PyTorch", ("torch", "bfloat16"): "PyTorch autocast",
+        ("hfseq", "float32"): "hfseq", ("hfseq", "bfloat16"): "hfseq",
+    }  # fmt: skip
+    return [
+        harness.Contestant(
+            names[side, dtype] + suffix, dtype, f"{NAME}:{side}_step",
+            shared | {"dtype": dtype} | settings, HFSEQ if side == "hfseq" else PYTORCH, environment,
         )
-        if options.compile:
-            compiled = settings | {"compiled": True}
-            name = f"torch.compile{autocast}"
-            found.append(harness.Contestant(name, dtype, f"{NAME}:torch_step", compiled, PYTORCH))
-        found.append(harness.Contestant("hfseq", dtype, f"{NAME}:hfseq_step", settings, HFSEQ))
-    return found
+        for dtype in options.dtypes
+        for side, suffix, settings, environment in variants(options)
+    ]  # fmt: skip
 
 
 def disagreements(rows: list[harness.Row]) -> list[str]:
@@ -330,6 +342,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile as another contestant"
     )
+    parser.add_argument("--huge-pages", action="store_true", help="both with 2 MB pages, too")
     parser.add_argument("--no-check", action="store_true", help="do not compare losses first")
     parser.add_argument(
         "--output",

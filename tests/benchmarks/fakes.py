@@ -17,7 +17,8 @@ def steady(loss: float = 1.0) -> harness.Running:
         print("libraries print to standard output")
         return {"loss": loss / done, "process": os.getpid()}
 
-    return harness.Running(step, lambda: 3_000_000, {"device": "fake"})
+    mark = {"mark": os.environ["MARK"]} if "MARK" in os.environ else {}
+    return harness.Running(step, lambda: 3_000_000, {"device": "fake", **mark})
 
 
 def failing(after: int) -> harness.Running:

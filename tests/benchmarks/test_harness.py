@@ -44,6 +44,28 @@ def test_each_contestant_steps_in_a_process_of_its_own():
     assert rounds == ["b", "a", "a", "b", "b", "a"] or rounds == ["a", "b", "b", "a", "a", "b"]
 
 
+def test_a_contestant_has_its_own_environment():
+    marked = harness.Contestant("a", "g", "fakes:steady", environment={"MARK": "x"})
+    rows = harness.run([marked, contestant("b")], rounds=1, warmup=0)
+    assert [row.facts.get("mark") for row in rows] == ["x", None]
+
+
+def test_every_variant_runs_in_every_precision_behind_its_baseline():
+    options = train_mlm.parse(["--compile", "--huge-pages"])
+    found = train_mlm.contestants(options, "weights", 0.1)
+    assert [(c.name, c.group) for c in found if c.group == "bfloat16"] == [
+        ("PyTorch autocast", "bfloat16"),
+        ("PyTorch autocast, compiled", "bfloat16"),
+        ("hfseq", "bfloat16"),
+        ("PyTorch autocast, huge pages", "bfloat16"),
+        ("hfseq, huge pages", "bfloat16"),
+    ]
+    assert len({c.name for c in found if c.group == "float32"}) == 5
+    assert [c.name for c in train_mlm.contestants(train_mlm.parse([]), "w", 0.1)] == [
+        "PyTorch", "hfseq", "PyTorch autocast", "hfseq",
+    ]  # fmt: skip
+
+
 def test_a_missing_package_marks_the_row_and_the_run_goes_on():
     absent = harness.Contestant("absent", "g", "fakes:steady", {}, ("json", "no_such_package"))
     rows = harness.run([absent, contestant("there")], rounds=1, warmup=0)
