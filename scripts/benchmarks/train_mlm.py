@@ -221,7 +221,7 @@ def save_weights(folder: str, layers: int) -> harness.Running:
 
 
 def variants(options: argparse.Namespace) -> list[tuple[str, str, dict, dict]]:
-    """Return (side, what its name adds, settings, environment), the baseline of the ratios first."""
+    """Return (side, addition to its name, settings, environment); the baseline first."""
     found: list[tuple[str, str, dict, dict]] = [("torch", "", {}, {})]
     if options.compile:
         found.append(("torch", ", compiled", {"compiled": True}, {}))
@@ -239,14 +239,12 @@ def contestants(
         "rows": options.batch, "length": options.length, "layers": options.layers,
         "dropout": dropout, "weights": weights,
     }  # fmt: skip
-    names = {
-        ("torch", "float32"): "PyTorch", ("torch", "bfloat16"): "PyTorch autocast",
-        ("hfseq", "float32"): "hfseq", ("hfseq", "bfloat16"): "hfseq",
-    }  # fmt: skip
+    names = {"hfseq": "hfseq", "torch": "PyTorch"}
+    packages = {"hfseq": HFSEQ, "torch": PYTORCH}
     return [
         harness.Contestant(
-            names[side, dtype] + suffix, dtype, f"{NAME}:{side}_step",
-            shared | {"dtype": dtype} | settings, HFSEQ if side == "hfseq" else PYTORCH, environment,
+            names[side] + suffix, dtype, f"{NAME}:{side}_step",
+            shared | {"dtype": dtype} | settings, packages[side], environment,
         )
         for dtype in options.dtypes
         for side, suffix, settings, environment in variants(options)
@@ -330,18 +328,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, help="rows a step")
     parser.add_argument("--length", type=int, default=128, help="tokens a row")
     parser.add_argument("--layers", type=int, default=12, help="layers of the encoder")
-    parser.add_argument(
-        "--dropout", type=float, default=0.1, help="rate of hidden and attention dropout"
-    )
-    parser.add_argument(
-        "--dtypes", nargs="+", default=["float32", "bfloat16"], choices=list(TOLERANCE)
-    )
+    parser.add_argument("--dropout", type=float, default=0.1, help="rate of all dropout")
+    parser.add_argument("--dtypes", nargs="+", default=list(TOLERANCE), choices=list(TOLERANCE))
     parser.add_argument("--rounds", type=int, default=15, help="timed steps of each contestant")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them")
     parser.add_argument("--threads", type=int, default=None, help="cores for each; all by default")
-    parser.add_argument(
-        "--compile", action="store_true", help="torch.compile as another contestant"
-    )
+    parser.add_argument("--compile", action="store_true", help="torch.compile as well")
     parser.add_argument("--huge-pages", action="store_true", help="both with 2 MB pages, too")
     parser.add_argument("--no-check", action="store_true", help="do not compare losses first")
     parser.add_argument(
