@@ -145,11 +145,13 @@ def run(
     *,
     rounds: int,
     warmup: int = 2,
+    settle: int = 0,
     threads: int | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """Run each group in turn, its members step by step; returns a row for every contestant.
 
+    Before each timed step come ``settle`` others: caches are then its own, as they are in training.
     One that lacks a package, or fails, gets a row that says so; the others go on.
     """
     threads = threads or len(os.sched_getaffinity(0))
@@ -160,8 +162,9 @@ def run(
             running = dict(_start(members, rows, threads, stack, report))
             for number in range(-warmup, rounds):
                 # Each order as often as the other: no one always follows the same neighbour.
-                for contestant in list(running)[:: 1 if number % 2 else -1]:
-                    _step(contestant, running, rows[contestant], number, report)
+                turns = list(running)[:: 1 if number % 2 else -1]
+                for contestant in turns:
+                    _turn(contestant, running, rows[contestant], number, settle, report)
             for contestant, process in running.items():
                 rows[contestant].peak_bytes = process.ask("memory")["peak_bytes"]
     return list(rows.values())
@@ -189,20 +192,23 @@ def _start(
             yield contestant, process
 
 
-def _step(
+def _turn(
     contestant: Contestant,
     running: dict[Contestant, Process],
     row: Row,
     number: int,
+    settle: int,
     report: Callable[[str], None],
 ) -> None:
     with _recorded(row, report):
-        answer = running[contestant].ask("step")
-        row.values.append(answer["values"])
-        if number >= 0:
-            row.seconds.append(answer["seconds"])
-        label = "warm-up" if number < 0 else f"round {number}"
-        report(f"{label}: {row.name} {answer['seconds']:.3f} s {answer['values']}")
+        for left in reversed(range(settle + 1)):
+            answer = running[contestant].ask("step")
+            row.values.append(answer["values"])
+            timed = number >= 0 and left == 0
+            if timed:
+                row.seconds.append(answer["seconds"])
+            label = f"round {number}" if timed else "untimed"
+            report(f"{label}: {row.name} {answer['seconds']:.3f} s {answer['values']}")
     if row.status != "ok":
         del running[contestant]
 

@@ -313,7 +313,7 @@ def section(result: dict) -> str:
     facts = [
         f"RoBERTa-base ({options['layers']} layers), batch {options['batch']}, length "
         f"{options['length']}, dropout {options['dropout']:g}, {options['rounds']} alternating "
-        "rounds: medians, ± half of the interquartile range; ratios are medians over rounds.",
+        "rounds, an untimed step before each: medians, ± half of the interquartile range.",
         f"{machine['cpu']}, {result['threads']} threads, load {machine['load']:g} at the start "
         f"({', '.join(machine['features']) or 'no AVX2'}); {versions}; measured matrix products: "
         f"{rates or 'none'}.",
@@ -331,7 +331,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.1, help="rate of all dropout")
     parser.add_argument("--dtypes", nargs="+", default=list(TOLERANCE), choices=list(TOLERANCE))
     parser.add_argument("--rounds", type=int, default=15, help="timed steps of each contestant")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them")
     parser.add_argument("--threads", type=int, default=None, help="cores for each; all by default")
     parser.add_argument("--compile", action="store_true", help="torch.compile as well")
     parser.add_argument("--huge-pages", action="store_true", help="both with 2 MB pages, too")
@@ -368,7 +367,7 @@ def main(arguments: list[str] | None = None) -> int:
         rates = harness.matmul_rates(options.dtypes, threads=threads)
         rows = harness.run(
             contestants(options, folder, options.dropout),
-            rounds=options.rounds, warmup=options.warmup, threads=threads, report=tell,
+            rounds=options.rounds, settle=1, threads=threads, report=tell,
         )  # fmt: skip
     flops = model_flops(options.layers, options.batch, options.length)
     first = {group: next(r for r in rows if r.group == group) for group in options.dtypes}

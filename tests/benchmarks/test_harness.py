@@ -44,6 +44,15 @@ def test_each_contestant_steps_in_a_process_of_its_own():
     assert rounds == ["b", "a", "a", "b", "b", "a"] or rounds == ["a", "b", "b", "a", "a", "b"]
 
 
+def test_steps_that_settle_are_not_timed():
+    lines = []
+    (row,) = harness.run([contestant("a")], rounds=2, warmup=1, settle=2, report=lines.append)
+    assert len(row.seconds) == 2 and len(row.values) == 9
+    assert [line.startswith("round") for line in lines] == [False] * 5 + [True] + [False] * 2 + [
+        True
+    ]
+
+
 def test_a_contestant_has_its_own_environment():
     marked = harness.Contestant("a", "g", "fakes:steady", environment={"MARK": "x"})
     rows = harness.run([marked, contestant("b")], rounds=1, warmup=0)
