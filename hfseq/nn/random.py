@@ -41,7 +41,7 @@ class Keys:
         """Draw uint16 random bits; with a key a row, ``shape[0]`` must be a multiple of the rows.
 
         Element i of a row is a hash of (key, use, i): one fused pass, which the compiler repeats in
-        the backward pass rather than keep the bits (threefry takes ten times as long on a CPU).
+        the backward pass rather than keep the bits (docs/benchmarks.md has threefry beside it).
         """
         self.count += 1
         words = jax.random.key_data(self.key)
