@@ -31,6 +31,14 @@ _MODULES = {
     "register_auto_classes": "hfseq.transformers_hook",
     **{f"Flax{auto_class_name(task)}": "hfseq.auto" for task in TASKS},
     **{mapping: "hfseq.auto" for mapping in TASKS.values()},
+    **dict.fromkeys(
+        (
+            *("convert_pytorch_state_dict_to_flax", "load_flax_weights_in_pytorch_model"),
+            *("load_flax_checkpoint_in_pytorch_model", "rename_key_and_reshape_tensor"),
+            "load_pytorch_checkpoint_in_flax_state_dict",
+        ),
+        "hfseq.modeling_flax_pytorch_utils",
+    ),
 }
 
 

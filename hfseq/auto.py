@@ -17,6 +17,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from hfseq import plugins
 from hfseq.errors import CheckpointError, HfseqError, UsageError
 from hfseq.registry import ArchitectureSpec, auto_class_name, describe
+from hfseq.resolve import require_config
 
 #: Arguments that say where and how to download; the configuration and the weights need them both.
 HUB_ARGUMENTS = (
@@ -186,6 +187,7 @@ def _load_config(
     if isinstance(config, PreTrainedConfig):
         return config, kwargs
     if config is None:
+        require_config(name, hub)
         # everything that follows, the weights too, comes from one commit
         known = {key: hub[key] for key in ("token", "local_files_only", "cache_dir") if key in hub}
         hub["revision"] = resolve_revision(name, hub.get("revision"), **known)

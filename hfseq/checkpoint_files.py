@@ -260,16 +260,32 @@ def write_safetensors(
         save_file(dict(load(keys)), folder / name, metadata=dict(metadata))
     if len(shards) > 1:
         where = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
-        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-        (folder / SAFETENSORS_INDEX).write_text(text, encoding="utf-8")
+        _write_index(folder / SAFETENSORS_INDEX, where, sizes)
 
 
-def write_msgpack(folder: Path, tree: Mapping[str, Any]) -> None:
-    """Write the legacy ``flax_model.msgpack``."""
+def write_msgpack(
+    folder: Path, flat: Mapping[tuple[str, ...], np.ndarray], max_shard_size: int | str
+) -> None:
+    """Write the legacy ``flax_model.msgpack``, or v4's shards of it with their index."""
     from flax.serialization import msgpack_serialize
+    from flax.traverse_util import unflatten_dict
 
-    (folder / MSGPACK).write_bytes(msgpack_serialize(tree))
+    sizes = {"/".join(path): leaf.nbytes for path, leaf in flat.items()}
+    shards = split_shards(sizes, parse_size(max_shard_size))
+    many = len(shards) > 1
+    where: dict[str, str] = {}
+    for number, keys in enumerate(shards, 1):
+        name = f"flax_model-{number:05}-of-{len(shards):05}.msgpack" if many else MSGPACK
+        part = {tuple(key.split("/")): flat[tuple(key.split("/"))] for key in keys}
+        (folder / name).write_bytes(msgpack_serialize(unflatten_dict(part)))
+        where |= dict.fromkeys(keys, name)
+    if many:
+        _write_index(folder / MSGPACK_INDEX, where, sizes)
+
+
+def _write_index(path: Path, where: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+    path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ calling the model is a pure function of the arguments, so it works under ``jit``
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import logging
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -19,11 +20,11 @@ prepare_jax()
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
 from flax import nnx  # noqa: E402
 
 from hfseq import trees  # noqa: E402
 from hfseq.errors import UsageError, WeightsError  # noqa: E402
+from hfseq.inputs import accepted_inputs, as_array, check_ids, check_length  # noqa: E402
 from hfseq.nn import kv_cache  # noqa: E402
 from hfseq.nn.attention import resolve_attention  # noqa: E402
 from hfseq.nn.layers import Dropout  # noqa: E402
@@ -55,6 +56,8 @@ class FlaxPreTrainedModel(PretrainedMixin):
     module_class: ClassVar[Any] = None
     base_model_prefix: ClassVar[str] = ""
     main_input_name: ClassVar[str] = "input_ids"
+    # The attribute of the configuration that sizes a table of positions: longer rows are refused.
+    position_table: ClassVar[str | None] = None
     # Other names a tensor has in PyTorch files: alias -> the name of our parameter.
     weight_aliases: ClassVar[Mapping[str, str]] = {}
     # Names in checkpoints that carry no weights of ours (buffers), as regular expressions.
@@ -101,9 +104,7 @@ class FlaxPreTrainedModel(PretrainedMixin):
         self._paths = trees.flatten(self._abstract)
         self._extra_types = trees.collections(extra)
         self._stacked = trees.stacked_prefixes(module)
-        parameters = inspect.signature(self.module_class.__call__).parameters
-        self._accepted = set(parameters)
-        self._open_call = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self._accepted = accepted_inputs(self.module_class)
         self._has_dropout = any(_drops(part) for _, part in nnx.iter_graph(module))
         self._is_initialized = _do_init
         self._params: dict[str, Any] | None = None
@@ -112,11 +113,18 @@ class FlaxPreTrainedModel(PretrainedMixin):
             self._params, self.extra = self._initialize(self.key)
         self.generation_config = self._make_generation_config()
 
-    def _build(self, rngs: nnx.Rngs, cache: tuple[int, int] | None = None) -> nnx.Module:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Give the module class its v4 name beside its face: ``FlaxBertModule`` for the model."""
+        super().__init_subclass__(**kwargs)
+        name = f"{cls.__name__.removesuffix('Model')}Module"
+        if cls.module_class is not None and cls.__module__ in sys.modules:
+            vars(sys.modules[cls.__module__]).setdefault(name, cls.module_class)
+
+    def _build(self, rngs: nnx.Rngs, cache: kv_cache.CacheSize | None = None) -> nnx.Module:
         module = self.module_class(self._config, rngs=rngs, **self._module_kwargs)
         apply_precision(module, self.precision)
         if cache:
-            kv_cache.add_cache(module, *cache, self.precision.compute_dtype or jnp.float32)
+            kv_cache.add_cache(module, cache, self.precision.compute_dtype or jnp.float32)
         if self.scan_layers:
             stack_layers(module)
         return module
@@ -189,20 +197,23 @@ class FlaxPreTrainedModel(PretrainedMixin):
 
     def max_length(self) -> int | None:
         """The longest sequence that the position table allows; ``None`` where nothing limits it."""
-        return getattr(self._config, "max_position_embeddings", None)
+        return getattr(self._config, self.position_table or "max_position_embeddings", None)
 
-    def takes(self, name: str) -> bool:
-        """Tell whether the module's call accepts the input ``name``."""
-        return name in self._accepted or self._open_call
+    def takes(self, name: str, method: str = "__call__") -> bool:
+        """Tell whether the module's call (or its ``encode``, ``decode``) accepts ``name``."""
+        taken = self._accepted[method]
+        return taken is None or name in taken
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute every layer in the backward pass instead of keeping its activations."""
-        self._options = Options(True, self._options.remat_policy, self._options.attention)
+        self._options = dataclasses.replace(self._options, remat=True)
 
-    def init_cache(self, batch_size: int, max_length: int, *_: Any) -> dict[str, Any]:
+    def init_cache(self, batch_size: int, max_length: int, *_: Any, **__: Any) -> dict[str, Any]:
         """Return an empty key-value cache for ``past_key_values``, mirroring the parameter tree."""
+        return self._empty_cache(kv_cache.CacheSize(batch_size, max_length))
 
-        module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0), (batch_size, max_length)))
+    def _empty_cache(self, size: kv_cache.CacheSize) -> dict[str, Any]:
+        module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0), size))
         shapes = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
         if not shapes:
             raise UsageError(
@@ -293,34 +304,42 @@ class FlaxPreTrainedModel(PretrainedMixin):
         return_dict: bool | None = None,
         past_key_values: Any = None,
         extra: Any = None,
+        method: str = "__call__",
+        fill_encoder_cache: bool = False,
     ) -> Any:
         """Merge ``params`` (and a cache, and ``extra`` collections) into the module and call it.
 
         With ``extra`` the result is a pair (outputs, the collections after the call); without it
-        the model's own collections are read and their changes dropped.
+        the model's own collections are read and their changes dropped. ``method`` is the module's
+        entry: ``encode`` and ``decode`` are the halves of an encoder-decoder.
         """
-        if past_key_values and inputs.get("position_ids", ...) is None:
-            raise UsageError("past_key_values needs position_ids: where the new tokens stand")
+        placed = "decoder_position_ids" if method == "decode" else "position_ids"
+        if past_key_values and placed in inputs and inputs[placed] is None:
+            raise UsageError(f"past_key_values needs {placed}: where the new tokens stand")
         if train and dropout_rng is None and self._has_dropout:
             raise UsageError("train=True with dropout needs dropout_rng=jax.random.key(...)")
-        config = self._config
         flags = {
-            "output_attentions": _or_config(output_attentions, config, "output_attentions", False),
-            "output_hidden_states": _or_config(
-                output_hidden_states, config, "output_hidden_states", False
-            ),
+            name: bool(self._or_config(value, name, False))
+            for name, value in (
+                ("output_attentions", output_attentions),
+                ("output_hidden_states", output_hidden_states),
+            )
         }
         module = self._merge(params or self.params, self.extra if extra is None else extra)
         if past_key_values:
             trees.attach_cache(module, past_key_values)
         keys = make_keys(dropout_rng) if train else None
-        with options(self._options):
-            output = module(**self._inputs(inputs, flags), rngs=keys)
+        chosen = dataclasses.replace(self._options, fill_encoder_cache=fill_encoder_cache)
+        with options(chosen):
+            output = getattr(module, method)(**self._inputs(inputs, flags, method), rngs=keys)
         if past_key_values:
             output.past_key_values = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
-        if not _or_config(return_dict, config, "return_dict", True):
+        if not self._or_config(return_dict, "return_dict", True):
             output = output.to_tuple()
         return output if extra is None else (output, self._collect_extra(module))
+
+    def _or_config(self, value: Any, name: str, default: Any) -> Any:
+        return getattr(self._config, name, default) if value is None else value
 
     def _merge(self, params: Any, extra: Any) -> nnx.Module:
         return nnx.merge(
@@ -336,44 +355,21 @@ class FlaxPreTrainedModel(PretrainedMixin):
     def _collect_extra(self, module: nnx.Module) -> dict[str, Any]:
         return trees.by_collection(trees.split(module, nnx.Cache)[3])
 
-    def _inputs(self, inputs: dict[str, Any], flags: dict[str, bool]) -> dict[str, Any]:
-        wanted = {name: _array(name, value) for name, value in inputs.items() if value is not None}
-        wanted |= {name: flag for name, flag in flags.items() if flag or self.takes(name)}
-        if not self._open_call:
-            unknown = wanted.keys() - self._accepted
-            if unknown:
-                raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}")
-        self._check_ids(inputs.get("input_ids"))
+    def _inputs(
+        self, inputs: dict[str, Any], flags: dict[str, bool], method: str
+    ) -> dict[str, Any]:
+        taken, owner = self._accepted[method], type(self).__name__
+        for name in ("input_ids", "decoder_input_ids"):
+            check_ids(name, inputs.get(name), getattr(self._config, "vocab_size", None))
+            if self.position_table:
+                table = f"{self.position_table}={getattr(self._config, self.position_table)}"
+                check_length(name, inputs.get(name), self.max_length(), owner, table)
+        wanted = {name: as_array(name, val) for name, val in inputs.items() if val is not None}
+        wanted |= {name: flag for name, flag in flags.items() if flag or self.takes(name, method)}
+        unknown = set() if taken is None else wanted.keys() - taken
+        if unknown:
+            raise TypeError(f"{owner} takes no {', '.join(sorted(unknown))}")
         return wanted
-
-    def _check_ids(self, ids: Any) -> None:
-        """Refuse what would read outside of a table: silent NaN in Flax (spec: v4 defect D13)."""
-        size = getattr(self._config, "vocab_size", None)
-        if (
-            isinstance(ids, np.ndarray)
-            and size
-            and ids.size
-            and not 0 <= ids.min() <= ids.max() < size
-        ):
-            raise UsageError(
-                f"input_ids hold {ids.max() if ids.max() >= size else ids.min()}, outside of the "
-                f"model's vocabulary of {size}: use the tokenizer that was trained with this model"
-            )
-
-
-def _array(name: str, value: Any) -> Any:
-    """Cast integer inputs to int32, as v4 did; leave tracers' and floats' types alone."""
-    if isinstance(value, (str, bytes)):
-        raise TypeError(f"{name} must be an array of numbers, not text: call the tokenizer first")
-    if isinstance(value, (list, tuple)) and value and not isinstance(value[0], jax.Array):
-        value = np.asarray(value)
-    if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.integer):
-        return jnp.asarray(value, jnp.int32)
-    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
-
-
-def _or_config(value: Any, config: Any, name: str, default: Any) -> Any:
-    return getattr(config, name, default) if value is None else value
 
 
 def _drops(part: Any) -> bool:

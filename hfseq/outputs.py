@@ -215,3 +215,51 @@ class FlaxBertForPreTrainingOutput(FlaxModelOutput):
     seq_relationship_logits: Any = None
     hidden_states: Hidden = None
     attentions: Hidden = None
+
+
+@dataclasses.dataclass
+class FlaxSeq2SeqModelOutput(FlaxModelOutput):
+    """Hidden states of a decoder, then those of its encoder."""
+
+    last_hidden_state: Any = None
+    past_key_values: Any = None
+    decoder_hidden_states: Hidden = None
+    decoder_attentions: Hidden = None
+    cross_attentions: Hidden = None
+    encoder_last_hidden_state: Any = None
+    encoder_hidden_states: Hidden = None
+    encoder_attentions: Hidden = None
+
+
+@dataclasses.dataclass
+class FlaxSeq2SeqLMOutput(FlaxModelOutput):
+    """Logits of the next target token, then the hidden states of decoder and encoder."""
+
+    logits: Any = None
+    past_key_values: Any = None
+    decoder_hidden_states: Hidden = None
+    decoder_attentions: Hidden = None
+    cross_attentions: Hidden = None
+    encoder_last_hidden_state: Any = None
+    encoder_hidden_states: Hidden = None
+    encoder_attentions: Hidden = None
+
+
+@dataclasses.dataclass
+class FlaxSeq2SeqSequenceClassifierOutput(FlaxSeq2SeqLMOutput):
+    """Logits (batch, labels) of a whole sequence, from an encoder-decoder."""
+
+
+@dataclasses.dataclass
+class FlaxSeq2SeqQuestionAnsweringModelOutput(FlaxModelOutput):
+    """Logits (batch, length) of the first and the last token of the answer."""
+
+    start_logits: Any = None
+    end_logits: Any = None
+    past_key_values: Any = None
+    decoder_hidden_states: Hidden = None
+    decoder_attentions: Hidden = None
+    cross_attentions: Hidden = None
+    encoder_last_hidden_state: Any = None
+    encoder_hidden_states: Hidden = None
+    encoder_attentions: Hidden = None

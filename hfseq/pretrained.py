@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -13,24 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq import checkpoint_files as files
-from hfseq import trees, weights
+from hfseq import resolve, trees, weights
 from hfseq.errors import CheckpointError, UsageError
 
 logger = logging.getLogger("hfseq.modeling")
-
-_DOWNLOAD = (
-    "cache_dir",
-    "force_download",
-    "local_files_only",
-    "token",
-    "revision",
-    "subfolder",
-    "proxies",
-)
-_IGNORED = (
-    "resume_download", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline",
-    "adapter_kwargs", "use_safetensors", "low_cpu_mem_usage",
-)  # fmt: skip
 
 
 class PretrainedMixin:
@@ -90,10 +77,10 @@ class PretrainedMixin:
         :class:`~hfseq.errors.WeightsError` for tensors that do not fit.
         """
         source = str(pretrained_model_name_or_path)
-        download = _download_options(kwargs)
-        config, kwargs = _load_config(cls, source, config, download, kwargs)
+        download = resolve.download_options(kwargs)
+        config, kwargs = resolve.load_config(cls, source, config, download, kwargs)
         model = cls(config, *model_args, dtype=_dtype(dtype), _do_init=False, **kwargs)
-        opened = _open(source, download, from_pt)
+        opened = resolve.open_source(source, download, from_pt)
         found, report = model.weight_map.match(opened.tensors, native=opened.native)
         weights.check(
             report, opened.source, cls.__name__, ignore_mismatched=ignore_mismatched_sizes
@@ -194,8 +181,12 @@ class PretrainedMixin:
             return
         from transformers import GenerationConfig
 
-        if _fetcher(source, download)("generation_config.json"):
-            self.generation_config = GenerationConfig.from_pretrained(source, **download)
+        # Old checkpoints keep the options in config.json, where Transformers 5 does not read them.
+        own = resolve.fetcher(source, download)("generation_config.json")
+        old: dict[str, Any] = {"config_file_name": "config.json", "_from_model_config": True}
+        self.generation_config = GenerationConfig.from_pretrained(
+            source, **({} if own else old), **download
+        )
 
     # -- saving
     # -------------------------------------------------------------------------------------
@@ -228,7 +219,7 @@ class PretrainedMixin:
             if safe_serialization:
                 self._write_torch(stage, flat, max_shard_size)
             else:
-                files.write_msgpack(stage, trees.unflatten(self.weight_map.listed(flat)))
+                files.write_msgpack(stage, self.weight_map.listed(flat), max_shard_size)
             self.save_config(stage)
         if push_to_hub:
             self.push_to_hub(
@@ -244,11 +235,33 @@ class PretrainedMixin:
 
     def save_config(self, folder: Path) -> None:
         """Write ``config.json``, which names the PyTorch class, and ``generation_config.json``."""
-        config = self.config
-        config.architectures = [self.torch_class_name()]
+        self.config.architectures = [self.torch_class_name()]
+        config, generation = self._parted_configs()
         config.save_pretrained(folder)
-        if self.generation_config is not None:
-            self.generation_config.save_pretrained(folder)
+        if generation is not None:
+            generation.save_pretrained(folder)
+
+    def _parted_configs(self) -> tuple[Any, Any]:
+        """Move options of generation that v4 programs set on the model's configuration.
+
+        Transformers 5 refuses to save them there.
+        """
+        generation, found = self.generation_config, self.config._get_generation_parameters()
+        if not found:
+            return self.config, generation
+        config = copy.deepcopy(self.config)
+        for name in found:
+            setattr(config, name, None)
+        if generation is None:
+            logger.warning(
+                "%s cannot generate: %s of its configuration are not saved",
+                type(self).__name__, ", ".join(found),
+            )  # fmt: skip
+            return config, None
+        generation = copy.deepcopy(generation)
+        if getattr(generation, "_from_model_config", False):
+            generation.update(**found)
+        return config, generation
 
     @classmethod
     def torch_class_name(cls) -> str:
@@ -288,84 +301,6 @@ class PretrainedMixin:
 
 # -- helpers
 # ----------------------------------------------------------------------------------------
-
-
-def _download_options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Take the download options out; ``use_auth_token`` is the old name of ``token``."""
-    for name in _IGNORED:
-        kwargs.pop(name, None)
-    old = kwargs.pop("use_auth_token", None)
-    if old is not None:
-        if kwargs.get("token") is not None:
-            raise ValueError("`token` and `use_auth_token` are both specified: give only `token`")
-        kwargs["token"] = old
-    return {name: kwargs.pop(name) for name in _DOWNLOAD if name in kwargs}
-
-
-def _load_config(
-    cls: Any, source: str, config: Any, download: dict, kwargs: dict
-) -> tuple[Any, dict]:
-    """Return the configuration, and the keywords that it did not take."""
-    if config is not None and not isinstance(config, (str, Path)):
-        _check_family(cls, config.model_type, source)
-        return config, kwargs
-    from huggingface_hub.errors import StrictDataclassError
-
-    place = str(config or source)
-    if Path(place).is_file() and not place.endswith(".json"):
-        raise UsageError(f"{place} is a weight file: pass its configuration too (config=...)")
-    _require_config(place, download)
-    try:
-        stored, _ = cls.config_class.get_config_dict(place, **download)
-        # A native architecture that is stored as its stock twin (docs/checkpoints.md).
-        stored = {**stored, **(stored.get("hfseq") or {})}
-        _check_family(cls, stored.get("model_type"), place)
-        return cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
-    except UsageError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"cannot read the configuration of {place}: {reason}") from error
-
-
-def _check_family(cls: Any, found: str | None, place: str) -> None:
-    expected = getattr(cls.config_class, "model_type", None)
-    if expected and found and found != expected:
-        raise UsageError(
-            f"{place} holds a configuration of type '{found}', {cls.__name__} is for '{expected}': "
-            "the FlaxAutoModel classes choose by configuration"
-        )
-
-
-def _require_config(place: str, download: dict[str, Any]) -> None:
-    folder = Path(place) / (download.get("subfolder") or "")
-    if Path(place).is_dir() and not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} has no config.json: is it a directory that a model was saved to?"
-        )
-
-
-def _open(source: str, download: dict[str, Any], from_pt: bool) -> files.OpenedWeights:
-    if Path(source).is_file():
-        return files.open_file(source)
-    return files.open_weights(_fetcher(source, download), source, from_pt=from_pt)
-
-
-def _fetcher(source: str, download: dict[str, Any]) -> files.Fetch:
-    """Return a function from a file name to its local path, or None where it does not exist."""
-    if Path(source).is_dir():
-        folders = [Path(source) / (download.get("subfolder") or ""), Path(source)]
-
-        def local(name: str) -> str | None:
-            return next(
-                (str(folder / name) for folder in folders if (folder / name).is_file()), None
-            )
-
-        return local
-    from hfseq import hub
-
-    options = {name: value for name, value in download.items() if name != "proxies"}
-    return lambda name: hub.resolve_file(source, name, **options)
 
 
 def _dtype(dtype: Any) -> Any:

@@ -49,7 +49,11 @@ def test_lower_rooms_do_not_import_training(room):
 
 
 @pytest.mark.parametrize(
-    "name", ["modeling", "pretrained", "weights", "checkpoint_files", "outputs", "trees"]
+    "name",
+    [
+        *("modeling", "seq2seq", "inputs", "pretrained", "weights", "checkpoint_files", "outputs"),
+        "trees",
+    ],
 )
 def test_models_import_neither_training_nor_data(name):
     path = ROOT / "hfseq" / f"{name}.py"
@@ -73,7 +77,7 @@ def test_what_the_command_line_needs_imports_nothing_heavy(path):
 
 
 def test_plugins_use_only_what_a_third_party_can_use():
-    rooms = ("nn", "modeling", "outputs", "generation", "errors")
+    rooms = ("nn", "modeling", "seq2seq", "outputs", "generation", "errors")
     allowed = [*(f"hfseq.{room}" for room in rooms), "hfseq.hookimpl", "hfseq.FlaxPreTrainedModel"]
     for path in (ROOT / "plugins").rglob("*.py"):
         used = within(imports(path), "hfseq") - {"hfseq"}
@@ -84,7 +88,13 @@ def test_plugins_use_only_what_a_third_party_can_use():
     ("module", "files"),
     [
         ("orbax", {"hfseq/training/checkpoints.py"}),
-        ("torch", {"hfseq/testing_torch.py", "hfseq/checkpoint_files.py"}),
+        (
+            "torch",
+            {
+                *("hfseq/testing_torch.py", "hfseq/checkpoint_files.py"),
+                "hfseq/modeling_flax_pytorch_utils.py",
+            },
+        ),
         ("tensorboardX", set()),
         ("flax.nnx.nn.fp8", set()),
     ],

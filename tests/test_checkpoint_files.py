@@ -55,7 +55,7 @@ def test_scalars_are_read(tmp_path):
 
 def test_msgpack_wins_over_safetensors(tmp_path):
     write(tmp_path, ONE)
-    files.write_msgpack(tmp_path, {"b": {"kernel": ONE["a"]}})
+    files.write_msgpack(tmp_path, {("b", "kernel"): ONE["a"]}, "5GB")
     found = opened(tmp_path)
     assert found.native and list(found.tensors) == ["b.kernel"]
 
@@ -159,7 +159,7 @@ def test_damaged_msgpack_is_named(tmp_path, data):
 
 
 def test_truncated_msgpack_is_named(tmp_path):
-    files.write_msgpack(tmp_path, {"a": ONE["a"]})
+    files.write_msgpack(tmp_path, {("a",): ONE["a"]}, "5GB")
     whole = (tmp_path / files.MSGPACK).read_bytes()
     (tmp_path / files.MSGPACK).write_bytes(whole[:-4])
     with pytest.raises(CheckpointError, match=r"flax_model\.msgpack is damaged"):

@@ -5,9 +5,22 @@ from hfseq._compat import prepare_jax
 prepare_jax()
 
 from hfseq.nn.activations import activation  # noqa: E402
-from hfseq.nn.attention import attend, attention_mask, dot_product  # noqa: E402
-from hfseq.nn.kv_cache import CachedAttention, extend_cache  # noqa: E402
-from hfseq.nn.layers import Dropout, Embed, LayerNorm, Linear, RMSNorm, normal  # noqa: E402
+from hfseq.nn.attention import (  # noqa: E402
+    attend,
+    attention_mask,
+    cross_attention_mask,
+    dot_product,
+)
+from hfseq.nn.kv_cache import CachedAttention, encoder_cache, extend_cache  # noqa: E402
+from hfseq.nn.layers import (  # noqa: E402
+    Conv1D,
+    Dropout,
+    Embed,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    normal,
+)
 from hfseq.nn.positions import (  # noqa: E402
     gather_positions,
     positions_after_padding,
@@ -19,6 +32,7 @@ from hfseq.nn.stack import Layers, options, run_layers  # noqa: E402
 
 __all__ = [
     "CachedAttention",
+    "Conv1D",
     "Dropout",
     "Embed",
     "Keys",
@@ -30,7 +44,9 @@ __all__ = [
     "add_bias",
     "attend",
     "attention_mask",
+    "cross_attention_mask",
     "dot_product",
+    "encoder_cache",
     "extend_cache",
     "gather_positions",
     "make_keys",

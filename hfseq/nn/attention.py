@@ -34,6 +34,23 @@ def attention_mask(
     return mask
 
 
+def cross_attention_mask(
+    encoder_attention_mask: jax.Array | None,
+    segment_ids: jax.Array | None = None,
+    decoder_segment_ids: jax.Array | None = None,
+) -> jax.Array | None:
+    """Build the mask of a decoder's attention to an encoder, (batch, heads, queries, keys).
+
+    ``encoder_attention_mask`` is (batch, keys). With the segments of both sides, (batch, keys) and
+    (batch, queries), a target sees only the source that was packed under its number.
+    """
+    mask = attention_mask(encoder_attention_mask)
+    if segment_ids is None or decoder_segment_ids is None:
+        return mask
+    same = (decoder_segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+    return same if mask is None else mask & same
+
+
 def attend(
     query: jax.Array,
     key: jax.Array,
@@ -55,7 +72,19 @@ def attend(
     boolean and ``bias`` additive, both broadcast to (batch, heads, queries, keys); ``scale``
     defaults to head_dim ** -0.5. The explicit form runs only where dropout on the weights, a head
     mask or the weights themselves are wanted; else the implementation chosen by name does.
+
+    The batch of ``query`` may be a multiple of that of ``key``: several beams that look at one
+    source, whose keys are then read once. ``mask`` and ``bias`` must then be the same for all
+    queries of a row.
     """
+    if query.shape[0] != key.shape[0]:
+        beams = query.shape[0] // key.shape[0]
+        folded, weights = attend(
+            query.reshape(key.shape[0], beams * query.shape[1], *query.shape[2:]), key, value,
+            mask=mask, bias=bias, causal=causal, scale=scale, dropout_rate=dropout_rate, rngs=rngs,
+            head_mask=head_mask, return_weights=return_weights,
+        )  # fmt: skip
+        return folded.reshape(query.shape), None if weights is None else _unfold(weights, beams)
     explicit = return_weights or head_mask is not None or (rngs is not None and dropout_rate > 0)
     if not explicit:
         product = current_options().attention
@@ -64,6 +93,13 @@ def attend(
     weights = dropout(weights, dropout_rate, rngs)
     seen = weights if head_mask is None else weights * head_mask.astype(weights.dtype)
     return _mix(seen, value), weights if return_weights else None
+
+
+def _unfold(weights: jax.Array, beams: int) -> jax.Array:
+    """Give every beam its own rows of weights again."""
+    batch, heads, queries, keys = weights.shape
+    apart = weights.reshape(batch, heads, beams, queries // beams, keys).swapaxes(1, 2)
+    return apart.reshape(batch * beams, heads, queries // beams, keys)
 
 
 def attention_weights(

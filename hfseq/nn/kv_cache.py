@@ -2,11 +2,14 @@
 
 A cache lives on the attention module as three variables with v4's names (``cached_key``,
 ``cached_value``, ``cache_index``); outside the module it is the nested dict that ``init_cache``
-returns and ``past_key_values`` carries.
+returns and ``past_key_values`` carries. Attention to an encoder keeps the keys and values of the
+encoder's output, which never change and so have no index.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,13 +17,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from hfseq.nn.stack import current_options
+
 
 class CachedAttention(nnx.Module):
-    """Base of attentions with a cache; subclasses set ``kv_heads`` and ``head_dim``."""
+    """Base of attentions with a cache; subclasses set ``kv_heads`` and ``head_dim``.
+
+    ``causal`` attention to itself caches what it has seen; ``cross`` attention, which must not be
+    causal, the keys and values of an encoder's output.
+    """
 
     kv_heads: int
     head_dim: int
     causal: bool = True
+    cross: bool = False
 
     def __init__(self) -> None:
         self.cached_key: Any = nnx.data(None)
@@ -28,13 +38,27 @@ class CachedAttention(nnx.Module):
         self.cache_index: Any = nnx.data(None)
 
 
-def add_cache(module: nnx.Module, batch_size: int, max_length: int, dtype: Any) -> None:
-    """Give every causal :class:`CachedAttention` in ``module`` an empty cache."""
+@dataclasses.dataclass(frozen=True)
+class CacheSize:
+    """How much an empty cache holds; ``encoder`` is (rows, tokens) of the encoder, if cached."""
+
+    batch_size: int
+    max_length: int
+    encoder: tuple[int, int] | None = None
+
+
+def add_cache(module: nnx.Module, size: CacheSize, dtype: Any) -> None:
+    """Give every causal :class:`CachedAttention`, and cross-attention if wanted, an empty cache."""
     for _, part in nnx.iter_graph(module):
-        if isinstance(part, CachedAttention) and part.causal:
-            shape = (batch_size, max_length, part.kv_heads, part.head_dim)
-            part.cached_key = nnx.Cache(jnp.zeros(shape, dtype))
-            part.cached_value = nnx.Cache(jnp.zeros(shape, dtype))
+        if not isinstance(part, CachedAttention):
+            continue
+        places = (size.batch_size, size.max_length) if part.causal else size.encoder
+        if places is None or not (part.causal or part.cross):
+            continue
+        shape = (*places, part.kv_heads, part.head_dim)
+        part.cached_key = nnx.Cache(jnp.zeros(shape, dtype))
+        part.cached_value = nnx.Cache(jnp.zeros(shape, dtype))
+        if part.causal:
             part.cache_index = nnx.Cache(jnp.zeros((), jnp.int32))
 
 
@@ -61,6 +85,64 @@ def extend_cache(
     visible = (jnp.arange(full_key.shape[1])[None, :] <= query_positions[:, None])[None, None]
     dtype = key.dtype
     return full_key.astype(dtype), full_value.astype(dtype), _both(mask, visible), False
+
+
+def encoder_cache(
+    module: CachedAttention, make: Callable[[], tuple[jax.Array, jax.Array]]
+) -> tuple[jax.Array, jax.Array]:
+    """Return keys and values of the encoder's output: from the cache if it has them, else made.
+
+    Where the cache is being filled (``init_cache(..., params=)``) they are made and kept.
+    """
+    if module.cached_key is not None and not current_options().fill_encoder_cache:
+        return module.cached_key[...], module.cached_value[...]
+    key, value = make()
+    if module.cached_key is not None:
+        kept = module.cached_key[...].dtype
+        module.cached_key[...], module.cached_value[...] = key.astype(kept), value.astype(kept)
+    return key, value
+
+
+def _grown(cache: Mapping[str, Any]) -> bool:
+    return "cache_index" in cache
+
+
+def _map_entries(cache: Mapping[str, Any], change: Callable[[dict[str, Any]], Any]) -> Any:
+    """Apply ``change`` to the entries of attention to itself, whatever their depth."""
+    if _grown(cache):
+        return change(dict(cache))
+    return {
+        name: _map_entries(part, change) if isinstance(part, Mapping) else part
+        for name, part in cache.items()
+    }
+
+
+def reorder(cache: Mapping[str, Any], rows: jax.Array) -> dict[str, Any]:
+    """Pick rows of the cache, as beam search does; what belongs to the encoder stays as it is."""
+
+    def pick(entry: dict[str, Any]) -> dict[str, Any]:
+        kept = {
+            # (batch, length, heads, head_dim), after a layer axis where layers are scanned
+            name: jnp.take(entry[name], rows, axis=entry[name].ndim - 4)
+            for name in ("cached_key", "cached_value")
+        }
+        return {**entry, **kept}
+
+    return _map_entries(cache, pick)
+
+
+def rewind(cache: Mapping[str, Any], index: Any) -> dict[str, Any]:
+    """Let the next token be written at ``index``; what lies there and after it is overwritten."""
+
+    def move(entry: dict[str, Any]) -> dict[str, Any]:
+        return {**entry, "cache_index": jnp.full_like(entry["cache_index"], index)}
+
+    return _map_entries(cache, move)
+
+
+def restart(cache: Mapping[str, Any]) -> dict[str, Any]:
+    """Empty the entries of attention to itself; what belongs to the encoder stays as it is."""
+    return _map_entries(cache, lambda entry: jax.tree.map(jnp.zeros_like, entry))
 
 
 def _write(buffer: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ computation is set afterwards by a precision recipe (:mod:`hfseq.nn.precision`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ class Linear(nnx.Module):
     """``y = x @ kernel + bias`` with ``kernel`` of shape (in, out), the Flax layout."""
 
     compute_dtype: Any = None
+    # The axis of ``kernel`` that holds the input features.
+    input_axis: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -39,7 +41,8 @@ class Linear(nnx.Module):
         *,
         use_bias: bool = True,
     ):
-        self.kernel = nnx.Param(init(rngs.params(), (in_features, out_features), jnp.float32))
+        shape = (out_features, in_features) if self.input_axis else (in_features, out_features)
+        self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
         self.bias = nnx.Param(jnp.zeros(out_features)) if use_bias else nnx.data(None)
         self.dot_general: Any = lax.dot_general
 
@@ -49,8 +52,14 @@ class Linear(nnx.Module):
         x = x if dtype is None else x.astype(dtype)
         if self.dot_general is lax.dot_general:
             kernel = kernel.astype(x.dtype)
-        y = self.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
+        y = self.dot_general(x, kernel, (((x.ndim - 1,), (self.input_axis,)), ((), ())))
         return y if self.bias is None else add_bias(y, self.bias[...])
+
+
+class Conv1D(Linear):
+    """The Linear of GPT-2: ``y = x @ kernel.T + bias``, ``kernel`` of shape (out, in) as in v4."""
+
+    input_axis = 1
 
 
 class Embed(nnx.Module):

@@ -29,6 +29,7 @@ class Options:
     remat: bool = False
     remat_policy: Callable[..., bool] | None = None
     attention: Callable[..., jax.Array] = jax.nn.dot_product_attention
+    fill_encoder_cache: bool = False
 
 
 _options: contextvars.ContextVar[Options | None] = contextvars.ContextVar(

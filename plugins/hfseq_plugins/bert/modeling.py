@@ -9,13 +9,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from transformers import BertConfig
 
 from hfseq import nn
 from hfseq import outputs as out
-from hfseq.errors import UsageError
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import Keys
 from hfseq_plugins.bert.encoder import BertModule, dense
@@ -224,6 +222,7 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
 
     config_class = BertConfig
     base_model_prefix = "bert"
+    position_table = "max_position_embeddings"
     weight_aliases = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -247,25 +246,10 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
             "encoder_hidden_states": encoder_hidden_states,
             "encoder_attention_mask": encoder_attention_mask, **inputs,
         }  # fmt: skip
-        self.check_length(input_ids)
         return self.run(
             given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
             past_key_values, extra,
         )  # fmt: skip
-
-    def max_length(self) -> int:
-        """The longest sequence that the position table allows."""
-        return self.config.max_position_embeddings
-
-    def check_length(self, input_ids: Any) -> None:
-        """Refuse sequences longer than the position table, which JAX would answer with NaN."""
-        length, limit = (0, *np.shape(input_ids))[-1], self.max_length()
-        if length > limit:
-            table = f"max_position_embeddings={self.config.max_position_embeddings}"
-            raise UsageError(
-                f"input_ids have {length} tokens a row, {type(self).__name__} allows {limit} "
-                f"({table}): truncate the input or use a model with a longer table of positions"
-            )
 
 
 class FlaxBertModel(FlaxBertPreTrainedModel):

@@ -1,0 +1,103 @@
+"""From the name of a checkpoint (directory, file or repository) to its configuration and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hfseq import checkpoint_files as files
+from hfseq.errors import CheckpointError, UsageError
+
+_DOWNLOAD = (
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "token",
+    "revision",
+    "subfolder",
+    "proxies",
+)
+_IGNORED = (
+    "resume_download", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline",
+    "adapter_kwargs", "use_safetensors", "low_cpu_mem_usage",
+)  # fmt: skip
+
+
+def download_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Take the download options out; ``use_auth_token`` is the old name of ``token``."""
+    for name in _IGNORED:
+        kwargs.pop(name, None)
+    old = kwargs.pop("use_auth_token", None)
+    if old is not None:
+        if kwargs.get("token") is not None:
+            raise ValueError("`token` and `use_auth_token` are both specified: give only `token`")
+        kwargs["token"] = old
+    return {name: kwargs.pop(name) for name in _DOWNLOAD if name in kwargs}
+
+
+def load_config(
+    cls: Any, source: str, config: Any, download: dict, kwargs: dict
+) -> tuple[Any, dict]:
+    """Return the configuration, and the keywords that it did not take."""
+    if config is not None and not isinstance(config, (str, Path)):
+        _check_family(cls, config.model_type, source)
+        return config, kwargs
+    from huggingface_hub.errors import StrictDataclassError
+
+    place = str(config or source)
+    if Path(place).is_file() and not place.endswith(".json"):
+        raise UsageError(f"{place} is a weight file: pass its configuration too (config=...)")
+    require_config(place, download)
+    try:
+        stored, _ = cls.config_class.get_config_dict(place, **download)
+        # A native architecture that is stored as its stock twin (docs/checkpoints.md).
+        stored = {**stored, **(stored.get("hfseq") or {})}
+        _check_family(cls, stored.get("model_type"), place)
+        return cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
+    except UsageError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"cannot read the configuration of {place}: {reason}") from error
+
+
+def _check_family(cls: Any, found: str | None, place: str) -> None:
+    expected = getattr(cls.config_class, "model_type", None)
+    if expected and found and found != expected:
+        raise UsageError(
+            f"{place} holds a configuration of type '{found}', {cls.__name__} is for '{expected}': "
+            "the FlaxAutoModel classes choose by configuration"
+        )
+
+
+def require_config(place: str, download: dict[str, Any]) -> None:
+    """Refuse a directory without ``config.json``, which Transformers would look up on the Hub."""
+    folder = Path(place) / (download.get("subfolder") or "")
+    if Path(place).is_dir() and not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} has no config.json: is it a directory that a model was saved to?"
+        )
+
+
+def open_source(source: str, download: dict[str, Any], from_pt: bool) -> files.OpenedWeights:
+    """Open the weights of a directory, a file or a repository on the Hub."""
+    if Path(source).is_file():
+        return files.open_file(source)
+    return files.open_weights(fetcher(source, download), source, from_pt=from_pt)
+
+
+def fetcher(source: str, download: dict[str, Any]) -> files.Fetch:
+    """Return a function from a file name to its local path, or None where it does not exist."""
+    if Path(source).is_dir():
+        folders = [Path(source) / (download.get("subfolder") or ""), Path(source)]
+
+        def local(name: str) -> str | None:
+            return next(
+                (str(folder / name) for folder in folders if (folder / name).is_file()), None
+            )
+
+        return local
+    from hfseq import hub
+
+    options = {name: value for name, value in download.items() if name != "proxies"}
+    return lambda name: hub.resolve_file(source, name, **options)

@@ -1,0 +1,109 @@
+"""Parameters between a PyTorch model and a Flax model that are both in memory."""
+
+from __future__ import annotations
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hfseq
+from hfseq import trees
+from hfseq.errors import WeightsError
+from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM, FlaxBertModel
+from tests.support.models import bert_config, close, ids
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return transformers.BertForMaskedLM(bert_config()).eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.tensor(ids()))[0].numpy()
+
+
+def test_a_state_dict_becomes_the_parameters(theirs):
+    ours = FlaxBertForMaskedLM(bert_config(), _do_init=False)
+    params = hfseq.convert_pytorch_state_dict_to_flax(theirs.state_dict(), ours)
+    assert trees.flatten(params).keys() == ours.required_params
+    assert close(ours(ids(), params=params).logits, logits(theirs))
+
+
+def test_parameters_go_into_a_model_and_tied_copies_follow(theirs, caplog):
+    ours = FlaxBertForMaskedLM(bert_config(), seed=3)
+    other = transformers.BertForMaskedLM(bert_config()).eval()
+    with caplog.at_level(logging.WARNING, "hfseq"):
+        hfseq.load_flax_weights_in_pytorch_model(other, ours.params)
+    assert not caplog.records
+    assert close(ours(ids()).logits, logits(other))
+
+
+def test_a_heads_parameters_fit_its_base_and_the_rest_is_named(caplog):
+    ours = FlaxBertForMaskedLM(bert_config(), seed=4)
+    base = transformers.BertModel(bert_config(), add_pooling_layer=False).eval()
+    with caplog.at_level(logging.WARNING, "hfseq"):
+        hfseq.load_flax_weights_in_pytorch_model(base, ours.params)
+    assert "cls.predictions.bias" in caplog.text and "were not used" in caplog.text
+    expected = FlaxBertModel(bert_config(), _do_init=False)
+    params = {**ours.params["bert"], "pooler": {"dense": {"kernel": 0, "bias": 0}}}
+    params["pooler"]["dense"] = {"kernel": jnp.zeros((32, 32)), "bias": jnp.zeros(32)}
+    assert close(expected(ids(), params=params)[0], logits(base))
+
+
+def test_half_precision_arrives_in_the_models_own_type():
+    ours = FlaxBertModel(bert_config(), seed=5)
+    half = ours.to_bf16(ours.params)
+    base = hfseq.load_flax_weights_in_pytorch_model(transformers.BertModel(bert_config()), half)
+    assert base.embeddings.word_embeddings.weight.dtype == torch.float32
+    table = half["embeddings"]["word_embeddings"]["embedding"]
+    found = base.embeddings.word_embeddings.weight.detach().numpy()
+    assert np.array_equal(found, np.asarray(table, np.float32))
+
+
+def test_legacy_file_goes_into_a_pytorch_model(tmp_path):
+    ours = FlaxBertModel(bert_config(), seed=6)
+    ours.save_pretrained(tmp_path, safe_serialization=False)
+    base = transformers.BertModel(bert_config()).eval()
+    hfseq.load_flax_checkpoint_in_pytorch_model(base, tmp_path / "flax_model.msgpack")
+    assert close(ours(ids())[0], logits(base))
+
+
+def test_file_that_lacks_a_parameter(tmp_path, theirs):
+    theirs.bert.save_pretrained(tmp_path)
+    ours = FlaxBertForMaskedLM(bert_config(), _do_init=False)
+    file = tmp_path / "model.safetensors"
+    with pytest.raises(WeightsError, match="lacks.*cls/predictions/bias.*allow_missing_keys"):
+        hfseq.load_pytorch_checkpoint_in_flax_state_dict(ours, file)
+    params = hfseq.load_pytorch_checkpoint_in_flax_state_dict(ours, file, allow_missing_keys=True)
+    assert "cls" not in params
+
+
+@pytest.mark.parametrize("direction", ["to_flax", "to_torch"])
+def test_tensors_of_another_size_are_refused(theirs, direction):
+    ours = FlaxBertForMaskedLM(bert_config(vocab_size=48))
+    with pytest.raises(WeightsError, match="word_embeddings"):
+        if direction == "to_flax":
+            hfseq.convert_pytorch_state_dict_to_flax(theirs.state_dict(), ours)
+        else:
+            hfseq.load_flax_weights_in_pytorch_model(theirs, ours.params)
+
+
+def test_single_keys_are_renamed_with_the_tree_as_the_guide():
+    tree = trees.flatten(jax.tree.map(np.asarray, FlaxBertModel(bert_config()).params))
+    rename = hfseq.rename_key_and_reshape_tensor
+    tensor = np.zeros((3, 5))
+    path = ("encoder", "layer", "0", "output", "dense")
+    assert rename((*path, "weight"), tensor, tree, "bert")[1].shape == (5, 3)
+    assert rename((*path, "weight"), tensor, tree, "bert")[0] == (*path, "kernel")
+    norm = ("bert", "embeddings", "LayerNorm")
+    assert rename((*norm, "gamma"), tensor[0], tree, "bert")[0] == (*norm, "scale")
+    words = ("embeddings", "word_embeddings", "weight")
+    assert rename(words, tensor, tree, "bert")[0] == (*words[:2], "embedding")
+    assert rename(("foo", "bar"), tensor, tree, "bert")[0] == ("foo", "bar")
