@@ -25,6 +25,7 @@ from flax import nnx  # noqa: E402
 from hfseq import trees  # noqa: E402
 from hfseq.errors import UsageError, WeightsError  # noqa: E402
 from hfseq.inputs import accepted_inputs, as_array, check_ids, check_length  # noqa: E402
+from hfseq.module_face import FlaxModule, face_class  # noqa: E402
 from hfseq.nn import kv_cache  # noqa: E402
 from hfseq.nn.attention import resolve_attention  # noqa: E402
 from hfseq.nn.layers import Dropout  # noqa: E402
@@ -69,6 +70,7 @@ class FlaxPreTrainedModel(PretrainedMixin):
     # Exceptions to the naming rule: symmetric templates, ours -> theirs (hfseq.weights).
     weight_templates: ClassVar[Mapping[str, str]] = {}
     framework = "flax"
+    _face: ClassVar[type[FlaxModule]]
     _auto_class: ClassVar[str | None] = None
 
     def __init__(
@@ -114,11 +116,11 @@ class FlaxPreTrainedModel(PretrainedMixin):
         self.generation_config = self._make_generation_config()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Give the module class its v4 name beside its face: ``FlaxBertModule`` for the model."""
+        """Put the module class beside its model, under its v4 name (``FlaxBertModule``)."""
         super().__init_subclass__(**kwargs)
-        name = f"{cls.__name__.removesuffix('Model')}Module"
         if cls.module_class is not None and cls.__module__ in sys.modules:
-            vars(sys.modules[cls.__module__]).setdefault(name, cls.module_class)
+            cls._face = face_class(cls)
+            vars(sys.modules[cls.__module__]).setdefault(cls._face.__name__, cls._face)
 
     def _build(self, rngs: nnx.Rngs, cache: kv_cache.CacheSize | None = None) -> nnx.Module:
         module = self.module_class(self._config, rngs=rngs, **self._module_kwargs)
@@ -142,10 +144,9 @@ class FlaxPreTrainedModel(PretrainedMixin):
         return self._config
 
     @property
-    def module(self) -> nnx.Module:
-        """The NNX module with the current parameters (shapes only with ``_do_init=False``)."""
-        tree = self._params if self._params is not None else self._abstract
-        return self._merge(tree, self.extra)
+    def module(self) -> FlaxModule:
+        """The model's structure with Linen's ``init`` and ``apply``, as in v4."""
+        return self._face.of(self)
 
     @property
     def params(self) -> dict[str, Any]:
