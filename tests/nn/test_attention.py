@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from hfseq import nn
-from hfseq.nn.attention import attention_weights, eager_attention, xla_attention
+from hfseq.nn.attention import (
+    attention_weights,
+    eager_attention,
+    few_queries_attention,
+    xla_attention,
+)
 from tests.support.models import close
 
 
@@ -81,3 +86,29 @@ def test_masks_of_keys_of_queries_and_of_documents():
     both = nn.attention_mask(jnp.array([[1, 0, 1]]), jnp.array([[1, 1, 2]]))
     expected = [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
     assert np.array_equal(both[0, 0], np.array(expected, bool))
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_few_queries_give_what_a_product_per_head_gives(queries, heads):
+    random = np.random.default_rng(0)
+
+    def draw(*shape):
+        return jnp.asarray(random.normal(size=shape), jnp.float32)
+
+    query, key, value = (
+        draw(3, queries, heads[0], 8),
+        draw(3, 9, heads[1], 8),
+        draw(3, 9, heads[1], 8),
+    )
+    bias, mask = draw(1, heads[0], queries, 9), jnp.asarray(random.random((3, 1, 1, 9)) < 0.7)
+    for options in ({}, {"bias": bias}, {"mask": mask}, {"bias": bias, "mask": mask, "scale": 0.3}):
+        expected = jax.nn.dot_product_attention(query, key, value, **options)
+        found = few_queries_attention(query, key, value, **options)
+        assert np.allclose(found, expected, atol=2e-6), options.keys()
+
+
+def test_decoding_on_a_cpu_transposes_no_cache():
+    query, cache = jnp.ones((16, 1, 12, 64)), jnp.ones((16, 128, 12, 64))
+    text = jax.jit(xla_attention).lower(query, cache, cache).compile().as_text()
+    assert "f32[16,12,128,64]" not in text and "f32[16,12,64,128]" not in text
