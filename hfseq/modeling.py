@@ -61,6 +61,8 @@ class FlaxPreTrainedModel(PretrainedMixin):
     position_table: ClassVar[str | None] = None
     # Other names a tensor has in PyTorch files: alias -> the name of our parameter.
     weight_aliases: ClassVar[Mapping[str, str]] = {}
+    # Where to read a parameter that a file lacks: its PyTorch name -> that of another tensor.
+    weight_fallbacks: ClassVar[Mapping[str, str]] = {}
     # Names in checkpoints that carry no weights of ours (buffers), as regular expressions.
     ignored_weights: ClassVar[tuple[str, ...]] = (
         r"position_ids$",
@@ -326,13 +328,14 @@ class FlaxPreTrainedModel(PretrainedMixin):
                 ("output_hidden_states", output_hidden_states),
             )
         }
+        wanted = self._inputs(inputs, flags, method)
         module = self._merge(params or self.params, self.extra if extra is None else extra)
         if past_key_values:
             trees.attach_cache(module, past_key_values)
         keys = make_keys(dropout_rng) if train else None
         chosen = dataclasses.replace(self._options, fill_encoder_cache=fill_encoder_cache)
         with options(chosen):
-            output = getattr(module, method)(**self._inputs(inputs, flags, method), rngs=keys)
+            output = getattr(module, method)(**wanted, rngs=keys)
         if past_key_values:
             output.past_key_values = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
         if not self._or_config(return_dict, "return_dict", True):

@@ -26,6 +26,7 @@ class PretrainedMixin:
     config_class: ClassVar[Any]
     base_model_prefix: ClassVar[str]
     weight_aliases: ClassVar[Mapping[str, str]]
+    weight_fallbacks: ClassVar[Mapping[str, str]]
     ignored_weights: ClassVar[tuple[str, ...]]
     weight_templates: ClassVar[Mapping[str, str]]
     params: Any
@@ -79,8 +80,9 @@ class PretrainedMixin:
         source = str(pretrained_model_name_or_path)
         download = resolve.download_options(kwargs)
         config, kwargs = resolve.load_config(cls, source, config, download, kwargs)
-        model = cls(config, *model_args, dtype=_dtype(dtype), _do_init=False, **kwargs)
         opened = resolve.open_source(source, download, from_pt)
+        kwargs = {**cls.checkpoint_options(opened.tensors), **kwargs}
+        model = cls(config, *model_args, dtype=_dtype(dtype), _do_init=False, **kwargs)
         found, report = model.weight_map.match(opened.tensors, native=opened.native)
         weights.check(
             report, opened.source, cls.__name__, ignore_mismatched=ignore_mismatched_sizes
@@ -100,6 +102,16 @@ class PretrainedMixin:
         model.extra = model._initialize(model.key)[1] if model._extra_types else {}
         return model
 
+    @classmethod
+    def checkpoint_options(cls, tensors: Mapping[str, weights.Tensor]) -> dict[str, Any]:
+        """Return constructor arguments that only the checkpoint's tensors can tell; mostly none."""
+        return {}
+
+    @classmethod
+    def options_of(cls, source: str, **download: Any) -> dict[str, Any]:
+        """Return :meth:`checkpoint_options` of the checkpoint at ``source``, without loading it."""
+        return cls.checkpoint_options(resolve.open_source(source, download, False).tensors)
+
     @property
     def weight_map(self) -> weights.WeightMap:
         """The names of this model's parameters in PyTorch checkpoints."""
@@ -108,6 +120,7 @@ class PretrainedMixin:
             shapes,
             prefix=self.base_model_prefix,
             aliases=self.weight_aliases,
+            fallbacks=self.weight_fallbacks,
             ignored=self.ignored_weights,
             templates=self.weight_templates,
             stacked=self._stacked,

@@ -83,11 +83,13 @@ class WeightMap:
         *,
         prefix: str = "",
         aliases: Mapping[str, str] | None = None,
+        fallbacks: Mapping[str, str] | None = None,
         ignored: tuple[str, ...] = (),
         templates: Mapping[str, str] | None = None,
         stacked: Mapping[Path, int] | None = None,
     ):
         self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
+        self._fallbacks = dict(fallbacks or {})
         self._templates = [_template(ours, theirs) for ours, theirs in (templates or {}).items()]
         self.slots = [slot for path in self.shapes for slot in self._slots(path, stacked or {})]
         names = {slot.name for slot in self.slots}
@@ -100,8 +102,10 @@ class WeightMap:
         }
 
     def _slots(self, path: Path, stacked: Mapping[Path, int]) -> list[Slot]:
-        for head, count in stacked.items():
+        for head in stacked:
             if path[: len(head)] == head:
+                # Not the number of layers: a variable of the first layer alone is stacked over one.
+                count = self.shapes[path][0]
                 paths = [(*head, str(i), *path[len(head) :]) for i in range(count)]
                 drawn = len(self.shapes[path]) - 1
                 return [
@@ -162,14 +166,11 @@ class WeightMap:
         return shape if native or not slot.transposed else shape[::-1]
 
     def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> str | None:
-        if native:
-            return next((n for n in self._with_prefix(slot.native) if n in names), None)
         live = [alias for alias, name in self._live.items() if name == slot.name]
-        own = [
-            *live,
-            slot.name,
-            *(alias for alias, name in self.aliases.items() if name == slot.name),
-        ]
+        aliases = [alias for alias, name in self.aliases.items() if name == slot.name]
+        own = [*live, slot.name, *aliases, self._fallbacks.get(slot.name, slot.name)]
+        if native:
+            own = [slot.native, *(f"{n.rpartition('.')[0]}.{slot.path[-1]}" for n in own)]
         return next((n for name in own for n in self._with_prefix(name) if n in names), None)
 
     def _with_prefix(self, name: str) -> tuple[str, ...]:

@@ -191,3 +191,29 @@ def test_missing_names_come_with_the_nearest_left_over():
     _, report = filled(names, tensors)
     assert report.missing == [("head", "kernel")] and report.unexpected == ["heads.weight"]
     assert "did you mean 'heads.weight'" in describe_missing(report)
+
+
+def test_what_a_file_lacks_is_read_from_its_fallback():
+    shapes = {("base", name, "embedding"): (5, 3) for name in ("table", "one", "two")}
+    given = {"base.table.weight": np.ones((5, 3), np.float32)}
+    more = {f"base.{name}.weight": "base.table.weight" for name in ("one", "two")}
+    names = WeightMap(shapes, prefix="base", fallbacks=more)
+    params, report = filled(names, given)
+    assert params.keys() == shapes.keys() and not report.missing and not report.unexpected
+    own = {**given, "base.one.weight": np.zeros((5, 3), np.float32)}
+    params, _ = filled(names, own)
+    assert not params["base", "one", "embedding"].any()
+    assert params["base", "two", "embedding"].all()
+
+
+@pytest.mark.parametrize("way", ["aliases", "fallbacks"])
+def test_second_names_count_in_native_files_too(way):
+    shapes = {("base", "own", "embedding"): (5, 3)}
+    second = {
+        "aliases": {"base.shared.weight": "base.own.weight"},
+        "fallbacks": {"base.own.weight": "base.shared.weight"},
+    }
+    names = WeightMap(shapes, prefix="base", **{way: second[way]})
+    table = {"shared.embedding": np.ones((5, 3), np.float32)}
+    params, report = filled(names, table, native=True)
+    assert params.keys() == shapes.keys() and not report.unexpected

@@ -25,6 +25,7 @@ from hfseq.nn.positions import (  # noqa: E402
     gather_positions,
     positions_after_padding,
     positions_in_segments,
+    relative_position_bias,
 )
 from hfseq.nn.precision import add_bias  # noqa: E402
 from hfseq.nn.random import Keys, make_keys  # noqa: E402
@@ -54,5 +55,6 @@ __all__ = [
     "options",
     "positions_after_padding",
     "positions_in_segments",
+    "relative_position_bias",
     "run_layers",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -13,8 +12,6 @@ from hfseq.errors import UsageError, nearest
 
 Activation = Callable[[jax.Array], jax.Array]
 
-_tanh_gelu = functools.partial(jax.nn.gelu, approximate=True)
-
 
 @jax.checkpoint
 def _gelu(x: jax.Array) -> jax.Array:
@@ -24,6 +21,18 @@ def _gelu(x: jax.Array) -> jax.Array:
     """
     y = x.astype(jnp.float32)
     return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
+
+
+@jax.checkpoint
+def _tanh_gelu(x: jax.Array) -> jax.Array:
+    """GELU by tanh, in float32, as ``x sigmoid(2 z)``, which is ``0.5 x (1 + tanh z)``.
+
+    jax.nn.gelu rounds its constants to a half type, and XLA's CPU kernels write them down as arrays
+    of the size of ``x``: in bfloat16 the wide layer takes 1.7 times as long. Rematerialised.
+    """
+    y = x.astype(jnp.float32)
+    slope = 2.0 * math.sqrt(2.0 / math.pi)
+    return (y * jax.nn.sigmoid(y * (slope + 0.044715 * slope * y * y))).astype(x.dtype)
 
 
 ACTIVATIONS: dict[str, Activation] = {

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def positions_after_padding(input_ids: jax.Array, pad_token_id: int) -> jax.Array:
@@ -32,3 +36,52 @@ def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
         [jnp.ones_like(segment_ids[:, :1], bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1
     )
     return places - jax.lax.cummax(jnp.where(starts, places, 0), axis=1)
+
+
+def relative_position_bias(
+    table: jax.Array,
+    queries: int,
+    keys: int,
+    start: int | jax.Array = 0,
+    *,
+    bidirectional: bool,
+    max_distance: int,
+) -> jax.Array:
+    """Return T5's bias (1, heads, queries, keys) on attention scores, by distance alone.
+
+    ``table`` is (buckets, heads); the queries stand at ``start``, ``start + 1`` …, the keys at 0, 1
+    …. Near distances have a bucket each, far ones share them logarithmically, all beyond
+    ``max_distance`` the last (Raffel et al., 2020, section 2.1). ``bidirectional`` gives half of
+    the buckets to keys after the query, which otherwise count as distance 0.
+    """
+    # The bias is constant on diagonals: one row of the table for each of them, then each query
+    # reads them one place further on. This is done by reshaping rows that are one too long, since
+    # the gradient of reading with indices is a slow scatter.
+    distances = jnp.arange(queries + keys) - (queries - 1) - start
+    buckets = _buckets(distances, table.shape[0], bidirectional, max_distance)
+    heads, width = table.shape[1], queries + keys
+    diagonals = jnp.take(table, buckets, axis=0).T[:, None]
+    rows = jnp.broadcast_to(diagonals, (heads, queries, width)).reshape(heads, queries * width)
+    shifted = rows[:, : queries * (width - 1)].reshape(heads, queries, width - 1)
+    return shifted[None, :, :, queries - 1 :]
+
+
+def _buckets(
+    distances: jax.Array, buckets: int, bidirectional: bool, max_distance: int
+) -> jax.Array:
+    """Return the bucket of each distance (key minus query)."""
+    half = buckets // 2 if bidirectional else buckets
+    apart = jnp.abs(distances) if bidirectional else jnp.maximum(-distances, 0)
+    near = jnp.asarray(_bucket_table(half, max_distance))[jnp.minimum(apart, max_distance)]
+    return near + jnp.where(distances > 0, half, 0) if bidirectional else near
+
+
+@functools.cache
+def _bucket_table(buckets: int, max_distance: int) -> np.ndarray:
+    """Return the bucket of every distance up to ``max_distance``, rounded as PyTorch does."""
+    exact = buckets // 2
+    distances = np.arange(max_distance + 1)
+    scale = np.float32(math.log(max_distance / exact))
+    octaves = np.log(np.maximum(distances, 1).astype(np.float32) / np.float32(exact)) / scale
+    far = np.minimum(exact + (octaves * np.float32(buckets - exact)).astype(np.int32), buckets - 1)
+    return np.where(distances < exact, distances, far).astype(np.int32)

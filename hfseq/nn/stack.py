@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -53,7 +53,12 @@ def options(value: Options) -> Iterator[None]:
 
 
 class Layers(nnx.List):
-    """A list of layers of one class and one shape, as the checkpoint numbers them."""
+    """A list of layers of one class and one shape, as the checkpoint numbers them.
+
+    The first layers may hold variables that the others lack (T5's table of relative positions).
+    Stacked, these have an entry only for the layers that hold them, and the model reads them
+    outside of the layers.
+    """
 
 
 def stack_layers(module: nnx.Module) -> None:
@@ -67,10 +72,20 @@ def stack_layers(module: nnx.Module) -> None:
     ]
     for parent, name, layers in found:
         graphs, states = zip(*(nnx.split(layer) for layer in layers), strict=True)
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-        layer = nnx.merge(graphs[0], stacked)
+        layer = nnx.merge(graphs[0], _stack(states))
         layer.num_stacked = len(layers)
         setattr(parent, name, nnx.data(layer))
+
+
+def _stack(states: Sequence[nnx.State]) -> nnx.State:
+    """Stack the variables of all layers, each over the layers that have it."""
+    flat = [dict(nnx.to_flat_state(state)) for state in states]
+
+    def stacked(path: Any) -> Any:
+        having = (state[path] for state in flat if path in state)
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *having)
+
+    return nnx.from_flat_state((path, stacked(path)) for path in flat[0])
 
 
 def run_layers(
@@ -141,6 +156,13 @@ def _scan(
         out, (second, changed) = call(x, sliced)
         return out, (second, changed, x if collect else None)
 
+    def every(leaf: jax.Array) -> jax.Array:
+        # What only the first layers have is not read inside: any value does for the others.
+        return (
+            leaf if leaf.shape[0] == count else jnp.broadcast_to(leaf[0], (count, *leaf.shape[1:]))
+        )
+
+    params = jax.tree.map(every, params)
     xs = (jnp.arange(count, dtype=jnp.uint32), params, others, own)
     x, (seconds, changed, inputs) = jax.lax.scan(body, x, xs)
     nnx.update(layer, changed)

@@ -25,6 +25,13 @@ def test_linear_with_and_without_bias():
     assert bare.bias is None and close(bare(X), X @ bare.kernel[...], 1e-6)
 
 
+def test_conv1d_is_a_linear_whose_kernel_is_transposed():
+    conv, linear = (make(8, 3, INIT, nnx.Rngs(0)) for make in (nn.Conv1D, nn.Linear))
+    assert conv.kernel.shape == (3, 8) and conv.bias.shape == (3,)
+    linear.kernel[...] = conv.kernel[...].T
+    assert close(conv(X), linear(X), 1e-6)
+
+
 def test_linear_computes_in_the_type_of_its_recipe():
     layer = nn.Linear(8, 3, INIT, nnx.Rngs(0))
     assert layer(X.astype(jnp.bfloat16)).dtype == jnp.bfloat16

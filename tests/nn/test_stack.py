@@ -123,3 +123,43 @@ def test_other_collections_are_updated(scanned, remat):
     counts = nnx.to_pure_dict(nnx.state(model, Counter))["layer"]
     found = counts["count"] if scanned else jnp.stack([counts[i]["count"] for i in range(2)])
     assert found.tolist() == [2.0, 4.0]
+
+
+class Biased(nnx.Module):
+    """A layer of which the first one holds what all of them are given."""
+
+    def __init__(self, rngs, first):
+        self.dense = nn.Linear(8, 8, nn.normal(0.3), rngs)
+        self.table = nnx.Param(jnp.arange(8.0)) if first else nnx.data(None)
+
+    def __call__(self, x, shared, *, rngs):
+        return jnp.tanh(self.dense(x) + shared), None
+
+
+class Sharing(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layer = nn.Layers([Biased(rngs, first=number == 0) for number in range(3)])
+
+    def __call__(self, x):
+        first = self.layer[0] if isinstance(self.layer, nn.Layers) else self.layer
+        return nn.run_layers(self.layer, x, first.table[...].reshape(8))[0]
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_what_only_the_first_layer_holds_is_stacked_once(remat):
+    outputs, gradients = [], []
+    for scanned in (False, True):
+        model = Sharing()
+        if scanned:
+            stack_layers(model)
+            assert model.layer.table.shape == (1, 8) and model.layer.dense.kernel.shape[0] == 3
+        with nn.options(Options(remat=remat)):
+            value, gradient = jax.jit(nnx.value_and_grad(lambda model: (model(X) ** 2).sum()))(
+                model
+            )
+        outputs.append(value)
+        held = gradient["layer"] if scanned else gradient["layer"][0]
+        gradients.append(np.asarray(held["table"][...]).reshape(8))
+    assert outputs[0] == outputs[1]
+    assert gradients[0].all() and np.allclose(*gradients, rtol=1e-5)

@@ -32,6 +32,31 @@ def roberta_config(**changes: Any) -> Any:
     return RobertaConfig(**{**TINY, **changes})
 
 
+def gpt2_config(**changes: Any) -> Any:
+    from transformers import GPT2Config
+
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40}
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    return GPT2Config(**{**sizes, **tokens, **changes})
+
+
+def t5_config(**changes: Any) -> Any:
+    from transformers import T5Config
+
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
+    more = {"num_heads": 4, "decoder_start_token_id": 0, "relative_attention_num_buckets": 8}
+    return T5Config(**{**sizes, **more, **changes})
+
+
+def bart_config(**changes: Any) -> Any:
+    from transformers import BartConfig
+
+    sizes = {"vocab_size": 64, "d_model": 32, "max_position_embeddings": 40}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 48}
+    return BartConfig(**{**sizes, **changes})
+
+
 def ids(rows: int = 2, length: int = 12, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(4, 64, (rows, length)).astype(np.int32)
 

@@ -1,0 +1,11 @@
+"""How T5 is split over devices: Megatron's column and row pairs."""
+
+RULES = [
+    (r"shared/embedding$", "embedding"),
+    (r"relative_attention_bias/embedding$", "replicated"),
+    (r"(Self|EncDec)Attention/(q|k|v)/kernel$", "column"),
+    (r"DenseReluDense/wi(_0|_1)?/kernel$", "column"),
+    (r"(Attention/o|DenseReluDense/wo)/kernel$", "row"),
+    (r"lm_head/kernel$", "vocab_column"),
+    (r"layer_norm/weight$", "vector"),
+]

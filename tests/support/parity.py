@@ -1,0 +1,40 @@
+"""Comparison with PyTorch on a checkpoint: outputs, and the gradient of every parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hfseq import testing, trees
+from tests.support.models import close
+
+
+def compare(cls: Any, folder: Path, inputs: dict[str, np.ndarray], ours: Any = None) -> Any:
+    """Assert that ``ours`` (or what ``cls`` loads from ``folder``) equals PyTorch's; return it."""
+    import jax
+    import jax.numpy as jnp
+    import torch
+    import transformers
+
+    theirs = getattr(transformers, cls.torch_class_name())
+    theirs = theirs.from_pretrained(folder, attn_implementation="eager").eval()
+    ours = cls.from_pretrained(folder) if ours is None else ours
+    expected = theirs(**{name: torch.from_numpy(value).long() for name, value in inputs.items()})
+    name = "logits" if "logits" in expected else "last_hidden_state"
+    weights = np.random.default_rng(0).normal(size=expected[name].shape)
+    weights = (weights / np.sqrt(weights.size)).astype(np.float32)
+
+    def loss(params: Any) -> Any:
+        output = ours(**inputs, params=params)[name]
+        return jnp.sum(output * weights), output
+
+    gradient, output = testing.jit(jax.grad(loss, has_aux=True))(ours.params)
+    assert close(output, expected[name].detach().numpy())
+    (expected[name] * torch.from_numpy(weights)).sum().backward()
+    gradients = ours.weight_map.to_torch(trees.flatten(jax.tree.map(np.asarray, gradient)))
+    graded = {n: p.grad.numpy() for n, p in theirs.named_parameters() if p.grad is not None}
+    assert graded.keys() == gradients.keys()
+    assert [n for n, g in graded.items() if not close(gradients[n], g)] == []
+    return ours
