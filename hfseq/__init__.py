@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hfseq.auto import *  # noqa: F403
     from hfseq.hookspecs import hookimpl as hookimpl
     from hfseq.modeling import FlaxPreTrainedModel as FlaxPreTrainedModel
+    from hfseq.generation import *  # noqa: F403
     from hfseq.outputs import *  # noqa: F403
     from hfseq.transformers_hook import register_auto_classes as register_auto_classes
 
@@ -39,6 +40,16 @@ _MODULES = {
         ),
         "hfseq.modeling_flax_pytorch_utils",
     ),
+    "CausalGeneration": "hfseq.generation",
+    "FlaxGenerationMixin": "hfseq.generation",
+    "FlaxSeq2SeqPreTrainedModel": "hfseq.seq2seq",
+    "shift_tokens_right": "hfseq.seq2seq",
+}
+
+#: Rooms with many classes of a kind, found by what their names contain.
+_ROOMS = {
+    "hfseq.outputs": ("Output",),
+    "hfseq.generation": ("Output", "Logit", "LengthPenalty"),
 }
 
 
@@ -57,24 +68,28 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     heads = {target_name(target) for spec in _architectures() for target in spec.heads.values()}
-    outputs = vars(sys.modules["hfseq.outputs"]) if "hfseq.outputs" in sys.modules else ()
-    return sorted({*globals(), *_MODULES, *heads, *(name for name in outputs if _is_output(name))})
+    rooms = {name for room in _ROOMS if room in sys.modules for name in _in_room(room)}
+    return sorted({*globals(), *_MODULES, *heads, *rooms})
 
 
-def _is_output(name: str) -> bool:
-    return name.startswith("Flax") and "Output" in name
+def _in_room(room: str) -> list[str]:
+    names = vars(importlib.import_module(room))
+    return [name for name in names if name.startswith("Flax") and _belongs(name, room)]
+
+
+def _belongs(name: str, room: str) -> bool:
+    return any(part in name for part in _ROOMS[room])
 
 
 def _flax_class(name: str) -> Any:
-    """Return an output class, or a class of a registered architecture.
+    """Return an output class, a logits processor, or a class of a registered architecture.
 
     Heads are found by the names in the registry. Any other class of an architecture, such as
     ``FlaxBertPreTrainedModel``, is looked up in the modules of those heads.
     """
-    if _is_output(name):
-        outputs = importlib.import_module("hfseq.outputs")
-        if hasattr(outputs, name):
-            return getattr(outputs, name)
+    for room in _ROOMS:
+        if _belongs(name, room) and name in _in_room(room):
+            return getattr(importlib.import_module(room), name)
     for spec in _architectures():
         for task, target in spec.heads.items():
             if target_name(target) == name:

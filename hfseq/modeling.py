@@ -24,6 +24,7 @@ from flax import nnx  # noqa: E402
 
 from hfseq import trees  # noqa: E402
 from hfseq.errors import UsageError, WeightsError  # noqa: E402
+from hfseq.generation import FlaxGenerationMixin  # noqa: E402
 from hfseq.inputs import accepted_inputs, as_array, check_ids, check_length  # noqa: E402
 from hfseq.module_face import FlaxModule, face_class  # noqa: E402
 from hfseq.nn import kv_cache  # noqa: E402
@@ -42,7 +43,7 @@ _NO_PARAMS = (
 )
 
 
-class FlaxPreTrainedModel(PretrainedMixin):
+class FlaxPreTrainedModel(PretrainedMixin, FlaxGenerationMixin):
     """Base class of all models.
 
     **Arguments:** ``config`` a Hugging Face configuration; ``input_shape`` is kept for

@@ -7,10 +7,10 @@
     def test_my_model():
         check_architecture("my_model", MyConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2))
 
-Each check is a small function in :mod:`hfseq.testing_checks` (JAX alone) or
-:mod:`hfseq.testing_torch` (against the PyTorch class of the same name). All of them run, for every
-head that is registered, and one error lists all that failed. The configuration must be tiny: each
-head is compiled about ten times.
+Each check is a small function in :mod:`hfseq.testing_checks` and :mod:`hfseq.testing_decoding` (JAX
+alone) or :mod:`hfseq.testing_torch` (against the PyTorch class of the same name). All of them run,
+for every head that is registered, and one error lists all that failed. The configuration must be
+tiny: each head is compiled about ten times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,15 +33,30 @@ import numpy as np
 from hfseq import plugins, trees
 from hfseq.errors import UsageError, nearest
 
-ROWS, LENGTH = 8, 16
-NOT_COMPARED = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
+ROWS, LENGTH, TARGET_LENGTH = 8, 16, 12
+NOT_COMPARED = (
+    *("past_key_values", "hidden_states", "attentions", "cross_attentions"),
+    *("decoder_hidden_states", "decoder_attentions", "encoder_hidden_states", "encoder_attentions"),
+)
 # Adding a constant to all scores of a query changes nothing, so the gradient of a key's bias is
-# zero.
-ZERO_GRADIENTS = (r"(key|k_proj)/bias$",)
+# zero; the bias of logits is a buffer in PyTorch, which nobody trains.
+ZERO_GRADIENTS = (r"(key|k_proj)/bias$", r"final_logits_bias$")
 
 
 class Skipped(Exception):
     """A check that does not apply; the message says why."""
+
+
+class Side(NamedTuple):
+    """The names of the inputs of an encoder or a decoder."""
+
+    ids: str
+    mask: str
+    segments: str
+
+
+SOURCE = Side("input_ids", "attention_mask", "segment_ids")
+TARGET = Side("decoder_input_ids", "decoder_attention_mask", "decoder_segment_ids")
 
 
 @dataclasses.dataclass
@@ -69,7 +84,8 @@ def check_architecture(
     **Arguments:** ``config`` a tiny configuration (vocabulary of at least 16, 16 positions and what
     the family keeps for itself); ``heads`` the tasks to check (``"ForMaskedLM"``; all by default);
     ``overrides`` configuration attributes by task (``{"ForCausalLM": {"is_decoder": True}}``, which
-    is the default where the configuration has that attribute); ``torch=False`` leaves PyTorch out;
+    is the default where the configuration has that attribute; an encoder-decoder's decoder alone is
+    tried with attention to an encoder's output); ``torch=False`` leaves PyTorch out;
     ``skip`` maps a check's name to the reason why it cannot hold; ``zero_gradients`` are patterns
     of parameter paths whose gradient is zero for a reason; ``tolerance`` is that of the comparisons
     with PyTorch, relative to ``max(1, max|b|)``.
@@ -101,7 +117,11 @@ def _heads(spec: Any, wanted: Iterable[str] | None) -> dict[str, Any]:
 
 
 def _causal(task: str, config: Any) -> dict[str, Any]:
-    return {"is_decoder": True} if task == "ForCausalLM" and hasattr(config, "is_decoder") else {}
+    if task != "ForCausalLM" or not hasattr(config, "is_decoder"):
+        return {}
+    if not getattr(config, "is_encoder_decoder", False):
+        return {"is_decoder": True}
+    return {"is_decoder": True, "is_encoder_decoder": False, "add_cross_attention": True}
 
 
 def _configured(config: Any, settings: Mapping[str, Any]) -> Any:
@@ -112,9 +132,10 @@ def _configured(config: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def _checks(torch: bool, skip: Mapping[str, str]) -> list[Callable[[Case], None]]:
-    from hfseq import testing_checks, testing_torch
+    from hfseq import testing_checks, testing_decoding, testing_torch
 
-    checks = [*testing_checks.CHECKS, *(testing_torch.CHECKS if torch else ())]
+    checks: list[Any] = [*testing_checks.CHECKS, *testing_decoding.CHECKS]
+    checks += testing_torch.CHECKS if torch else ()
     names = [check.__name__ for check in checks]
     for name in skip:
         if name not in names:
@@ -167,21 +188,22 @@ class Case:
         return model
 
     @functools.cached_property
+    def sides(self) -> tuple[Side, ...]:
+        """What the model reads: one side, or the source and the target of an encoder-decoder."""
+        both = getattr(self.config, "is_encoder_decoder", False)
+        return (SOURCE, TARGET) if both and self.model.takes(TARGET.ids) else (SOURCE,)
+
+    @functools.cached_property
     def inputs(self) -> dict[str, np.ndarray]:
-        """Eight rows, of which the second is padded on the right."""
+        """Eight rows, of which the second (of a target the third) is padded on the right."""
         random, config = np.random.default_rng(1), self.config
-        pad = getattr(config, "pad_token_id", None) or 0
-        low, high = 4 if config.vocab_size > 8 else 0, config.vocab_size
-        shape = (ROWS, 2, LENGTH) if self.task == "ForMultipleChoice" else (ROWS, LENGTH)
-        ids = random.integers(low, high, shape).astype(np.int32)
-        mask = np.ones_like(ids)
-        mask[1, ..., 10:] = 0
-        inputs = {
-            "input_ids": np.where(mask == 1, ids, pad).astype(np.int32),
-            "attention_mask": mask,
-        }
-        if getattr(config, "is_encoder_decoder", False):
-            inputs["decoder_input_ids"] = random.integers(low, high, shape).astype(np.int32)
+        choices = (2,) if self.task == "ForMultipleChoice" else ()
+        inputs = self._tokens(random, SOURCE, (ROWS, *choices, LENGTH), 1)
+        if TARGET in self.sides:
+            # A label is read where the source ends, at the same place of the target.
+            alike = self.task == "ForSequenceClassification"
+            length, padded = (LENGTH, 1) if alike else (TARGET_LENGTH, 2)
+            inputs |= self._tokens(random, TARGET, (ROWS, length), padded)
         if getattr(config, "add_cross_attention", False):
             states = random.normal(size=(ROWS, 5, config.hidden_size))
             inputs["encoder_hidden_states"] = states.astype(np.float32)
@@ -189,6 +211,22 @@ class Case:
                 [[1, 1, 1, 1, row % 2] for row in range(ROWS)]
             )
         return inputs
+
+    def _tokens(self, random: Any, side: Side, shape: tuple[int, ...], padded: int) -> Any:
+        low, high = 4 if self.config.vocab_size > 8 else 0, self.config.vocab_size
+        ids = random.integers(low, high, shape).astype(np.int32)
+        mask = np.ones_like(ids)
+        mask[padded, ..., 10:] = 0
+        return {side.ids: self.ended(side, ids, mask), side.mask: mask}
+
+    def ended(self, side: Side, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Put padding where ``mask`` is 0, and give a source its <eos>."""
+        pad = getattr(self.config, "pad_token_id", None) or 0
+        ids = np.where(mask == 1, ids, pad).astype(np.int32)
+        end = getattr(self.config, "eos_token_id", None)
+        if len(self.sides) == 2 and side == SOURCE and isinstance(end, int):
+            np.put_along_axis(ids, mask.sum(-1, keepdims=True) - 1, end, -1)
+        return ids
 
     def variant(self, **options: Any) -> Any:
         """The same model with other constructor options, without parameters of its own."""
@@ -213,14 +251,18 @@ class Case:
 
     def only_real(self, name: str, value: np.ndarray) -> np.ndarray:
         """Zero what an output says about padding, which nobody promises anything about."""
-        mask = self.inputs["attention_mask"]
-        if not self.per_token(name) or "decoder_input_ids" in self.inputs:
+        if not self.per_token(name):
             return value
+        mask = self.inputs[self.side(name).mask]
         return value * mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
+
+    def side(self, name: str) -> Side:
+        """Return the side whose tokens an output describes."""
+        return self.sides[0] if name.startswith("encoder_") else self.sides[-1]
 
     def per_token(self, name: str) -> bool:
         """Tell whether an output has an entry for every token."""
-        shape = self.inputs["input_ids"].shape
+        shape = self.inputs[self.side(name).ids].shape
         return self.outputs[name].shape[: len(shape)] == shape
 
     @functools.cached_property

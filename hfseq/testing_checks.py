@@ -14,9 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hfseq import trees
-from hfseq.errors import UsageError
 from hfseq.testing import (
-    LENGTH,
     ROWS,
     Case,
     Skipped,
@@ -137,98 +135,62 @@ def bfloat16(case: Case) -> None:
 
 
 def padding(case: Case) -> None:
-    """Padding on the right does not change what is said about the real tokens."""
-    if "decoder_input_ids" in case.inputs:
-        raise Skipped("encoder-decoder: outputs belong to the decoder's tokens")
-    cut = LENGTH - 6
-    short = {
-        n: v[..., :cut] if n in ("input_ids", "attention_mask") else v
-        for n, v in case.inputs.items()
-    }
-    short["attention_mask"] = np.ones_like(short["attention_mask"])
-    long = dict(case.inputs)
-    long["attention_mask"] = np.ones_like(long["attention_mask"])
-    long["attention_mask"][..., cut:] = 0
-    ids = np.array(long["input_ids"])
-    ids[..., cut:] = getattr(case.config, "pad_token_id", None) or 0
-    padded = host(case.forward(case.model.params, {**long, "input_ids": ids}))
+    """Padding on the right, of source and of target, changes nothing about the real tokens."""
+    short, long, cuts = dict(case.inputs), dict(case.inputs), {}
+    for side in case.sides:
+        ids = case.inputs[side.ids]
+        cut = cuts[side] = ids.shape[-1] - 6
+        mask = np.ones_like(ids)
+        mask[..., cut:] = 0
+        ids = case.ended(side, ids, mask)
+        long |= {side.ids: ids, side.mask: mask}
+        short |= {side.ids: ids[..., :cut], side.mask: mask[..., :cut]}
+    padded = host(case.forward(case.model.params, long))
     expected = host(case.forward(case.model.params, short))
-    lead = case.inputs["input_ids"].ndim - 1
-    real = {
-        n: v[(slice(None),) * lead + (slice(cut),)] if case.per_token(n) else v
-        for n, v in padded.items()
-    }
+    real = {}
+    for name, value in padded.items():
+        lead = case.inputs[case.side(name).ids].ndim - 1
+        place = (slice(None),) * lead + (slice(cuts[case.side(name)]),)
+        real[name] = value[place] if case.per_token(name) else value
     assert_close(real, expected, 1e-5, "padded on the right against not padded")
 
 
 def packing(case: Case) -> None:
     """Documents packed into one row are computed as if each were alone."""
-    if not case.takes("segment_ids"):
+    if not all(case.takes(side.segments) for side in case.sides):
         raise Skipped("the model takes no segment_ids")
     names = [name for name in case.outputs if case.per_token(name)]
     if not names or case.inputs["input_ids"].ndim != 2:
         raise Skipped("no output has an entry for every token")
-    cut, pad = 10, getattr(case.config, "pad_token_id", None) or 0
-    others = {n: v for n, v in case.inputs.items() if n not in ("input_ids", "attention_mask")}
-    ids = np.array(case.inputs["input_ids"])
-    ids[1] = ids[0][::-1]
-    segments = np.where(np.arange(LENGTH) < cut, 1, 2)[None].repeat(ROWS, 0).astype(np.int32)
-    packed = compiled(case.model)(
-        case.model.params, {**others, "input_ids": ids, "segment_ids": segments}
-    )
-    for part, length in ((slice(cut), cut), (slice(cut, None), LENGTH - cut)):
-        alone, mask = np.full_like(ids, pad), np.zeros_like(ids)
+    tokens = {name for side in case.sides for name in (side.ids, side.mask)}
+    others = {n: v for n, v in case.inputs.items() if n not in tokens}
+    rows, documents, places = dict(others), [dict(others), dict(others)], {}
+    for side in case.sides:
+        places[side] = _pack(case, side, rows, documents)
+    packed = compiled(case.model)(case.model.params, rows)
+    for number, inputs in enumerate(documents):
+        alone = host(case.forward(case.model.params, inputs))
+        parts = {name: places[case.side(name)][number] for name in names}
+        ours = {name: np.asarray(packed[name][:, part]) for name, part in parts.items()}
+        theirs = {name: alone[name][:, : ours[name].shape[1]] for name in names}
+        assert_close(ours, theirs, 1e-5, f"packed at place {number} against alone")
+
+
+def _pack(case: Case, side: Any, rows: dict, documents: list[dict]) -> tuple[slice, slice]:
+    """Add to ``rows`` two documents a row, to ``documents`` each of them alone, padded."""
+    ids = np.array(case.inputs[side.ids])
+    ids[1:3] = ids[3:5, ::-1]  # rows that are padded
+    cut = round(0.6 * ids.shape[1])
+    segments = np.where(np.arange(ids.shape[1]) < cut, 1, 2)[None].repeat(ROWS, 0)
+    rows |= {side.ids: ids, side.segments: segments.astype(np.int32)}
+    places = slice(cut), slice(cut, None)
+    for inputs, part in zip(documents, places, strict=True):
+        alone, mask = np.zeros_like(ids), np.zeros_like(ids)
+        length = ids[:, part].shape[1]
         alone[:, :length], mask[:, :length] = ids[:, part], 1
-        inputs = {**others, "input_ids": alone, "attention_mask": mask}
-        expected = host(case.forward(case.model.params, inputs))
-        ours = {name: np.asarray(packed[name][:, part]) for name in names}
-        theirs = {name: expected[name][:, :length] for name in names}
-        assert_close(ours, theirs, 1e-5, f"packed at {part.start or 0} against alone")
-
-
-def cached_decoding(case: Case) -> None:
-    """Feeding a prompt and then token by token through the cache gives the full forward pass."""
-    model, ids = case.model, case.inputs["input_ids"]
-    if "decoder_input_ids" in case.inputs:
-        raise Skipped("encoder-decoder")
-    try:
-        cache = model.init_cache(ROWS, LENGTH)
-    except UsageError as reason:
-        raise Skipped(str(reason)) from None
-    others = {n: v for n, v in case.inputs.items() if n.startswith("encoder_")}
-    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), ids.shape)
-    mask = np.array(case.inputs["attention_mask"])
-    full = host(
-        compiled(model)(
-            model.params,
-            {**others, "input_ids": ids, "attention_mask": mask, "position_ids": positions},
-        )
-    )
-
-    @jit
-    def step(params: Any, cache: Any, ids: Any, positions: Any) -> Any:
-        output = model(
-            ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            params=params,
-            **others,
-        )
-        return arrays(output), output.past_key_values
-
-    parts, start = [], 0
-    for length in (5, *[1] * (LENGTH - 5)):
-        chosen = slice(start, start + length)
-        outputs, cache = step(model.params, cache, ids[:, chosen], positions[:, chosen])
-        parts.append(host(outputs))
-        start += length
-    names = [name for name in full if case.per_token(name)]
-    ours = {
-        name: case.only_real(name, np.concatenate([p[name] for p in parts], 1)) for name in names
-    }
-    theirs = {name: case.only_real(name, full[name]) for name in names}
-    assert_close(ours, theirs, 1e-5, "decoding with a cache against the full forward pass")
+        alone[mask == 0] = getattr(case.config, "pad_token_id", None) or 0
+        inputs |= {side.ids: alone, side.mask: mask}
+    return places
 
 
 def devices(case: Case) -> None:
@@ -257,5 +219,5 @@ def devices(case: Case) -> None:
 
 CHECKS = (
     shapes, eager, gradients, save_and_load, scan_layers, gradient_checkpointing, bfloat16,
-    padding, packing, cached_decoding, devices,
+    padding, packing, devices,
 )  # fmt: skip

@@ -6,12 +6,16 @@ PyTorch is imported in here and nowhere else; without it, or without such a clas
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import numpy as np
 
 from hfseq import trees
 from hfseq.testing import Case, Skipped, assert_same, error, host, jit
+
+# In the order in which a model computes them.
+STATES = ("encoder_hidden_states", "hidden_states", "decoder_hidden_states")
 
 
 def torch_model(case: Case) -> Any:
@@ -58,21 +62,34 @@ def torch_tree(case: Case) -> None:
         raise Skipped("the architecture declares weight_templates")
     expected = {}
     model = torch_model(case)
-    for name, parameter in model.named_parameters():
-        if name in case.model.weight_map.aliases:
-            continue  # PyTorch's second name of a parameter that has one path here
-        owner, _, leaf = name.rpartition(".")
-        kind = type(model.get_submodule(owner)).__name__
-        leaf = _leaf(kind, leaf)
-        shape = tuple(parameter.shape)
-        expected[*owner.split("."), leaf] = shape[::-1] if leaf == "kernel" else shape
     ours = {path: leaf.shape for path, leaf in trees.flatten(case.model.params).items()}
+    for name, tensor in _stored(case, model).items():
+        owner, _, leaf = name.rpartition(".")
+        head = tuple(owner.split(".")) if owner else ()
+        # Some norms keep PyTorch's name here too, as they did in Transformers 4.
+        if (*head, "weight") not in ours:
+            leaf = _leaf(type(model.get_submodule(owner)).__name__, leaf)
+        shape = tuple(tensor.shape)
+        expected[*head, leaf] = shape[::-1] if leaf == "kernel" else shape
     absent, surplus = expected.keys() - ours.keys(), ours.keys() - expected.keys()
     wrong = {trees.join(p): (ours[p], s) for p, s in expected.items() if ours.get(p, s) != s}
     assert not absent and not surplus and not wrong, (
         f"missing {sorted(map(trees.join, absent))}, surplus {sorted(map(trees.join, surplus))}, "
         f"shapes (ours, PyTorch's) {wrong}"
     )
+
+
+def _stored(case: Case, model: Any) -> dict[str, Any]:
+    """Return PyTorch's parameters and saved buffers, without second names and empty buffers."""
+    saved = model.state_dict().keys()
+    buffers = {name: value for name, value in model.named_buffers() if name in saved}
+    ignored = case.cls.ignored_weights
+    return {
+        name: value
+        for name, value in (*model.named_parameters(), *buffers.items())
+        if name not in case.model.weight_map.aliases
+        and not any(re.search(pattern, name) for pattern in ignored)
+    }
 
 
 def _leaf(kind: str, leaf: str) -> str:
@@ -102,7 +119,7 @@ def torch_parity(case: Case) -> None:
     )
 
 
-def _run_torch(case: Case, model: Any) -> tuple[dict, tuple, dict]:
+def _run_torch(case: Case, model: Any) -> tuple[dict, dict, dict]:
     """Return PyTorch's outputs, hidden states and gradients for the case's inputs and weights."""
     import torch
 
@@ -115,25 +132,33 @@ def _run_torch(case: Case, model: Any) -> tuple[dict, tuple, dict]:
     loss = sum((output[name] * tensor(value)).sum() for name, value in case.weights.items())
     loss.backward()
     outputs = {name: output[name].detach().numpy() for name in case.outputs}
-    states = [state.detach().numpy() for state in output.get("hidden_states") or ()]
+    states = {name: [state.detach().numpy() for state in output.get(name) or ()] for name in STATES}
     gradients = {
         name: parameter.grad.numpy()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
-    return outputs, tuple(states), gradients
+    return outputs, states, gradients
 
 
-def _layers(case: Case, theirs: tuple) -> list[str]:
+def _layers(case: Case, theirs: dict) -> list[str]:
     """Name the first hidden state that differs: 0 is the embeddings, i the output of layer i."""
     run = functools.partial(case.model, output_hidden_states=True)
-    ours = jit(lambda inputs: run(**inputs).hidden_states)(case.inputs) or ()
-    mask = case.inputs["attention_mask"].reshape(-1, case.inputs["attention_mask"].shape[-1], 1)
-    for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        found = error(np.asarray(a) * mask, b * mask)
-        if not found <= case.tolerance:
-            where = "the embeddings" if number == 0 else f"layer {number - 1}"
-            return [f"  the first hidden state that differs is that of {where}: {found:.1e}"]
+
+    def states(inputs: Any) -> dict[str, Any]:
+        output = run(**inputs)
+        return {name: output.get(name) or () for name in STATES}
+
+    ours = jit(states)(case.inputs)
+    for name in STATES:
+        mask = case.inputs[case.side(name).mask]
+        mask = mask.reshape(-1, mask.shape[-1], 1)
+        side = "" if name == "hidden_states" else f" of the {name.partition('_')[0]}"
+        for number, (a, b) in enumerate(zip(ours[name], theirs[name], strict=False)):
+            found = error(np.asarray(a) * mask, b * mask)
+            if not found <= case.tolerance:
+                where = ("the embeddings" if number == 0 else f"layer {number - 1}") + side
+                return [f"  the first hidden state that differs is that of {where}: {found:.1e}"]
     return ["  no hidden state differs: look at the head"]
 
 

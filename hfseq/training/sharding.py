@@ -34,12 +34,13 @@ TACTICS: dict[str, tuple[Any, ...]] = {
     "row_table": ("fsdp",),
     "vocab": ("tensor",),
     "vocab_column": ("fsdp", "tensor"),
+    "vocab_row": (None, "tensor"),
     "column_bias": (("tensor", "fsdp"),),
     "vector": ("fsdp",),
     "replicated": (),
 }
 # Tactics whose dimension over the vocabulary may be padded to divide the tensor axis: its place.
-VOCABULARY = {"embedding": 0, "vocab": 0, "vocab_column": 1}
+VOCABULARY = {"embedding": 0, "vocab": 0, "vocab_column": 1, "vocab_row": 1}
 
 # For architectures that declare no rules: right on data and fsdp axes, refused with tensor > 1.
 DEFAULT_RULES: Rules = ((r"kernel$|weight$|embedding$", "table"), (r".*", "replicated"))

@@ -9,6 +9,7 @@ from transformers import LlamaConfig
 from hfseq import FlaxPreTrainedModel, hookimpl, nn
 from hfseq import outputs as out
 from hfseq.errors import UsageError
+from hfseq.generation import CausalGeneration
 
 
 def rotary(positions, head_dim, theta):
@@ -130,7 +131,7 @@ class FlaxLlamaModel(FlaxPreTrainedModel):
     weight_aliases = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
-class FlaxLlamaForCausalLM(FlaxLlamaModel):
+class FlaxLlamaForCausalLM(CausalGeneration, FlaxLlamaModel):
     module_class = CausalLM
 
 

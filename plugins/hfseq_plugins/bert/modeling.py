@@ -14,6 +14,7 @@ from transformers import BertConfig
 
 from hfseq import nn
 from hfseq import outputs as out
+from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import Keys
 from hfseq_plugins.bert.encoder import BertModule, dense
@@ -270,7 +271,7 @@ class FlaxBertForMaskedLM(FlaxBertPreTrainedModel):
     module_class = MaskedLM
 
 
-class FlaxBertForCausalLM(FlaxBertPreTrainedModel):
+class FlaxBertForCausalLM(CausalGeneration, FlaxBertPreTrainedModel):
     """BERT as a decoder; set ``is_decoder=True`` in the configuration."""
 
     module_class = CausalLM

@@ -11,6 +11,7 @@ from transformers import RobertaConfig
 
 from hfseq import nn
 from hfseq import outputs as out
+from hfseq.generation import CausalGeneration
 from hfseq.nn import Keys
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import BertModule, dense
@@ -153,7 +154,7 @@ class FlaxRobertaForMaskedLM(FlaxRobertaPreTrainedModel):
     module_class = MaskedLM
 
 
-class FlaxRobertaForCausalLM(FlaxRobertaPreTrainedModel):
+class FlaxRobertaForCausalLM(CausalGeneration, FlaxRobertaPreTrainedModel):
     """RoBERTa as a decoder; set ``is_decoder=True`` in the configuration."""
 
     module_class = CausalLM

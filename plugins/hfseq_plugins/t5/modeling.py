@@ -13,7 +13,6 @@ from hfseq import nn
 from hfseq import outputs as out
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.seq2seq import FlaxSeq2SeqPreTrainedModel, Seq2SeqGeneration, shift_tokens_right
-from hfseq.weights import Tensor
 from hfseq_plugins.t5.stack import Stack
 
 
@@ -159,7 +158,7 @@ class FlaxT5ForConditionalGeneration(Seq2SeqGeneration, FlaxT5PreTrainedModel):
     module_class = ConditionalGeneration
 
     @classmethod
-    def checkpoint_options(cls, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    def checkpoint_options(cls, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Tell whether the head is tied by what the checkpoint holds, as PyTorch does."""
         own = "lm_head.kernel" in tensors or _differ(tensors, "lm_head.weight", "shared.weight")
         return {"tied": not own}
@@ -183,7 +182,7 @@ class FlaxT5EncoderModel(FlaxT5PreTrainedModel):
         )  # fmt: skip
 
 
-def _differ(tensors: Mapping[str, Tensor], one: str, other: str, rows: int = 1024) -> bool:
+def _differ(tensors: Mapping[str, Any], one: str, other: str, rows: int = 1024) -> bool:
     """Tell whether two matrices are both there and differ, reading no more than it takes."""
     if one not in tensors or other not in tensors:
         return False

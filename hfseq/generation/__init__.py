@@ -1,0 +1,23 @@
+"""Text generation: greedy search, sampling and beam search in one compiled loop."""
+
+from hfseq._compat import prepare_jax
+
+prepare_jax()
+
+from hfseq.generation import processors as _processors  # noqa: E402
+from hfseq.generation.mixin import CausalGeneration, FlaxGenerationMixin  # noqa: E402
+from hfseq.generation.outputs import (  # noqa: E402
+    FlaxBeamSearchOutput,
+    FlaxGreedySearchOutput,
+    FlaxSampleOutput,
+)
+from hfseq.generation.processors import *  # noqa: E402, F403
+
+__all__ = [
+    "CausalGeneration",
+    "FlaxBeamSearchOutput",
+    "FlaxGenerationMixin",
+    "FlaxGreedySearchOutput",
+    "FlaxSampleOutput",
+]
+__all__ += _processors.__all__

@@ -1,0 +1,109 @@
+"""Greedy search and sampling: one token a step for every row."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hfseq.generation.build import build_processors
+from hfseq.generation.outputs import FlaxGreedySearchOutput, FlaxSampleOutput
+from hfseq.generation.plan import Operands, Plan
+from hfseq.generation.processors.tokens import ends_with
+from hfseq.generation.sampling import row_keys, sample
+from hfseq.generation.session import Session
+
+
+class SearchState(NamedTuple):
+    """``length`` columns of ``sequences`` (rows, buffer) are filled; ``inputs`` the model's."""
+
+    length: jax.Array
+    sequences: jax.Array
+    finished: jax.Array
+    inputs: dict[str, Any]
+    recorded: dict[str, jax.Array]
+
+
+class TokenSearch:
+    """Greedy search, or sampling where the options say so."""
+
+    def __init__(self, model: Any, plan: Plan, operands: Operands):
+        self.plan, self.operands = plan, operands
+        self.session = Session(model, plan, operands)
+        self.processors = build_processors(plan.options, operands, plan.processors)
+
+    def begin(self) -> SearchState:
+        """Return the state before the first token."""
+        sequences = self.session.rows()
+        return SearchState(
+            length=jnp.asarray(self.operands.prompt_length, jnp.int32),
+            sequences=sequences,
+            finished=jnp.zeros(len(sequences), bool),
+            inputs=self.session.first_inputs(),
+            recorded=empty_records(self.plan, len(sequences), self.session.model.config),
+        )
+
+    def unfinished(self, state: SearchState) -> jax.Array:
+        """Tell whether a row still needs a token."""
+        return (state.length < self.operands.stop_length) & ~state.finished.all()
+
+    def advance(self, state: SearchState) -> SearchState:
+        """Add one token to every row."""
+        step = state.length - self.operands.prompt_length
+        tokens = column(state.sequences, state.length - 1)
+        logits, inputs = self.session.next_logits(tokens, state.inputs)
+        scores = logits
+        for processor in self.processors:
+            scores = processor(state.sequences, scores, state.length)
+        chosen = jnp.where(state.finished, self.plan.pad, self._choose(scores, step))
+        sequences = jax.lax.dynamic_update_slice_in_dim(
+            state.sequences, chosen[:, None], state.length, axis=1
+        )
+        length = state.length + 1
+        finished = state.finished | ends(self.plan, sequences, chosen, length)
+        recorded = record(state.recorded, step, scores=scores, logits=logits)
+        return SearchState(length, sequences, finished, inputs, recorded)
+
+    def result(self, state: SearchState) -> FlaxGreedySearchOutput | FlaxSampleOutput:
+        """Return the output; sequences still have the width of the buffer."""
+        kind = FlaxSampleOutput if self.plan.options.do_sample else FlaxGreedySearchOutput
+        return kind(sequences=state.sequences, **state.recorded)
+
+    def _choose(self, scores: jax.Array, step: Any) -> jax.Array:
+        if not self.plan.options.do_sample:
+            return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+        return sample(row_keys(self.operands.key, len(scores), step), scores)
+
+
+def column(sequences: jax.Array, place: Any) -> jax.Array:
+    """Return one column of ``sequences``."""
+    return jax.lax.dynamic_slice_in_dim(sequences, place, 1, axis=1)[:, 0]
+
+
+def ends(plan: Plan, sequences: jax.Array, tokens: jax.Array, length: Any) -> jax.Array:
+    """Tell which rows end with the last of their ``length`` tokens."""
+    finished = jnp.zeros(tokens.shape, bool)
+    for token in plan.options.eos_token_id:
+        finished |= tokens == token
+    for stop in plan.options.stop_token_sequences:
+        finished |= ends_with(sequences, length, jnp.asarray([stop], jnp.int32))[:, 0]
+    for criterion in plan.criteria:
+        finished |= jnp.broadcast_to(jnp.asarray(criterion(sequences, length), bool), tokens.shape)
+    return finished
+
+
+def empty_records(plan: Plan, rows: int, config: Any) -> dict[str, jax.Array]:
+    """Return buffers (steps, rows, vocabulary) for the scores that the user wants to see."""
+    options = plan.options
+    wanted = {"scores": options.output_scores, "logits": options.output_logits}
+    shape = (plan.steps, rows, config.vocab_size)
+    return {name: jnp.zeros(shape, jnp.float32) for name, want in wanted.items() if want}
+
+
+def record(buffers: dict[str, jax.Array], step: Any, **values: jax.Array) -> dict[str, jax.Array]:
+    """Write the values of this step into those buffers that exist."""
+    return {
+        name: jax.lax.dynamic_update_index_in_dim(buffer, values[name], step, axis=0)
+        for name, buffer in buffers.items()
+    }

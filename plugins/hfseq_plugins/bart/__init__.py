@@ -1,0 +1,26 @@
+"""BART (Lewis et al., 2019, https://arxiv.org/abs/1910.13461)."""
+
+from __future__ import annotations
+
+from hfseq import hookimpl
+
+MODELING = "hfseq_plugins.bart.modeling"
+
+
+@hookimpl
+def register_architectures(register):
+    """Add BART with the heads that Transformers 4 had in Flax."""
+    register(
+        "bart",
+        config="transformers:BartConfig",
+        heads={
+            "Model": f"{MODELING}:FlaxBartModel",
+            "ForPreTraining": f"{MODELING}:FlaxBartForConditionalGeneration",
+            "ForMaskedLM": f"{MODELING}:FlaxBartForConditionalGeneration",
+            "ForSeq2SeqLM": f"{MODELING}:FlaxBartForConditionalGeneration",
+            "ForCausalLM": f"{MODELING}:FlaxBartForCausalLM",
+            "ForSequenceClassification": f"{MODELING}:FlaxBartForSequenceClassification",
+            "ForQuestionAnswering": f"{MODELING}:FlaxBartForQuestionAnswering",
+        },
+        sharding="hfseq_plugins.bart.sharding:RULES",
+    )

@@ -1,0 +1,239 @@
+"""The layers of BART (Lewis et al., 2019) on Flax NNX; attribute names are the checkpoint's.
+
+A sibling of the family names other parts in subclasses: ``Layer.around`` says where the norm
+stands, ``Side.positions`` which vectors places have, ``Side.normalize`` what embeddings go through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hfseq import nn
+from hfseq import outputs as out
+from hfseq.errors import UsageError
+from hfseq.nn import Keys
+
+EPSILON = 1e-5
+
+
+def dense(config: Any, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
+    """A Linear with the family's initialisation."""
+    return nn.Linear(features_in, features_out, nn.normal(config.init_std), rngs)
+
+
+def token_table(config: Any, rngs: nnx.Rngs) -> nn.Embed:
+    """Vectors of the vocabulary."""
+    return nn.Embed(config.vocab_size, config.d_model, nn.normal(config.init_std), rngs)
+
+
+class LearnedPositions(nn.Embed):
+    """Vectors of places; the first two rows of the table are kept free, as fairseq did."""
+
+    offset: ClassVar[int] = 2
+
+    def __init__(self, config: Any, rngs: nnx.Rngs):
+        size = config.max_position_embeddings + self.offset
+        super().__init__(size, config.d_model, nn.normal(config.init_std), rngs)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Return the vectors of places 0, 1, 2 …: (...) to (..., features)."""
+        return super().__call__(ids + self.offset)
+
+
+class LayerDrop(nn.Dropout):
+    """Skip whole layers (Fan et al., 2019, https://arxiv.org/abs/1909.11556), row by row."""
+
+    def __call__(self, new: jax.Array, old: jax.Array, rngs: Keys | None) -> jax.Array:  # type: ignore[override]
+        """Return ``new``, or ``old`` in the rows where the layer is skipped."""
+        if rngs is None or not self.rate:
+            return new
+        drawn = rngs.bits((new.shape[0], 1, 1))
+        return jnp.where(drawn < jnp.uint32(round(self.rate * 65536)), old, new)
+
+
+class Attention(nn.CachedAttention):
+    """Attention of a sequence to itself (with a cache in decoders), or to an encoder's output."""
+
+    def __init__(
+        self, config: Any, heads: int, rngs: nnx.Rngs, causal: bool = False, cross: bool = False
+    ):
+        super().__init__()
+        width = config.d_model
+        if width % heads:
+            raise UsageError(f"d_model={width} is not a multiple of the {heads} attention heads")
+        self.kv_heads, self.head_dim = heads, width // heads
+        self.causal, self.cross, self.rate = causal, cross, config.attention_dropout
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            dense(config, width, width, rngs) for _ in range(4)
+        )
+
+    def __call__(self, x, source, mask, rngs, return_weights=False):
+        def heads(part: nn.Linear, states: jax.Array) -> jax.Array:
+            return part(states).reshape(*states.shape[:2], self.kv_heads, self.head_dim)
+
+        def make() -> tuple[jax.Array, jax.Array]:
+            return heads(self.k_proj, source), heads(self.v_proj, source)
+
+        key, value = nn.encoder_cache(self, make) if self.cross else make()
+        causal = self.causal
+        if causal:
+            key, value, mask, causal = nn.extend_cache(self, key, value, mask)
+        mixed, weights = nn.attend(
+            heads(self.q_proj, x), key, value, mask=mask, causal=causal, dropout_rate=self.rate,
+            rngs=rngs, return_weights=return_weights,
+        )  # fmt: skip
+        return self.out_proj(mixed.reshape(x.shape)), weights
+
+
+class Layer(nnx.Module):
+    """What the layers of both sides share: the feed-forward block and where its norm stands."""
+
+    def __init__(self, config: Any, inner: int, layerdrop: float, rngs: nnx.Rngs):
+        width = config.d_model
+        self.self_attn_layer_norm = nn.LayerNorm(width, EPSILON)
+        self.fc1, self.fc2 = dense(config, width, inner, rngs), dense(config, inner, width, rngs)
+        self.final_layer_norm = nn.LayerNorm(width, EPSILON)
+        self.act = nn.activation(config.activation_function)
+        self.dropout, self.act_dropout = (
+            nn.Dropout(rate) for rate in (config.dropout, config.activation_dropout)
+        )
+        self.layerdrop = LayerDrop(layerdrop)
+
+    def around(
+        self, norm: nn.LayerNorm, block: Callable[[jax.Array], Any], x: jax.Array, rngs: Keys | None
+    ) -> tuple[jax.Array, Any]:
+        """Run ``block`` with dropout and residual, the norm after it."""
+        y, weights = block(x)
+        return norm(x + self.dropout(y, rngs)), weights
+
+    def attend(self, name: str, x, source, mask, rngs, return_weights):
+        """Run the attention ``name`` to ``source``, or of ``x`` to itself."""
+        attention, norm = getattr(self, name), getattr(self, f"{name}_layer_norm")
+
+        def block(y: jax.Array) -> Any:
+            return attention(y, y if source is None else source, mask, rngs, return_weights)
+
+        return self.around(norm, block, x, rngs)
+
+    def feed_forward(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+        """Run the two dense layers."""
+
+        def block(y: jax.Array) -> tuple[jax.Array, None]:
+            return self.fc2(self.act_dropout(self.act(self.fc1(y)), rngs)), None
+
+        return self.around(self.final_layer_norm, block, x, rngs)[0]
+
+
+class EncoderLayer(Layer):
+    """Self-attention and feed-forward."""
+
+    def __init__(self, config: Any, rngs: nnx.Rngs):
+        super().__init__(config, config.encoder_ffn_dim, config.encoder_layerdrop, rngs)
+        self.self_attn = Attention(config, config.encoder_attention_heads, rngs)
+
+    def __call__(self, x, mask, *, rngs, return_weights=False):
+        y, weights = self.attend("self_attn", x, None, mask, rngs, return_weights)
+        return self.layerdrop(self.feed_forward(y, rngs), x, rngs), weights
+
+
+class DecoderLayer(Layer):
+    """Causal self-attention, attention to the encoder's output (if there is one), feed-forward."""
+
+    def __init__(self, config: Any, rngs: nnx.Rngs):
+        super().__init__(config, config.decoder_ffn_dim, config.decoder_layerdrop, rngs)
+        heads = config.decoder_attention_heads
+        self.self_attn = Attention(config, heads, rngs, causal=True)
+        self.encoder_attn = Attention(config, heads, rngs, cross=True)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, EPSILON)
+
+    def __call__(self, x, mask, encoded, encoded_mask, *, rngs, return_weights=False):
+        y, weights = self.attend("self_attn", x, None, mask, rngs, return_weights)
+        crossed = None
+        if encoded is not None:
+            y, crossed = self.attend("encoder_attn", y, encoded, encoded_mask, rngs, return_weights)
+        return self.layerdrop(self.feed_forward(y, rngs), x, rngs), (weights, crossed)
+
+
+class Side(nnx.Module):
+    """What encoder and decoder share: the embeddings in front of a stack of layers."""
+
+    layer: ClassVar[type[Layer]]
+    positions: ClassVar[Callable[..., Any]] = LearnedPositions
+
+    def __init__(self, config: Any, depth: int, rngs: nnx.Rngs, own_table: bool):
+        self.embed_tokens = token_table(config, rngs) if own_table else nnx.data(None)
+        self.embed_positions = self.positions(config, rngs)
+        self.layers = nn.Layers([self.layer(config, rngs) for _ in range(depth)])
+        self.layernorm_embedding = nn.LayerNorm(config.d_model, EPSILON)
+        self.dropout = nn.Dropout(config.dropout)
+        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+
+    def normalize(self, x: jax.Array) -> jax.Array:
+        """Apply what follows the sum of embeddings."""
+        return self.layernorm_embedding(x)
+
+    def embed(self, shared, ids, positions, segments, rngs):
+        """Tokens and places; where none are given these are 0, 1, 2 … in every document."""
+        if positions is None:
+            whole = jnp.arange(ids.shape[1])[None]
+            positions = whole if segments is None else nn.positions_in_segments(segments)
+        table = shared if self.embed_tokens is None else self.embed_tokens
+        x = table(ids) * self.scale + self.embed_positions(positions)
+        return self.dropout(self.normalize(x), rngs)
+
+
+class Encoder(Side):
+    """The encoder."""
+
+    layer = EncoderLayer
+
+    def __init__(self, config: Any, rngs: nnx.Rngs):
+        super().__init__(config, config.encoder_layers, rngs, not config.tie_word_embeddings)
+
+    def __call__(
+        self, shared, ids, mask, positions, segments, *, rngs, output_attentions,
+        output_hidden_states,
+    ):  # fmt: skip
+        x, weights, inputs = nn.run_layers(
+            self.layers, self.embed(shared, ids, positions, segments, rngs),
+            nn.attention_mask(mask, segments),
+            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
+        )  # fmt: skip
+        return out.FlaxBaseModelOutput(
+            last_hidden_state=x,
+            hidden_states=(*inputs, x) if output_hidden_states else None,
+            attentions=weights if output_attentions else None,
+        )
+
+
+class Decoder(Side):
+    """The decoder; ``alone`` it has a table of tokens of its own."""
+
+    layer = DecoderLayer
+
+    def __init__(self, config: Any, rngs: nnx.Rngs, alone: bool = False):
+        own_table = alone or not config.tie_word_embeddings
+        super().__init__(config, config.decoder_layers, rngs, own_table)
+
+    def __call__(
+        self, shared, ids, mask, encoded, encoded_mask, positions, segments, *, rngs,
+        output_attentions, output_hidden_states,
+    ):  # fmt: skip
+        x, weights, inputs = nn.run_layers(
+            self.layers, self.embed(shared, ids, positions, segments, rngs),
+            nn.attention_mask(mask, segments), encoded, encoded_mask,
+            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
+        )  # fmt: skip
+        crossed = output_attentions and encoded is not None
+        return out.FlaxBaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=x,
+            hidden_states=(*inputs, x) if output_hidden_states else None,
+            attentions=tuple(own for own, _ in weights) if output_attentions else None,
+            cross_attentions=tuple(other for _, other in weights) if crossed else None,
+        )

@@ -1,0 +1,206 @@
+"""BART's checkpoints: what Transformers 4 stored, and one checkpoint for every class."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hfseq import trees
+from hfseq_plugins.bart.modeling import (
+    FlaxBartForCausalLM,
+    FlaxBartForConditionalGeneration,
+    FlaxBartForQuestionAnswering,
+    FlaxBartForSequenceClassification,
+    FlaxBartModel,
+)
+from tests.support.models import bart_config, close, ids, rewrite, same
+
+SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return FlaxBartForConditionalGeneration(bart_config(**SHALLOW))
+
+
+# -- what Transformers 4 stored --------------------------------------------------------------------
+
+
+def v4_tree(config, tied=True):
+    """The tree of v4's FlaxBartForConditionalGeneration, names and shapes written down by hand."""
+    random = np.random.default_rng(7)
+    width, table = config.d_model, config.max_position_embeddings + 2
+
+    def array(*shape):
+        return random.normal(size=shape).astype(np.float32) * 0.2
+
+    def linear(a, b):
+        return {"kernel": array(a, b), "bias": array(b)}
+
+    def norm():
+        return {"scale": 1 + array(width), "bias": array(width)}
+
+    def attention():
+        names = ("k_proj", "v_proj", "q_proj", "out_proj")
+        return {name: linear(width, width) for name in names}
+
+    def layer(inner, crossed):
+        tree = {"self_attn": attention(), "self_attn_layer_norm": norm(),
+                "fc1": linear(width, inner), "fc2": linear(inner, width),
+                "final_layer_norm": norm()}  # fmt: skip
+        return tree | (
+            {"encoder_attn": attention(), "encoder_attn_layer_norm": norm()} if crossed else {}
+        )
+
+    def side(depth, inner, crossed):
+        return {"embed_positions": {"embedding": array(table, width)},
+                "layernorm_embedding": norm(),
+                "layers": {str(i): layer(inner, crossed) for i in range(depth)}}  # fmt: skip
+
+    tree = {
+        "model": {
+            "shared": {"embedding": array(config.vocab_size, width)},
+            "encoder": side(config.encoder_layers, config.encoder_ffn_dim, False),
+            "decoder": side(config.decoder_layers, config.decoder_ffn_dim, True),
+        },
+        "final_logits_bias": array(1, config.vocab_size),
+    }
+    return tree if tied else tree | {"lm_head": {"kernel": array(width, config.vocab_size)}}
+
+
+def write_v4(folder, config, tree):
+    from flax.serialization import msgpack_serialize
+
+    config.save_pretrained(folder)
+    (folder / "flax_model.msgpack").write_bytes(msgpack_serialize(tree))
+
+
+def test_v4_msgpack_loads_as_it_is(tmp_path):
+    config = bart_config(encoder_layers=1)
+    tree = v4_tree(config)
+    write_v4(tmp_path, config, tree)
+    loaded = FlaxBartForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.required_params == trees.flatten(tree).keys()
+    expected = trees.flatten(tree)
+    assert all(
+        np.array_equal(leaf, expected[path]) for path, leaf in trees.flatten(loaded.params).items()
+    )
+
+
+def test_v4_msgpack_computes_what_pytorch_computes(tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import BartForConditionalGeneration
+
+    config = bart_config(**SHALLOW)
+    tree = v4_tree(config)
+    write_v4(tmp_path, config, tree)
+    last = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
+    state = {}
+    for path, leaf in trees.flatten(tree).items():
+        name = ".".join((*path[:-1], last.get(path[-1], path[-1])))
+        state[name] = torch.tensor(leaf.T.copy() if path[-1] == "kernel" else leaf)
+    theirs = BartForConditionalGeneration(config).eval()
+    theirs.load_state_dict(state, strict=False)
+    theirs.tie_weights()
+    expected = theirs(torch.tensor(ids(2, 9)).long()).logits.detach().numpy()
+    loaded = FlaxBartForConditionalGeneration.from_pretrained(tmp_path)
+    assert close(loaded(ids(2, 9)).logits, expected)
+
+
+def test_untied_v4_file_fills_both_sides_with_its_one_table(tmp_path):
+    config = bart_config(**SHALLOW, tie_word_embeddings=False)
+    tree = v4_tree(config, tied=False)
+    write_v4(tmp_path, config, tree)
+    loaded = FlaxBartForConditionalGeneration.from_pretrained(tmp_path).params
+    table = tree["model"]["shared"]["embedding"]
+    assert np.array_equal(loaded["model"]["encoder"]["embed_tokens"]["embedding"], table)
+    assert np.array_equal(loaded["model"]["decoder"]["embed_tokens"]["embedding"], table)
+    assert np.array_equal(loaded["lm_head"]["kernel"], tree["lm_head"]["kernel"])
+
+
+def test_tied_tree_has_one_table_and_the_decoder_alone_its_own(model):
+    tables = {path for path in model.required_params if {"shared", "embed_tokens"} & set(path)}
+    assert tables == {("model", "shared", "embedding")}
+    alone = FlaxBartForCausalLM(bart_config(**SHALLOW), _do_init=False).required_params
+    assert ("lm_head", "kernel") not in alone
+    assert ("model", "decoder", "embed_tokens", "embedding") in alone
+    assert ("model", "decoder", "layers", "0", "encoder_attn", "k_proj", "kernel") in alone
+
+
+# -- one checkpoint for every class ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "msgpack"])
+def test_whole_checkpoint_serves_the_decoder_alone(model, tmp_path, safe):
+    model.save_pretrained(tmp_path, safe_serialization=safe)
+    alone = FlaxBartForCausalLM.from_pretrained(tmp_path).params["model"]["decoder"]
+    assert np.array_equal(
+        alone.pop("embed_tokens")["embedding"], model.params["model"]["shared"]["embedding"]
+    )
+    assert same(alone, model.params["model"]["decoder"])
+
+
+def test_base_model_serves_the_decoder_alone(tmp_path):
+    base = FlaxBartModel(bart_config(**SHALLOW))
+    base.save_pretrained(tmp_path)
+    alone = FlaxBartForCausalLM.from_pretrained(tmp_path).params["model"]["decoder"]
+    assert np.array_equal(alone["embed_tokens"]["embedding"], base.params["shared"]["embedding"])
+    assert same(alone["layers"], base.params["decoder"]["layers"])
+
+
+def test_decoder_alone_serves_a_whole_model(tmp_path):
+    alone = FlaxBartForCausalLM(bart_config(**SHALLOW))
+    alone.save_pretrained(tmp_path)
+    config = bart_config(**SHALLOW)
+    whole = FlaxBartForConditionalGeneration.from_pretrained(tmp_path, config=config)
+    table = alone.params["model"]["decoder"]["embed_tokens"]["embedding"]
+    assert np.array_equal(whole.params["model"]["shared"]["embedding"], table)
+    ours, theirs = (m.params["model"]["decoder"]["layers"] for m in (whole, alone))
+    assert same(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        FlaxBartForConditionalGeneration,
+        FlaxBartForSequenceClassification,
+        FlaxBartForQuestionAnswering,
+    ],
+)
+def test_base_into_head_and_head_into_base(head, tmp_path):
+    config = bart_config(**SHALLOW)
+    base = FlaxBartModel(config, seed=1)
+    base.save_pretrained(tmp_path / "base")
+    loaded = head.from_pretrained(tmp_path / "base")
+    assert same(loaded.params["model"], base.params)
+    loaded.save_pretrained(tmp_path / "head")
+    assert same(FlaxBartModel.from_pretrained(tmp_path / "head").params, base.params)
+
+
+def test_new_classifier_on_a_pytorch_body(tmp_path):
+    pytest.importorskip("torch")
+    from transformers import BartForSequenceClassification
+
+    torch_model = BartForSequenceClassification(bart_config(**SHALLOW, num_labels=2))
+    torch_model.save_pretrained(tmp_path)
+    load = FlaxBartForSequenceClassification.from_pretrained
+    with pytest.raises(ValueError, match="ignore_mismatched_sizes"):
+        load(tmp_path, num_labels=5)
+    fresh = load(tmp_path, num_labels=5, ignore_mismatched_sizes=True)
+    assert fresh.params["classification_head"]["out_proj"]["kernel"].shape == (32, 5)
+    table = torch_model.model.shared.weight.detach().numpy()
+    assert np.array_equal(fresh.params["model"]["shared"]["embedding"], table)
+
+
+def test_copies_and_version_buffers_of_old_checkpoints_are_no_surprise(model, tmp_path, caplog):
+    model.save_pretrained(tmp_path)
+
+    def add(tensors):
+        table = tensors["model.shared.weight"]
+        for name in ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"):
+            tensors[f"{name}.weight"] = table.copy()
+        tensors["model.encoder.version"] = np.ones(1, np.float32)
+
+    rewrite(tmp_path / "model.safetensors", add)
+    assert same(FlaxBartForConditionalGeneration.from_pretrained(tmp_path).params, model.params)
+    assert "were not used" not in caplog.text

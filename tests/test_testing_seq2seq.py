@@ -1,0 +1,87 @@
+"""The battery on encoder-decoders: faults planted on either side and between them are found."""
+
+from __future__ import annotations
+
+import pytest
+
+from hfseq import plugins, testing
+from hfseq.testing import check_architecture
+from hfseq_plugins.bart.heads import BartModule, ConditionalGeneration
+from hfseq_plugins.bart.modeling import FlaxBartForConditionalGeneration
+from tests.support.models import bart_config
+
+
+class LeakyEncoder(BartModule):
+    def encode(self, *args, **kwargs):
+        encoded = super().encode(*args, **kwargs)
+        x = encoded.last_hidden_state
+        return encoded.replace(last_hidden_state=x + x.mean(1, keepdims=True))
+
+
+class MixedPairs(BartModule):
+    def decode(self, ids, states, mask, own_mask, places, segments, own_segments, **flags):
+        return super().decode(ids, states, mask, own_mask, places, None, own_segments, **flags)
+
+
+class OtherLengths(BartModule):
+    def decode(self, decoder_input_ids, *args, **kwargs):
+        output = super().decode(decoder_input_ids, *args, **kwargs)
+        more = 1 + 0.1 * decoder_input_ids.shape[1]
+        return output.replace(last_hidden_state=output.last_hidden_state * more)
+
+
+class Louder(BartModule):
+    def __init__(self, config, rngs):
+        super().__init__(config, rngs)
+        self.encoder.scale = 1.01
+
+
+FAULTS = {
+    "padding": (LeakyEncoder, r"padded on the right[\s\S]*logits"),
+    "packing": (MixedPairs, r"packed at place 0 against alone[\s\S]*logits"),
+    "cached_decoding": (OtherLengths, "decoding with a cache against the full forward pass"),
+    "torch_parity": (
+        Louder,
+        "first hidden state that differs is that of the embeddings of the enc",
+    ),
+}
+
+
+@pytest.mark.parametrize("check", FAULTS)
+def test_planted_faults_are_found(check, monkeypatch):
+    if check.startswith("torch"):
+        pytest.importorskip("torch")
+    faulty, message = FAULTS[check]
+
+    class Head(ConditionalGeneration):
+        module = faulty
+
+    class FlaxFaulty(FlaxBartForConditionalGeneration):
+        module_class = Head
+
+        @classmethod
+        def torch_class_name(cls):
+            return "BartForConditionalGeneration"
+
+    spec = plugins.load().architectures.get("bart")
+    monkeypatch.setitem(spec.heads, "ForSeq2SeqLM", FlaxFaulty)
+    wanted = testing._checks(True, {})
+    only = [one for one in wanted if one.__name__ == check]
+    monkeypatch.setattr(testing, "_checks", lambda torch, skip: only)
+    config = bart_config(encoder_layers=1, decoder_layers=1, init_std=0.3)
+    with pytest.raises(AssertionError, match=rf"FlaxFaulty\.{check}: [\s\S]*{message}"):
+        check_architecture("bart", config, heads=["ForSeq2SeqLM"])
+
+
+def test_sides_are_told_by_the_outputs_name(tmp_path):
+    spec = plugins.load().architectures.get("bart")
+    case = testing.Case(
+        "ForSeq2SeqLM", FlaxBartForConditionalGeneration, bart_config(), tmp_path, spec, (), 1e-5
+    )
+    assert case.sides == (testing.SOURCE, testing.TARGET)
+    assert case.side("encoder_last_hidden_state") == testing.SOURCE
+    assert case.side("logits") == testing.TARGET
+    ids, mask = case.inputs["input_ids"], case.inputs["attention_mask"]
+    ends = mask.sum(1) - 1
+    assert (ids[range(8), ends] == 2).all() and (ids == 2).sum() == 8
+    assert case.inputs["decoder_input_ids"].shape[1] != ids.shape[1]
