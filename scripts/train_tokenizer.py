@@ -8,13 +8,13 @@ The directory then serves as --tokenizer_name and --config_name of run_mlm_flax.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hfseq.config_overrides import override, parse_overrides
 from hfseq.data.arguments import DataArguments, option
 from hfseq.errors import UsageError, run_command
 from hfseq.flags import parse_flags
@@ -95,20 +95,6 @@ def texts(dataset: Any, column: str) -> Iterator[list[str]]:
         yield [text for text in batch[column] if text]
 
 
-def parse_overrides(given: str | None) -> dict[str, Any]:
-    """Turn ``a=1,b=gelu`` into a dictionary; values are JSON, else strings."""
-    overrides: dict[str, Any] = {}
-    for item in filter(None, (given or "").split(",")):
-        name, sign, value = item.partition("=")
-        if not sign:
-            raise UsageError(f"--config_overrides {item}: write name=value, separated by commas")
-        try:
-            overrides[name.strip()] = json.loads(value)
-        except json.JSONDecodeError:
-            overrides[name.strip()] = value
-    return overrides
-
-
 def make_config(name: str, tokenizer: Any, overrides: dict[str, Any]) -> Any:
     """The config ``name``, fitted to the tokenizer, with ``overrides``."""
     from transformers import CONFIG_MAPPING, AutoConfig
@@ -121,9 +107,6 @@ def make_config(name: str, tokenizer: Any, overrides: dict[str, Any]) -> Any:
         raise UsageError(
             f"--config_name {name} is no model type, directory or model: {error}"
         ) from error
-    unknown = [key for key in overrides if not hasattr(config, key)]
-    if unknown:
-        raise UsageError(f"--config_overrides: {config.model_type} has no {', '.join(unknown)}")
     values: dict[str, Any] = {"vocab_size": len(tokenizer)}
     for role in ("pad", "bos", "eos"):
         values[f"{role}_token_id"] = getattr(tokenizer, f"{role}_token_id")
@@ -133,7 +116,10 @@ def make_config(name: str, tokenizer: Any, overrides: dict[str, Any]) -> Any:
         )
     if getattr(config, "forced_eos_token_id", None) is not None:
         values["forced_eos_token_id"] = tokenizer.eos_token_id
-    return type(config).from_dict(config.to_dict() | values | overrides)
+    for key, value in values.items():
+        setattr(config, key, value)
+    override(config, overrides)
+    return config
 
 
 def parse(argv: list[str]) -> tuple[TokenizerArguments, DataArguments]:
