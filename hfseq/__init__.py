@@ -17,9 +17,9 @@ from hfseq.registry import TASKS, ArchitectureSpec, auto_class_name, target_name
 
 if TYPE_CHECKING:
     from hfseq.auto import *  # noqa: F403
+    from hfseq.generation import *  # noqa: F403
     from hfseq.hookspecs import hookimpl as hookimpl
     from hfseq.modeling import FlaxPreTrainedModel as FlaxPreTrainedModel
-    from hfseq.generation import *  # noqa: F403
     from hfseq.outputs import *  # noqa: F403
     from hfseq.transformers_hook import register_auto_classes as register_auto_classes
 
@@ -44,6 +44,12 @@ _MODULES = {
     "FlaxGenerationMixin": "hfseq.generation",
     "FlaxSeq2SeqPreTrainedModel": "hfseq.seq2seq",
     "shift_tokens_right": "hfseq.seq2seq",
+    # what the scripts of Transformers 4 defined themselves
+    "FlaxDataCollatorForLanguageModeling": "hfseq.data.collators",
+    "FlaxDataCollatorForT5MLM": "hfseq.objectives.collators",
+    "FlaxDataCollatorForBartDenoisingLM": "hfseq.objectives.collators",
+    "compute_input_and_target_lengths": "hfseq.objectives.spans",
+    "SentencePieceUnigramTokenizer": "hfseq.data.sentencepiece",
 }
 
 #: Rooms with many classes of a kind, found by what their names contain.

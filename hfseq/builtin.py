@@ -12,8 +12,11 @@ OPTIMIZERS = (
 
 @hookimpl
 def register_objectives(register: Register) -> None:
-    """Masked language modeling."""
+    """Masked and causal language modeling, span corruption and denoising."""
     register("mlm", "hfseq.objectives.mlm:MaskedLM")
+    register("clm", "hfseq.objectives.clm:CausalLM")
+    register("span_mlm", "hfseq.objectives.span_mlm:SpanMaskedLM")
+    register("denoising", "hfseq.objectives.denoising:Denoising")
 
 
 @hookimpl

@@ -1,16 +1,15 @@
 #!/usr/bin/env python
 r"""Pretrain or fine-tune a masked language model (BERT, RoBERTa, or an architecture of your own).
 
-    python scripts/train_tokenizer.py --model_type roberta --vocab_size 8000 --train_file
-    "$DATA/train.jsonl" \
-        --output_dir my-roberta
+    python scripts/train_tokenizer.py --model_type roberta --config_name roberta \
+        --vocab_size 8000 --train_file "$DATA/train.jsonl" --output_dir my-roberta
 
-    python scripts/run_mlm_flax.py --output_dir my-roberta --model_type roberta --tokenizer_name
-    my-roberta \
-        --train_file "$DATA/train.jsonl" --validation_file "$DATA/valid.jsonl" --max_seq_length 128
-        \ --per_device_train_batch_size 32 --learning_rate 3e-4 --warmup_steps 1000 --weight_decay
-        0.01 \ --adam_beta2 0.98 --num_train_epochs 18 --logging_steps 100 --save_steps 1000
-        --eval_steps 1000
+    python scripts/run_mlm_flax.py --output_dir my-roberta --config_name my-roberta \
+        --tokenizer_name my-roberta --train_file "$DATA/train.jsonl" \
+        --validation_file "$DATA/valid.jsonl" --max_seq_length 128 \
+        --per_device_train_batch_size 32 --learning_rate 3e-4 --warmup_steps 1000 \
+        --weight_decay 0.01 --adam_beta2 0.98 --num_train_epochs 18 --logging_steps 100 \
+        --save_steps 1000 --eval_steps 1000
 
 Run the same command again and a run that was stopped goes on where its last checkpoint is.
 """

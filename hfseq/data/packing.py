@@ -14,7 +14,8 @@ class Rows(Protocol):
 
     "input_ids" is filled up with the pad id; "segment_ids" counts the documents of a row from 1 and
     is 0 on padding; "position_ids" begins at 0 in every document; "continues" (only where the store
-    has it) is 1 on a token that continues a word.
+    has it) is 1 on a token that continues a word. "next_ids", (len(indices),), is the token that
+    follows the row in the same document, or -1.
     """
 
     def __len__(self) -> int: ...
@@ -31,14 +32,23 @@ class Rows(Protocol):
 class PackedRows:
     """Row i is ``tokens[i * length:(i + 1) * length]``; the last one is padded, nothing is dropped.
 
-    A document that began in an earlier row starts at position 0 again: rows are independent.
+    A document that began in an earlier row starts at position 0 again: rows are independent. With
+    ``cross_documents`` a row is one sequence, whatever documents are in it. Only the first
+    ``tokens`` of the store make rows where it is given; what follows is there to be predicted.
     """
 
-    def __init__(self, store: TokenStore, length: int):
-        self.store, self.length = store, length
+    def __init__(
+        self,
+        store: TokenStore,
+        length: int,
+        cross_documents: bool = False,
+        tokens: int | None = None,
+    ):
+        self.store, self.length, self.cross_documents = store, length, cross_documents
+        self.total = store.total_tokens if tokens is None else min(tokens, store.total_tokens)
 
     def __len__(self) -> int:
-        return -(-self.store.total_tokens // self.length)
+        return -(-self.total // self.length)
 
     def width(self, indices: np.ndarray) -> int:
         """Columns of a batch: always the length."""
@@ -47,7 +57,7 @@ class PackedRows:
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
         """Copy these rows out; see ``Rows``."""
         starts = np.asarray(indices, np.int64) * self.length
-        lengths = np.minimum(self.length, self.store.total_tokens - starts)
+        lengths = np.minimum(self.length, self.total - starts)
         rows = _gather(self.store, starts, lengths, self.length)
         begins = self._document_starts(starts, lengths)
         real = rows.pop("real")
@@ -57,11 +67,22 @@ class PackedRows:
         return rows | {
             "segment_ids": np.where(real, segments, 0).astype(np.int32),
             "position_ids": np.where(real, columns - last_start, 0).astype(np.int32),
+            "next_ids": self._next_ids(starts + lengths),
         }
+
+    def _next_ids(self, places: np.ndarray) -> np.ndarray:
+        """The tokens at ``places``, -1 where a document begins or the text has ended."""
+        store = self.store
+        begins = store.offsets[np.searchsorted(store.offsets, places)] == places
+        known = places < store.total_tokens
+        if not self.cross_documents:
+            known &= ~begins
+        tokens = store.tokens[np.minimum(places, store.total_tokens - 1)]
+        return np.where(known, tokens, -1).astype(np.int32)
 
     def _document_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Where a document begins within a row, its first column apart; bool (rows, length)."""
-        offsets = self.store.offsets
+        offsets = self.store.offsets[:0] if self.cross_documents else self.store.offsets
         first = np.searchsorted(offsets, starts, side="right")
         counts = np.searchsorted(offsets, starts + lengths, side="left") - first
         rows = np.repeat(np.arange(len(starts)), counts)
@@ -109,6 +130,7 @@ class LineRows:
         return rows | {
             "segment_ids": real.astype(np.int32),
             "position_ids": np.where(real, np.arange(width, dtype=np.int32), 0).astype(np.int32),
+            "next_ids": np.full(len(real), -1, np.int32),
         }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hfseq.data import files as data_files
-from hfseq.data.arguments import DataArguments
+from hfseq.data.arguments import TextArguments
 from hfseq.errors import DataError, UsageError, nearest
 
 REFERENCE_COLUMN = "chinese_ref"  # transformers' name for whole-word reference positions
@@ -29,7 +29,7 @@ class Splits(dict[str, Any]):
         self.text_column = text_column
 
 
-def load_splits(arguments: DataArguments, plugins: Any = None) -> Splits:
+def load_splits(arguments: TextArguments, plugins: Any = None) -> Splits:
     """Load the documents that the flags ask for.
 
     A dataset name is offered to the plugins' ``load_dataset`` hook first and looked up on the Hub
@@ -54,7 +54,7 @@ def load_splits(arguments: DataArguments, plugins: Any = None) -> Splits:
             splits[split] = _load_files(patterns, f"--{split}_file", arguments)
     column = text_column(splits.get("train", splits.get("validation")), arguments)
     for split in splits:
-        if reference := getattr(arguments, f"{split}_ref_file"):
+        if reference := getattr(arguments, f"{split}_ref_file", None):
             splits[split] = _with_references(
                 splits[split], column, reference, f"--{split}_ref_file"
             )
@@ -67,7 +67,7 @@ def load_splits(arguments: DataArguments, plugins: Any = None) -> Splits:
     return Splits({name: _first(split, limits[name]) for name, split in splits.items()}, column)
 
 
-def _load_named(arguments: DataArguments, plugins: Any) -> dict[str, Any]:
+def _load_named(arguments: TextArguments, plugins: Any) -> dict[str, Any]:
     name = arguments.dataset_name
     found = plugins.call_first("load_dataset", name=name, arguments=arguments) if plugins else None
     if found is None:
@@ -81,7 +81,7 @@ def _load_named(arguments: DataArguments, plugins: Any) -> dict[str, Any]:
     return splits
 
 
-def _load_hub(arguments: DataArguments) -> Any:
+def _load_hub(arguments: TextArguments) -> Any:
     from datasets import load_dataset, load_from_disk
 
     name, config = str(arguments.dataset_name), arguments.dataset_config_name
@@ -109,7 +109,7 @@ def _load_hub(arguments: DataArguments) -> Any:
         raise DataError(f"{label} cannot be loaded: {error.__cause__ or error}") from error
 
 
-def _load_files(patterns: list[str], flag: str, arguments: DataArguments) -> Any:
+def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any:
     from datasets import load_dataset
 
     files = data_files.expand(patterns, flag)
@@ -119,7 +119,8 @@ def _load_files(patterns: list[str], flag: str, arguments: DataArguments) -> Any
         for file in files:  # pyarrow stores what is not UTF-8 and only fails when the row is read
             data_files.check_utf8(file, flag)
     if builder == "text":
-        options = {"sample_by": arguments.sample_by}
+        keep = getattr(arguments, "keep_linebreaks", False)
+        options = {"sample_by": arguments.sample_by, "keep_linebreaks": keep}
     try:
         dataset = load_dataset(
             builder,
@@ -140,11 +141,11 @@ def _load_files(patterns: list[str], flag: str, arguments: DataArguments) -> Any
     return dataset
 
 
-def _datasets_cache(arguments: DataArguments) -> str | None:
+def _datasets_cache(arguments: TextArguments) -> str | None:
     return str(Path(arguments.data_cache_dir) / "datasets") if arguments.data_cache_dir else None
 
 
-def text_column(dataset: Any, arguments: DataArguments) -> str:
+def text_column(dataset: Any, arguments: TextArguments) -> str:
     """Return the column to read: the one asked for, else "text", else the first one of strings."""
     types = _column_types(dataset)
     asked = arguments.text_column_name

@@ -10,7 +10,6 @@ import numpy as np
 
 from hfseq.data.batches import derive, permute
 from hfseq.data.packing import LineRows, PackedRows
-from hfseq.data.sources import is_blank
 from hfseq.data.store import TokenStore
 from hfseq.data.tokenization import Encoder, pad_token_id
 from hfseq.errors import DataError
@@ -43,15 +42,18 @@ class StreamingBatches:
         *,
         shuffle: bool = True,
         line_by_line: bool = False,
+        cross_documents: bool = False,
+        keep_blank: bool = False,
         block_rows: int = 4096,
     ):
         self.source = _Source(dataset, text_column, seed, shuffle)
-        self.encode = Encoder(tokenizer, length if line_by_line else None)
+        self.encode = Encoder(tokenizer, length if line_by_line else None, keep_blank)
         self.pad_token_id, self.length, self.line_by_line = (
             pad_token_id(tokenizer),
             length,
             line_by_line,
         )
+        self.cross_documents = cross_documents
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.block_rows = max(1, block_rows // batch_size) * batch_size
         self.epoch = self.block = self.offset = 0
@@ -144,7 +146,7 @@ class StreamingBatches:
 
     def _encoded(self, state: dict) -> Iterator[tuple[dict, np.ndarray, np.ndarray]]:
         for before, texts in self.source.read(state, CHUNK):
-            ids, lengths = self.encode([text for text in texts if text and not is_blank(text)])
+            ids, lengths = self.encode([text for text in texts if text and self.encode.keeps(text)])
             yield before, ids, lengths[lengths > 0]
 
     def _rows_of(self, chunks: list, skip: int, need: int | None) -> PackedRows | LineRows:
@@ -157,9 +159,10 @@ class StreamingBatches:
         if self.line_by_line:
             offsets = offsets[skip : None if stop is None else stop + 1]
             return LineRows(TokenStore(tokens, offsets, self.pad_token_id), self.length, True)
-        tokens = tokens[skip:stop]
+        tokens = tokens[skip : None if stop is None else stop + 1]  # the last one is only predicted
         offsets = np.unique(np.clip(offsets - skip, 0, len(tokens)))
-        return PackedRows(TokenStore(tokens, offsets, self.pad_token_id), self.length)
+        store = TokenStore(tokens, offsets, self.pad_token_id)
+        return PackedRows(store, self.length, self.cross_documents, need)
 
 
 class _Source:

@@ -35,20 +35,22 @@ def tokenize(
     max_length: int | None = None,
     num_proc: int | None = None,
     overwrite: bool = False,
+    keep_blank: bool = False,
     description: str = "Tokenising",
 ) -> TokenStore:
     """Tokenise every document of a map-style dataset once, and keep the result in ``cache_dir``.
 
     Documents get the tokenizer's special tokens (``<s> … </s>``); with ``line_by_line`` they are
-    truncated to ``max_length`` tokens, specials included. Blank documents are left out. The store
-    is found again as long as data, tokenizer and options are the same.
+    truncated to ``max_length`` tokens, specials included. Blank documents are left out, unless
+    ``keep_blank`` makes them text (a line break alone, say). The store is found again as long as
+    data, tokenizer and options are the same.
 
     Raises:
         UsageError: ``line_by_line`` without a ``max_length``.
         DataError: no document is left, a document cannot be read, or the cache cannot be written.
     """
-    encode = Encoder(tokenizer, _limit(line_by_line, max_length))
-    key = _fingerprint(dataset, tokenizer, text_column, encode.max_length)
+    encode = Encoder(tokenizer, _limit(line_by_line, max_length), keep_blank)
+    key = _fingerprint(dataset, tokenizer, text_column, encode)
     header = {"fingerprint": key, "pad_token_id": pad_token_id(tokenizer)}
 
     def chunks() -> Iterator[Chunk]:
@@ -61,6 +63,20 @@ def tokenize(
                 bar.update(len(part[1]))
 
     return store.build(Path(cache_dir) / f"tokens-{key}", chunks, header, overwrite)
+
+
+def count_words(dataset: Any, column: str, keep_blank: bool = False) -> int:
+    """Count what word-level perplexity divides by: words between whitespace, and line ends.
+
+    Every line ends once, its last one too, whether or not the text ends with a line break. This is
+    the count of WikiText (Merity et al., 2016), where each line has an ``<eos>``.
+    """
+    words = 0
+    for batch in dataset.select_columns([column]).iter(BATCH):
+        for text in batch[column]:
+            if text if keep_blank else not is_blank(text):
+                words += len(text.split()) + text.count("\n") + (not text.endswith("\n"))
+    return words
 
 
 def _limit(line_by_line: bool, max_length: int | None) -> int | None:
@@ -77,8 +93,12 @@ def pad_token_id(tokenizer: Any) -> int:
 class Encoder:
     """Turns documents into (ids, lengths); can be sent to another process."""
 
-    def __init__(self, tokenizer: Any, max_length: int | None = None):
-        self.tokenizer, self.max_length = tokenizer, max_length
+    def __init__(self, tokenizer: Any, max_length: int | None = None, keep_blank: bool = False):
+        self.tokenizer, self.max_length, self.keep_blank = tokenizer, max_length, keep_blank
+
+    def keeps(self, text: str | None) -> bool:
+        """Tell whether a document has anything to train on."""
+        return bool(text) if self.keep_blank else not is_blank(text)
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts, int32 (total,), and their lengths, int64 (texts,)."""
@@ -124,7 +144,7 @@ def _encode_range(dataset: Any, encode: Encoder, column: str, documents: range) 
         raise DataError(
             f"a document from number {documents.start} on is not valid UTF-8: {error}"
         ) from error
-    kept = [i for i, text in enumerate(batch[column]) if not is_blank(text)]
+    kept = [i for i, text in enumerate(batch[column]) if encode.keeps(text)]
     ids, lengths = encode([batch[column][i] for i in kept])
     if REFERENCE_COLUMN not in batch:
         return ids, lengths, None
@@ -179,8 +199,9 @@ def _start_method() -> str:
     return "fork" if sys.platform == "linux" and "jax" not in sys.modules else "spawn"
 
 
-def _fingerprint(dataset: Any, tokenizer: Any, column: str, max_length: int | None) -> str:
-    content = [store.VERSION, dataset._fingerprint, column, max_length, _tokenizer_state(tokenizer)]
+def _fingerprint(dataset: Any, tokenizer: Any, column: str, encode: Encoder) -> str:
+    options = [encode.max_length, *(["keep_blank"] if encode.keep_blank else [])]
+    content = [store.VERSION, dataset._fingerprint, column, *options, _tokenizer_state(tokenizer)]
     return blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
 

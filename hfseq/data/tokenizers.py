@@ -312,14 +312,25 @@ def word_start_table(tokenizer: Any, size: int | None = None) -> np.ndarray:
         UsageError: the vocabulary has no such marks.
     """
     vocabulary = tokenizer.get_vocab()
-    marks = {mark: sum(token.startswith(mark) for token in vocabulary) for mark in ("Ġ", "▁", "##")}
-    mark = max(marks, key=lambda candidate: marks[candidate])
-    if not marks[mark]:
+    mark, starts = word_marks(vocabulary)
+    if not mark:
         raise UsageError(
             "--whole_word_masking: the tokenizer's vocabulary does not mark where words begin"
         )
-    starts = {"Ġ": tuple("ĠĊĉč"), "▁": ("▁",)}.get(mark)  # space, line feed, tab, carriage return
     table = np.zeros(_table_size(tokenizer, size), bool)
     for token, i in vocabulary.items():
-        table[i] = token.startswith(starts) if starts else not token.startswith("##")
+        table[i] = token.startswith(starts) if starts else not token.startswith(mark)
     return table
+
+
+def word_marks(vocabulary: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the mark of a vocabulary ("" if none), and what tokens that begin a word begin with.
+
+    The second is empty where the mark (``##``) is on the tokens that do not begin one.
+    """
+    marks = {mark: sum(token.startswith(mark) for token in vocabulary) for mark in ("Ġ", "▁", "##")}
+    mark = max(marks, key=lambda candidate: marks[candidate])
+    if not marks[mark]:
+        return "", ()
+    # Of byte-level vocabularies: space, line feed, tab, carriage return.
+    return mark, {"Ġ": tuple("ĠĊĉč"), "▁": ("▁",)}.get(mark, ())

@@ -28,9 +28,30 @@ class Objective:
     auto_class: ClassVar[str]
     # Names of the sums that `loss` returns beside the loss and its count.
     sums: ClassVar[tuple[str, ...]] = ()
+    # What a script trains where no flag says which architecture.
+    default_model_type: ClassVar[str | None] = None
+    # Tokens a row where no flag says how many, and neither tokenizer nor model sets a limit.
+    default_length: ClassVar[int] = 512
 
     def __init__(self, arguments: Any, tokenizer: Any, config: Any):
         self.arguments, self.tokenizer, self.config = arguments, tokenizer, config
+
+    @classmethod
+    def configure(cls, config: Any, tokenizer: Any, fresh: bool) -> None:
+        """Set what the objective needs in ``config`` (``fresh``: no weights are loaded)."""
+
+    @property
+    def cross_documents(self) -> bool:
+        """Whether a packed row is one sequence, whatever documents are in it."""
+        return getattr(self.arguments, "cross_documents", False)
+
+    def row_length(self, length: int) -> int:
+        """Return tokens of text a row, where the model is to see ``length`` of them."""
+        return length
+
+    def target_length(self, length: int) -> int:
+        """Return the decoder's positions for a row that the encoder sees ``length`` of, or 0."""
+        return 0
 
     def collate(
         self, rows: dict[str, np.ndarray], random: Any, groups: int
@@ -54,7 +75,10 @@ class Objective:
         raise NotImplementedError
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Turn sums (``loss``, ``count`` and those that :meth:`loss` added) into metrics."""
+        """Turn sums (``loss``, ``count`` and those that :meth:`loss` added) into metrics.
+
+        An evaluation's may hold ``words``, the number of words that the text has.
+        """
         loss = totals["loss"] / max(totals["count"], 1)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
@@ -65,6 +89,13 @@ class Objective:
     def head_share(self) -> float:
         """Return the share of positions at which the head is computed, for counting FLOPs."""
         return 1.0
+
+
+def visible(model: Any, segment_ids: jax.Array, prefix: str = "") -> dict[str, jax.Array]:
+    """Say which tokens are real and, to models that take it, which document each belongs to."""
+    inputs = {f"{prefix}attention_mask": (segment_ids > 0).astype(jnp.int32)}
+    name = f"{prefix}segment_ids"
+    return inputs | ({name: segment_ids} if model.takes(name) else {})
 
 
 def cross_entropy(

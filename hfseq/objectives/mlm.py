@@ -11,7 +11,7 @@ import numpy as np
 
 from hfseq.data.tokenizers import special_ids, word_start_table
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Objective, cross_entropy
+from hfseq.objectives.base import Objective, cross_entropy, visible
 from hfseq.objectives.masking import gather_masked, mask_tokens
 
 
@@ -72,7 +72,7 @@ class MaskedLM(Objective):
         if gathers:
             inputs["masked_positions"] = positions
         if "segment_ids" in batch:
-            inputs |= _visible(model, batch["segment_ids"])
+            inputs |= visible(model, batch["segment_ids"])
         output, changed = model(**inputs, extra=model.extra if extra is None else extra)
         logits = output.logits
         if not gathers:
@@ -93,9 +93,3 @@ class MaskedLM(Objective):
 def takes_masked_positions(model: Any) -> bool:
     """Tell whether the model's head can run at given positions only."""
     return "masked_positions" in inspect.signature(model.module_class.__call__).parameters
-
-
-def _visible(model: Any, segment_ids: jax.Array) -> dict[str, jax.Array]:
-    """Say which tokens are real and, to models that take it, which document each belongs to."""
-    visible = {"attention_mask": (segment_ids > 0).astype(jnp.int32)}
-    return visible | ({"segment_ids": segment_ids} if model.takes("segment_ids") else {})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hfseq.data.arguments import DataArguments, option
+from hfseq.data.arguments import OBJECTIVES, DataArguments, TextArguments, option
 from hfseq.errors import UsageError, nearest
 from hfseq.flags import names, parse_flags
 
@@ -219,7 +219,7 @@ class Arguments:
     """Everything a run was asked for."""
 
     model: ModelArguments
-    data: DataArguments
+    data: TextArguments
     training: TrainingArguments
     command: str
 
@@ -231,12 +231,18 @@ class Arguments:
         return {name: value for name, value in merged.items() if name not in ("token", "hub_token")}
 
 
-def parse(argv: Sequence[str] | None = None, description: str | None = None) -> Arguments:
-    """Read the flags: a YAML or JSON file first if one is given, then what overrides it."""
+def parse(
+    argv: Sequence[str] | None = None, description: str | None = None, objective: str = "mlm"
+) -> Arguments:
+    """Read the flags: a YAML or JSON file first if one is given, then what overrides it.
+
+    The flags of the data, and their defaults, are those of ``objective``.
+    """
+    parts = (ModelArguments, OBJECTIVES.get(objective, DataArguments), TrainingArguments)
     given = list(sys.argv[1:] if argv is None else argv)
     if given and given[0].endswith((".yaml", ".yml", ".json")):
-        given = _from_file(Path(given[0]), names(PARTS)) + given[1:]
-    model, data, training = parse_flags(PARTS, given, description)
+        given = _from_file(Path(given[0]), names(parts)) + given[1:]
+    model, data, training = parse_flags(parts, given, description)
     # A token on the command line must reach neither a log nor a card, however the flag was spelt.
     command = shlex.join(["python", Path(sys.argv[0]).name, *given])
     for secret in filter(None, (model.token, training.hub_token)):

@@ -27,6 +27,8 @@ def evaluate(loop: Loop) -> dict[str, float]:
         placed = setup.place_batch(batch, loop.mesh, 1)
         sums = jax.device_get(loop.eval_step(loop.state["params"], loop.state["extra"], placed))
         totals = {name: totals.get(name, 0.0) + float(value) for name, value in sums.items()}
+    words = loop.data.description["validation"].get("words")
+    totals |= {} if words is None else {"words": words}
     measured = {f"eval_{name}": value for name, value in loop.objective.metrics(totals).items()}
     measured["eval_runtime"] = time.perf_counter() - started
     loop.report(measured, loop.progress.step)

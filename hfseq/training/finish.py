@@ -108,6 +108,7 @@ def _load_best(loop: Loop) -> None:
 
 def write_results(loop: Loop) -> None:
     """Write ``eval_results.json`` and ``train_results.json`` with v4's keys."""
+    loop.folder.mkdir(parents=True, exist_ok=True)  # an evaluation alone may be the first to write
     for split in ("eval", "train"):
         found = {k: v for k, v in loop.metrics.items() if k.startswith(f"{split}_")}
         if found:

@@ -20,6 +20,7 @@ import jax  # noqa: E402
 
 from hfseq import checkpoint_files as files  # noqa: E402
 from hfseq import plugins, trees  # noqa: E402
+from hfseq.data.arguments import OBJECTIVES, convert  # noqa: E402
 from hfseq.errors import UsageError  # noqa: E402
 from hfseq.storage import Workspace, check_output_dir  # noqa: E402
 from hfseq.training import (  # noqa: E402
@@ -59,6 +60,8 @@ class Loop:
     def __init__(self, arguments: Arguments, objective: str, devices: Sequence[Any] | None = None):
         self.arguments, self.training, self.devices = arguments, arguments.training, devices
         self.objective_name = objective
+        if objective in OBJECTIVES:
+            arguments.data = convert(arguments.data, OBJECTIVES[objective])
         self.progress = resume.Progress()
         self.metrics: dict[str, float] = {}
         self._callbacks: list[tuple[Callback, int]] = []
@@ -84,8 +87,8 @@ class Loop:
         self.mesh = sharding.make_mesh(training.mesh, self.devices)
         # -- what: tokenizer, configuration, model, objective
         self.tokenizer = setup.load_tokenizer(self.arguments)
-        config = setup.load_config(self.arguments, self.tokenizer)
         objective_class = plugins.load().objectives.get(self.objective_name)
+        config = setup.load_config(self.arguments, self.tokenizer, objective_class)
         self.model = setup.build_model(self.arguments, config, objective_class.auto_class)
         self.objective = objective_class(self.arguments.data, self.tokenizer, config)
         self.layout = setup.make_layout(self.model, self.mesh)
@@ -93,12 +96,13 @@ class Loop:
         self.checkpoints = Checkpoints(self.folder, training.save_total_limit)
         resume.read_progress(self)
         self.batch_size, self.micro = self._batch_size()
-        length = setup.row_length(self.arguments, self.tokenizer, self.model)
+        length = setup.row_length(self.arguments, self.tokenizer, self.model, self.objective)
         shards = sharding.data_shards(self.mesh)
         eval_batch = training.per_device_eval_batch_size * shards
         self.data = setup.prepare_data(
-            self.arguments, self.tokenizer, length, self.batch_size, eval_batch
-        )
+            self.arguments, self.tokenizer, self.objective, self.objective.row_length(length),
+            self.batch_size, eval_batch,
+        )  # fmt: skip
         if length % self.mesh.shape["sequence"]:
             raise UsageError(
                 f"--mesh sequence={self.mesh.shape['sequence']} does not divide the {length} "
@@ -237,16 +241,9 @@ class Loop:
             out_shardings=(self.state_shardings, None),
             in_shardings=(self.state_shardings, None),
         )
-        tokens = self.batch_size * length
-        flops = throughput.step_flops(
-            self.model.params_shape_tree,
-            self.model.config,
-            tokens,
-            length,
-            round(tokens * self.objective.head_share()),
-        )
+        flops = throughput.run_flops(self.model, self.objective, self.batch_size, length)
         peak = throughput.peak_flops(self.model.precision.compute_dtype)
-        self.meter = throughput.Meter(flops / tokens, peak)
+        self.meter = throughput.Meter(flops / (self.batch_size * self.data.length), peak)
         profiler = Profiler(training.profile, self.folder)
         started, before = time.perf_counter(), progress.seconds
         # Collectives of two steps at once can deadlock on a CPU.

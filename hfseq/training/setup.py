@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hfseq import plugins, trees
+from hfseq.config_overrides import override, parse_overrides
 from hfseq.data import tokenization
 from hfseq.data.batches import Batches
 from hfseq.data.packing import LineRows, PackedRows
@@ -23,6 +24,8 @@ from hfseq.training import sharding
 from hfseq.training.arguments import Arguments
 
 logger = logging.getLogger(__name__)
+
+ROLES = ("pad", "bos", "eos")
 
 
 def _hub_options(arguments: Arguments) -> dict[str, Any]:
@@ -52,8 +55,12 @@ def load_tokenizer(arguments: Arguments) -> Any:
         ) from error
 
 
-def load_config(arguments: Arguments, tokenizer: Any) -> Any:
-    """Load or make the configuration, apply ``--config_overrides`` and check the vocabulary."""
+def load_config(arguments: Arguments, tokenizer: Any, objective: Any) -> Any:
+    """Load or make the configuration, apply ``--config_overrides`` and check the vocabulary.
+
+    ``objective`` is the class of the objective: it may have a default model type, and adapt the
+    configuration (and the tokenizer).
+    """
     from transformers import AutoConfig
 
     from hfseq.transformers_hook import register_auto_classes
@@ -73,34 +80,30 @@ def load_config(arguments: Arguments, tokenizer: Any) -> Any:
                 f"--model_type {model.model_type} and the configuration of {name} "
                 f"('{config.model_type}') disagree: drop one of them"
             )
-    elif model.model_type:
-        # A fresh configuration has the vocabulary that the tokenizer has.
-        spec = plugins.load().architectures.get(model.model_type)
-        config = spec.load_config()(vocab_size=len(tokenizer))
+    elif model_type := model.model_type or objective.default_model_type:
+        config = _fresh_config(model_type, tokenizer)
     else:
         raise UsageError("no model: give --model_name_or_path, --config_name or --model_type")
     if model.config_overrides:
-        _override(config, model.config_overrides)
+        override(config, parse_overrides(model.config_overrides))
+    objective.configure(config, tokenizer, weights_source(arguments) is None)
     check_vocabulary(tokenizer, config)
     return config
 
 
-def _override(config: Any, changes: str) -> None:
-    """Apply ``name=value,name=value`` with each value in the type of what it replaces."""
-    import yaml
-
-    for change in changes.split(","):
-        name, equals, value = change.partition("=")
-        name = name.strip()
-        if not equals or not hasattr(config, name):
-            raise UsageError(
-                f"--config_overrides '{change}': give name=value with a name that "
-                f"{type(config).__name__} has"
-            )
-        try:
-            setattr(config, name, yaml.safe_load(value))
-        except Exception as error:
-            raise UsageError(f"--config_overrides '{change}': {error}") from error
+def _fresh_config(model_type: str, tokenizer: Any) -> Any:
+    """Make a configuration with the tokenizer's vocabulary and special tokens."""
+    kind = plugins.load().architectures.get(model_type).load_config()
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ROLES}
+    ids = {name: token for name, token in ids.items() if token is not None}
+    config = kind(
+        vocab_size=len(tokenizer), **{name: ids[name] for name in ids if hasattr(kind, name)}
+    )
+    ends = getattr(kind, "eos_token_id", None)
+    for name in ("decoder_start_token_id", "forced_eos_token_id"):  # BART's are its end of text
+        if ends is not None and getattr(config, name, None) == ends:
+            setattr(config, name, config.eos_token_id)
+    return config
 
 
 def build_model(arguments: Arguments, config: Any, task: str) -> Any:
@@ -111,8 +114,10 @@ def build_model(arguments: Arguments, config: Any, task: str) -> Any:
             f"architecture '{config.model_type}' has no class {task} "
             f"(it has {', '.join(spec.heads)})"
         )
-    model = arguments.model
-    return spec.load_head(task)(
+    model, head, source = arguments.model, spec.load_head(task), weights_source(arguments)
+    # The checkpoint may decide about the structure (T5: is the head tied?).
+    told = head.options_of(source, **_hub_options(arguments)) if source else {}
+    return head(
         config,
         seed=arguments.training.seed,
         _do_init=False,
@@ -120,6 +125,7 @@ def build_model(arguments: Arguments, config: Any, task: str) -> Any:
         scan_layers=model.scan_layers,
         gradient_checkpointing=model.gradient_checkpointing,
         attn_implementation=model.attn_implementation,
+        **told,
     )
 
 
@@ -200,22 +206,32 @@ class Prepared:
     description: dict[str, Any]
 
 
-def row_length(arguments: Arguments, tokenizer: Any, model: Any) -> int:
+def row_length(arguments: Arguments, tokenizer: Any, model: Any, objective: Any) -> int:
     """Return tokens a row: what the flag says, else the longest that tokenizer and model allow."""
-    limit = model.max_length()
-    wanted = arguments.data.max_seq_length
+    limit, data = model.max_length(), arguments.data
+    wanted = data.row_length
     if wanted and limit and wanted > limit:
+        flag = "max_seq_length" if data.max_seq_length else "block_size"
         raise UsageError(
-            f"--max_seq_length {wanted} is longer than the position table of this model allows "
+            f"--{flag} {wanted} is longer than the position table of this model allows "
             f"({limit}): give at most {limit}, or a configuration with more max_position_embeddings"
         )
-    return wanted or min(tokenizer.model_max_length, limit or 512)
+    longest = objective.default_length
+    most = limit or longest
+    if longest > 512:  # v4's limit for rows of causal models
+        most = min(most, longest)
+    return wanted or min(tokenizer.model_max_length, most)
 
 
 def prepare_data(
-    arguments: Arguments, tokenizer: Any, length: int, train_batch: int, eval_batch: int
+    arguments: Arguments,
+    tokenizer: Any,
+    objective: Any,
+    length: int,
+    train_batch: int,
+    eval_batch: int,
 ) -> Prepared:
-    """Load, tokenise and pack the splits that the run needs."""
+    """Load, tokenise and pack the splits that the run needs; ``length`` is tokens of text a row."""
     data, training = arguments.data, arguments.training
     splits = load_splits(data, plugins.load())
     needed = (["train"] if training.do_train else []) + (
@@ -233,14 +249,15 @@ def prepare_data(
         if data.streaming:
             train = StreamingBatches(
                 splits["train"], tokenizer, splits.text_column, length, train_batch, training.seed,
-                line_by_line=data.line_by_line,
+                line_by_line=data.line_by_line, cross_documents=objective.cross_documents,
+                keep_blank=data.keep_blank,
             )  # fmt: skip
         else:
-            rows = _rows(arguments, splits, "train", tokenizer, length, description)
+            rows = _rows(arguments, splits, "train", tokenizer, objective, length, description)
             train = Batches(rows, train_batch, training.seed)
     evaluation = None
     if "validation" in needed:
-        rows = _rows(arguments, splits, "validation", tokenizer, length, description)
+        rows = _rows(arguments, splits, "validation", tokenizer, objective, length, description)
         evaluation = Batches(rows, eval_batch, training.seed, shuffle=False)
     return Prepared(train, evaluation, length, description)
 
@@ -250,23 +267,30 @@ def _evaluates(training: Any) -> bool:
 
 
 def _rows(
-    arguments: Arguments, splits: Any, split: str, tokenizer: Any, length: int, facts: dict
+    arguments: Arguments,
+    splits: Any,
+    split: str,
+    tokenizer: Any,
+    objective: Any,
+    length: int,
+    facts: dict,
 ) -> Any:
-    data = arguments.data
+    data, column = arguments.data, splits.text_column
     dataset = splits[split]
     if not hasattr(dataset, "__len__"):  # a streamed validation split is read once
         dataset = _materialise(dataset)
     store = tokenization.tokenize(
-        dataset, tokenizer, splits.text_column, cache_dir=data.cache_directory,
+        dataset, tokenizer, column, cache_dir=data.cache_directory,
         line_by_line=data.line_by_line, max_length=length, num_proc=data.preprocessing_num_workers,
-        overwrite=data.overwrite_cache, description=f"Tokenising {split}",
+        overwrite=data.overwrite_cache, keep_blank=data.keep_blank,
+        description=f"Tokenising {split}",
     )  # fmt: skip
     facts[split] = {"documents": len(store), "tokens": store.total_tokens}
-    return (
-        LineRows(store, length, data.pad_to_max_length)
-        if data.line_by_line
-        else PackedRows(store, length)
-    )
+    if split == "validation" and getattr(data, "word_perplexity", False):
+        facts[split]["words"] = tokenization.count_words(dataset, column, data.keep_blank)
+    if data.line_by_line:
+        return LineRows(store, length, data.pad_to_max_length)
+    return PackedRows(store, length, objective.cross_documents)
 
 
 def _materialise(stream: Any) -> Any:
@@ -279,13 +303,15 @@ def place_batch(batch: dict[str, np.ndarray], mesh: Mesh, micro: int) -> dict[st
     """Cut a global batch into ``micro`` micro-batches and lay it over the mesh.
 
     Each process holds the whole host batch and puts only what its devices need on them. An array of
-    the rows' own shape is split over ``sequence`` too; others (targets per group) are not.
+    the rows' own shape is split over ``sequence`` too, where that divides it; others (targets per
+    group, a decoder's) are not.
     """
     rows = batch["input_ids"].shape
 
     def put(array: np.ndarray) -> jax.Array:
         cut = array.reshape(micro, array.shape[0] // micro, *array.shape[1:])
-        place = sharding.batch_sharding(mesh, cut.ndim, split_length=array.shape == rows)
+        split = array.shape == rows and not rows[1] % mesh.shape["sequence"]
+        place = sharding.batch_sharding(mesh, cut.ndim, split_length=split)
         return jax.make_array_from_callback(cut.shape, place, lambda index: cut[index])
 
     return {name: put(array) for name, array in batch.items()}

@@ -39,6 +39,34 @@ def step_flops(params: Any, config: Any, tokens: int, length: int, head_tokens: 
     return tokens * (6.0 * kernels + attention) + 6.0 * head_tokens * vocab * width
 
 
+def run_flops(model: Any, objective: Any, rows: int, length: int) -> float:
+    """Return the model FLOPs of a step of ``rows`` rows, of which the model sees ``length`` tokens.
+
+    An encoder-decoder runs its decoder on the targets only; keys and values of its cross-attention
+    are products of the encoder's positions.
+    """
+    params, config = model.params_shape_tree, model.config
+    targets = objective.target_length(length)
+    if not targets:
+        tokens = rows * length
+        head = round(tokens * objective.head_share())
+        return step_flops(params, config, tokens, length, head)
+    flat = trees.flatten(params)
+    sides = {
+        side: trees.unflatten(
+            {path: leaf for path, leaf in flat.items() if ("decoder" in path) == side}
+        )
+        for side in (False, True)
+    }
+    encoder = step_flops(sides[False], config, rows * length, length, 0)
+    decoder = step_flops(sides[True], config, rows * targets, targets, rows * targets)
+    width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
+    layers = getattr(config, "num_hidden_layers", 0)
+    crossed = 12 * width * layers * length * rows * targets
+    shared = 6.0 * 2 * layers * width * width * rows * (length - targets)
+    return encoder + decoder + crossed + shared
+
+
 def peak_flops(compute_dtype: Any = jnp.bfloat16) -> float:
     """Return the peak FLOP/s of all devices: the data sheet's, or measured (on a CPU)."""
     device = jax.devices()[0]

@@ -84,3 +84,34 @@ def test_a_part_of_a_batch_can_be_as_wide_as_the_batch():
     both = np.array([0, 1])
     assert rows.fetch(both[:1])["input_ids"].shape == (1, 16)
     assert rows.fetch(both[:1], rows.width(both))["input_ids"].shape == (1, 64)
+
+
+def next_slowly(store, length, row, cross_documents):
+    place = min((row + 1) * length, store.total_tokens)
+    ends = place >= store.total_tokens or (place in store.offsets and not cross_documents)
+    return -1 if ends else int(store.tokens[place])
+
+
+@pytest.mark.parametrize("cross_documents", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_row_knows_the_token_that_follows_it_in_its_document(seed, cross_documents):
+    chooser = np.random.default_rng(seed)
+    store = make_store(chooser.integers(1, 9, 30))
+    rows = PackedRows(store, int(chooser.integers(1, 12)), cross_documents)
+    found = rows.fetch(np.arange(len(rows)))["next_ids"].tolist()
+    assert found == [
+        next_slowly(store, rows.length, row, cross_documents) for row in range(len(rows))
+    ]
+
+
+def test_across_documents_a_row_is_one_sequence():
+    batch = PackedRows(make_store([3, 5, 2]), 4, cross_documents=True).fetch(np.arange(3))
+    assert batch["segment_ids"].tolist() == [[1] * 4, [1] * 4, [1, 1, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 0, 0]]
+
+
+def test_tokens_beyond_those_that_make_rows_are_only_predicted():
+    rows = PackedRows(make_store([9]), 4, tokens=8)
+    assert len(rows) == 2
+    batch = rows.fetch(np.arange(2))
+    assert batch["next_ids"].tolist() == [14, 18] and batch["segment_ids"].all()

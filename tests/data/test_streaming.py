@@ -45,12 +45,20 @@ def same(a, b):
     return all(np.array_equal(a[name], b[name]) for name in a) and a.keys() == b.keys()
 
 
-def test_without_shuffling_a_stream_gives_the_rows_of_the_store(shards, tokenizer, tmp_path):
+@pytest.mark.parametrize(
+    "options", [{}, {"cross_documents": True}, {"cross_documents": True, "keep_blank": True}]
+)
+def test_without_shuffling_a_stream_gives_the_rows_of_the_store(
+    shards, tokenizer, tmp_path, options
+):
     arguments = DataArguments(train_file=[shards], validation_split_percentage=0)
-    store = tokenize(load_splits(arguments)["train"], tokenizer, "text", cache_dir=tmp_path)
-    rows = PackedRows(store, LENGTH)
+    store = tokenize(
+        load_splits(arguments)["train"], tokenizer, "text", cache_dir=tmp_path,
+        keep_blank=options.get("keep_blank", False),
+    )  # fmt: skip
+    rows = PackedRows(store, LENGTH, options.get("cross_documents", False))
     expected = rows.fetch(np.arange(len(rows)))
-    batches = list(make(shards, tokenizer, shuffle=False).epoch_batches())
+    batches = list(make(shards, tokenizer, shuffle=False, **options).epoch_batches())
     for name, array in expected.items():
         found = np.concatenate([batch[name][batch["valid"]] for batch in batches])
         np.testing.assert_array_equal(found, array)

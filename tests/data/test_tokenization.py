@@ -3,8 +3,10 @@ import sys
 import numpy as np
 import pytest
 
+from hfseq.data.arguments import CausalArguments
+from hfseq.data.sources import load_splits
 from hfseq.data.store import TokenStore
-from hfseq.data.tokenization import tokenize
+from hfseq.data.tokenization import count_words, tokenize
 from hfseq.data.tokenizers import train_tokenizer
 from hfseq.errors import DataError, UsageError
 from tests.data.samples import make_texts
@@ -149,3 +151,43 @@ def test_real_norwegian_law(shared_data, tmp_path):
     tokenizer = train_tokenizer(splits["train"]["text"], "roberta", vocab_size=2000)
     store = tokenize(splits["train"], tokenizer, "text", cache_dir=tmp_path)
     assert tokenizer.decode(store[0], skip_special_tokens=True) == splits["train"][0]["text"]
+
+
+def test_words_are_counted_with_the_end_of_each_line():
+    from datasets import Dataset
+
+    texts = [" a b c \n", "d e", "", " \n", "f\ng h\n", "\n\n"]
+    dataset = Dataset.from_dict({"text": texts})
+    assert count_words(dataset, "text") == 4 + 3 + 5
+    assert count_words(dataset, "text", keep_blank=True) == 4 + 3 + 5 + 1 + 2
+
+
+@pytest.mark.parametrize(("split", "published"), [("valid", 217_646), ("test", 245_569)])
+@pytest.mark.parametrize("sample_by", ["line", "document"])
+def test_the_words_of_wikitext_are_as_many_as_published(shared_data, split, published, sample_by):
+    arguments = CausalArguments(
+        train_file=[str(shared_data / "wikitext-2" / f"{split}.txt")], sample_by=sample_by,
+        cross_documents=True, validation_split_percentage=0,
+    )  # fmt: skip
+    dataset = load_splits(arguments)["train"]
+    assert count_words(dataset, "text", arguments.keep_blank) == published
+
+
+def test_blank_lines_are_text_where_they_are_asked_for(tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("en lov\n \nfor alle\n")
+    stores = {}
+    for keep in (True, False):
+        arguments = CausalArguments(
+            train_file=[str(tmp_path / "a.txt")], cross_documents=True, keep_linebreaks=keep,
+            validation_split_percentage=0,
+        )  # fmt: skip
+        dataset = load_splits(arguments)["train"]
+        stores[keep] = tokenize(
+            dataset, tokenizer, "text", cache_dir=tmp_path, keep_blank=arguments.keep_blank
+        )
+    assert [tokenizer.decode(stores[True][i]) for i in range(len(stores[True]))] == [
+        "<s>en lov\n</s>", "<s> \n</s>", "<s>for alle\n</s>"
+    ]  # fmt: skip
+    assert [tokenizer.decode(stores[False][i]) for i in range(len(stores[False]))] == [
+        "<s>en lov</s>", "<s>for alle</s>"
+    ]  # fmt: skip

@@ -15,7 +15,8 @@ import make_docs  # noqa: E402
 import train_tokenizer  # noqa: E402
 
 from hfseq import plugins  # noqa: E402
-from hfseq.training.arguments import PARTS  # noqa: E402
+from hfseq.data.arguments import OBJECTIVES  # noqa: E402
+from hfseq.training.arguments import ModelArguments, TrainingArguments  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,11 @@ def only_our_plugins(tmp_path, monkeypatch):
     plugins.unload()
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/flags.md"])
+FAMILIES = [f"docs/families/{name}.md" for name in ("bart", "bert", "gpt2", "roberta", "t5")]
+PARTS = (ModelArguments, *OBJECTIVES.values(), TrainingArguments)
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/flags.md", *FAMILIES])
 def test_the_generated_documentation_is_current(path):
     wanted = make_docs.documents()[ROOT / path]
     current = (ROOT / path).read_text(encoding="utf-8")
@@ -39,10 +44,33 @@ def test_every_flag_is_listed(part):
     assert {field.name for field in dataclasses.fields(part)} <= listed
 
 
-def test_the_table_has_every_architecture():
+def test_every_script_with_an_objective_has_its_flags_listed():
+    sections = make_docs.flags().split("\n## ")
+    for script, objective in make_docs.SCRIPTS.items():
+        assert (ROOT / "scripts" / script).exists()
+        own = next(section for section in sections if section.startswith(script))
+        shared = next(section for section in sections if section.startswith("Every"))
+        listed = set(re.findall(r"^\| `--(\w+)", own + shared, flags=re.M))
+        assert {field.name for field in dataclasses.fields(OBJECTIVES[objective])} <= listed
+
+
+def test_the_table_has_every_architecture_and_leads_to_its_page():
     table = make_docs.architectures()
     for name in plugins.load().architectures:
-        assert f"| `{name}` |" in table
+        assert f"| [`{name}`](docs/families/{name}.md) |" in table
+
+
+def test_the_table_has_every_class_in_full_or_by_its_stem():
+    table = make_docs.architectures()
+    for name in ("FlaxGPT2Model", "FlaxGPT2LMHeadModel", "FlaxT5EncoderModel", "FlaxBertFor…"):
+        assert f"`{name}`" in table
+    assert "FlaxBertForMaskedLM" not in table
+
+
+def test_the_classes_of_a_family_are_those_of_its_module():
+    table = make_docs.classes("t5")
+    assert "| `FlaxT5EncoderModel` | – | The encoder of T5 alone |" in table
+    assert "`FlaxT5PreTrainedModel`" not in table
 
 
 def test_check_names_what_is_stale_and_writes_nothing(tmp_path, monkeypatch, capsys):

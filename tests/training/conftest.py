@@ -18,6 +18,30 @@ TINY = (
     "max_position_embeddings=40"
 )
 
+SIDES = (
+    "encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,decoder_attention_heads=4,"
+    "encoder_ffn_dim=64,decoder_ffn_dim=64"
+)
+# What an objective trains in the tests, and with which tokenizer: tiny models of each family.
+OBJECTIVES = {
+    "mlm": {},
+    "clm": {
+        "model_type": "gpt2",
+        "config_overrides": "n_embd=32,n_layer=1,n_head=4,n_positions=40",
+        "max_seq_length": None,
+        "block_size": 32,
+    },
+    "span_mlm": {
+        "model_type": "t5",
+        "config_overrides": "d_model=32,d_kv=8,d_ff=64,num_layers=1,num_heads=4",
+        "tokenizer_name": "t5",
+    },
+    "denoising": {
+        "model_type": None,
+        "config_overrides": f"d_model=32,max_position_embeddings=40,{SIDES}",
+    },
+}
+
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -27,20 +51,23 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     draw = random.Random(0)
     texts = [" ".join(draw.choices(WORDS, k=draw.randint(5, 60))) for _ in range(120)]
+    texts = [text.replace(" not", ". The not") for text in texts]  # sentences of ten words
     for name, part in (("train", texts[:100]), ("valid", texts[100:])):
         lines = (json.dumps({"text": text}) for text in part)
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    train_tokenizer(
-        texts, "roberta", vocab_size=300, output_dir=folder / "tokenizer", min_frequency=1
-    )
+    for family, name in (("roberta", "tokenizer"), ("t5", "t5")):
+        train_tokenizer(texts, family, vocab_size=300, output_dir=folder / name, min_frequency=1)
     return folder
 
 
 @pytest.fixture
 def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """Flags of a tiny masked-LM run; keywords add or replace flags."""
+    """Flags of a tiny run (masked LM by default); keywords add or replace flags."""
 
-    def make(output: str = "run", **changes: Any) -> list[str]:
+    def make(output: str = "run", objective: str = "mlm", **changes: Any) -> list[str]:
+        own: dict[str, Any] = dict(OBJECTIVES[objective])
+        if "tokenizer_name" in own:
+            own["tokenizer_name"] = corpus / own["tokenizer_name"]
         values = {
             "output_dir": tmp_path / output,
             "model_type": "roberta",
@@ -57,6 +84,7 @@ def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
             "logging_steps": 1,
             "report_to": "jsonl",
             "compilation_cache_dir": "none",
+            **own,
         } | changes
         return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
@@ -70,6 +98,7 @@ def train(flags: Callable[..., list[str]]) -> Callable[..., Any]:
     def run(
         output: str = "run",
         devices: int = 8,
+        objective: str = "mlm",
         before: Callable[[Any], None] | None = None,
         **changes: Any,
     ) -> Any:
@@ -78,7 +107,8 @@ def train(flags: Callable[..., list[str]]) -> Callable[..., Any]:
         from hfseq.training.arguments import parse
         from hfseq.training.loop import Loop
 
-        loop = Loop(parse(flags(output, **changes)), "mlm", devices=jax.devices()[:devices])
+        arguments = parse(flags(output, objective, **changes), objective=objective)
+        loop = Loop(arguments, objective, devices=jax.devices()[:devices])
         if before:
             before(loop)
         loop.run()

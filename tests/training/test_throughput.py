@@ -20,6 +20,27 @@ def test_step_flops_counts_weights_attention_and_the_tied_head():
     assert flops == 64 * (6 * 8 * 16 + 12 * 2 * 8 * 32) + 6 * 10 * 100 * 8
 
 
+def test_an_encoder_decoder_s_flops_are_those_of_its_two_sides():
+    params = {
+        "encoder": {"dense": {"kernel": np.zeros((8, 16))}},
+        "decoder": {"dense": {"kernel": np.zeros((8, 4))}},
+        "shared": {"embedding": np.zeros((100, 8))},
+    }
+    config = types.SimpleNamespace(vocab_size=100, hidden_size=8, num_hidden_layers=2)
+    model = types.SimpleNamespace(params_shape_tree=params, config=config)
+    objective = types.SimpleNamespace(target_length=lambda length: 5, head_share=lambda: 1.0)
+    attention = 12 * 2 * 8
+    encoder = 3 * 32 * (6 * 8 * 16 + attention * 32)
+    decoder = 3 * 5 * (6 * 8 * 4 + attention * (5 + 32)) + 6 * 15 * 100 * 8
+    keys_and_values = 6 * 2 * 2 * 8 * 8 * 3 * (32 - 5)  # of the encoder's tokens, not the targets
+    found = throughput.run_flops(model, objective, 3, 32)
+    assert found == encoder + decoder + keys_and_values
+    objective.target_length = lambda length: 0
+    assert throughput.run_flops(model, objective, 3, 32) == throughput.step_flops(
+        params, config, 96, 32, 96
+    )
+
+
 def test_the_meter_divides_tokens_by_time_without_pauses(monkeypatch):
     now = iter([100.0, 110.0, 110.0])
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(now))

@@ -1,0 +1,39 @@
+#!/usr/bin/env python
+r"""Pretrain BART by denoising: restore text whose sentences were shuffled and spans masked.
+
+A tokenizer and a configuration, then the model:
+
+    python scripts/train_tokenizer.py --model_type bart --config_name bart --vocab_size 50265 \
+        --train_file "$DATA/train.jsonl" --output_dir my-bart \
+        --config_overrides d_model=768,encoder_layers=6,decoder_layers=6
+
+    python scripts/run_bart_dlm_flax.py --output_dir my-bart --config_name my-bart \
+        --tokenizer_name my-bart --train_file "$DATA/train.jsonl" \
+        --validation_file "$DATA/valid.jsonl" --max_seq_length 1024 \
+        --per_device_train_batch_size 32 --learning_rate 1e-4 --warmup_steps 2000 \
+        --logging_steps 500 --save_steps 2000 --eval_steps 2000
+
+Run the same command again and a run that was stopped goes on where its last checkpoint is.
+"""
+
+import sys
+
+from hfseq.errors import run_command
+
+OBJECTIVE = "denoising"
+
+
+def main() -> int:
+    """Parse the flags, then train: jax is imported only after the flags are known to be good."""
+    from hfseq.training.arguments import parse
+
+    arguments = parse(description=__doc__, objective=OBJECTIVE)
+
+    from hfseq.training.loop import Loop
+
+    Loop(arguments, OBJECTIVE).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, debug="--debug" in sys.argv))

@@ -1,0 +1,36 @@
+#!/usr/bin/env python
+r"""Measure the inference of a BERT-like model: latency, throughput, and bfloat16 beside float32.
+
+    python scripts/run_bert_flax.py --precision bfloat16
+    python scripts/run_bert_flax.py --precision float32 --batch_size 1
+    python scripts/run_bert_flax.py --model_name_or_path path/to/model --text "One sentence." \
+        --json result.json
+
+Without a model it is BERT-base with random weights, on random tokens. With `--precision bfloat16`
+both precisions run in turn, and the outputs are compared. No XLA_FLAGS are needed.
+"""
+
+import sys
+from pathlib import Path
+
+from hfseq.errors import run_command
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
+
+
+def main() -> int:
+    """Parse the flags, then measure: jax is imported only after the flags are known to be good."""
+    from inference_flags import InferenceArguments
+
+    from hfseq.flags import parse_flags
+
+    (arguments,) = parse_flags((InferenceArguments,), sys.argv[1:], __doc__)
+
+    import inference
+
+    inference.run(arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, debug="--debug" in sys.argv))

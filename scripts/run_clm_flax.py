@@ -1,0 +1,45 @@
+#!/usr/bin/env python
+r"""Pretrain or fine-tune a causal language model (GPT-2, a BERT decoder, one of your own).
+
+A tokenizer and a configuration, then the model:
+
+    python scripts/train_tokenizer.py --model_type gpt2 --config_name gpt2 --vocab_size 50257 \
+        --train_file "$DATA/train.jsonl" --output_dir my-gpt2 \
+        --config_overrides resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0
+
+    python scripts/run_clm_flax.py --output_dir my-gpt2 --config_name my-gpt2 \
+        --tokenizer_name my-gpt2 --train_file "$DATA/train.jsonl" \
+        --validation_file "$DATA/valid.jsonl" --do_train --do_eval --block_size 512 \
+        --per_device_train_batch_size 64 --learning_rate 5e-3 --warmup_steps 1000 \
+        --adam_beta2 0.98 --weight_decay 0.01 --num_train_epochs 20 --logging_steps 500 \
+        --save_steps 2500 --eval_steps 2500
+
+The perplexity per word of WikiText-2, its lines as one stream:
+
+    python scripts/run_clm_flax.py --output_dir wikitext --model_name_or_path my-gpt2 --do_eval \
+        --validation_file wikitext-2/test.txt --cross_documents --word_perplexity
+
+Run the same command again and a run that was stopped goes on where its last checkpoint is.
+"""
+
+import sys
+
+from hfseq.errors import run_command
+
+OBJECTIVE = "clm"
+
+
+def main() -> int:
+    """Parse the flags, then train: jax is imported only after the flags are known to be good."""
+    from hfseq.training.arguments import parse
+
+    arguments = parse(description=__doc__, objective=OBJECTIVE)
+
+    from hfseq.training.loop import Loop
+
+    Loop(arguments, OBJECTIVE).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, debug="--debug" in sys.argv))

@@ -1,0 +1,40 @@
+#!/usr/bin/env python
+r"""Pretrain T5 with span corruption: the decoder names what spans of the input were hidden.
+
+A tokenizer and a configuration, then the model:
+
+    python scripts/train_tokenizer.py --model_type t5 --config_name t5 --vocab_size 32000 \
+        --train_file "$DATA/train.jsonl" --output_dir my-t5 \
+        --config_overrides feed_forward_proj=gated-gelu,tie_word_embeddings=false
+
+    python scripts/run_t5_mlm_flax.py --output_dir my-t5 --config_name my-t5 \
+        --tokenizer_name my-t5 --train_file "$DATA/train.jsonl" \
+        --validation_file "$DATA/valid.jsonl" --max_seq_length 512 \
+        --per_device_train_batch_size 32 --adafactor --learning_rate 0.005 \
+        --weight_decay 0.001 --warmup_steps 2000 --logging_steps 500 --save_steps 10000 \
+        --eval_steps 2500
+
+Run the same command again and a run that was stopped goes on where its last checkpoint is.
+"""
+
+import sys
+
+from hfseq.errors import run_command
+
+OBJECTIVE = "span_mlm"
+
+
+def main() -> int:
+    """Parse the flags, then train: jax is imported only after the flags are known to be good."""
+    from hfseq.training.arguments import parse
+
+    arguments = parse(description=__doc__, objective=OBJECTIVE)
+
+    from hfseq.training.loop import Loop
+
+    Loop(arguments, OBJECTIVE).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, debug="--debug" in sys.argv))

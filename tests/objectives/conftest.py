@@ -1,0 +1,60 @@
+"""Tokenizers of each family, rows out of documents, and a way to compute a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hfseq.data.batches import RowRandom
+from hfseq.data.packing import PackedRows
+from hfseq.data.store import TokenStore
+from tests.data.samples import make_texts
+
+
+def store_of(documents: list[list[int]], pad: int = 0) -> TokenStore:
+    offsets = np.concatenate([[0], np.cumsum([len(d) for d in documents])]).astype(np.int64)
+    return TokenStore(np.concatenate(documents).astype(np.int32), offsets, pad)
+
+
+def rows_of(documents: list[list[int]], length: int, pad: int = 0, **options: Any) -> dict:
+    """All packed rows of the documents."""
+    rows = PackedRows(store_of(documents, pad), length, **options)
+    return rows.fetch(np.arange(len(rows)))
+
+
+def numbers(rows: dict, seed: int = 0) -> RowRandom:
+    return RowRandom(seed, 0, np.arange(len(rows["input_ids"])))
+
+
+def loss_of(objective: Any, model: Any, rows: dict) -> tuple[float, int]:
+    """Sum of the losses and their count."""
+    return loss_of_batch(objective, model, objective.collate(rows, numbers(rows), 1))
+
+
+def loss_of_batch(objective: Any, model: Any, batch: dict) -> tuple[float, int]:
+    """The same for a batch."""
+    import jax
+
+    step = jax.jit(lambda params, batch: objective.loss(model, params, batch, None, False))
+    total, count, more = step(model.params, batch)
+    assert set(more["totals"]) == set(objective.sums)
+    return float(total), int(count)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_of() -> Callable[[str], Any]:
+    """A function from a family to a tokenizer of it, trained on sentences."""
+    from hfseq.data.tokenizers import train_tokenizer
+
+    texts = [f"{text.capitalize()}. " * 2 for text in make_texts(200)]
+    made: dict[str, Any] = {}
+
+    def make(family: str) -> Any:
+        if family not in made:
+            made[family] = train_tokenizer(texts, family, vocab_size=400)
+        return made[family]
+
+    return make

@@ -1,0 +1,107 @@
+"""Causal language modelling: targets, documents that stay apart, perplexities."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hfseq import FlaxAutoModelForCausalLM
+from hfseq.data.arguments import CausalArguments
+from hfseq.data.packing import LineRows
+from hfseq.objectives.clm import CausalLM
+from tests.objectives.conftest import loss_of, loss_of_batch, rows_of, store_of
+from tests.support.models import bert_config
+
+DOCUMENTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14], [15, 16]]
+
+
+def objective(config=None, **flags):
+    return CausalLM(CausalArguments(**flags), None, config)
+
+
+def labels_of(rows, **flags):
+    return objective(**flags).collate(rows, None, 1)["labels"].tolist()
+
+
+def test_the_target_is_the_next_token_of_the_same_document():
+    assert labels_of(rows_of(DOCUMENTS, 4)) == [
+        [6, 7, -100, 9],  # 9 begins the next row
+        [10, 11, 12, 13],
+        [-100, -100, 16, -100],
+    ]
+    assert labels_of(rows_of(DOCUMENTS, 5)) == [
+        [6, 7, -100, 9, 10],
+        [11, 12, 13, -100, -100],
+        [16, -100, -100, -100, -100],
+    ]
+
+
+def test_across_documents_every_token_but_the_first_is_a_target():
+    rows = rows_of(DOCUMENTS, 5, cross_documents=True)
+    assert labels_of(rows, cross_documents=True) == [
+        [6, 7, 8, 9, 10],
+        [11, 12, 13, 14, 15],
+        [16, -100, -100, -100, -100],
+    ]
+    assert rows["segment_ids"].tolist() == [[1] * 5, [1] * 5, [1, 1, 0, 0, 0]]
+    assert rows["position_ids"][1].tolist() == [0, 1, 2, 3, 4]
+    assert objective(cross_documents=True).cross_documents
+
+
+def test_a_line_ends_where_it_is_cut():
+    rows = LineRows(store_of(DOCUMENTS), 4, pad_to_max_length=True).fetch(np.arange(4))
+    assert labels_of(rows) == [
+        [6, 7, -100, -100], [9, 10, 11, -100], [-100] * 4, [16, -100, -100, -100],
+    ]  # fmt: skip
+
+
+def test_rows_that_only_fill_the_batch_have_no_targets():
+    rows = rows_of(DOCUMENTS, 4) | {"valid": np.array([True, False, True])}
+    labels = np.array(labels_of(rows))
+    assert (labels[1] == -100).all() and (labels[0] != -100).any()
+
+
+@pytest.fixture(scope="module", params=["gpt2", "bert"])
+def model(request):
+    if request.param == "gpt2":
+        from transformers import GPT2Config
+
+        config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=40)
+    else:
+        config = bert_config(is_decoder=False)
+    CausalLM.configure(config, None, True)
+    return FlaxAutoModelForCausalLM.from_config(config)
+
+
+def test_packed_losses_are_those_of_the_documents_one_by_one(model):
+    chooser = np.random.default_rng(0)
+    documents = [chooser.integers(5, 64, n).tolist() for n in (7, 12, 5, 9, 3)]
+    task = objective(model.config)
+    packed = loss_of(task, model, rows_of(documents, 36))
+    alone = [loss_of(task, model, rows_of([document], 36)) for document in documents]
+    assert packed[1] == sum(count for _, count in alone) == 36 - 5
+    assert packed[0] == pytest.approx(sum(total for total, _ in alone), rel=1e-5)
+
+
+def test_a_token_is_predicted_from_those_before_it_only(model):
+    task = objective(model.config)
+    document = np.random.default_rng(1).integers(5, 64, 12).tolist()
+    rows = rows_of([document], 36)
+    batch = task.collate(rows, None, 1)
+    batch["labels"][:, 8:] = -100
+    before = loss_of_batch(task, model, batch)
+    batch["input_ids"][:, 8:] = 5
+    assert loss_of_batch(task, model, batch) == before
+    batch["input_ids"][:, 2] = 5
+    assert loss_of_batch(task, model, batch)[0] != pytest.approx(before[0], rel=1e-6)
+
+
+def test_perplexities_are_per_token_and_per_word():
+    totals = {"loss": 60.0, "count": 20, "correct": 5}
+    assert objective().metrics(totals) == {
+        "loss": 3.0, "perplexity": pytest.approx(math.exp(3)), "accuracy": 0.25,
+    }  # fmt: skip
+    with_words = objective().metrics(totals | {"words": 15})
+    assert with_words["word_perplexity"] == pytest.approx(math.exp(60 / 15))

@@ -1,0 +1,49 @@
+"""The loss that the objectives share: which labels count, and its written-out derivative."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hfseq.objectives.base import IGNORED, cross_entropy
+
+LOGITS = jax.random.normal(jax.random.key(0), (2, 5, 7)) * 3
+LABELS = jnp.array([[0, 3, IGNORED, 6, 0], [IGNORED, 1, 2, IGNORED, 5]])
+
+
+def wanted(logits: jax.Array) -> jax.Array:
+    safe = jnp.where(LABELS == IGNORED, 0, LABELS)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, safe)
+    return jnp.where(LABELS == IGNORED, 0.0, losses).sum()
+
+
+def test_sum_and_gradient_are_those_of_softmax_and_one_hot_labels():
+    ours = jax.value_and_grad(lambda logits: cross_entropy(logits, LABELS)[0])(LOGITS)
+    theirs = jax.value_and_grad(wanted)(LOGITS)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_token_0_is_a_target_like_any_other():
+    """The scripts of Transformers 4 took every label that is not above 0 for padding."""
+    labels = jnp.array([[0, 0, IGNORED]])
+    logits = jnp.zeros((1, 3, 4)).at[:, :, 0].set(2.0)
+    total, count, right = cross_entropy(logits, labels)
+    assert int(count) == 2 and int(right) == 2
+    assert np.isclose(total, -2 * jax.nn.log_softmax(logits[0, 0])[0])
+
+
+def test_padding_of_the_vocabulary_gets_no_probability():
+    padded = jnp.concatenate([LOGITS, jnp.full((2, 5, 1), 50.0)], axis=-1)
+    ours, theirs = cross_entropy(padded, LABELS, 7), cross_entropy(LOGITS, LABELS)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_nothing_of_the_size_of_one_hot_labels_is_kept_for_the_backward_pass():
+    """Only the logits themselves are: every other residual is smaller by the vocabulary."""
+    _, pull = jax.vjp(lambda logits: cross_entropy(logits, LABELS)[0], LOGITS)
+    kept = [leaf.size for leaf in jax.tree.leaves(pull)]
+    assert sum(size >= LOGITS.size for size in kept) == 1

@@ -1,0 +1,181 @@
+"""What the loop promises holds for every objective: layouts, accumulation, resumption, data."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hfseq.errors import UsageError
+from tests.training.conftest import OBJECTIVES, losses
+from tests.training.test_loop import assert_same, stop_at
+
+NEW = [name for name in OBJECTIVES if name != "mlm"]  # test_loop.py has the first
+
+
+@pytest.fixture(scope="module")
+def references():
+    """Losses and folder of six steps on one device, by objective."""
+    return {}
+
+
+@pytest.fixture
+def reference(train, references):
+    def run(objective):
+        if objective not in references:
+            loop = train("one", 1, objective, save_steps=2, do_train=True)
+            references[objective] = losses(loop.folder), loop
+        return references[objective]
+
+    return run
+
+
+@pytest.mark.parametrize("objective", NEW)
+@pytest.mark.parametrize(
+    ("mesh", "micro"),
+    [("data=2", 4), ("data=2,tensor=2", 1), ("fsdp=2,tensor=2,sequence=2", 2), ("data=8", 1)],
+)
+def test_neither_devices_nor_micro_batches_change_the_losses(
+    train, reference, objective, mesh, micro
+):
+    devices = math.prod(int(part[-1]) for part in mesh.split(","))
+    options = {"mesh": mesh, "gradient_accumulation_steps": micro, "do_train": True}
+    loop = train("many", devices, objective, **options)
+    assert loop.micro == micro and loop.mesh.size == devices
+    assert_same(losses(loop.folder), reference(objective)[0])
+
+
+@pytest.mark.parametrize("objective", NEW)
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train, reference, objective):
+    expected, whole = reference(objective)
+    with pytest.raises(SystemExit):
+        train("parts", 1, objective, before=stop_at(3), save_steps=2, do_train=True)
+    parts = train("parts", 1, objective, save_steps=2, do_train=True)
+    assert losses(parts.folder) == expected
+    assert parts.progress.tokens_seen == whole.progress.tokens_seen
+    one, other = (load_file(loop.folder / "model.safetensors") for loop in (whole, parts))
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("objective", NEW)
+def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(
+    train, reference, objective
+):
+    loop = train("small", 1, objective, eval_steps=3, per_device_eval_batch_size=3)
+    assert losses(loop.folder) == reference(objective)[0]
+    again = train(
+        "again", 2, objective, do_eval=True, model_name_or_path=loop.folder, model_type=None,
+        config_overrides=None, tokenizer_name=loop.folder, per_device_eval_batch_size=4,
+    )  # fmt: skip
+    for name in ("eval_loss", "eval_accuracy", "eval_perplexity"):
+        assert again.metrics[name] == pytest.approx(loop.metrics[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", NEW)
+def test_streaming_resumes_at_the_very_row(train, objective):
+    options = {"streaming": True, "save_steps": 2, "max_steps": 4, "do_train": True}
+    whole = losses(train("stream", 1, objective, **options).folder)
+    with pytest.raises(SystemExit):
+        train("cut", 1, objective, before=stop_at(3), **options)
+    assert losses(train("cut", 1, objective, **options).folder) == whole
+
+
+@pytest.mark.parametrize("objective", NEW)
+def test_lines_are_rows(train, objective):
+    loop = train("lines", 1, objective, line_by_line=True, pad_to_max_length=True, max_steps=2)
+    assert loop.data.description["validation"]["documents"] == len(loop.data.evaluation.rows) == 20
+    assert np.isfinite(list(losses(loop.folder).values())).all()
+    assert math.isfinite(loop.metrics["eval_loss"])
+
+
+@pytest.mark.parametrize("objective", NEW)
+def test_training_learns_and_pytorch_gives_the_same_logits(train, objective):
+    loop = train("full", 1, objective, max_steps=40, logging_steps=10, learning_rate=1e-2)
+    seen = losses(loop.folder)
+    assert seen[40] < seen[1] - 1.0
+    assert loop.metrics["eval_perplexity"] == pytest.approx(math.exp(loop.metrics["eval_loss"]))
+    assert f"{loop.metrics['eval_loss']:.4g}" in (loop.folder / "README.md").read_text()
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    config = json.loads((loop.folder / "config.json").read_text())
+    theirs = getattr(transformers, config["architectures"][0]).from_pretrained(loop.folder).eval()
+    ids = np.arange(5, 25, dtype=np.int32)[None]
+    given = {"input_ids": ids} | ({} if objective == "clm" else {"decoder_input_ids": ids[:, ::-1]})
+    found = loop.model(**given, params=loop.state["params"]).logits
+    with torch.no_grad():
+        wanted = theirs(**{name: torch.tensor(array.copy()) for name, array in given.items()})
+    np.testing.assert_allclose(found, wanted.logits.numpy(), rtol=0, atol=1e-4)
+
+
+def test_a_decoder_of_the_bert_family_is_made_causal(train):
+    changes = {"model_type": "bert", "warmup_steps": 0, "max_steps": 1}
+    sizes = "hidden_size=32,num_hidden_layers=1,num_attention_heads=4,intermediate_size=64"
+    loop = train("bert", 1, "clm", **{**changes, "config_overrides": sizes})
+    assert json.loads((loop.folder / "config.json").read_text())["is_decoder"] is True
+
+
+def test_word_perplexity_divides_all_nats_by_the_words(train, tmp_path):
+    lines = [" the law of every land \n", " \n", " is read by all \n", " who live there\n"] * 9
+    (tmp_path / "valid.txt").write_text("".join(lines))
+    loop = train(
+        "words", 1, "clm", max_steps=1, warmup_steps=0, validation_file=tmp_path / "valid.txt",
+        cross_documents=True, word_perplexity=True,
+    )  # fmt: skip
+    words = 9 * (5 + 4 + 3 + 4)  # and an end for each of the four lines
+    facts = loop.data.description["validation"]
+    assert facts["words"] == words
+    nats = loop.metrics["eval_loss"] * (facts["tokens"] - 1)  # all but the first token
+    assert loop.metrics["eval_word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "model", "wanted", "expected"),
+    [(10**30, 4000, None, 1024), (10**30, 300, None, 300), (512, 1024, None, 512),
+     (512, 4000, 2000, 2000), (10**30, None, None, 1024)],
+)  # fmt: skip
+def test_block_size_is_1024_at_most_unless_it_is_given(tokenizer, model, wanted, expected):
+    from hfseq.data.arguments import CausalArguments
+    from hfseq.objectives.clm import CausalLM
+    from hfseq.training.setup import row_length
+
+    arguments = SimpleNamespace(data=CausalArguments(block_size=wanted))
+    limits = (
+        SimpleNamespace(model_max_length=tokenizer),
+        SimpleNamespace(max_length=lambda: model),
+    )
+    assert row_length(arguments, *limits, CausalLM) == expected
+
+
+@pytest.mark.parametrize(
+    ("objective", "changes", "message"),
+    [
+        ("clm", {"block_size": 400}, "--block_size 400 is longer than the position table"),
+        ("span_mlm", {"mean_noise_span_length": 1, "max_seq_length": 1000}, "has 100 sentinels"),
+        ("span_mlm", {"train_ref_file": "x"}, "is for whole-word masking"),
+        ("denoising", {"max_seq_length": 400}, "position table of this model allows"),
+        (
+            "denoising",
+            {"mesh": "data=4,sequence=2", "max_seq_length": 31},
+            "does not divide the 31",
+        ),
+    ],
+)
+def test_usage_errors_name_the_value_and_what_would_work(train, objective, changes, message):
+    with pytest.raises(UsageError, match=message):
+        train("wrong", 8, objective, **changes)
+
+
+def test_flags_of_another_objective_keep_what_was_set(flags):
+    from hfseq.training.arguments import parse
+    from hfseq.training.loop import Loop
+
+    given = [*flags("x"), "--validation_split_percentage=7"]
+    plain = Loop(parse(given), "denoising").arguments.data
+    assert plain.mlm_probability == 0.3 and plain.validation_split_percentage == 7
+    other = Loop(parse([*given, "--mlm_probability=0.2"]), "denoising").arguments.data
+    assert other == type(plain)(**{**vars(plain), "mlm_probability": 0.2})
