@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.generation.build import build_processors
+from hfseq.generation.build import build_processors, build_warpers
 from hfseq.generation.outputs import FlaxBeamSearchOutput
 from hfseq.generation.plan import Operands, Plan
 from hfseq.generation.sampling import row_keys, sample_without_replacement
@@ -57,6 +57,7 @@ class BeamSearch:
         self.plan, self.operands, self.options = plan, operands, plan.options
         self.session = Session(model, plan, operands)
         self.processors = build_processors(plan.options, operands, plan.processors)
+        self.processors += build_warpers(plan.options)
         self.beams, self.batch = plan.options.num_beams, operands.prompt.shape[0]
         # So many that num_beams of them go on even if all others end.
         self.candidates = max(2, 1 + len(plan.options.eos_token_id)) * self.beams

@@ -19,7 +19,7 @@ Processor = Callable[[jax.Array, jax.Array, Any], jax.Array]
 def build_processors(
     options: Options, operands: Operands, user: Sequence[Processor]
 ) -> list[Processor]:
-    """Return all processors of a run: those of the options, the user's, the warpers.
+    """Return the processors of a run, without warpers: those of the options, then the user's.
 
     The lengths in ``operands`` may be traced. UsageError if the user passes one of a type that the
     options make already.
@@ -33,14 +33,16 @@ def build_processors(
                 f"A custom logits processor of type {type(processor).__name__} was passed to "
                 "`generate`, but the options make one already: drop the processor or the option"
             )
+    return [*made, *user]
+
+
+def build_warpers(options: Options) -> list[Processor]:
+    """Return what comes after them: the warpers of sampling, and the normalisation."""
     last = [p.FlaxLogitNormalization()] if options.renormalize_logits else []
-    return [*made, *user, *build_warpers(options), *last]
+    return [*_warpers(options), *last] if options.do_sample else [*last]
 
 
-def build_warpers(options: Options) -> list[p.FlaxLogitsWarper]:
-    """Return the warpers of sampling: none in greedy and plain beam search."""
-    if not options.do_sample:
-        return []
+def _warpers(options: Options) -> list[Processor]:
     keep: dict[str, Any] = {"min_tokens_to_keep": 1}
     if options.num_beams > 1:  # at least one token beside the ends must stay
         keep = {"min_tokens_to_keep": len(options.eos_token_id) + 1 if options.eos_token_id else 2}

@@ -138,10 +138,12 @@ def _is_right(name: str, value: Any) -> bool:
 
 def _tokens(options: Options, vocab_size: int) -> list[str]:
     problems = []
-    for name in ("pad_token_id", "forced_bos_token_id"):
-        value = getattr(options, name)
-        if value is not None and not (name == "pad_token_id" and value < 0) and value >= vocab_size:
-            problems.append(f"{name}={value} is outside of the vocabulary of {vocab_size}")
+    ids = {"forced_bos_token_id": options.forced_bos_token_id}
+    if options.stop_token_sequences or any(token < vocab_size for token in options.eos_token_id):
+        ids["pad_token_id"] = options.pad_token_id  # rows that end are filled up with it
+    for name, token in ids.items():
+        if token is not None and token >= vocab_size:
+            problems.append(f"{name}={token} is outside of the vocabulary of {vocab_size}")
     if options.exponential_decay_length_penalty is not None and not options.eos_token_id:
         problems.append("exponential_decay_length_penalty needs eos_token_id: pass one")
     return problems

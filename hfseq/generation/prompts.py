@@ -91,7 +91,7 @@ def infer_mask(ids: Any, pad: int | None, eos: tuple[int, ...]) -> Any:
 
 def pad_left(ids: Any, mask: Any) -> tuple[Any, Any]:
     """Move padding at the end of rows to their beginning: new tokens follow the last column."""
-    numpy = isinstance(ids, np.ndarray)
+    numpy = isinstance(ids, np.ndarray) and isinstance(mask, np.ndarray)
     xp: Any = np if numpy else jnp
     trailing = xp.argmax(mask[:, ::-1] != 0, axis=1)
     if numpy and not trailing.any():
@@ -100,8 +100,8 @@ def pad_left(ids: Any, mask: Any) -> tuple[Any, Any]:
     return xp.take_along_axis(ids, places, axis=1), xp.take_along_axis(mask, places, axis=1)
 
 
-def widen(ids: np.ndarray, width: int, value: int) -> np.ndarray:
-    """Fill rows up with ``value`` on the right, to a bucket."""
+def widen(ids: np.ndarray, width: int, value: int = 0) -> np.ndarray:
+    """Fill rows up with ``value`` on the right, to a bucket; token 0 has an embedding for sure."""
     return np.pad(ids, ((0, 0), (0, width - ids.shape[1])), constant_values=value)
 
 

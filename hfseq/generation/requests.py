@@ -28,7 +28,7 @@ EXTRAS = (
 
 
 class Request(NamedTuple):
-    """All that a run needs; ``static`` if the inputs are traced, so that all is traced."""
+    """All that a run needs; ``static`` if anything is a tracer, so that all is traced."""
 
     plan: Plan
     operands: Operands
@@ -55,7 +55,7 @@ def make_request(
     options = resolve(config, extras)
     check_options(options, model.config.vocab_size)
     criteria = stop_criteria(config.stop_strings, extras)
-    static = prompts.is_static(input_ids, inputs)
+    static = prompts.is_static(input_ids, inputs, params, prng_key)
     read = _read_pair if encoder_decoder else _read_prompt
     parts = read(model, config, options, input_ids, inputs, static)
     name = "decoder_input_ids" if encoder_decoder else "input_ids"
@@ -71,9 +71,8 @@ def make_request(
         criteria=criteria,
     )
     check_padding(plan)
-    operands = _operands(
-        parts, lengths, make_key(prng_key), params or model.params, static, options
-    )
+    key = make_key(prng_key)
+    operands = _operands(parts, lengths, key, params or model.params, static)
     return Request(plan, operands, lengths, static, extras.get("streamer"))
 
 
@@ -135,7 +134,7 @@ def _read_pair(
         if mask is not None:
             mask = prompts.as_mask("attention_mask", mask, ids, static)
         exact = static or outputs is not None  # their mask has their length
-        encoder, length = _encoder_inputs(model, options, ids, mask, inputs, exact), ids.shape[1]
+        encoder, length = _encoder_inputs(model, ids, mask, inputs, exact), ids.shape[1]
     elif mask is not None:
         encoder = {"attention_mask": jnp.asarray(mask, jnp.int32)}
     if isinstance(outputs, (tuple, list)):
@@ -150,7 +149,7 @@ def _read_pair(
 
 
 def _encoder_inputs(
-    model: Any, options: Options, ids: Any, mask: Any, inputs: dict[str, Any], exact: bool
+    model: Any, ids: Any, mask: Any, inputs: dict[str, Any], exact: bool
 ) -> dict[str, Any]:
     """Return the arguments of ``encode``; ``exact`` keeps them out of a bucket."""
     others = {name: inputs.pop(name) for name in list(inputs) if not name.startswith("decoder_")}
@@ -165,9 +164,8 @@ def _encoder_inputs(
         return {name: value for name, value in given.items() if value is not None}
     width = bucket(length, limit)
     mask = np.ones_like(ids) if mask is None else mask
-    pad = options.pad_token_id or 0
-    wide = {"input_ids": prompts.widen(ids, width, pad)}
-    return wide | {"attention_mask": prompts.widen(mask, width, 0)}
+    wide = {"input_ids": prompts.widen(ids, width)}
+    return wide | {"attention_mask": prompts.widen(mask, width)}
 
 
 def _decoder_prompt(
@@ -222,13 +220,10 @@ def check_padding(plan: Plan) -> None:
         )
 
 
-def _operands(
-    parts: _Parts, lengths: Lengths, key: Any, params: Any, static: bool, options: Options
-) -> Operands:
+def _operands(parts: _Parts, lengths: Lengths, key: Any, params: Any, static: bool) -> Operands:
     prompt, mask = parts.prompt, parts.mask
     if not static:
-        pad = options.pad_token_id or 0
-        prompt = prompts.widen(prompt, lengths.prefill, pad)
+        prompt = prompts.widen(prompt, lengths.prefill)
         mask = None if mask is None else prompts.widen(mask, lengths.prefill, 1)
         prompt, mask = prompts.place_like(parts.source, (prompt, mask))
     number: Any = int if static else np.int32

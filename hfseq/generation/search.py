@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hfseq.generation.build import build_processors
+from hfseq.generation.build import build_processors, build_warpers
 from hfseq.generation.outputs import FlaxGreedySearchOutput, FlaxSampleOutput
 from hfseq.generation.plan import Operands, Plan
+from hfseq.generation.processors import FlaxTopKLogitsWarper
 from hfseq.generation.processors.tokens import ends_with
-from hfseq.generation.sampling import row_keys, sample
+from hfseq.generation.sampling import row_keys, sample, sample_top_k
 from hfseq.generation.session import Session
 
 
@@ -32,6 +33,13 @@ class TokenSearch:
         self.plan, self.operands = plan, operands
         self.session = Session(model, plan, operands)
         self.processors = build_processors(plan.options, operands, plan.processors)
+        self.warpers = build_warpers(plan.options)
+        self.late: list[Any] = []
+        kinds = [type(warper) for warper in self.warpers]
+        if FlaxTopKLogitsWarper in kinds and not plan.options.output_scores:
+            # Those after top-k look at its candidates only.
+            place = kinds.index(FlaxTopKLogitsWarper)
+            self.warpers, self.late = self.warpers[:place], self.warpers[place:]
 
     def begin(self) -> SearchState:
         """Return the state before the first token."""
@@ -54,7 +62,7 @@ class TokenSearch:
         tokens = column(state.sequences, state.length - 1)
         logits, inputs = self.session.next_logits(tokens, state.inputs)
         scores = logits
-        for processor in self.processors:
+        for processor in (*self.processors, *self.warpers):
             scores = processor(state.sequences, scores, state.length)
         chosen = jnp.where(state.finished, self.plan.pad, self._choose(scores, step))
         sequences = jax.lax.dynamic_update_slice_in_dim(
@@ -73,7 +81,11 @@ class TokenSearch:
     def _choose(self, scores: jax.Array, step: Any) -> jax.Array:
         if not self.plan.options.do_sample:
             return jnp.argmax(scores, axis=-1).astype(jnp.int32)
-        return sample(row_keys(self.operands.key, len(scores), step), scores)
+        keys = row_keys(self.operands.key, len(scores), step)
+        if not self.late:
+            return sample(keys, scores)
+        top_k, *warpers = self.late
+        return sample_top_k(keys, scores, top_k.top_k, warpers)
 
 
 def column(sequences: jax.Array, place: Any) -> jax.Array:

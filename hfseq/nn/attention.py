@@ -144,20 +144,25 @@ def dot_product(query: Any, key: Any, value: Any, **kwargs: Any) -> jax.Array:
 def xla_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
     """``jax.nn.dot_product_attention`` as XLA compiles it; the default, right on every backend.
 
-    On CPUs a step of decoding takes :func:`few_queries_attention`.
+    On CPUs a step of decoding takes :func:`few_queries_attention`, and half types take the explicit
+    form: jax asks for its second product in the half type, which XLA's CPU kernels compute in
+    float32, after copies of weights and values.
     """
     if _is_decoding_on_cpu(query, key, args, kwargs):
         return few_queries_attention(query, key, value, *args, **kwargs)
+    half = query.dtype.itemsize == 2 and jax.default_backend() == "cpu"
+    if half and kwargs.keys() <= _PLAIN_OPTIONS:
+        return eager_attention(query, key, value, *args, **kwargs)
     return jax.nn.dot_product_attention(query, key, value, *args, implementation="xla", **kwargs)
 
 
 def _is_decoding_on_cpu(query: Any, key: Any, args: Any, kwargs: Any) -> bool:
     few = query.ndim == 4 and query.shape[1] <= 4 < key.shape[1]
-    plain = len(args) <= 2 and not kwargs.get("is_causal") and kwargs.keys() <= _FEW_QUERIES
+    plain = len(args) <= 2 and not kwargs.get("is_causal") and kwargs.keys() <= _PLAIN_OPTIONS
     return few and plain and jax.default_backend() == "cpu"
 
 
-_FEW_QUERIES = {"bias", "mask", "scale", "is_causal"}
+_PLAIN_OPTIONS = {"bias", "mask", "scale", "is_causal"}
 
 
 def few_queries_attention(

@@ -1,0 +1,285 @@
+"""``generate`` as programs written for Transformers 4 use it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import jax_utils
+
+from hfseq import generation as g
+from tests.generation import families
+
+IDS = families.prompts(2, 5)
+OPTIONS = {
+    "greedy": {},
+    "sample": {"do_sample": True, "top_k": 8, "top_p": 0.9, "temperature": 0.8},
+    "beam": {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.5},
+}
+OUTPUTS = {
+    "greedy": g.FlaxGreedySearchOutput,
+    "sample": g.FlaxSampleOutput,
+    "beam": g.FlaxBeamSearchOutput,
+}
+
+
+def tokens(model, ids=IDS, **options):
+    return np.asarray(model.generate(ids, **{"max_length": 11, **options}).sequences)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_jit_and_own_compilation_agree(family, name):
+    model = families.model(family)
+    mask = np.ones_like(IDS)
+    output = model.generate(IDS, attention_mask=mask, max_length=11, **OPTIONS[name])
+    assert type(output) is OUTPUTS[name]
+    assert output.sequences.shape == (4 if name == "beam" else 2, 11)
+    jitted = jax.jit(
+        lambda ids, mask: model.generate(ids, attention_mask=mask, max_length=11, **OPTIONS[name])
+    )
+    assert (np.asarray(jitted(IDS, mask).sequences) == np.asarray(output.sequences)).all()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_python_loop_gives_the_same(name):
+    model, options = families.model("llama"), {"max_length": 7, **OPTIONS[name]}
+    assert (tokens(model, trace=False, **options) == tokens(model, **options)).all()
+
+
+def test_generate_itself_can_be_jitted():
+    model = families.fresh()
+    model.generation_config.max_length = 11
+    jitted = jax.jit(model.generate)
+    mask = jnp.asarray(families.mask(2, 5, "right"))
+    wanted = model.generate(IDS, attention_mask=mask).sequences
+    assert (jitted(IDS, attention_mask=mask).sequences == wanted).all()
+
+
+def test_only_the_key_or_the_weights_are_traced():
+    model, mask = families.model("llama"), families.mask(2, 5, "right")
+    options = {"attention_mask": mask, "max_length": 11, "do_sample": True}
+    wanted = model.generate(IDS, prng_key=4, **options).sequences
+    by_key = jax.jit(lambda key: model.generate(IDS, prng_key=key, **options).sequences)
+    assert (by_key(jax.random.PRNGKey(4)) == wanted).all()
+    many = jax.vmap(by_key)(jnp.stack([jax.random.PRNGKey(4), jax.random.PRNGKey(5)]))
+    assert (many[0] == wanted).all() and (many[1] != wanted).any()
+    by_weights = jax.jit(lambda p: model.generate(IDS, params=p, prng_key=4, **options).sequences)
+    assert (by_weights(model.params) == wanted).all()
+
+
+def test_outputs_are_read_by_name_and_place():
+    output = families.model("llama").generate(IDS, max_length=11)
+    assert (output[0] == output["sequences"]).all() and list(output) == ["sequences"]
+    beams = families.model("llama").generate(IDS, max_length=11, **OPTIONS["beam"])
+    assert beams.scores.shape == (4,) and (beams.scores == beams.sequences_scores).all()
+    assert (np.diff(np.asarray(beams.scores).reshape(2, 2)) <= 0).all()  # the best comes first
+
+
+def test_pmap():
+    model = families.model("llama")
+    ids = families.prompts(8, 5).reshape(8, 1, 5)
+
+    def generate(params, ids):
+        return model.generate(ids, params=params, max_length=11).sequences
+
+    with jax.disable_jit(False):
+        found = jax.pmap(generate)(jax_utils.replicate(model.params), ids)
+    assert (np.asarray(found)[:, 0] == tokens(model, ids[:, 0])).all()
+
+
+def test_rows_on_several_devices_stay_there():
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    model, ids = families.model("llama"), families.prompts(8, 5)
+    spread = jax.device_put(ids, NamedSharding(mesh, PartitionSpec("data")))
+    params = jax.device_put(model.params, NamedSharding(mesh, PartitionSpec()))
+    found = model.generate(spread, params=params, max_length=11).sequences
+    assert (np.asarray(found) == tokens(model, ids)).all()
+
+
+def test_params_of_ones_own():
+    model = families.fresh()
+    without = families.flax_class("llama")(families.config("llama"), _do_init=False)
+    wanted = tokens(model)
+    assert (tokens(without, params=model.params) == wanted).all()
+    other = jax.tree.map(lambda leaf: leaf[::-1], model.params)
+    assert (tokens(model, params=other) != wanted).any()
+    assert (tokens(model) == wanted).all()  # no program has kept the other ones
+
+
+def test_new_parameters_are_seen():
+    model = families.fresh()
+    wanted = tokens(model, params=jax.tree.map(lambda leaf: leaf[::-1], model.params))
+    tokens(model)
+    model.params = jax.tree.map(lambda leaf: leaf[::-1], model.params)
+    assert (tokens(model) == wanted).all()
+
+
+def test_copies_and_pickles_leave_compiled_programs_behind():
+    model = families.fresh()
+    wanted = tokens(model)
+    assert (tokens(copy.deepcopy(model)) == wanted).all()
+    assert pickle.loads(pickle.dumps(model._generation_programs)) == {}
+
+
+def test_bool_and_list_inputs_equal_arrays():
+    model, mask = families.model("llama"), families.mask(2, 5, "left")
+    wanted = tokens(model, attention_mask=mask)
+    for other in (mask.astype(bool), mask.tolist(), jnp.asarray(mask), mask.astype(np.float32)):
+        assert (tokens(model, attention_mask=other) == wanted).all()
+    assert (tokens(model, IDS.tolist()) == tokens(model)).all()
+
+
+def test_lengths():
+    model = families.fresh()
+    assert tokens(model, max_length=None).shape == (2, 20)  # the default, prompt counted
+    assert tokens(model, max_length=20).shape == (2, 20)
+    assert tokens(model, max_length=9).shape == (2, 9)
+    assert tokens(model, max_length=None, max_new_tokens=9).shape == (2, 14)
+    assert tokens(model, max_new_tokens=3).shape == (2, 8)  # it wins over max_length
+    model.generation_config.max_new_tokens = 4
+    assert tokens(model, max_length=None).shape == (2, 9)
+    assert tokens(families.model("t5"), max_new_tokens=9).shape == (2, 10)
+
+
+def test_configuration_given_whole_wins_over_the_models_and_keywords_over_both():
+    from transformers import GenerationConfig
+
+    model = families.fresh()
+    model.generation_config.max_new_tokens = 3
+    model.generation_config.num_beams = 2
+    assert tokens(model, max_length=None).shape == (2, 8)
+    given = GenerationConfig(max_new_tokens=4, num_beams=1)
+    output = model.generate(IDS, generation_config=given)
+    assert type(output) is g.FlaxGreedySearchOutput and output.sequences.shape == (2, 9)
+    assert model.generate(IDS, given, max_new_tokens=5).sequences.shape == (2, 10)
+
+
+def test_options_on_the_model_configuration_before_the_model_is_made():
+    config = families.config("llama")
+    config.max_length, config.num_beams, config.num_return_sequences = 9, 2, 2
+    model = families.flax_class("llama")(config)
+    assert model.generate(IDS).sequences.shape == (4, 9)
+    assert jax.jit(model.generate)(IDS).sequences.shape == (4, 9)
+
+
+def test_edits_of_the_model_configuration_count_with_a_warning(caplog):
+    model = families.fresh()
+    model.config.max_length = 9
+    model.config.num_beams = 2
+    output = model.generate(IDS)
+    assert type(output) is g.FlaxBeamSearchOutput and output.sequences.shape == (2, 9)
+    assert "modified the pretrained model configuration" in caplog.text
+    caplog.clear()
+    model.generation_config.num_beams = 1  # now the generation configuration is the user's
+    model.config.max_length = 13
+    assert model.generate(IDS).sequences.shape == (2, 9)
+
+
+def test_end_and_padding():
+    model = families.model("llama")
+    free = tokens(model, eos_token_id=None)
+    end = int(free[0, 7])
+    found = tokens(model, eos_token_id=end, pad_token_id=5)
+    first = int(np.flatnonzero(free[0, 5:] == end)[0]) + 5
+    assert (found[0, : first + 1] == free[0, : first + 1]).all()
+    assert (found[0, first + 1 :] == 5).all()
+    filled = tokens(model, eos_token_id=[end, 3], pad_token_id=None)  # the first end fills up
+    assert set(filled[0, first + 1 :]) <= {end}
+
+
+def test_scores_of_the_steps_are_pytorchs():
+    torch = pytest.importorskip("torch")
+    ours, theirs = families.pair("llama")
+    options = {"max_new_tokens": 5, "output_scores": True, "output_logits": True,
+               "repetition_penalty": 1.5, "return_dict_in_generate": True}  # fmt: skip
+    found = ours.generate(IDS, **options)
+    wanted = theirs.generate(torch.tensor(IDS).long(), **options)
+    for name in ("scores", "logits"):
+        stacked = torch.stack(getattr(wanted, name)).numpy()
+        np.testing.assert_allclose(found[name][: len(stacked)], stacked, atol=2e-4)
+    beams = ours.generate(IDS, num_beams=3, **options)
+    wanted = theirs.generate(torch.tensor(IDS).long(), num_beams=3, **options)
+    steps = len(wanted.scores)
+    np.testing.assert_allclose(beams.scores, wanted.sequences_scores.numpy(), atol=1e-4)
+    np.testing.assert_allclose(beams.step_scores[:steps], torch.stack(wanted.scores), atol=2e-4)
+    np.testing.assert_allclose(beams.logits[:steps], torch.stack(wanted.logits), atol=2e-4)
+    chosen = wanted.beam_indices.numpy()
+    assert (np.asarray(beams.beam_indices)[:, : chosen.shape[1]] == chosen).all()
+    assert (np.asarray(beams.beam_indices)[:, chosen.shape[1] :] == -1).all()
+
+
+def test_overridden_steps_and_adapted_logits_are_used():
+    kind = families.flax_class("llama")
+
+    class Mine(kind):
+        updates = 0
+
+        def prepare_inputs_for_generation(self, input_ids, max_length, attention_mask=None):
+            prepared = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
+            return {**prepared, "position_ids": prepared["position_ids"] + 1}
+
+        def update_inputs_for_generation(self, model_outputs, model_kwargs):
+            self.updates += 1
+            return super().update_inputs_for_generation(model_outputs, model_kwargs)
+
+        def _adapt_logits_for_beam_search(self, logits):
+            return logits.at[:, 7].set(-jnp.inf)
+
+    model = Mine(families.config("llama"), seed=3)
+    assert tokens(model).shape == (2, 11) and model.updates > 0
+    assert 7 not in tokens(model, num_beams=2)[:, 5:]
+
+
+def test_forced_decoder_tokens_and_decoder_prompt():
+    model = families.model("t5")
+    forced = tokens(model, forced_decoder_ids=[[1, 9], [3, 11]])
+    assert (forced[:, 1] == 9).all() and (forced[:, 3] == 11).all()
+    begun = tokens(model, decoder_input_ids=np.array([[0, 5, 6]] * 2))
+    assert (begun[:, :3] == [0, 5, 6]).all()
+    without = tokens(model, begin_suppress_tokens=[int(forced[0, 1])], forced_bos_token_id=12)
+    assert (without[:, 1] == 12).all() and (without[:, 2] != forced[0, 1]).all()
+
+
+def test_encoder_outputs_of_the_caller():
+    model = families.model("bart")
+    mask = families.mask(2, 5, "right")
+    outputs = model.encode(IDS, attention_mask=mask)
+    for options in ({}, {"num_beams": 2}):
+        wanted = tokens(model, attention_mask=mask, **options)
+        given = {"encoder_outputs": outputs, "attention_mask": mask}
+        assert (tokens(model, **given, **options) == wanted).all()
+        assert (tokens(model, None, **given, **options) == wanted).all()
+
+
+def test_user_processors_come_after_those_of_the_options():
+    def never_seven(input_ids, scores, cur_len):
+        return scores.at[:, 7].set(-jnp.inf)
+
+    class Only(g.FlaxLogitsProcessor):
+        def __init__(self, token):
+            self.token = token
+
+        def __call__(self, input_ids, scores, cur_len):
+            return jnp.where(jnp.arange(scores.shape[-1]) == self.token, 0.0, -jnp.inf)
+
+    model = families.model("llama")
+    assert 7 not in tokens(model, logits_processor=[never_seven], suppress_tokens=[9])[:, 5:]
+    for token in (5, 6):
+        parts = g.FlaxLogitsProcessorList([Only(token)])
+        assert (tokens(model, logits_processor=parts, min_length=9)[:, 5:] == token).all()
+
+
+def test_model_in_bfloat16_and_with_scanned_layers():
+    kind = families.flax_class("llama")
+    scanned = kind(families.config("llama"), scan_layers=True)
+    for options in OPTIONS.values():
+        assert (tokens(scanned, **options) == tokens(families.model("llama"), **options)).all()
+    half = kind(families.config("llama"), dtype=jnp.bfloat16)
+    assert tokens(half, num_beams=2).shape == (2, 11)

@@ -1,0 +1,119 @@
+"""Rows stop at tokens, at sequences of them, at strings and where a function says so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hfseq.generation.stopping import StopStrings
+from tests.generation import families
+
+IDS = families.prompts(2, 5)
+FREE = {"max_length": 16, "eos_token_id": None, "pad_token_id": 0}
+
+
+def tokens(**changes):
+    return np.asarray(families.model("llama").generate(IDS, **{**FREE, **changes}).sequences)
+
+
+def stopped(free: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """What is left of ``free`` if each row stops after the first place where ``ends`` is True."""
+    before = np.cumsum(ends[:, 5:], 1) - ends[:, 5:]
+    keep = np.concatenate([np.ones((len(free), 5), bool), before == 0], 1)
+    return np.where(keep, free, 0)
+
+
+def test_stop_token_sequences():
+    free = tokens()
+    pair = free[0, 7:9].tolist()
+    ends = np.zeros(free.shape, bool)
+    ends[:, 1:] = (free[:, :-1] == pair[0]) & (free[:, 1:] == pair[1])
+    assert (tokens(stop_token_sequences=[pair, [99]]) == stopped(free, ends)).all()
+
+
+def test_function_of_ones_own():
+    free = tokens()
+
+    def at_eight(input_ids, cur_len):
+        return (cur_len >= 8) & (input_ids[:, 0] == IDS[0, 0])
+
+    found = tokens(stopping_criteria=[at_eight])
+    assert (found[0, :8] == free[0, :8]).all() and (found[0, 8:] == 0).all()
+    assert (found[1] == free[1]).all()
+    beams = families.model("llama").generate(
+        IDS, num_beams=2, stopping_criteria=lambda ids, cur_len: cur_len >= 8, **FREE
+    )
+    assert (np.asarray(beams.sequences)[:, 8:] == 0).all()
+
+
+class Letters:
+    """A tokenizer whose tokens are letters and pairs of letters."""
+
+    all_special_ids = [0]
+    texts = ["<s>", *(chr(ord("a") + i) for i in range(26)), "ab", "bc", "abc", "c d", "dd"]
+
+    def __len__(self):
+        return len(self.texts)
+
+    def encode(self, text, add_special_tokens=True):
+        return [self.texts.index(letter) for letter in text]
+
+    def decode(self, ids, **_):
+        return "".join(self.texts[i] for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("strings", "text", "ends"),
+    [
+        (["ab"], ["z", "a", "b"], True),
+        (["ab"], ["z", "ab"], True),
+        (["ab"], ["ab", "z"], False),  # it ended earlier
+        (["bcb"], ["ab", "c", "bc"], True),  # begins and ends inside of tokens
+        (["aab"], ["a", "a", "a", "b"], True),  # after a false start
+        (["abab"], ["a", "b", "a", "b", "a", "b"], True),
+        (["abab"], ["a", "b", "a", "b", "a"], False),
+        (["c dd"], ["c d", "<s>", "dd"], True),  # special tokens are silent
+        (["xx", "bc"], ["ab", "c"], True),
+        (["zz"], ["z"], False),
+    ],
+)
+def test_strings_are_found_across_tokens(strings, text, ends):
+    tokenizer = Letters()
+    texts = ["" if i == 0 else t for i, t in enumerate(tokenizer.texts)]
+    ids = np.array([[tokenizer.texts.index(t) for t in text] + [5, 5, 5]])
+    found = StopStrings(texts, strings)(ids, len(text))
+    assert bool(found[0]) is ends
+
+
+def test_stop_strings_end_rows_and_are_compiled_once():
+    free, tokenizer = tokens(), Letters()
+    letters = ["" if i in (0,) or i > 31 else tokenizer.texts[i] for i in range(families.VOCAB)]
+    visible = [token for token in free[0, 6:] if letters[token]]
+    wanted = letters[visible[1]]
+    found = tokens(stop_strings=wanted, tokenizer=tokenizer)
+    ends = np.array([[wanted in letters[token] for token in row] for row in free])
+    assert (found == stopped(free, ends)).all()
+    model = families.model("llama")
+    kept = len(model._generation_programs)
+    tokens(stop_strings=wanted, tokenizer=tokenizer)
+    assert len(model._generation_programs) == kept
+
+
+def test_strings_equal_pytorchs_on_text(shared):
+    """Random token rows of a real tokenizer, and stop strings cut out of their text."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoTokenizer
+    from transformers.generation.stopping_criteria import StopStringCriteria
+
+    from hfseq.generation.stopping import stop_strings_criterion
+
+    folder = shared / "checkpoints-tiny" / "caikit-BloomForCausalLM"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    generator = np.random.default_rng(0)
+    rows = generator.integers(3, len(tokenizer), (60, 8))
+    texts = tokenizer.batch_decode(rows)
+    strings = [text[-4 - i % 3 :][: 2 + i % 3] for i, text in enumerate(texts[:12])]
+    strings = [string for string in strings if string.strip() and "�" not in string]
+    theirs = StopStringCriteria(tokenizer, strings)(torch.tensor(rows), None).numpy()
+    ours = np.asarray(stop_strings_criterion(tokenizer, tuple(strings))(rows, rows.shape[1]))
+    assert (ours == theirs).all() and theirs.any()
