@@ -40,7 +40,7 @@ def learning_curve(
     records = read_metrics(metrics_jsonl)
     if not any(len(curve(records, name)[0]) for name in (*TRAIN_LOSS, EVAL_LOSS)):
         raise DataError(f"{metrics_jsonl} holds no finite train_loss or eval_loss to draw")
-    return _save(draw(records, title, baselines or {}), Path(output_png))
+    return save(draw(records, title, baselines or {}), Path(output_png))
 
 
 def draw(
@@ -54,7 +54,7 @@ def draw(
     rows = 2 if len(rate[0]) else 1
     panels = figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=[4, 1][:rows])[:, 0]
     for panel in panels:
-        _plain(panel)
+        plain(panel)
     _losses(panels[0], curve(records, *TRAIN_LOSS), curve(records, EVAL_LOSS), baselines)
     if rows == 2:
         _rate(panels[1], rate)
@@ -154,7 +154,8 @@ def _heading(panel: Axes, title: str | None) -> None:
         panel.figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
 
 
-def _plain(panel: Axes) -> None:
+def plain(panel: Axes) -> None:
+    """Take away what distracts from the curves."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color("#999999")
     panel.grid(axis="y", color=FAINT, linewidth=0.6)
@@ -162,7 +163,8 @@ def _plain(panel: Axes) -> None:
     panel.tick_params(colors=INK, labelsize=9, length=3, color="#999999")
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save(figure: Any, path: Path) -> Path:
+    """Write the figure as PNG, whole or not at all; returns ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     try:

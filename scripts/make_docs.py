@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Write what the documentation says about the code: table of architectures, list of flags.
+"""Write what the documentation says about the code: architectures, their classes, flags.
 
-python scripts/make_docs.py           # README.md between its markers, docs/flags.md
+python scripts/make_docs.py           # README.md and docs/families/ between markers, docs/flags.md
 python scripts/make_docs.py --check   # exit code 1 if a file is not current
 """
 
@@ -12,17 +12,20 @@ import dataclasses
 import re
 import sys
 import typing
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 BEGIN, END = "<!-- architectures: scripts/make_docs.py -->", "<!-- /architectures -->"
+BEGIN_CLASSES, END_CLASSES = "<!-- classes: scripts/make_docs.py -->", "<!-- /classes -->"
 
 # The first flag of each group of flags, in the order of the dataclasses.
 MODEL = {"model_name_or_path": "Model"}
 DATA = {
     "dataset_name": "Sources",
-    "max_seq_length": "Rows and masks",
+    "max_seq_length": "Rows",
     "preprocessing_num_workers": "Tokenising",
 }
 TRAINING = {
@@ -34,6 +37,12 @@ TRAINING = {
     "report_to": "Reports",
     "push_to_hub": "Hub",
     "plugin": "Plugins and errors",
+}
+SCRIPTS = {
+    "run_mlm_flax.py": "mlm",
+    "run_clm_flax.py": "clm",
+    "run_t5_mlm_flax.py": "span_mlm",
+    "run_bart_dlm_flax.py": "denoising",
 }
 
 FLAGS = """# Flags
@@ -47,55 +56,117 @@ off by `--no_…` too. A flag with … takes several values, separated by spaces
 A YAML or JSON file may come first, flags after it override it
 ([argument files](training.md#argument-files)).
 
-## run_mlm_flax.py
+## Every training script
 
-{mlm}
+{shared}
+{scripts}
+## run_bert_flax.py
+
+It trains nothing, and takes these alone:
+
+{inference}
 ## train_tokenizer.py
 
-It takes the flags below, and of `run_mlm_flax.py` those of [Sources](#sources).
+It takes the flags below, and of the training scripts those of [Sources](#sources).
 
 {tokenizer}"""
 
 
 def architectures() -> str:
     """Return the table of registered architectures."""
+    lines = ["| Model type | Tasks | Classes |", "|---|---|---|"]
+    for spec in _specs():
+        tasks = ", ".join(_words(task) for task in spec.heads if task != "Model")
+        page = f"docs/families/{spec.model_type}.md"
+        name = f"`{spec.model_type}`"
+        shown = f"[{name}]({page})" if (ROOT / page).exists() else name
+        lines.append(f"| {shown} | {tasks} | {', '.join(_short(spec))} |")
+    return "\n".join(lines)
+
+
+def _specs() -> list[Any]:
     from hfseq import plugins
+
+    return [entry.target for entry in plugins.load().architectures.entries()]
+
+
+def _short(spec: Any) -> list[str]:
+    """Name the classes; more than three heads of one stem together."""
     from hfseq.registry import target_name
 
-    lines = ["| Model type | Tasks | Classes |", "|---|---|---|"]
-    for entry in plugins.load().architectures.entries():
-        heads = entry.target.heads
-        base = target_name(heads["Model"])
-        tasks = ", ".join(_words(task) for task in heads if task != "Model")
-        lines.append(f"| `{entry.name}` | {tasks} | `{base}`, `{base.removesuffix('Model')}For…` |")
+    names = [kind.__name__ for kind in _tasks(spec)]
+    stem = f"{target_name(spec.heads['Model']).removesuffix('Model')}For"
+    alike = [name for name in names if name.startswith(stem)]
+    if len(alike) > 3:
+        names = [name for name in names if name not in alike] + [f"{stem}…"]
+    return [f"`{name}`" for name in names]
+
+
+def classes(model_type: str) -> str:
+    """Return the table of the public classes of an architecture."""
+    spec = next(spec for spec in _specs() if spec.model_type == model_type)
+    lines = ["| Class | Suffix of `FlaxAutoModel` | What it is |", "|---|---|---|"]
+    for kind, tasks in _tasks(spec).items():
+        suffixes = ", ".join(f"`{task}`" if task != "Model" else "none" for task in tasks)
+        text = kind.__doc__.splitlines()[0].rstrip(".").replace("``", "`")
+        lines.append(f"| `{kind.__name__}` | {suffixes or '–'} | {text} |")
     return "\n".join(lines)
+
+
+def _tasks(spec: Any) -> dict[type, list[str]]:
+    """Return the public classes of an architecture, each with the tasks it is registered for."""
+    tasks: dict[type, list[str]] = {}
+    for task in spec.heads:
+        tasks.setdefault(spec.load_head(task), []).append(task)
+    home = vars(sys.modules[spec.load_head("Model").__module__])
+    others = [kind for kind in home.values() if _is_model(kind, home["__name__"])]
+    return {kind: tasks.get(kind, []) for kind in [*tasks, *others]}
+
+
+def _is_model(kind: Any, module: str) -> bool:
+    if not isinstance(kind, type) or kind.__module__ != module:
+        return False
+    return getattr(kind, "module_class", None) is not None and hasattr(kind, "from_pretrained")
 
 
 def _words(task: str) -> str:
     words = re.findall("[A-Z][a-z]+|[A-Z]+", task.removeprefix("For"))
     text = " ".join(word if word.isupper() else word.lower() for word in words)
-    return text.replace("pre training", "pretraining")
+    return text.replace("pre training", "pretraining").replace("seq seq LM", "sequence to sequence")
 
 
 def flags() -> str:
     """Return docs/flags.md."""
-    sys.path.insert(0, str(ROOT / "scripts"))
+    sys.path[:0] = [str(HERE), str(HERE / "benchmarks")]
+    from inference_flags import InferenceArguments
     from train_tokenizer import TokenizerArguments
 
-    from hfseq.data.arguments import DataArguments
+    from hfseq.data.arguments import OBJECTIVES, TextArguments
     from hfseq.training.arguments import ModelArguments, TrainingArguments
 
-    parts = ((ModelArguments, MODEL), (DataArguments, DATA), (TrainingArguments, TRAINING))
-    mlm = "\n".join(_tables(part, titles) for part, titles in parts)
-    return FLAGS.format(mlm=mlm, tokenizer=_tables(TokenizerArguments, {}))
+    parts = ((ModelArguments, MODEL), (TextArguments, DATA), (TrainingArguments, TRAINING))
+    shared = "\n".join(_tables(part, titles) for part, titles in parts)
+    common = {field.name for field in dataclasses.fields(TextArguments)}
+    scripts = "\n".join(
+        f"## {script}\n\nBeside those of [every training script](#every-training-script):\n\n"
+        + _tables(OBJECTIVES[objective], {}, leave_out=common)
+        for script, objective in SCRIPTS.items()
+    )
+    own = {
+        "inference": _tables(InferenceArguments, {}),
+        "tokenizer": _tables(TokenizerArguments, {}),
+    }
+    return FLAGS.format(shared=shared, scripts=scripts, **own)
 
 
-def _tables(part: type, titles: dict[str, str]) -> str:
+def _tables(part: type, titles: dict[str, str], leave_out: Container[str] = ()) -> str:
     hints = typing.get_type_hints(part)
     titles, lines = dict(titles), []
     if not titles:
         lines += _head()
     for field in dataclasses.fields(part):
+        if field.name in leave_out:
+            continue
         if title := titles.pop(field.name, None):
             lines += ["" if lines else None, f"### {title}", "", *_head()]
         lines.append(_row(field, hints[field.name]))
@@ -135,11 +206,17 @@ def _default(field: dataclasses.Field) -> str:
 
 def documents() -> dict[Path, str]:
     """Return the text that each generated file should have."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, rest = readme.split(BEGIN)
-    after = rest.split(END)[1]
-    table = f"{BEGIN}\n\n{architectures()}\n\n{END}"
-    return {ROOT / "README.md": before + table + after, ROOT / "docs" / "flags.md": flags()}
+    readme = ROOT / "README.md"
+    found = {readme: _between(readme, BEGIN, END, architectures())}
+    for page in sorted((ROOT / "docs" / "families").glob("*.md")):
+        found[page] = _between(page, BEGIN_CLASSES, END_CLASSES, classes(page.stem))
+    return found | {ROOT / "docs" / "flags.md": flags()}
+
+
+def _between(path: Path, begin: str, end: str, table: str) -> str:
+    """Return the text of ``path`` with ``table`` between its two markers."""
+    before, rest = path.read_text(encoding="utf-8").split(begin)
+    return f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end)[1]}"
 
 
 def main(check: bool) -> int:

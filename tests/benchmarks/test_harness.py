@@ -15,7 +15,6 @@ SCRIPTS = HERE.parent.parent / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
 import harness  # noqa: E402
-import train_mlm  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -57,22 +56,6 @@ def test_a_contestant_has_its_own_environment():
     marked = harness.Contestant("a", "g", "fakes:steady", environment={"MARK": "x"})
     rows = harness.run([marked, contestant("b")], rounds=1, warmup=0)
     assert [row.facts.get("mark") for row in rows] == ["x", None]
-
-
-def test_every_variant_runs_in_every_precision_behind_its_baseline():
-    options = train_mlm.parse(["--compile", "--huge-pages"])
-    found = train_mlm.contestants(options, "weights", 0.1)
-    assert [(c.name, c.group) for c in found if c.group == "bfloat16"] == [
-        ("PyTorch", "bfloat16"),
-        ("PyTorch, compiled", "bfloat16"),
-        ("hfseq", "bfloat16"),
-        ("PyTorch, huge pages", "bfloat16"),
-        ("hfseq, huge pages", "bfloat16"),
-    ]
-    assert len({c.name for c in found if c.group == "float32"}) == 5
-    assert [c.name for c in train_mlm.contestants(train_mlm.parse([]), "w", 0.1)] == [
-        "PyTorch", "hfseq", "PyTorch", "hfseq",
-    ]  # fmt: skip
 
 
 def test_a_missing_package_marks_the_row_and_the_run_goes_on():
@@ -158,39 +141,3 @@ def test_json_is_written_whole(tmp_path):
     with pytest.raises(TypeError):
         harness.write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
-
-
-def test_the_table_has_a_cell_for_every_column():
-    done = harness.Row(
-        "hfseq", "float32", seconds=[0.5, 0.5], values=[{"loss": 1.0}], peak_bytes=10**9
-    )
-    base = harness.Row("PyTorch", "float32", seconds=[1.0, 1.0], values=[{"loss": 1.0}])
-    absent = harness.Row("torch.compile", "float32", status="not run: no torch")
-    rows = [train_mlm.summary(row, base, 1024, 1e9, 4e9) for row in (done, absent)]
-    lines = train_mlm.as_table(rows).splitlines()
-    assert len({line.count("|") for line in lines}) == 1
-    assert lines[2] == "| hfseq | float32 | 2048 | 500 ± 0% | 2.00x | 50% | 1.00 GB |"
-    assert "torch.compile (not run: no torch)" in lines[3]
-
-
-def test_losses_that_differ_are_named():
-    def row(name, *losses):
-        return harness.Row(name, "float32", values=[{"loss": loss} for loss in losses])
-
-    assert train_mlm.disagreements([row("PyTorch", 1.0, 2.0), row("hfseq", 1.00001, 2.0)]) == []
-    (problem,) = train_mlm.disagreements([row("PyTorch", 1.0, 2.0), row("hfseq", 1.0, 2.1)])
-    assert "hfseq and PyTorch differ" in problem
-    assert train_mlm.disagreements([row("PyTorch", 1.0), row("hfseq", float("nan"))])
-
-
-def test_the_recorded_command_names_no_place():
-    given = ["--layers", "2", "--output", "somewhere", "--rounds", "3"]
-    assert train_mlm.command(given) == (
-        "python scripts/benchmarks/train_mlm.py --layers 2 --rounds 3"
-    )
-
-
-def test_flops_count_what_a_step_needs():
-    # 12 layers of 7.08 M weights at 1024 tokens, the head at 15 % of them.
-    assert train_mlm.model_flops(12, 8, 128) == pytest.approx(5.73e11, rel=0.01)
-    assert train_mlm.model_flops(12, 16, 128) == 2 * train_mlm.model_flops(12, 8, 128)
