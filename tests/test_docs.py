@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("families/*.md")])
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 @pytest.mark.slow
@@ -18,32 +23,46 @@ def test_the_documentation_builds_without_a_warning(tmp_path):
     for name in ("sphinx", "myst_parser", "furo"):
         pytest.importorskip(name)
     command = [sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-b", "html"]
-    done = subprocess.run(
-        [*command, str(ROOT / "docs"), str(tmp_path)], capture_output=True, text=True
-    )
+    done = subprocess.run([*command, str(DOCS), str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for page in PAGES:
-        assert (tmp_path / f"{page.stem}.html").exists()
+        assert (tmp_path / page.relative_to(DOCS)).with_suffix(".html").exists()
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_every_page_is_in_a_table_of_contents():
+    listed = set()
+    for toctree in re.findall(
+        r"```\{toctree\}\n(.*?)```", (DOCS / "index.md").read_text(), flags=re.S
+    ):
+        listed |= {line for line in toctree.splitlines() if line and not line.startswith(":")}
+    pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in PAGES}
+    assert listed == pages - {"index"}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=named)
 def test_links_to_files_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=named)
 def test_flags_in_commands_exist(page):
     """Every --flag of our scripts in a documented command is one that the script has."""
+    from hfseq.data.arguments import OBJECTIVES
     from hfseq.flags import names
-    from hfseq.training.arguments import PARTS
+    from hfseq.training.arguments import ModelArguments, TrainingArguments
 
-    sys.path.insert(0, str(ROOT / "scripts"))
+    sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "benchmarks")]
+    from inference_flags import InferenceArguments
+    from make_docs import SCRIPTS
     from train_tokenizer import DataArguments, TokenizerArguments
 
     known = {
-        "run_mlm_flax.py": names(PARTS),
+        script: names((ModelArguments, OBJECTIVES[objective], TrainingArguments))
+        for script, objective in SCRIPTS.items()
+    } | {
         "train_tokenizer.py": names((TokenizerArguments, DataArguments)),
+        "run_bert_flax.py": names((InferenceArguments,)),
     }
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     for line in re.findall(r"^.*scripts/.*$", text, flags=re.M):

@@ -60,6 +60,15 @@ def test_softmax_is_in_float32_for_half_inputs():
     assert weights.dtype == jnp.bfloat16 and np.isfinite(np.asarray(weights, np.float32)).all()
 
 
+def test_half_types_on_a_cpu_take_float32_sums():
+    halves = [jnp.tile(part, (1, 9, 1, 1)).astype(jnp.bfloat16) for part in (QUERY, KEY, VALUE)]
+    found = xla_attention(*halves, scale=0.5)
+    assert found.dtype == jnp.bfloat16
+    assert (found == eager_attention(*halves, scale=0.5)).all()
+    exact = xla_attention(*(part.astype(jnp.float32) for part in halves), scale=0.5)
+    assert close(found.astype(jnp.float32), exact, 1e-2)
+
+
 def test_rows_without_any_visible_key_stay_finite():
     mask = jnp.zeros((2, 1, 1, 7), bool)
     for run in (eager_attention, xla_attention):

@@ -1,0 +1,66 @@
+"""The Python that the pages for users show runs, and the names in it exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+RUN = [DOCS / "migration.md", *sorted((DOCS / "families").glob("*.md"))]
+
+
+def blocks(page: Path) -> list[str]:
+    """The Python blocks of a page in order, each behind as many empty lines as come before it."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+    return ["\n" * text[: match.start(1)].count("\n") + match[1] for match in found]
+
+
+def needs_the_hub(block: str) -> bool:
+    """Tell whether a block loads a model that is not made in the page."""
+    return re.search(r'^name = "[\w-]+/[\w.-]+"$', block, flags=re.M) is not None
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", RUN, ids=named)
+@pytest.mark.filterwarnings("default")
+def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    """All of a page's blocks share their names; those that name a model on the Hub are left out."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    ran = [block for block in blocks(page) if not needs_the_hub(block)]
+    assert len(ran) >= 2
+    for block in ran:
+        exec(compile(block, named(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_name_imported_from_hfseq_exists(page):
+    import importlib
+
+    text = page.read_text(encoding="utf-8")
+    for module, names in re.findall(
+        r"^[^-\n]*?\bfrom (hfseq[\w.]*) import ([\w, ]+)", text, flags=re.M
+    ):
+        for name in filter(None, re.split(r"[,\s]+", names.strip())):
+            assert hasattr(importlib.import_module(module), name), f"from {module} import {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_class_that_is_named_exists(page):
+    """Whatever looks like a class of ours in code is one, but where the page says it is not."""
+    import hfseq
+
+    text = page.read_text(encoding="utf-8").split("## What is not here")[0]
+    theirs = {"FlaxMyModelForMaskedLM", "FlaxMyEncoderForMaskedLM"}
+    code = " ".join(re.findall(r"`[^`\n]+`", text))
+    for name in set(re.findall(r"(?<![\w…-])Flax[A-Z]\w+(?![\w…*])", code)) - theirs:
+        assert hasattr(hfseq, name), name

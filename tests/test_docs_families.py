@@ -1,0 +1,97 @@
+"""Every registered architecture has its page, which names its classes, options and parameters."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hfseq import plugins, trees
+from tests.support import models
+
+FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
+NAMES = ["bart", "bert", "gpt2", "roberta", "t5"]
+SECTIONS = [
+    "Classes", "Configuration", "Train", "Use", "Convert", "Parameters", "On several devices",
+    "Traps",
+]  # fmt: skip
+WIDE = {
+    "bert": {"add_cross_attention": True, "is_decoder": True},
+    "gpt2": {"add_cross_attention": True},
+    "t5": {"feed_forward_proj": "gated-gelu"},
+}
+
+
+@pytest.fixture(autouse=True)
+def only_our_plugins(tmp_path, monkeypatch):
+    """Forget what other tests have loaded."""
+    monkeypatch.chdir(tmp_path)
+    plugins.unload()
+    yield
+    plugins.unload()
+
+
+def text_of(name: str) -> str:
+    return (FAMILIES / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_every_registered_architecture_has_a_page():
+    assert sorted(plugins.load().architectures) == NAMES
+    assert sorted(page.stem for page in FAMILIES.glob("*.md")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_has_all_sections_in_order(name):
+    assert re.findall(r"^## (.+)$", text_of(name), flags=re.M) == SECTIONS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_names_every_class_and_what_chooses_it(name):
+    text, spec = text_of(name), plugins.load().architectures.get(name)
+    for task in spec.heads:
+        kind = spec.load_head(task)
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{kind.__name__}`"))
+        assert ("none" if task == "Model" else f"`{task}`") in row
+        if kind.torch_class_name() != kind.__name__.removeprefix("Flax"):
+            assert f"`{kind.torch_class_name()}`" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_options_that_a_page_explains_are_options(name):
+    text = text_of(name)
+    section = text.split("## Configuration")[1].split("\n## ")[0]
+    from transformers import GenerationConfig
+
+    config = plugins.load().architectures.get(name).load_config()()
+    for cell in re.findall(r"^\| ([^|]+) \|", section, flags=re.M):
+        for option in re.findall(r"`(\w+)`", cell):
+            if name == "bart" and not hasattr(
+                config, option
+            ):  # "`encoder_` and `decoder_` `layers`"
+                assert option.endswith("_") or hasattr(config, f"encoder_{option}"), option
+            else:
+                assert hasattr(config, option) or hasattr(GenerationConfig(), option), option
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_part_of_the_parameter_tree_is_in_the_sketch(name):
+    spec = plugins.load().architectures.get(name)
+    sketch = set(re.findall(r"\w+", text_of(name).split("## Parameters")[1].split("\n## ")[0]))
+    if name == "roberta":  # which refers to BERT
+        sketch |= set(re.findall(r"\w+", text_of("bert").split("## Parameters")[1]))
+    sketch |= {f"{part}_embeddings" for part in ("word", "position", "token_type")}
+    config = getattr(models, f"{name}_config")(**WIDE.get(name, {}))
+    for task in spec.heads:
+        model = spec.load_head(task)(config, _do_init=False)
+        for path in trees.flatten(model.params_shape_tree):
+            absent = {part for part in path if not part.isdigit()} - sketch
+            assert not absent, ("/".join(path), absent)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_shows_how_to_train_and_how_to_convert(name):
+    text = text_of(name)
+    assert re.search(r"python scripts/run_\w+_flax\.py", text.split("## Train")[1])
+    convert = text.split("## Convert")[1].split("\n## ")[0]
+    assert "safe_serialization=False" in convert and "from transformers import" in convert

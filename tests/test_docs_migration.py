@@ -1,0 +1,66 @@
+"""The migration guide answers everything that it says it answers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+
+
+def items(heading: str) -> dict[str, str]:
+    """The numbered answers of a section, by number."""
+    section = TEXT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    found = re.findall(r"^(?:- )?(D?\d+)\. (.*(?:\n +.*)*)", section, flags=re.M)
+    return {number: re.sub(r"\s+", " ", text) for number, text in found}
+
+
+def test_all_seventeen_defects_are_answered_in_order():
+    assert list(items("The 17 defects")) == [f"D{number}" for number in range(1, 18)]
+
+
+def test_all_twenty_nine_weaknesses_are_answered_in_order():
+    assert list(items("The 29 weaknesses")) == [str(number) for number in range(1, 30)]
+
+
+@pytest.mark.parametrize("heading", ["The 17 defects", "The 29 weaknesses"])
+def test_every_answer_says_what_was_what_is_and_how_it_is_tested(heading):
+    for text in items(heading).values():
+        assert re.fullmatch(r"\*\*.+\.\*\* .+\. Tests?: .+\.", text), text
+        assert "tests/" in text or "Test: the same" in text, text
+
+
+@pytest.mark.parametrize("heading", ["The 17 defects", "The 29 weaknesses"])
+def test_the_tests_that_are_named_exist(heading):
+    for text in items(heading).values():
+        for path in re.findall(r"`(tests/[\w/]+\.py)`", text):
+            assert (ROOT / path).exists(), path
+        for names, path in re.findall(r"((?:`test_\w+`(?: and )?)+) in `(tests/[\w/]+\.py)`", text):
+            code = (ROOT / path).read_text(encoding="utf-8")
+            for name in re.findall(r"test_\w+", names):
+                assert re.search(rf"^def {name}\(", code, flags=re.M), f"{path}: {name}"
+        assert len(re.findall(r"`test_", text)) == len(
+            re.findall(r"`test_\w+`(?= in `tests/| and `test_)", text)
+        ), text
+
+
+def test_flags_of_the_table_exist():
+    from hfseq.data.arguments import OBJECTIVES
+    from hfseq.flags import names
+    from hfseq.training.arguments import ModelArguments, TrainingArguments
+
+    known = names((ModelArguments, TrainingArguments, *OBJECTIVES.values()))
+    text = TEXT.split("\n## Scripts\n")[1]
+    assert set(re.findall(r"(?<![\w-])--([a-z]\w+)", text)) <= known
+
+
+def test_every_logits_processor_is_named():
+    from hfseq import generation
+
+    section = TEXT.split("\n## Generation\n")[1].split("\n## ")[0]
+    v4 = {name for name in generation.__all__ if name.startswith("Flax")}
+    internal = {"FlaxInfNanRemoveLogitsProcessor", "FlaxLogitNormalization"}
+    assert v4 - internal <= set(re.findall(r"Flax\w+", section))
