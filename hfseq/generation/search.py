@@ -14,6 +14,7 @@ from hfseq.generation.processors import FlaxTopKLogitsWarper
 from hfseq.generation.processors.tokens import ends_with
 from hfseq.generation.sampling import row_keys, sample, sample_top_k
 from hfseq.generation.session import Session
+from hfseq.nn.reductions import first_maximum
 
 
 class SearchState(NamedTuple):
@@ -80,7 +81,7 @@ class TokenSearch:
 
     def _choose(self, scores: jax.Array, step: Any) -> jax.Array:
         if not self.plan.options.do_sample:
-            return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+            return first_maximum(scores)
         keys = row_keys(self.operands.key, len(scores), step)
         if not self.late:
             return sample(keys, scores)

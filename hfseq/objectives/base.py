@@ -13,6 +13,8 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
+from hfseq.nn.reductions import first_maximum  # noqa: E402
+
 IGNORED = -100
 
 
@@ -126,13 +128,10 @@ def _label_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
 
 def _label_losses_forward(logits: jax.Array, labels: jax.Array) -> Any:
     wide = logits.astype(jnp.float32)
-    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     top = wide.max(-1)
     total = jnp.log(jnp.exp(wide - top[..., None]).sum(-1)) + top
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    # Not argmax: a reduction over pairs is slow on a CPU. This one gives the first maximum too.
-    best = jnp.where(wide == top[..., None], ids, logits.shape[-1]).min(-1)
-    return (total - picked, best), (logits, labels, total)
+    return (total - picked, first_maximum(wide, top)), (logits, labels, total)
 
 
 def _label_losses_backward(saved: Any, cotangents: Any) -> tuple[jax.Array, None]:

@@ -10,6 +10,9 @@ from typing import Any
 
 import harness
 
+from hfseq.config_overrides import parse_overrides
+from hfseq.errors import UsageError
+
 
 def tell(line: str) -> None:
     """Print progress where it does not mix with the result."""

@@ -150,7 +150,7 @@ def test_generation_runs_each_mode_at_each_batch_size():
 def test_overrides_are_read_in_their_types():
     options = train.parse(["--layers", "2", "--config_overrides", "n_embd=32,scale_attn=false"])
     assert report.size_of(options) == {"layers": 2, "n_embd": 32, "scale_attn": False}
-    with pytest.raises(SystemExit, match="give name=value"):
+    with pytest.raises(SystemExit, match="write name=value"):
         report.size_of(train.parse(["--config_overrides", "n_embd"]))
 
 

@@ -1,0 +1,23 @@
+"""Reductions: what they return is what the usual ones return."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq.nn.reductions import first_maximum
+
+
+def test_first_of_equal_maxima():
+    x = jnp.array([[1.0, 3.0, 3.0, 2.0], [-jnp.inf, -jnp.inf, -1.0, -1.0], [0.0, 0.0, 0.0, 0.0]])
+    assert first_maximum(x).tolist() == [1, 2, 0]
+
+
+def test_it_is_argmax_on_any_shape():
+    x = np.random.default_rng(0).normal(size=(3, 5, 70)).astype(np.float32)
+    assert np.array_equal(first_maximum(jnp.asarray(x)), x.argmax(-1))
+    assert np.array_equal(first_maximum(jnp.asarray(x), jnp.asarray(x.max(-1))), x.argmax(-1))
+
+
+def test_a_row_that_is_not_finite_gives_a_place_that_exists():
+    assert int(first_maximum(jnp.array([0.0, jnp.nan, 1.0]))) == 2
