@@ -91,8 +91,9 @@ def attend(
         return product(query, key, value, bias=bias, mask=mask, scale=scale, is_causal=causal), None
     weights = attention_weights(query, key, mask=mask, bias=bias, causal=causal, scale=scale)
     weights = dropout(weights, dropout_rate, rngs)
-    seen = weights if head_mask is None else weights * head_mask.astype(weights.dtype)
-    return _mix(seen, value), weights if return_weights else None
+    if head_mask is not None:
+        weights = weights * head_mask.astype(weights.dtype)
+    return _mix(weights, value), weights if return_weights else None
 
 
 def _unfold(weights: jax.Array, beams: int) -> jax.Array:

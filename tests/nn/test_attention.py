@@ -121,3 +121,10 @@ def test_decoding_on_a_cpu_transposes_no_cache():
     query, cache = jnp.ones((16, 1, 12, 64)), jnp.ones((16, 128, 12, 64))
     text = jax.jit(xla_attention).lower(query, cache, cache).compile().as_text()
     assert "f32[16,12,128,64]" not in text and "f32[16,12,64,128]" not in text
+
+
+def test_returned_weights_are_those_that_were_used():
+    mask = jnp.array([1.0, 0.0, 1.0, 1.0])[None, :, None, None]
+    mixed, weights = nn.attend(QUERY, KEY, VALUE, head_mask=mask, return_weights=True)
+    assert not np.asarray(weights[:, 1]).any() and np.asarray(weights[:, 2]).any()
+    assert not np.asarray(mixed[:, :, 1]).any()
