@@ -193,8 +193,9 @@ class Loop:
 
         def build(params: Any) -> Any:
             return states.make_state(
-                params, self.optimizer, self.model.extra, states.zero_window(names)
-            )
+                params, self.optimizer, self.model.extra, states.zero_window(names),
+                self.model.precision.compute_dtype if training.do_train else None,
+            )  # fmt: skip
 
         shapes = {p: leaf for p, leaf in trees.flatten(self.model.params_shape_tree).items()}
         padded = trees.unflatten(
