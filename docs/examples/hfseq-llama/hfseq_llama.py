@@ -55,10 +55,8 @@ class MLP(nnx.Module):
     """SwiGLU (Shazeer, 2020)."""
 
     def __init__(self, config, rngs):
-        sizes, init = (
-            (config.hidden_size, config.intermediate_size),
-            nn.normal(config.initializer_range),
-        )
+        sizes = (config.hidden_size, config.intermediate_size)
+        init = nn.normal(config.initializer_range)
         linear = partial(nn.Linear, init=init, rngs=rngs, use_bias=config.mlp_bias)
         self.gate_proj, self.up_proj = linear(*sizes), linear(*sizes)
         self.down_proj = linear(*sizes[::-1])
