@@ -14,8 +14,8 @@ PUSH = {"push_to_hub": True, "hub_model_id": "user/tiny", "report_to": "tensorbo
 def flags(flags):
     """The flags with --report_to as two values."""
 
-    def make(output="run", **changes):
-        given = flags(output, **changes)
+    def make(output="run", objective="mlm", **changes):
+        given = flags(output, objective, **changes)
         return [part for flag in given for part in flag.replace("=", " ", 1).split(" ")]
 
     return make
