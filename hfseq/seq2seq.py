@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hfseq.errors import UsageError
+from hfseq.labels import shift_right
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import kv_cache
 
@@ -22,9 +23,7 @@ def shift_tokens_right(input_ids: Any, pad_token_id: int, decoder_start_token_id
     ``input_ids`` is (batch, length), NumPy or JAX; returns int32 of the same shape.
     """
     ids = jnp.asarray(input_ids, jnp.int32)
-    start = jnp.full_like(ids[:, :1], decoder_start_token_id)
-    shifted = jnp.concatenate([start, ids[:, :-1]], axis=1)
-    return jnp.where(shifted == -100, pad_token_id, shifted)
+    return shift_right(ids, pad_token_id, decoder_start_token_id, jnp)
 
 
 class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):

@@ -13,9 +13,8 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
+from hfseq.labels import IGNORED  # noqa: E402
 from hfseq.nn.reductions import first_maximum  # noqa: E402
-
-IGNORED = -100
 
 
 class Objective:

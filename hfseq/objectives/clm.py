@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from hfseq.objectives.base import IGNORED, Objective, cross_entropy, visible
+from hfseq.labels import IGNORED
+from hfseq.objectives.base import Objective, cross_entropy, visible
 
 
 class CausalLM(Objective):

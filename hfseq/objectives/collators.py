@@ -16,14 +16,14 @@ from hfseq.data.batches import RowRandom
 from hfseq.data.sentences import SentenceTables, sentence_tables
 from hfseq.data.tokenizers import special_ids
 from hfseq.errors import UsageError
+from hfseq.labels import IGNORED, shift_right
 from hfseq.objectives.infilling import infill, permute_sentences
 from hfseq.objectives.spans import (
-    IGNORED,
     corrupt,
+    corrupted_lengths,
     count_spans,
     noise_mask,
     sentinel_ids,
-    shift_tokens_right,
 )
 
 
@@ -75,12 +75,12 @@ class FlaxDataCollatorForT5MLM:
             ids, np.ones_like(hidden), hidden, first, self.sentinels, self.tokenizer.eos_token_id,
             (self.input_length, self.target_length), self.pad_token_id,
         )  # fmt: skip
-        decoder = shift_tokens_right(labels, self.pad_token_id, self.decoder_start_token_id)
+        decoder = shift_right(labels, self.pad_token_id, self.decoder_start_token_id)
         return BatchEncoding({"input_ids": inputs, "labels": labels, "decoder_input_ids": decoder})
 
     def _check(self, length: int) -> None:
-        noise, spans = count_spans(length, self.noise_density, self.mean_noise_span_length)
-        found = int(length - noise + spans + 1), int(noise + spans + 1)
+        noise = (self.noise_density, self.mean_noise_span_length)
+        found, spans = corrupted_lengths(length, *noise), int(count_spans(length, *noise)[1])
         if found != (self.input_length, self.target_length):
             raise UsageError(
                 f"`input_ids` are incorrectly preprocessed: {length} tokens make {found[0]} inputs "
@@ -152,7 +152,7 @@ class FlaxDataCollatorForBartDenoisingLM:
             poisson_lambda=self.poisson_lambda,
         )  # fmt: skip
         labels = np.where(real & ~marks, ids, np.int32(IGNORED))
-        decoder = shift_tokens_right(np.where(real, ids, pad), pad, self.decoder_start_token_id)
+        decoder = shift_right(np.where(real, ids, pad), pad, self.decoder_start_token_id)
         return BatchEncoding(
             {
                 "input_ids": inputs,

@@ -10,10 +10,9 @@ from hfseq.data.sentences import sentence_tables
 from hfseq.data.tokenization import pad_token_id
 from hfseq.data.tokenizers import special_ids
 from hfseq.errors import UsageError
-from hfseq.objectives.base import IGNORED
+from hfseq.labels import IGNORED, shift_right
 from hfseq.objectives.infilling import infill, permute_sentences
 from hfseq.objectives.seq2seq import Seq2SeqLM
-from hfseq.objectives.spans import shift_tokens_right
 
 
 class Denoising(Seq2SeqLM):
@@ -52,7 +51,7 @@ class Denoising(Seq2SeqLM):
         inputs, documents = self.noise(ids, segments, random)
         labels = np.where(segments > 0, ids, np.int32(IGNORED))
         start = self.config.decoder_start_token_id
-        decoder = shift_tokens_right(labels, self.pad, start)
+        decoder = shift_right(labels, self.pad, start)
         # Each document starts as if it were alone.
         decoder[:, 1:][segments[:, 1:] > segments[:, :-1]] = start
         if "valid" in rows:

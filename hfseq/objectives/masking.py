@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from hfseq.data.batches import RowRandom
-
-IGNORED = -100
+from hfseq.labels import IGNORED
 
 
 def mask_tokens(

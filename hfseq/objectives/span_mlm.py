@@ -9,14 +9,15 @@ import numpy as np
 
 from hfseq.data.tokenization import pad_token_id
 from hfseq.errors import UsageError
+from hfseq.labels import IGNORED, shift_right
 from hfseq.objectives.seq2seq import Seq2SeqLM
 from hfseq.objectives.spans import (
     compute_input_and_target_lengths,
     corrupt,
+    corrupted_lengths,
     count_spans,
     noise_mask,
     sentinel_ids,
-    shift_tokens_right,
 )
 
 logger = logging.getLogger(__name__)
@@ -83,8 +84,7 @@ class SpanMaskedLM(Seq2SeqLM):
         return self._widths(self.row_length(length))[1]
 
     def _widths(self, length: int) -> tuple[int, int]:
-        noise, spans = (int(count) for count in count_spans(length, *self.noise))
-        return length - noise + spans + 1, noise + spans + 1
+        return corrupted_lengths(length, *self.noise)
 
     def collate(
         self, rows: dict[str, np.ndarray], random: Any, groups: int
@@ -96,9 +96,9 @@ class SpanMaskedLM(Seq2SeqLM):
             ids, real, hidden, first, self.sentinels, self.tokenizer.eos_token_id,
             self._widths(ids.shape[1]), self.pad,
         )  # fmt: skip
-        starts = shift_tokens_right(labels, self.pad, self.config.decoder_start_token_id)
+        starts = shift_right(labels, self.pad, self.config.decoder_start_token_id)
         if "valid" in rows:
-            labels[~rows["valid"]] = -100
+            labels[~rows["valid"]] = IGNORED
         return {
             "input_ids": inputs,
             "segment_ids": tokens.astype(np.int32),

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from hfseq.data.batches import RowRandom
-
-IGNORED = -100
+from hfseq.labels import IGNORED
 
 
 def compute_input_and_target_lengths(
@@ -50,6 +49,12 @@ def count_spans(lengths: Any, density: float, mean_length: float) -> tuple[np.nd
     fewest = np.minimum(noise, lengths - noise)
     spans = np.maximum(1, np.rint(fewest / mean_length).astype(np.int64))
     return np.where(lengths > 1, noise, 0), np.where(lengths > 1, spans, 0)
+
+
+def corrupted_lengths(length: int, density: float, mean_length: float) -> tuple[int, int]:
+    """Return how many inputs and targets a row of ``length`` tokens becomes, ends included."""
+    noise, spans = (int(count) for count in count_spans(length, density, mean_length))
+    return length - noise + spans + 1, noise + spans + 1
 
 
 def noise_mask(
@@ -127,15 +132,6 @@ def _pack(values: np.ndarray, kept: np.ndarray, width: int) -> tuple[np.ndarray,
     packed = np.zeros((len(values), width), np.int32)
     packed[filled] = values[kept]
     return packed, filled
-
-
-def shift_tokens_right(
-    input_ids: np.ndarray, pad_token_id: int, decoder_start_token_id: int
-) -> np.ndarray:
-    """Make decoder inputs of labels: one place to the right, -100 becomes padding (NumPy)."""
-    shifted = np.full_like(input_ids, decoder_start_token_id)
-    shifted[:, 1:] = input_ids[:, :-1]
-    return np.where(shifted == IGNORED, np.asarray(pad_token_id, shifted.dtype), shifted)
 
 
 def sentinel_ids(tokenizer: Any) -> np.ndarray:

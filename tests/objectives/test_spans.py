@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from hfseq.data.batches import RowRandom
+from hfseq.labels import shift_right
 from hfseq.objectives.spans import (
     compute_input_and_target_lengths,
     corrupt,
     count_spans,
     noise_mask,
     sentinel_ids,
-    shift_tokens_right,
 )
 
 EOS, PAD, FIRST = 1, 0, 900
@@ -131,7 +131,7 @@ def test_a_single_token_has_nothing_to_predict():
 def test_labels_shift_to_decoder_inputs():
     labels = np.array([[5, 6, 1, -100], [7, 1, -100, -100]])
     expected = [[9, 5, 6, 1], [9, 7, 1, 0]]
-    assert shift_tokens_right(labels, 0, 9).tolist() == expected
+    assert shift_right(labels, 0, 9).tolist() == expected
 
 
 def test_sentinels_are_found_by_name_in_any_order():

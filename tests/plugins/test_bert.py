@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq import testing
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.bert.modeling import (
@@ -15,6 +14,7 @@ from hfseq_plugins.bert.modeling import (
     FlaxBertModel,
 )
 from tests.support.models import bert_config, close, ids
+from tests.support.parity import compare
 
 HEADS = (
     *("Model", "ForPreTraining", "ForMaskedLM", "ForCausalLM", "ForNextSentencePrediction"),
@@ -104,7 +104,9 @@ def test_attentions_are_rows_of_probabilities():
 )
 def test_published_checkpoints_equal_pytorch(shared, folder, cls):
     pytest.importorskip("torch")
-    compare(cls, shared / "checkpoints-tiny" / folder, ids(2, 20))
+    tokens = ids(2, 20)
+    inputs = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+    compare(cls, shared / "checkpoints-tiny" / folder, inputs, unused=2)  # a pooler that idles
 
 
 def test_trained_model_equals_pytorch_on_a_real_sentence(trained_bert):
@@ -117,7 +119,10 @@ def test_trained_model_equals_pytorch_on_a_real_sentence(trained_bert):
         padding=True,
         return_tensors="np",
     )
-    compare(FlaxBertModel, trained_bert, batch["input_ids"], batch["attention_mask"])
+    inputs = {name: np.array(batch[name]) for name in ("input_ids", "attention_mask")}
+    compare(
+        FlaxBertModel, trained_bert, inputs, shown=inputs["attention_mask"][..., None], unused=2
+    )
 
 
 def test_trained_model_knows_which_sentences_mean_the_same(trained_bert):
@@ -130,35 +135,3 @@ def test_trained_model_knows_which_sentences_mean_the_same(trained_bert):
     vectors = (states * mask).sum(1) / mask.sum(1)
     vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
     assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.3
-
-
-def compare(cls, folder, tokens, mask=None):
-    """Outputs at real tokens and the gradient of every parameter equal those of PyTorch."""
-    import jax
-    import jax.numpy as jnp
-    import torch
-    import transformers
-
-    theirs = getattr(transformers, cls.torch_class_name())
-    theirs = theirs.from_pretrained(folder, attn_implementation="eager").eval()
-    ours = cls.from_pretrained(folder)
-    mask = np.ones_like(tokens) if mask is None else mask
-    expected = theirs(torch.tensor(tokens), attention_mask=torch.tensor(mask))
-    name = "logits" if "logits" in expected else "last_hidden_state"
-    shown = mask[..., None] if expected[name].ndim == 3 else np.ones_like(mask[:, :1])
-    weights = np.random.default_rng(0).normal(size=expected[name].shape) * shown
-    weights = (weights / np.sqrt(weights.size)).astype(np.float32)
-
-    def loss(params):
-        output = ours(tokens, mask, params=params)[name]
-        return jnp.sum(output * weights), output
-
-    gradient, output = testing.jit(jax.grad(loss, has_aux=True))(ours.params)
-    assert close(np.asarray(output) * shown, expected[name].detach().numpy() * shown)
-    (expected[name] * torch.tensor(weights)).sum().backward()
-    from hfseq import trees
-
-    gradients = ours.weight_map.to_torch(trees.flatten(jax.tree.map(np.asarray, gradient)))
-    graded = {n: p.grad.numpy() for n, p in theirs.named_parameters() if p.grad is not None}
-    assert len(graded) >= len(gradients) - 2  # a pooler that the output does not use has none
-    assert [n for n, g in graded.items() if not close(gradients[n], g)] == []
