@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from hfseq.errors import DataError
@@ -49,6 +50,23 @@ def expand(patterns: str | Sequence[str], flag: str) -> list[str]:
     return found
 
 
+def is_folder(name: str, flag: str) -> bool:
+    """Tell whether ``name`` is a directory, here or behind a URL."""
+    import fsspec
+
+    system, path = _locate(name, flag, fsspec)
+    return system.isdir(path)
+
+
+def walk(folder: str, flag: str) -> list[str]:
+    """Return all files in a directory and those below it, sorted."""
+    import fsspec
+
+    system, path = _locate(folder, flag, fsspec)
+    remote = "://" in folder
+    return [system.unstrip_protocol(f) if remote else f for f in sorted(system.find(path))]
+
+
 def _locate(name: str, flag: str, fsspec) -> tuple:
     try:
         return fsspec.core.url_to_fs(name)
@@ -61,10 +79,10 @@ def _locate(name: str, flag: str, fsspec) -> tuple:
 
 def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
     """Return the ``datasets`` builder that reads ``files`` and its options."""
-    extensions = {_extension(file) for file in files}
+    extensions = {extension_of(file) for file in files}
     unknown = sorted(extensions - BUILDERS.keys())
     if unknown:
-        file = next(file for file in files if _extension(file) in unknown)
+        file = next(file for file in files if extension_of(file) in unknown)
         raise DataError(
             f"{flag} {file}: the extension '{unknown[0]}' is not known; use one of "
             f"{', '.join(BUILDERS)} (also with {', '.join(COMPRESSIONS)})"
@@ -77,14 +95,25 @@ def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
     if builder != "csv":
         return builder, {}
     # "NA", "null" and "None" are words in a text column; only an empty cell is missing.
-    separator = "\t" if _extension(files[0]) == ".tsv" else ","
+    separator = "\t" if extension_of(files[0]) == ".tsv" else ","
     return builder, {"sep": separator, "keep_default_na": False, "na_values": [""]}
 
 
-def _extension(file: str) -> str:
+def extension_of(file: str) -> str:
+    """Return the extension in lower case, that of the compression aside (".jsonl")."""
     path = PurePosixPath(file.split("?")[0] if "://" in file else file)
     suffix = path.suffix.lower()
     return PurePosixPath(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
+
+
+def identity(file: str) -> list:
+    """Return what tells one version of a file from another: its place, size and time of change."""
+    import fsspec
+
+    system, path = fsspec.core.url_to_fs(file)
+    facts = system.info(path)
+    stamps = ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "etag")
+    return [system.unstrip_protocol(path), *(str(facts[name]) for name in stamps if name in facts)]
 
 
 def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
@@ -104,23 +133,43 @@ def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
 
 def _read(file: str, size: int, flag: str) -> bytes:
     try:
-        with _open(file) as stream:
+        with open_binary(file) as stream:
             return stream.read(size)
     except (ImportError, OSError, ValueError, EOFError) as error:
         raise DataError(f"{flag} {file} cannot be read: {error}") from error
 
 
-def _open(file: str):
+def open_binary(file: str):
+    """Return a context manager that opens ``file``, unpacked where its name says it is packed."""
     import fsspec
 
     compression = "zstd" if file.endswith(".zst") else "infer"
     return fsspec.open(file, "rb", compression=compression)
 
 
+def read_lines(file: str, flag: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, ends included; only a line feed ends one.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not UTF-8.
+    """
+    try:
+        with (
+            open_binary(file) as binary,
+            io.TextIOWrapper(binary, "utf-8-sig", newline="\n") as stream,
+        ):
+            yield from stream
+    except UnicodeDecodeError:
+        check_utf8(file, flag)  # says where
+        raise
+    except (ImportError, OSError, EOFError) as error:
+        raise DataError(f"{flag} {file} cannot be read: {error}") from error
+
+
 def check_utf8(file: str, flag: str) -> None:
-    """Raise a DataError with the byte offset of the first byte of ``file`` that is not UTF-8."""
-    decoder, start = codecs.getincrementaldecoder("utf-8")(), 0
-    with _open(file) as stream:
+    """Raise a DataError that says where ``file`` is not UTF-8: line and byte offset."""
+    decoder, start, line = codecs.getincrementaldecoder("utf-8")(), 0, 1
+    with open_binary(file) as stream:
         while True:
             chunk = stream.read(CHUNK)
             pending = len(decoder.getstate()[0])
@@ -128,12 +177,14 @@ def check_utf8(file: str, flag: str) -> None:
                 decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
                 offset = start - pending + error.start
+                line += error.object.count(b"\n", 0, error.start)
                 raise DataError(
                     f"{flag} {file} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
-                    f"{offset}; convert it, e.g. `iconv -f LATIN1 -t UTF-8`"
+                    f"{offset} (line {line}); convert it, e.g. `iconv -f LATIN1 -t UTF-8`"
                 ) from error
             if not chunk:
                 return
+            line += chunk.count(b"\n")
             start += len(chunk)
 
 
@@ -155,16 +206,16 @@ def explain(error: Exception, files: Sequence[str], builder: str, flag: str) -> 
 
 
 def _check_json(file: str, flag: str) -> None:
-    with _open(file) as stream:
+    with open_binary(file) as stream:
         first = stream.readline().lstrip()
     if first.startswith(b"["):  # one array of objects
-        with _open(file) as stream:
+        with open_binary(file) as stream:
             try:
                 json.load(stream)
             except json.JSONDecodeError as error:
                 raise DataError(f"{flag} {file} is not valid JSON: {error}") from error
         return
-    with _open(file) as stream:
+    with open_binary(file) as stream:
         for number, line in enumerate(stream, 1):
             try:
                 record = json.loads(line) if line.strip() else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,11 +20,11 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def width(self, indices: np.ndarray) -> int:
-        """Columns that a batch of these rows takes."""
+    def width(self, indices: np.ndarray) -> Any:
+        """Columns that a batch of these rows takes (of either side, where rows are of pairs)."""
         ...
 
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+    def fetch(self, indices: np.ndarray, width: Any = None) -> dict[str, np.ndarray]:
         """Copy these rows out, ``width`` columns wide."""
         ...
 

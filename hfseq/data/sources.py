@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def load_splits(arguments: TextArguments, plugins: Any = None) -> Splits:
         raise UsageError("no data: give --dataset_name or --train_file")
     splits: dict[str, Any] = {}
     if arguments.dataset_name:
-        splits = _load_named(arguments, plugins)
+        splits = load_named(arguments, plugins)
     for split in ("train", "validation"):
         if patterns := getattr(arguments, f"{split}_file"):
             splits[split] = _load_files(patterns, f"--{split}_file", arguments)
@@ -67,21 +68,33 @@ def load_splits(arguments: TextArguments, plugins: Any = None) -> Splits:
     return Splits({name: _first(split, limits[name]) for name, split in splits.items()}, column)
 
 
-def _load_named(arguments: TextArguments, plugins: Any) -> dict[str, Any]:
+def load_named(
+    arguments: TextArguments,
+    plugins: Any,
+    wanted: Sequence[str] = ("train", "validation"),
+    no_scripts: str = NO_SCRIPTS,
+) -> dict[str, Any]:
+    """Load those of the splits ``wanted`` that ``--dataset_name`` has.
+
+    ``no_scripts`` is what to say of a dataset that is a loading script.
+
+    Raises:
+        DataError: the dataset cannot be loaded, or has none of the splits.
+    """
     name = arguments.dataset_name
     found = plugins.call_first("load_dataset", name=name, arguments=arguments) if plugins else None
     if found is None:
-        found = _load_hub(arguments)
-    splits = {split: found[split] for split in ("train", "validation") if split in found}
+        found = _load_hub(arguments, no_scripts)
+    splits = {split: found[split] for split in wanted if split in found}
     if not splits:
         raise DataError(
             f"--dataset_name {name} has the splits {', '.join(map(str, found)) or 'none'}; "
-            "'train' or 'validation' is needed"
+            f"{' or '.join(map(repr, wanted))} is needed"
         )
     return splits
 
 
-def _load_hub(arguments: TextArguments) -> Any:
+def _load_hub(arguments: TextArguments, no_scripts: str) -> Any:
     from datasets import load_dataset, load_from_disk
 
     name, config = str(arguments.dataset_name), arguments.dataset_config_name
@@ -98,7 +111,7 @@ def _load_hub(arguments: TextArguments) -> Any:
         )
     except Exception as error:
         if "scripts are no longer supported" in str(error) or name in SCRIPT_DATASETS:
-            raise DataError(f"{label}: {NO_SCRIPTS.format(name=name)} ({error})") from error
+            raise DataError(f"{label}: {no_scripts.format(name=name)} ({error})") from error
         if isinstance(error, ConnectionError):
             raise DataError(
                 f"{label}: the Hub cannot be reached ({error}); check the network, or give local "

@@ -9,11 +9,13 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from hfseq.errors import DataError
 
+Opened = TypeVar("Opened")
 VERSION = 1
 HEADER, TOKENS, OFFSETS, CONTINUES = "header.json", "tokens.bin", "offsets.bin", "continues.bin"
 
@@ -89,46 +91,61 @@ def build(
 ) -> TokenStore:
     """Open the store at ``path``, writing it from ``chunks()`` first unless it is there and whole.
 
+    See ``write_once`` for what a killed process or a second one finds.
+    """
+
+    def write(directory: Path) -> None:
+        counts = _write_arrays(directory, chunks())
+        content = {"version": VERSION, **header, **counts}
+        (directory / HEADER).write_text(json.dumps(content, indent=2))
+
+    return write_once(Path(path), TokenStore.open, write, overwrite)
+
+
+def write_once(
+    path: Path,
+    opened: Callable[[Path], Opened],
+    write: Callable[[Path], None],
+    overwrite: bool = False,
+) -> Opened:
+    """Return ``opened(path)``, after ``write(directory)`` if that raises a DataError at first.
+
     The files are written to a temporary directory and renamed, so that a killed process or a full
-    disk leaves nothing that could be taken for a store. Processes that want the same store wait for
-    each other; the second one finds it done.
+    disk leaves nothing that could be taken for whole. Processes that want the same directory wait
+    for each other; the second one finds it done.
     """
     from filelock import FileLock
 
-    path = Path(path)
-    if not overwrite and (store := _open_whole(path)):
-        return store
+    if not overwrite and (whole := _open_whole(path, opened)):
+        return whole
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):  # freed by the system when its holder dies
-            if not overwrite and (store := _open_whole(path)):
-                return store
+            if not overwrite and (whole := _open_whole(path, opened)):
+                return whole
             for leftover in path.parent.glob(f"{path.name}.tmp-*"):  # of a writer that was killed
                 shutil.rmtree(leftover, ignore_errors=True)
-            _write(path, chunks(), header)
+            _replace(path, write)
     except OSError as error:
         raise DataError(
-            f"cannot write the token cache {path}: {error.strerror or error}; free some space, or "
+            f"cannot write the cache {path}: {error.strerror or error}; free some space, or "
             "name another place with --data_cache_dir or HFSEQ_CACHE"
         ) from error
-    return TokenStore.open(path)
+    return opened(path)
 
 
-def _open_whole(path: Path) -> TokenStore | None:
+def _open_whole(path: Path, opened: Callable[[Path], Opened]) -> Opened | None:
     try:
-        return TokenStore.open(path)
+        return opened(path)
     except DataError:
         return None
 
 
-def _write(path: Path, chunks: Iterable[Chunk], header: dict) -> None:
+def _replace(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex[:8]}")
     temporary.mkdir()
     try:
-        counts = _write_arrays(temporary, chunks)
-        (temporary / HEADER).write_text(
-            json.dumps({"version": VERSION, **header, **counts}, indent=2)
-        )
+        write(temporary)
         if path.exists():
             path.rename(temporary / "replaced")  # readers keep their maps of it
         temporary.rename(path)

@@ -50,13 +50,34 @@ def tokenize(
         DataError: no document is left, a document cannot be read, or the cache cannot be written.
     """
     encode = Encoder(tokenizer, _limit(line_by_line, max_length), keep_blank)
-    key = _fingerprint(dataset, tokenizer, text_column, encode)
-    header = {"fingerprint": key, "pad_token_id": pad_token_id(tokenizer)}
+    return tokenize_with(
+        encode, dataset, text_column, cache_dir=cache_dir, num_proc=num_proc, overwrite=overwrite,
+        description=description,
+    )  # fmt: skip
+
+
+def tokenize_with(
+    encode: Encoder,
+    dataset: Any,
+    column: str,
+    *,
+    cache_dir: str | Path,
+    num_proc: int | None = None,
+    overwrite: bool = False,
+    description: str = "Tokenising",
+) -> TokenStore:
+    """Run ``encode`` over a column of a dataset once, and keep the result in ``cache_dir``.
+
+    Raises:
+        DataError: no document is left, a document cannot be read, or the cache cannot be written.
+    """
+    key = _fingerprint(dataset, column, encode)
+    header = {"fingerprint": key, "pad_token_id": pad_token_id(encode.tokenizer)}
 
     def chunks() -> Iterator[Chunk]:
         from tqdm.auto import tqdm
 
-        parts = _parallel(dataset, encode, text_column, num_proc)
+        parts = _parallel(dataset, encode, column, num_proc)
         with tqdm(total=len(dataset), desc=description, unit=" documents", disable=None) as bar:
             for part in parts:
                 yield part
@@ -95,6 +116,11 @@ class Encoder:
 
     def __init__(self, tokenizer: Any, max_length: int | None = None, keep_blank: bool = False):
         self.tokenizer, self.max_length, self.keep_blank = tokenizer, max_length, keep_blank
+
+    @property
+    def options(self) -> list[Any]:
+        """What the ids depend on, beside text and tokenizer."""
+        return [self.max_length, *(["keep_blank"] if self.keep_blank else [])]
 
     def keeps(self, text: str | None) -> bool:
         """Tell whether a document has anything to train on."""
@@ -199,9 +225,9 @@ def _start_method() -> str:
     return "fork" if sys.platform == "linux" and "jax" not in sys.modules else "spawn"
 
 
-def _fingerprint(dataset: Any, tokenizer: Any, column: str, encode: Encoder) -> str:
-    options = [encode.max_length, *(["keep_blank"] if encode.keep_blank else [])]
-    content = [store.VERSION, dataset._fingerprint, column, *options, _tokenizer_state(tokenizer)]
+def _fingerprint(dataset: Any, column: str, encode: Encoder) -> str:
+    state = _tokenizer_state(encode.tokenizer)
+    content = [store.VERSION, dataset._fingerprint, column, *encode.options, state]
     return blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
 

@@ -124,18 +124,24 @@ def train_tokenizer(
     algorithm = algorithm or spec.algorithm
     if algorithm not in ALGORITHMS:
         raise UsageError(f"algorithm '{algorithm}': one of {', '.join(ALGORITHMS)}")
-    backend = _train(
+    backend = train_backend(
         texts, spec, algorithm, vocab_size, min_frequency, lowercase, normalizer, show_progress
     )
-    tokenizer = _wrap(backend, spec, family, model_max_length)
-    if output_dir is None:
-        return tokenizer
-    return _save(tokenizer, Path(output_dir))
+    tokenizer = wrap(backend, spec, family, model_max_length)
+    return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
 
 
-def _train(
-    texts, spec, algorithm, vocab_size, min_frequency, lowercase, normalizer, show_progress
+def train_backend(
+    texts: Iterable[str] | Iterable[list[str]],
+    spec: Family,
+    algorithm: str,
+    vocab_size: int,
+    min_frequency: int = 2,
+    lowercase: bool = False,
+    normalizer: Any = None,
+    show_progress: bool | None = None,
 ) -> Any:
+    """Train a ``tokenizers.Tokenizer``; see ``train_tokenizer``."""
     import sys
 
     from tokenizers import AddedToken, processors
@@ -229,7 +235,8 @@ def _named_normalizer(name: str) -> Any:
     return getattr(normalizers, name.upper())()
 
 
-def _wrap(backend: Any, spec: Family, family: str, model_max_length: int | None) -> Any:
+def wrap(backend: Any, spec: Family, family: str, model_max_length: int | None = None) -> Any:
+    """Make a tokenizer of transformers that knows the roles of the special tokens."""
     from transformers import PreTrainedTokenizerFast
 
     segments = ["token_type_ids"] if family == "bert" else []
@@ -248,7 +255,12 @@ def _wrap(backend: Any, spec: Family, family: str, model_max_length: int | None)
     return tokenizer
 
 
-def _save(tokenizer: Any, directory: Path) -> Any:
+def save_generic(tokenizer: Any, directory: Path) -> Any:
+    """Save ``tokenizer`` as one of no family, and return what ``AutoTokenizer`` makes of it.
+
+    Raises:
+        UsageError: that is not the same tokenizer.
+    """
     from transformers import AutoTokenizer
 
     tokenizer.save_pretrained(directory)

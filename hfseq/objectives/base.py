@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 from hfseq._compat import prepare_jax
 
@@ -13,8 +16,21 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
+from hfseq.data.packing import Rows  # noqa: E402
+from hfseq.data.sources import load_splits  # noqa: E402
 from hfseq.labels import IGNORED  # noqa: E402
 from hfseq.nn.reductions import first_maximum  # noqa: E402
+from hfseq.objectives.text import text_row_length, text_rows  # noqa: E402
+
+
+class Written(NamedTuple):
+    """Texts that a model wrote: what they were made of, what they should be, and the scores."""
+
+    sources: list[str]
+    references: list[str]
+    hypotheses: list[str]
+    metrics: dict[str, float]
+    notes: dict[str, str]  # e.g. the signature of a metric
 
 
 class Objective:
@@ -33,6 +49,9 @@ class Objective:
     default_model_type: ClassVar[str | None] = None
     # Tokens a row where no flag says how many, and neither tokenizer nor model sets a limit.
     default_length: ClassVar[int] = 512
+    # Whether --streaming, and --do_predict on a test split, mean anything here.
+    streams: ClassVar[bool] = True
+    predicts: ClassVar[bool] = False
 
     def __init__(self, arguments: Any, tokenizer: Any, config: Any):
         self.arguments, self.tokenizer, self.config = arguments, tokenizer, config
@@ -40,6 +59,35 @@ class Objective:
     @classmethod
     def configure(cls, config: Any, tokenizer: Any, fresh: bool) -> None:
         """Set what the objective needs in ``config`` (``fresh``: no weights are loaded)."""
+
+    @classmethod
+    def make_tokenizer(cls, arguments: Any, folder: Path, plugins: Any) -> Any:
+        """Return the tokenizer of a run that names none, or None where one must be named.
+
+        ``arguments`` are the data flags, ``folder`` is where the run leaves its model.
+        """
+        return None
+
+    def prepare(self, model: Any) -> None:
+        """Get to know the model, before any data is read."""
+
+    def load_splits(self, plugins: Any) -> Mapping[str, Any]:
+        """Load "train" and "validation" (either may be absent), as the flags say."""
+        return load_splits(self.arguments, plugins)
+
+    def choose_length(self, limit: int | None) -> int:
+        """Return how many tokens the model is to see, with a position table of ``limit``."""
+        return text_row_length(self.arguments, limit, self.tokenizer, self.default_length)
+
+    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+        """Tokenise a split into rows of ``length`` tokens of text; returns facts on it, too."""
+        return text_rows(
+            self.arguments, self.tokenizer, splits, split, length, self.cross_documents
+        )
+
+    def write_texts(self, model: Any, params: Any, split: str) -> Written | None:
+        """Let the model write texts for a split that :meth:`load_splits` gave, and judge them."""
+        return None
 
     @property
     def cross_documents(self) -> bool:
@@ -107,38 +155,81 @@ def cross_entropy(
     Logits are (..., vocabulary) in any type, the sum is float32. Columns from ``vocab_size`` on are
     padding for the tensor axis and get no probability.
     """
-    if vocab_size is not None and logits.shape[-1] > vocab_size:
-        logits = jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, -jnp.inf)
+    total, _, count, right = smoothed_cross_entropy(logits, labels, vocab_size, 0.0)
+    return total, count, right
+
+
+def smoothed_cross_entropy(
+    logits: jax.Array, labels: jax.Array, vocab_size: int | None, smoothing: float
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Sum the loss with label smoothing; returns (sum, cross-entropy, count, number right).
+
+    The target is 1 - ``smoothing`` for the label, and smoothing / (V - 1) for each other entry of
+    the vocabulary (Szegedy et al., 2015, section 7, in the form of Flax's WMT example). Its entropy
+    is subtracted, so that the loss is a divergence, 0 for the best prediction. PyTorch's
+    ``CrossEntropyLoss(label_smoothing=s)`` spreads s / V over all entries, the label too, and
+    subtracts nothing: its gradient is that of s (V - 1) / V here. See :func:`cross_entropy` for
+    the arguments.
+    """
+    size = logits.shape[-1] if vocab_size is None else min(vocab_size, logits.shape[-1])
+    if logits.shape[-1] > size:
+        logits = jnp.where(jnp.arange(logits.shape[-1]) < size, logits, -jnp.inf)
     wanted = labels != IGNORED
     safe = jnp.where(wanted, labels, 0)
-    losses, best = _label_losses(logits, safe)
-    return jnp.where(wanted, losses, 0.0).sum(), wanted.sum(), (wanted & (best == safe)).sum()
+    losses, plain, best = _label_losses(logits, safe, smoothing, size)
+    total, plain_total = (jnp.where(wanted, part, 0.0).sum() for part in (losses, plain))
+    return total, plain_total, wanted.sum(), (wanted & (best == safe)).sum()
 
 
-@jax.custom_vjp
-def _label_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy and the most probable id at each place, in few passes over the logits.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _label_losses(
+    logits: jax.Array, labels: jax.Array, smoothing: float, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Smoothed and plain cross-entropy and the most probable id at each place, in few passes.
 
-    The derivative, softmax - one-hot, is written out: automatic differentiation would scatter into
-    another array of the logits' size, and keep the softmax.
+    The derivative, softmax - target, is written out: automatic differentiation would scatter into
+    another array of the logits' size, and keep the softmax. Only ``size`` columns are real.
     """
-    return _label_losses_forward(logits, labels)[0]
+    return _label_losses_forward(logits, labels, smoothing, size)[0]
 
 
-def _label_losses_forward(logits: jax.Array, labels: jax.Array) -> Any:
+def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -> Any:
     wide = logits.astype(jnp.float32)
     top = wide.max(-1)
     total = jnp.log(jnp.exp(wide - top[..., None]).sum(-1)) + top
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return (total - picked, first_maximum(wide, top)), (logits, labels, total)
+    plain = losses = total - picked
+    if smoothing:
+        other = smoothing / (size - 1)
+        # Summed along with the exponentials; sums of the logits themselves would lose digits.
+        rest = size * (total - top) - _real(wide - top[..., None], size).sum(-1)
+        losses = (1 - smoothing - other) * plain + other * rest - _entropy(smoothing, size)
+    return (losses, plain, first_maximum(wide, top)), (logits, labels, total)
 
 
-def _label_losses_backward(saved: Any, cotangents: Any) -> tuple[jax.Array, None]:
+def _label_losses_backward(smoothing: float, size: int, saved: Any, cotangents: Any) -> Any:
     logits, labels, total = saved
+    smoothed, plain = cotangents[0][..., None], cotangents[1][..., None]
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     probabilities = jnp.exp(logits.astype(jnp.float32) - total[..., None])
-    change = probabilities - (ids == labels[..., None])
-    return (change * cotangents[0][..., None]).astype(logits.dtype), None
+    if not smoothing:
+        change = (probabilities - (ids == labels[..., None])) * (smoothed + plain)
+        return change.astype(logits.dtype), None
+    other = smoothing / (size - 1)
+    picked = jnp.where(ids == labels[..., None], (1 - smoothing - other) * smoothed + plain, 0.0)
+    change = _real(probabilities * (smoothed + plain) - other * smoothed, size) - picked
+    return change.astype(logits.dtype), None
 
 
 _label_losses.defvjp(_label_losses_forward, _label_losses_backward)
+
+
+def _real(x: jax.Array, size: int) -> jax.Array:
+    """Set columns from ``size`` on to 0; comparing columns is slow on a CPU, so only if need be."""
+    return x if x.shape[-1] == size else jnp.where(jnp.arange(x.shape[-1]) < size, x, 0.0)
+
+
+def _entropy(smoothing: float, size: int) -> float:
+    """The entropy of a smoothed target, in nats."""
+    kept = 1 - smoothing
+    return -kept * math.log(kept) - smoothing * math.log(smoothing / (size - 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -21,7 +21,7 @@ class Seq2SeqLM(Objective):
     """
 
     auto_class = "ForSeq2SeqLM"
-    sums = ("correct",)
+    sums: ClassVar[tuple[str, ...]] = ("correct",)
 
     def __init__(self, arguments: Any, tokenizer: Any, config: Any):
         super().__init__(arguments, tokenizer, config)
@@ -60,6 +60,15 @@ class Seq2SeqLM(Objective):
         extra: Any = None,
     ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
         """Sum the cross-entropy of the labels."""
+        logits, changed = self.logits(model, params, batch, rngs, train, extra)
+        total, count, right = cross_entropy(logits, batch["labels"], model.config.vocab_size)
+        return total, count, {"extra": changed, "totals": {"correct": right}}
+
+    def logits(
+        self, model: Any, params: Any, batch: dict[str, jax.Array], rngs: Any, train: bool,
+        extra: Any,
+    ) -> tuple[jax.Array, Any]:  # fmt: skip
+        """Run the model on a batch; returns its logits and the new ``extra``."""
         if "decoder_segment_ids" in batch:
             inputs = visible(model, batch["segment_ids"])
             inputs |= visible(model, batch["decoder_segment_ids"], "decoder_")
@@ -70,8 +79,7 @@ class Seq2SeqLM(Objective):
             params=params, dropout_rng=rngs, train=train,
             extra=model.extra if extra is None else extra,
         )  # fmt: skip
-        total, count, right = cross_entropy(output.logits, batch["labels"], model.config.vocab_size)
-        return total, count, {"extra": changed, "totals": {"correct": right}}
+        return output.logits, changed
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss, perplexity and accuracy over the targets."""

@@ -1,0 +1,119 @@
+"""Names of languages: codes and English names, as columns and file names spell them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+# ISO 639-1, ISO 639-2 and 639-3, and English names; one language a line.
+_TABLE = """
+af afr afrikaans
+ar ara arabic
+az aze azerbaijani
+be bel belarusian
+bg bul bulgarian
+bn ben bengali
+bs bos bosnian
+ca cat catalan
+cs ces cze czech
+cy cym wel welsh
+da dan danish
+de deu ger german
+el ell gre greek
+en eng english
+eo epo esperanto
+es spa spanish
+et est estonian
+eu eus baq basque
+fa fas per persian farsi
+fi fin finnish
+fo fao faroese
+fr fra fre french
+ga gle irish
+gl glg galician
+gu guj gujarati
+ha hau hausa
+he heb hebrew
+hi hin hindi
+hr hrv croatian
+hu hun hungarian
+hy hye arm armenian
+id ind indonesian
+is isl ice icelandic
+it ita italian
+ja jpn japanese
+ka kat geo georgian
+kk kaz kazakh
+km khm khmer
+ko kor korean
+la lat latin
+lt lit lithuanian
+lv lav latvian
+mk mkd mac macedonian
+ml mal malayalam
+mr mar marathi
+ms msa may malay
+mt mlt maltese
+nb nob bokmål bokmaal bokmal norwegian_bokmål
+ne nep nepali
+nl nld dut dutch
+nn nno nynorsk norwegian_nynorsk
+no nor norwegian
+pa pan punjabi
+pl pol polish
+ps pus pashto
+pt por portuguese
+ro ron rum romanian
+ru rus russian
+se sme northern_sami
+si sin sinhala
+sk slk slo slovak
+sl slv slovenian slovene
+sq sqi alb albanian
+sr srp serbian
+sv swe swedish
+sw swa swahili
+ta tam tamil
+te tel telugu
+th tha thai
+tl tgl tagalog
+tr tur turkish
+uk ukr ukrainian
+ur urd urdu
+uz uzb uzbek
+vi vie vietnamese
+xh xho xhosa
+yo yor yoruba
+zh zho chi chinese
+zu zul zulu
+"""
+_CODES = {name: line.split()[0] for line in _TABLE.split("\n") if line for name in line.split()}
+_REGION = re.compile(r"[-_]([a-z]{2}|[a-z]{4}|[0-9]{3})$")  # en-US, eng_Latn, es_419
+
+
+def code_of(name: str) -> str | None:
+    """Return the code of the language that ``name`` names ("English", "eng", "en-US": "en").
+
+    A code counts in lower or upper case only: a cell that reads "It" is a word.
+    """
+    lowered = name.strip().lower().replace(" ", "_")
+    plain = _REGION.sub("", lowered)
+    code = _CODES.get(lowered) or _CODES.get(plain)
+    is_word = len(plain) < 4 and plain == lowered and name.strip().istitle()
+    return None if is_word else code
+
+
+def same_language(name: str, language: str) -> bool:
+    """Tell whether ``name`` names ``language``, whatever either is written as."""
+    if name.strip().lower() == language.strip().lower():
+        return True
+    code = code_of(name)
+    return code is not None and code == code_of(language)
+
+
+def find_language(names: Iterable[str], language: str) -> str | None:
+    """Return the name among ``names`` that names ``language``: exactly so, or in another way."""
+    names = list(names)
+    if language in names:
+        return language
+    return next((name for name in names if same_language(name, language)), None)

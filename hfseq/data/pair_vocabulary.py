@@ -1,0 +1,77 @@
+"""The joint vocabulary of a translation run: made of the training pairs, kept with the model."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hfseq.data.batches import derive, permute
+from hfseq.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+FILE = "tokenizer.json"
+BATCH = 1000  # pairs at a time
+
+
+def vocabulary_in(folder: Path, arguments: Any, plugins: Any) -> Any:
+    """Return the tokenizer in ``folder``; the first process that finds none there trains it.
+
+    ``arguments`` are the flags of translation: the training pairs, and size and kind of the
+    vocabulary.
+
+    Raises:
+        DataError: there is no tokenizer, and no training pair to make it of.
+    """
+    from filelock import FileLock
+    from transformers import AutoTokenizer
+
+    if (folder / FILE).exists():
+        logger.info("the vocabulary in %s is used; remove it to have another trained", folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = folder / "tokenizer.lock"
+        with FileLock(str(lock)):
+            if not (folder / FILE).exists():  # another process may have been quicker
+                _train(folder, arguments, plugins)
+        lock.unlink(missing_ok=True)
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+def _train(folder: Path, arguments: Any, plugins: Any) -> None:
+    """Train a vocabulary; its main file appears last, so that a killed run leaves none."""
+    from hfseq.data.parallel import load_pairs
+    from hfseq.data.vocabulary import joint_tokenizer
+
+    splits = load_pairs(arguments, plugins)
+    if "train" not in splits:
+        raise DataError(
+            f"there are no training pairs to make a vocabulary of, and {folder} has none: give "
+            "--train_file or --tokenizer_name"
+        )
+    temporary = folder / "tokenizer.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    joint_tokenizer(
+        _texts(splits["train"]), arguments.tokenizer_algorithm, arguments.vocab_size,
+        output_dir=temporary, max_corpus_chars=arguments.max_corpus_chars,
+    )  # fmt: skip
+    for file in sorted(temporary.iterdir(), key=lambda file: file.name == FILE):
+        os.replace(file, folder / file.name)
+    temporary.rmdir()
+    logger.info("a joint vocabulary of the training pairs is saved in %s", folder)
+
+
+def _texts(pairs: Any) -> Iterator[list[str]]:
+    """Both sides in turns, so that a limit takes as much of either; files are often sorted."""
+    count = -(-len(pairs) // BATCH)
+    for number in permute(np.arange(count), count, derive("vocabulary")).tolist():
+        batch = pairs[number * BATCH : (number + 1) * BATCH]
+        yield batch["source"]
+        yield batch["target"]

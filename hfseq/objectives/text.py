@@ -1,0 +1,55 @@
+"""What objectives on plain text share: how long a row is, and rows out of documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hfseq.data import tokenization
+from hfseq.data.packing import LineRows, PackedRows, Rows
+from hfseq.data.text_arguments import TextArguments
+from hfseq.errors import UsageError
+
+
+def text_row_length(data: TextArguments, limit: int | None, tokenizer: Any, longest: int) -> int:
+    """Return tokens a row: what the flag says, else the longest that tokenizer and model allow.
+
+    ``limit`` is the model's position table, ``longest`` the default where nothing sets a limit.
+    """
+    wanted = data.row_length
+    if wanted and limit and wanted > limit:
+        flag = "max_seq_length" if data.max_seq_length else "block_size"
+        raise UsageError(
+            f"--{flag} {wanted} is longer than the position table of this model allows "
+            f"({limit}): give at most {limit}, or a configuration with more max_position_embeddings"
+        )
+    most = limit or longest
+    if longest > 512:  # v4's limit for rows of causal models
+        most = min(most, longest)
+    return wanted or min(tokenizer.model_max_length, most)
+
+
+def text_rows(
+    data: TextArguments, tokenizer: Any, splits: Any, split: str, length: int, cross: bool
+) -> tuple[Rows, dict[str, Any]]:
+    """Tokenise a split into packed rows, or a row a line; returns facts on it, too."""
+    column, dataset = splits.text_column, splits[split]
+    if not hasattr(dataset, "__len__"):  # a streamed validation split is read once
+        dataset = _materialise(dataset)
+    store = tokenization.tokenize(
+        dataset, tokenizer, column, cache_dir=data.cache_directory,
+        line_by_line=data.line_by_line, max_length=length, num_proc=data.preprocessing_num_workers,
+        overwrite=data.overwrite_cache, keep_blank=data.keep_blank,
+        description=f"Tokenising {split}",
+    )  # fmt: skip
+    facts = {"documents": len(store), "tokens": store.total_tokens}
+    if split == "validation" and getattr(data, "word_perplexity", False):
+        facts["words"] = tokenization.count_words(dataset, column, data.keep_blank)
+    if data.line_by_line:
+        return LineRows(store, length, data.pad_to_max_length), facts
+    return PackedRows(store, length, cross), facts
+
+
+def _materialise(stream: Any) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list(list(stream))

@@ -1,0 +1,209 @@
+"""Translation: the target of a pair from its source, several pairs a row."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hfseq.data.packing import Rows
+from hfseq.data.pairs import PackedPairs, PairRows, tokenize_pairs
+from hfseq.data.tokenization import pad_token_id
+from hfseq.labels import IGNORED, shift_right
+from hfseq.objectives.base import Written, smoothed_cross_entropy
+from hfseq.objectives.seq2seq import Seq2SeqLM
+
+logger = logging.getLogger(__name__)
+
+
+class Translation(Seq2SeqLM):
+    """Cross-entropy of target sentences given source sentences, with label smoothing in training.
+
+    Pairs that share a row see nothing of each other, and each starts with the start token, as it
+    will when the model translates: the losses are those of the pairs one by one. Tokens that are
+    counted (``tokens_seen``, tokens per second) are those of both sides, without padding.
+    """
+
+    name = "translation"
+    default_model_type = "wmt_transformer"
+    predicts = True
+    streams = False
+    sums = ("correct", "cross_entropy")
+
+    def __init__(self, arguments: Any, tokenizer: Any, config: Any):
+        super().__init__(arguments, tokenizer, config)
+        self.pad = pad_token_id(tokenizer)
+        self.lengths: tuple[int, int] = arguments.lengths(None)
+        self.packs = not arguments.line_by_line
+        self.splits: Mapping[str, Any] = {}
+
+    @classmethod
+    def configure(cls, config: Any, tokenizer: Any, fresh: bool) -> None:
+        """Give a fresh model the tokenizer's special tokens; most start with padding."""
+        if fresh and tokenizer.pad_token_id is not None:
+            before = {None, config.pad_token_id, getattr(type(config)(), "pad_token_id", None)}
+            for role in ("pad", "bos", "eos"):
+                token = getattr(tokenizer, f"{role}_token_id")
+                if token is not None:
+                    setattr(config, f"{role}_token_id", token)
+            if getattr(config, "decoder_start_token_id", None) in before:
+                config.decoder_start_token_id = tokenizer.pad_token_id
+        super().configure(config, tokenizer, fresh)
+
+    @classmethod
+    def make_tokenizer(cls, arguments: Any, folder: Path, plugins: Any) -> Any:
+        """Load the vocabulary that the run made when it first began, or make it of both sides."""
+        from hfseq.data.pair_vocabulary import vocabulary_in
+
+        return vocabulary_in(folder, arguments, plugins)
+
+    def prepare(self, model: Any) -> None:
+        """Settle the lengths, whether pairs are packed, and how the model will generate."""
+        self.lengths = self.arguments.lengths(model.max_length())
+        apart = all(model.takes(name) for name in ("segment_ids", "decoder_segment_ids"))
+        if self.packs and not apart:
+            logger.warning(
+                "architecture '%s' takes no segment_ids, which keep packed pairs apart: every row "
+                "has one pair", model.config.model_type,
+            )  # fmt: skip
+            self.packs = False
+        self._set_generation(model)
+
+    def _set_generation(self, model: Any) -> None:
+        """Let whoever loads the model translate as its evaluation does."""
+        data, room = self.arguments, model.max_length()
+        generation = model.generation_config
+        longest = (data.max_new_tokens or self.lengths[1]) + 1  # the start token counts
+        generation.max_length = longest if room is None else min(longest, room)
+        generation.num_beams = data.num_beams
+        if data.num_beams > 1:
+            generation.length_penalty = data.length_penalty
+            if data.length_penalty_type != "transformers":  # PyTorch's generate knows no other
+                generation.length_penalty_type = data.length_penalty_type
+
+    def load_splits(self, plugins: Any) -> Mapping[str, Any]:
+        """Load the pairs; the configuration says from now on what the model translates."""
+        from hfseq.data.parallel import load_pairs
+
+        self.splits = splits = load_pairs(self.arguments, plugins)
+        for name in ("source_lang", "target_lang"):
+            if getattr(splits, name):
+                setattr(self.config, name, getattr(splits, name))
+        if self.arguments.source_prefix:
+            self.config.source_prefix = self.arguments.source_prefix
+        return splits
+
+    def choose_length(self, limit: int | None) -> int:
+        """Return tokens of a source row."""
+        return self.lengths[0]
+
+    def target_length(self, length: int) -> int:
+        """Return tokens of a target row."""
+        return self.lengths[1]
+
+    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+        """Pack the training pairs; validation pairs have a row each, the short ones first."""
+        data, training = self.arguments, split == "train"
+        pairs = tokenize_pairs(
+            splits[split], self.tokenizer, max_source_length=self.lengths[0],
+            max_target_length=self.lengths[1], cache_dir=data.cache_directory,
+            num_proc=data.preprocessing_num_workers, overwrite=data.overwrite_cache,
+            drop_long=training and not data.truncate_long_pairs, description=f"Tokenising {split}",
+            source_prefix=data.source_prefix,
+        )  # fmt: skip
+        if not (training and self.packs):
+            return PairRows(pairs, data.pad_to_max_length), pairs.facts
+        packed = PackedPairs(pairs)
+        source, target = packed.fill
+        logger.info(
+            "%d pairs make %d rows, where %.1f %% of the source and %.1f %% of the target columns "
+            "hold tokens", len(pairs), len(packed), 100 * source, 100 * target,
+        )  # fmt: skip
+        filled = {"rows": len(packed), "source_fill": source, "target_fill": target}
+        return packed, pairs.facts | filled
+
+    def collate(
+        self, rows: dict[str, np.ndarray], random: Any, groups: int
+    ) -> dict[str, np.ndarray]:
+        """Make labels of the targets; what the decoder reads starts anew in every pair."""
+        segments = rows["target_segment_ids"]
+        labels = np.where(segments > 0, rows["target_ids"], np.int32(IGNORED))
+        start = self.config.decoder_start_token_id
+        decoder = shift_right(labels, self.pad, start)
+        decoder[:, 1:][segments[:, 1:] > segments[:, :-1]] = start
+        if "valid" in rows:
+            labels[~rows["valid"]] = IGNORED
+        batch = {"input_ids": rows["input_ids"], "segment_ids": rows["segment_ids"],
+                 "decoder_input_ids": decoder, "labels": labels}  # fmt: skip
+        packed = "target_position_ids" in rows
+        return batch | ({"decoder_segment_ids": segments} if packed else {})
+
+    def loss(
+        self,
+        model: Any,
+        params: Any,
+        batch: dict[str, jax.Array],
+        rngs: Any,
+        train: bool,
+        extra: Any = None,
+    ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
+        logits, changed = self.logits(model, params, batch, rngs, train, extra)
+        smoothing = self.arguments.label_smoothing_factor if train else 0.0
+        total, plain, count, right = smoothed_cross_entropy(
+            logits, batch["labels"], model.config.vocab_size, smoothing
+        )
+        totals = {"correct": right, "cross_entropy": jax.lax.stop_gradient(plain)}
+        return total, count, {"extra": changed, "totals": totals}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
+        plain = totals["cross_entropy"] / max(totals["count"], 1)
+        found = {**super().metrics(totals), "perplexity": math.exp(min(plain, 700.0))}
+        return found if plain == found["loss"] else {**found, "cross_entropy": plain}
+
+    def tokens(self, rows: dict[str, np.ndarray]) -> int:
+        """Return how many tokens the sources and targets of the rows have."""
+        names = ("segment_ids", "target_segment_ids")
+        return sum(int((rows[name] > 0)[rows["valid"]].sum()) for name in names)
+
+    def write_texts(self, model: Any, params: Any, split: str) -> Written | None:
+        """Translate the pairs of a split, or samples spread evenly over it; BLEU and chrF."""
+        from hfseq.metrics import translation_scores
+
+        data = self.arguments
+        if split == "validation" and not data.predict_with_generate:
+            return None
+        pairs = self._written_pairs(split)
+        sources, references = list(pairs["source"]), list(pairs["target"])
+        best = [found[0] for found in self._translator(model)(sources, params)]
+        hypotheses = [hypothesis.text for hypothesis in best]
+        scores = translation_scores(
+            hypotheses, references, data.bleu_lowercase, data.bleu_tokenizer
+        )
+        return Written(sources, references, hypotheses, scores.values, scores.signatures)
+
+    def _written_pairs(self, split: str) -> Any:
+        """Return the pairs of a split that are to be translated."""
+        pairs, most = self.splits[split], self.arguments.max_generate_samples
+        if split != "validation" or most is None or most >= len(pairs):
+            return pairs
+        return pairs.select([place * len(pairs) // most for place in range(most)])
+
+    def _translator(self, model: Any) -> Any:
+        from hfseq.translation import Translator
+
+        data = self.arguments
+        options = {"length_penalty": data.length_penalty} if data.num_beams > 1 else {}
+        if data.num_beams > 1 and data.length_penalty_type != "transformers":
+            options["length_penalty_type"] = data.length_penalty_type
+        return Translator(
+            model, self.tokenizer, num_beams=data.num_beams,
+            batch_size=data.generation_batch_size, max_source_length=self.lengths[0],
+            max_new_tokens=data.max_new_tokens, source_prefix=data.source_prefix or "", **options,
+        )  # fmt: skip

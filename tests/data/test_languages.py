@@ -1,0 +1,31 @@
+import pytest
+
+from hfseq.data.languages import code_of, find_language, same_language
+
+
+@pytest.mark.parametrize(
+    "name, code",
+    [
+        ("en", "en"),
+        ("EN", "en"),
+        ("eng", "en"),
+        ("English", "en"),
+        ("en-US", "en"),
+        ("eng_Latn", "en"),
+        ("pt_BR", "pt"),
+        ("Norwegian Bokmål", "nb"),
+        ("It", None),  # a word at the beginning of a sentence
+        ("hello", None),
+        ("", None),
+        ("text_a", None),
+    ],
+)
+def test_codes_and_names(name, code):
+    assert code_of(name) == code
+
+
+def test_a_language_is_found_in_whatever_way_it_is_written():
+    assert find_language(["id", "german", "English"], "en") == "English"
+    assert find_language(["pt_PT", "pt_BR"], "pt_BR") == "pt_BR"
+    assert find_language(["de"], "en") is None
+    assert same_language("xx", "XX") and not same_language("xx", "yy")

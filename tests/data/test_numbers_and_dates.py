@@ -1,0 +1,111 @@
+import re
+import sys
+
+import pytest
+
+from hfseq.data import numbers_and_dates
+from hfseq.data.numbers_and_dates import generate, target_language
+from hfseq.errors import UsageError
+
+MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+
+
+@pytest.fixture
+def packages():
+    """What generates, without pairs that another test made of other numbers."""
+    pytest.importorskip("num2words")
+    pytest.importorskip("babel")
+    generate.cache_clear()
+    yield
+    generate.cache_clear()
+
+
+@pytest.fixture
+def few(packages, monkeypatch):
+    """Fewer items than the demonstration has."""
+    sizes = {"CARDINALS": 800, "LARGEST": 1_000, "YEARS": range(1500, 1600), "DAYS": 600}
+    for name, value in sizes.items():
+        monkeypatch.setattr(numbers_and_dates, name, value)
+
+
+def day_of(text):
+    """(year, month, day) of an English date, or None."""
+    match = re.fullmatch(r"(?:\w+day, )?(\w{3})\w* (\d+), (\d{4})", text)
+    return match and (int(match[3]), MONTHS.index(match[1]), int(match[2]))
+
+
+def test_there_are_about_twenty_thousand_pairs_of_short_sentences(packages):
+    splits = generate("de")
+    counts = {name: len(pairs) for name, pairs in splits.items()}
+    assert 18_000 < sum(counts.values()) < 20_000
+    assert 500 < counts["validation"] < 700 and 500 < counts["test"] < 700
+    assert max(len(text) for pairs in splits.values() for pair in pairs for text in pair) < 80
+
+
+@pytest.mark.parametrize(
+    "target, known",
+    [
+        ("de", {"twenty-first": "einundzwanzigste", "fifteen oh-nine": "fünfzehnhundertneun"}),
+        ("es", {"twenty-first": "vigésimo primero", "fifteen oh-nine": "mil quinientos nueve"}),
+        ("nb", {"twenty-first": "tjueførste", "fifteen oh-nine": "femten hundre og ni"}),
+    ],
+)
+def test_known_translations(few, target, known):
+    pairs = dict(pair for split in generate(target).values() for pair in split)
+    assert {source: pairs[source] for source in known} == known
+
+
+def test_a_date_has_the_same_day_on_both_sides(few):
+    dates = [(day_of(s), t) for s, t in generate("de")["train"] if day_of(s)]
+    assert len(dates) > 1_000
+    for (year, _, day), target in dates:
+        assert str(year) in target and re.search(rf"\b0?{day}\.", target)
+
+
+def test_no_date_of_the_test_is_in_the_training_pairs_in_any_form(few):
+    splits = generate("de")
+    days = {name: {day_of(s) for s, _ in pairs} - {None} for name, pairs in splits.items()}
+    assert len(days["test"]) > 9 and len(days["validation"]) > 9
+    assert not days["test"] & days["train"] and not days["validation"] & days["train"]
+    assert not days["test"] & days["validation"]
+
+
+def test_no_number_of_the_test_is_in_the_training_pairs_in_any_form(few):
+    from num2words import num2words
+
+    splits, numbers = generate("de"), [*range(1_001), *range(1500, 1600)]
+    forms = {num2words(n, to=f): n for f in ("year", "ordinal", "cardinal") for n in numbers
+             if f != "year" or n >= 1500}  # fmt: skip
+    found = {name: {forms[s] for s, _ in pairs if s in forms} for name, pairs in splits.items()}
+    assert len(found["test"]) > 15
+    assert not found["test"] & found["train"]
+
+
+def test_a_source_has_one_translation_and_is_in_one_split(few):
+    sources = [source for pairs in generate("nb").values() for source, _ in pairs]
+    assert len(sources) == len(set(sources)) > 2_000
+
+
+def test_the_seed_decides(few):
+    first = generate("de")
+    generate.cache_clear()
+    assert generate("de") == first
+    other = generate("de", seed=1)
+    assert other["train"][:20] != first["train"][:20]
+    assert {s for s, _ in other["test"]} != {s for s, _ in first["test"]}
+
+
+def test_languages():
+    assert target_language(None, None) == "de"
+    assert target_language("eng", "Spanish") == "es"
+    assert target_language("en", "nb") == "nb"
+    for pair in (("en", "fr"), ("de", "en"), (None, "xx")):
+        with pytest.raises(UsageError, match="no data.*--train_file.*from en to de, es or nb"):
+            target_language(*pair)
+
+
+def test_a_missing_package_is_named_with_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "num2words", None)
+    generate.cache_clear()
+    with pytest.raises(UsageError, match=r'no data.*pip install "hfseq\[translation\]"'):
+        generate("de")

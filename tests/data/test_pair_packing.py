@@ -1,0 +1,119 @@
+"""Packing pairs: every pair once, both sides fit, and little room is left."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hfseq.data.pair_packing import plan
+from hfseq.data.pair_store import Side, select_pairs
+from hfseq.data.pairs import PackedPairs
+from hfseq.data.store import TokenStore
+
+ROOM = (64, 48)
+
+
+def lengths(count=3000, seed=0):
+    """Skewed lengths of both sides, which go together, sorted as files often are."""
+    draw = np.random.default_rng(seed)
+    base = draw.lognormal(np.log(12), 0.6, count)
+    source = np.clip(base * draw.normal(1, 0.15, count), 1, ROOM[0]).astype(np.int64)
+    target = np.clip(0.75 * base * draw.normal(1, 0.2, count), 1, ROOM[1]).astype(np.int64)
+    order = np.argsort(source)
+    return source[order], target[order]
+
+
+def store_of(sizes, pad=0, first=1):
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return TokenStore(np.arange(first, first + offsets[-1], dtype=np.int32), offsets, pad)
+
+
+def pairs_of(count=300):
+    source, target = lengths(count)
+    sides = [Side(store_of(s), n) for s, n in zip((source, target), ROOM, strict=True)]
+    return select_pairs(*sides, drop_long=False)
+
+
+def next_fit(source, target):
+    """Rows of the reference's packing: one open row, pairs in the order of the data."""
+    rows, left = 1, list(ROOM)
+    for sizes in zip(source.tolist(), target.tolist(), strict=True):
+        if any(size > free for size, free in zip(sizes, left, strict=True)):
+            rows, left = rows + 1, list(ROOM)
+        left = [free - size for size, free in zip(sizes, left, strict=True)]
+    return rows
+
+
+@pytest.mark.parametrize("group", [7, 100, 2048])
+@pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 3000])
+def test_both_sides_of_every_pair_fit_into_its_row(count, group):
+    source, target = lengths(count)
+    rows, total = plan(source, target, ROOM, group)
+    assert rows.shape == (count,) and set(rows.tolist()) == set(range(total))
+    for side, room in zip((source, target), ROOM, strict=True):
+        assert np.bincount(rows, side).max() <= room
+
+
+def test_rows_are_fuller_than_those_of_next_fit():
+    source, target = lengths()
+    rows, total = plan(source, target, ROOM)
+    bound = max(source.sum() / ROOM[0], target.sum() / ROOM[1])
+    assert bound / total > 0.97 > 0.9 > bound / next_fit(source, target)
+
+
+def test_the_plan_is_a_function_of_the_lengths():
+    source, target = lengths()
+    assert np.array_equal(plan(source, target, ROOM)[0], plan(source, target, ROOM)[0])
+
+
+def test_neighbours_in_the_data_are_not_neighbours_in_rows():
+    source, target = lengths()
+    rows, _ = plan(source, target, ROOM)
+    assert (rows[1:] == rows[:-1]).mean() < 0.05
+
+
+def test_rows_hold_the_same_pairs_on_both_sides_each_once():
+    store = pairs_of()
+    packed = PackedPairs(store)
+    rows = packed.fetch(np.arange(len(packed)))
+    assert rows["input_ids"].shape == (len(packed), 64) and rows["target_ids"].shape[1] == 48
+    seen = {}
+    for name, side in zip(("", "target_"), store.sides, strict=True):
+        ids, segments = rows[f"{name}ids" if name else "input_ids"], rows[f"{name}segment_ids"]
+        assert (ids[segments == 0] == 0).all()
+        for row in range(len(packed)):
+            kept = segments[row] > 0
+            assert not kept[int(kept.sum()) :].any()  # padding is at the end
+            for segment in range(1, segments[row].max() + 1):
+                inside = segments[row] == segment
+                tokens = ids[row][inside]
+                pair = int(np.searchsorted(side.store.offsets, tokens[0] - 1))
+                np.testing.assert_array_equal(tokens, side.store[pair])
+                places = rows[f"{name}position_ids"][row][inside]
+                np.testing.assert_array_equal(places, np.arange(len(tokens)))
+                seen.setdefault(pair, []).append((row, segment))
+    assert len(seen) == len(store) and all(
+        len(places) == 2 and places[0] == places[1] for places in seen.values()
+    )
+
+
+def test_a_part_of_the_rows_is_that_part_of_all_rows():
+    packed = PackedPairs(pairs_of())
+    whole, some = packed.fetch(np.arange(len(packed))), packed.fetch(np.array([5, 2, 5]))
+    for name, array in some.items():
+        np.testing.assert_array_equal(array, whole[name][[5, 2, 5]])
+        assert array.dtype == np.int32
+
+
+def test_sums_and_fill_are_those_of_the_rows():
+    store = pairs_of()
+    packed = PackedPairs(store)
+    rows = packed.fetch(np.arange(len(packed)))
+    filled = [(rows[f"{name}segment_ids"] > 0).mean() for name in ("", "target_")]
+    assert packed.fill == pytest.approx(filled)
+    source, target = (lengths.astype(float) for lengths in store.lengths)
+    assert packed.sums == (
+        source.sum(), target.sum(), (source**2).sum(), (target**2).sum(), (source * target).sum(),
+    )  # fmt: skip
+    assert packed.padded_sums[:2] == (64 * len(packed), 48 * len(packed))
+    assert packed.padded_sums.products == 64 * 48 * len(packed)

@@ -1,0 +1,132 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hfseq.data.vocabulary import joint_tokenizer
+from hfseq.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+ALGORITHMS = ("unigram", "bpe")
+SIZE = {"unigram": 200, "bpe": 400}
+SENTENCES = [
+    f"{who} {what} {when}, {how}"
+    for who in ("Tom", "Mary's cat", "¿María", "El niño", "Åse «Ø»")
+    for what in ("comes back", "llegó", "no viene", "won't eat 1,234.50 €")
+    for when in ("at 5:30", "mañana", "i går…", "on ½ day")
+    for how in ("alone!", "¡hoy!", "(maybe) – or not?", 'he said: "no".')
+]
+
+
+def batches(size=10):
+    for start in range(0, len(SENTENCES), size):
+        yield SENTENCES[start : start + size]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vocabulary")
+    return {a: joint_tokenizer(batches(), a, SIZE[a], folder / a) for a in ALGORITHMS}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_special_tokens_have_the_first_ids_and_a_text_ends_with_one(trained, algorithm):
+    tokenizer = trained[algorithm]
+    assert tokenizer.convert_ids_to_tokens(range(4)) == ["<pad>", "<s>", "</s>", "<unk>"]
+    roles = (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token)
+    assert roles == ("<pad>", "<s>", "</s>", "<unk>")
+    encoded = tokenizer("Tom comes back")
+    assert set(encoded) == {"input_ids", "attention_mask"}
+    assert encoded["input_ids"][-1] == 2 and min(encoded["input_ids"][:-1]) > 3
+    assert len(tokenizer) == max(tokenizer.get_vocab().values()) + 1 <= SIZE[algorithm]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_ordinary_text_comes_back_as_it_was_written(trained, algorithm):
+    tokenizer = trained[algorithm]
+    rows = tokenizer(SENTENCES)["input_ids"]
+    assert tokenizer.batch_decode(rows, skip_special_tokens=True) == SENTENCES
+
+
+def test_bytes_know_every_character_and_pieces_those_of_the_texts(trained):
+    text = "Ω 漢字 𝄞"
+    byte_level = trained["bpe"]
+    assert byte_level.decode(byte_level(text)["input_ids"], skip_special_tokens=True) == text
+    assert trained["unigram"].unk_token_id in trained["unigram"](text)["input_ids"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_word_is_the_same_piece_wherever_it_stands(trained, algorithm):
+    tokenizer = trained[algorithm]
+    pieces = tokenizer.tokenize("Tom")
+    assert pieces == tokenizer.tokenize("cat Tom")[-len(pieces) :]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("model_type", ["pegasus", "marian"])
+def test_a_model_in_the_same_directory_does_not_change_it(tmp_path, trained, algorithm, model_type):
+    from transformers import AutoConfig, AutoTokenizer
+
+    AutoConfig.for_model(
+        model_type, vocab_size=SIZE[algorithm], pad_token_id=0, decoder_start_token_id=0
+    ).save_pretrained(tmp_path)
+    saved = joint_tokenizer(batches(), algorithm, SIZE[algorithm], tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.is_fast and loaded.get_vocab() == trained[algorithm].get_vocab()
+    sample = "¿María no viene mañana, (maybe) – or not?"
+    assert loaded(sample)["input_ids"] == saved(sample)["input_ids"]
+    assert loaded.decode(loaded(sample)["input_ids"], skip_special_tokens=True) == sample
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == model_type
+
+
+TRAIN = """
+import hashlib
+from hfseq.data.vocabulary import joint_tokenizer
+from tests.data.test_vocabulary import SIZE, batches
+for algorithm, size in SIZE.items():
+    print(hashlib.sha256(joint_tokenizer(batches(), algorithm, size)._tokenizer.to_str().encode())
+          .hexdigest())
+"""
+
+
+def test_equal_texts_give_an_equal_vocabulary_in_another_process(trained):
+    """The trainers keep words in hash tables whose order differs from process to process."""
+    run = [sys.executable, "-c", TRAIN]
+    outputs = {
+        subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
+    assert len(outputs) == 1 and len(outputs.pop().split()) == 2
+
+
+def test_only_the_first_characters_are_read():
+    read = []
+
+    def texts():
+        for batch in batches(2):
+            read.extend(batch)
+            yield batch
+
+    limit = sum(map(len, SENTENCES[:20])) + 3
+    tokenizer = joint_tokenizer(texts(), "bpe", 300, max_corpus_chars=limit)
+    assert len(read) == 22  # the list in which the limit is reached is the last
+    seen = joint_tokenizer([SENTENCES[:20], [SENTENCES[20][:3]]], "bpe", 300)
+    assert tokenizer.get_vocab() == seen.get_vocab()
+
+
+def test_both_languages_share_the_vocabulary():
+    english, spanish = ["the white house stands"] * 50, ["la casa blanca está aquí"] * 50
+    tokenizer = joint_tokenizer(iter([english, spanish]), "bpe", 320)
+    for text in (english[0], spanish[0]):
+        assert len(tokenizer.tokenize(text)) <= len(text) // 2
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(UsageError, match="--tokenizer_algorithm wordpiece: one of unigram, bpe"):
+        joint_tokenizer(batches(), "wordpiece", 100)
+    with pytest.raises(UsageError, match="--vocab_size 100 is too small"):
+        joint_tokenizer(batches(), "bpe", 100)
+    with pytest.raises(UsageError, match="vocabulary of 20 cannot be trained"):
+        joint_tokenizer(batches(), "unigram", 20)
