@@ -17,7 +17,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from hfseq import plugins
 from hfseq.errors import CheckpointError, HfseqError, UsageError
 from hfseq.registry import ArchitectureSpec, auto_class_name, describe
-from hfseq.resolve import require_config
+from hfseq.resolve import native_description, require_config
 
 #: Arguments that say where and how to download; the configuration and the weights need them both.
 HUB_ARGUMENTS = (
@@ -210,8 +210,8 @@ def _native_config(
         spec = plugins.load().architectures.get(native["model_type"])
     except UsageError as error:
         raise UsageError(f"{name}/config.json names a native architecture: {error}") from None
-    description = {**stored, **native}
-    return spec.load_config().from_dict(description, return_unused_kwargs=True, **kwargs)
+    described = native_description(stored)
+    return spec.load_config().from_dict(described, return_unused_kwargs=True, **kwargs)
 
 
 def _auto_class(task: str) -> type[_FlaxAutoModel]:

@@ -34,6 +34,7 @@ from hfseq.nn.precision import Precision, apply_precision, resolve_precision  # 
 from hfseq.nn.random import make_keys  # noqa: E402
 from hfseq.nn.stack import Options, options, stack_layers  # noqa: E402
 from hfseq.pretrained import PretrainedMixin  # noqa: E402
+from hfseq.weights import Derived  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -203,6 +204,10 @@ class FlaxPreTrainedModel(PretrainedMixin, FlaxGenerationMixin):
         """The longest sequence that the position table allows; ``None`` where nothing limits it."""
         return getattr(self._config, self.position_table or "max_position_embeddings", None)
 
+    def vocabulary(self, name: str = "input_ids") -> int | None:
+        """The number of tokens that ``input_ids`` or ``decoder_input_ids`` may hold."""
+        return getattr(self._config, "vocab_size", None)
+
     def takes(self, name: str, method: str = "__call__") -> bool:
         """Tell whether the module's call (or its ``encode``, ``decode``) accepts ``name``."""
         taken = self._accepted[method]
@@ -365,7 +370,7 @@ class FlaxPreTrainedModel(PretrainedMixin, FlaxGenerationMixin):
     ) -> dict[str, Any]:
         taken, owner = self._accepted[method], type(self).__name__
         for name in ("input_ids", "decoder_input_ids"):
-            check_ids(name, inputs.get(name), getattr(self._config, "vocab_size", None))
+            check_ids(name, inputs.get(name), self.vocabulary(name))
             if self.position_table:
                 table = f"{self.position_table}={getattr(self._config, self.position_table)}"
                 check_length(name, inputs.get(name), self.max_length(), owner, table)
@@ -381,4 +386,4 @@ def _drops(part: Any) -> bool:
     return isinstance(part, Dropout) and part.rate > 0
 
 
-__all__ = ["FlaxPreTrainedModel", "WeightsError"]
+__all__ = ["Derived", "FlaxPreTrainedModel", "WeightsError"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -83,6 +84,9 @@ class PretrainedMixin:
         opened = resolve.open_source(source, download, from_pt)
         kwargs = {**cls.checkpoint_options(opened.tensors), **kwargs}
         model = cls(config, *model_args, dtype=_dtype(dtype), _do_init=False, **kwargs)
+        weights.check_derived(
+            model.derived_weights(), opened.tensors, cls.base_model_prefix, opened.source
+        )
         found, report = model.weight_map.match(opened.tensors, native=opened.native)
         weights.check(
             report, opened.source, cls.__name__, ignore_mismatched=ignore_mismatched_sizes
@@ -95,7 +99,7 @@ class PretrainedMixin:
             )
         params = model._read(found, report, opened.native, sharding, param_dtype, _do_init)
         model._warn(report, source, _do_init, kept=param_dtype is None)
-        model._load_generation_config(source, download)
+        model.load_generation_config(source, **download)
         if not _do_init:
             return model, params
         model._is_initialized, model._params = True, params
@@ -112,16 +116,33 @@ class PretrainedMixin:
         """Return :meth:`checkpoint_options` of the checkpoint at ``source``, without loading it."""
         return cls.checkpoint_options(resolve.open_source(source, download, False).tensors)
 
+    def stored_config(self) -> Any:
+        """Return the configuration to write: the model's own, unless it is stored as another's.
+
+        An architecture with an exact twin among the stock ones returns that one's configuration,
+        with its own model type and options under ``hfseq``, by which hfseq finds back.
+        """
+        return self.config
+
+    def derived_weights(self) -> Mapping[str, weights.Derived]:
+        """Return what PyTorch's class stores beside this model's parameters, by PyTorch names.
+
+        ``save_pretrained`` writes it and ``from_pretrained`` verifies it.
+        """
+        return {}
+
     @property
     def weight_map(self) -> weights.WeightMap:
         """The names of this model's parameters in PyTorch checkpoints."""
         shapes = {path: leaf.shape for path, leaf in self._paths.items()}
+        prefix = f"{self.base_model_prefix}."
+        derived = [re.escape(name.removeprefix(prefix)) for name in self.derived_weights()]
         return weights.WeightMap(
             shapes,
             prefix=self.base_model_prefix,
             aliases=self.weight_aliases,
             fallbacks=self.weight_fallbacks,
-            ignored=self.ignored_weights,
+            ignored=(*self.ignored_weights, *(rf"(^|\.){name}$" for name in derived)),
             templates=self.weight_templates,
             stacked=self._stacked,
         )
@@ -189,7 +210,8 @@ class PretrainedMixin:
                     name, half, source,
                 )  # fmt: skip
 
-    def _load_generation_config(self, source: str, download: dict[str, Any]) -> None:
+    def load_generation_config(self, source: str, **download: Any) -> None:
+        """Take the options of generation from the checkpoint at ``source``, if it has any."""
         if not self.can_generate() or not Path(source).is_dir() and Path(source).exists():
             return
         from transformers import GenerationConfig
@@ -197,9 +219,22 @@ class PretrainedMixin:
         # Old checkpoints keep the options in config.json, where Transformers 5 does not read them.
         own = resolve.fetcher(source, download)("generation_config.json")
         old: dict[str, Any] = {"config_file_name": "config.json", "_from_model_config": True}
+        if not own:
+            self._drop_unwritten_options(source, download)
         self.generation_config = GenerationConfig.from_pretrained(
             source, **({} if own else old), **download
         )
+
+    def _drop_unwritten_options(self, source: str, download: dict[str, Any]) -> None:
+        """Forget tokens that only the defaults of the configuration's class force.
+
+        PyTorch reads options of generation from the file: MarianConfig forces an end that the files
+        of opus-mt do not name, and nothing happens.
+        """
+        stored, _ = self.config_class.get_config_dict(source, **download)
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            if name not in stored and getattr(self.config, name, None) is not None:
+                setattr(self.config, name, None)
 
     # -- saving
     # -------------------------------------------------------------------------------------
@@ -240,11 +275,22 @@ class PretrainedMixin:
             )
 
     def _write_torch(self, folder: Path, flat: Mapping[trees.Path, Any], limit: int | str) -> None:
-        names = self.weight_map
+        names, derived = self.weight_map, self.derived_weights()
         sizes = names.sizes({path: np.dtype(leaf.dtype).itemsize for path, leaf in flat.items()})
-        files.write_safetensors(
-            folder, sizes, lambda keys: names.to_torch(flat, keys), limit, {"format": "pt"}
-        )
+        dtype = np.dtype(next(iter(flat.values())).dtype)
+        for name, entry in derived.items():
+            value = entry.value
+            sizes[name] = sizes[value] if isinstance(value, str) else value.size * dtype.itemsize
+
+        def make(keys: Iterable[str]) -> dict[str, np.ndarray]:
+            wanted = {key: derived[key].value if key in derived else key for key in keys}
+            tensors = names.to_torch(flat, {v for v in wanted.values() if isinstance(v, str)})
+            return {
+                key: tensors[value] if isinstance(value, str) else value.astype(dtype)
+                for key, value in wanted.items()
+            }
+
+        files.write_safetensors(folder, sizes, make, limit, {"format": "pt"})
 
     def save_config(self, folder: Path) -> None:
         """Write ``config.json``, which names the PyTorch class, and ``generation_config.json``."""
@@ -259,10 +305,11 @@ class PretrainedMixin:
 
         Transformers 5 refuses to save them there.
         """
-        generation, found = self.generation_config, self.config._get_generation_parameters()
+        config, generation = self.stored_config(), self.generation_config
+        found = config._get_generation_parameters()
         if not found:
-            return self.config, generation
-        config = copy.deepcopy(self.config)
+            return config, generation
+        config = copy.deepcopy(config)
         for name in found:
             setattr(config, name, None)
         if generation is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ def load_config(
     require_config(place, download)
     try:
         stored, _ = cls.config_class.get_config_dict(place, **download)
-        # A native architecture that is stored as its stock twin (docs/checkpoints.md).
-        stored = {**stored, **(stored.get("hfseq") or {})}
+        if native_type(stored) == cls.config_class.model_type:
+            stored = native_description(stored)
         _check_family(cls, stored.get("model_type"), place)
         return cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
     except UsageError:
@@ -59,6 +60,38 @@ def load_config(
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"cannot read the configuration of {place}: {reason}") from error
+
+
+def native_type(stored: Mapping[str, Any]) -> str | None:
+    """Return the native architecture that config.json names beside its stock twin, if any."""
+    native = stored.get("hfseq")
+    return native.get("model_type") if isinstance(native, Mapping) else None
+
+
+def native_description(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json as the native architecture reads it (docs/checkpoints.md)."""
+    described = {**stored, **stored["hfseq"]}
+    del described["hfseq"]
+    return described
+
+
+def native_config(config: Any) -> Any:
+    """Return the configuration of the native architecture that ``config`` is the stock twin of.
+
+    ``transformers.AutoConfig`` reads such a directory as its twin, with an attribute ``hfseq``. Any
+    other configuration comes back as it is.
+
+    **Raises:** :class:`~hfseq.errors.UsageError` if no plugin registers the architecture.
+    """
+    native = native_type({"hfseq": getattr(config, "hfseq", None)})
+    if native is None:
+        return config
+    from hfseq import plugins
+
+    spec = plugins.load().architectures.get(native)
+    found = spec.load_config().from_dict(native_description(config.to_dict()))
+    found._name_or_path = getattr(config, "_name_or_path", "")
+    return found
 
 
 def _check_family(cls: Any, found: str | None, place: str) -> None:

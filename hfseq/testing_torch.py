@@ -32,7 +32,7 @@ def _load(case: Case) -> Any:
         raise Skipped("PyTorch is not installed") from None
     import transformers
 
-    name = case.cls.torch_class_name()
+    name = case.model.torch_class_name()
     found = getattr(transformers, name, None)
     if found is None:
         raise Skipped(f"transformers has no PyTorch class {name}")
@@ -83,7 +83,7 @@ def _stored(case: Case, model: Any) -> dict[str, Any]:
     """Return PyTorch's parameters and saved buffers, without second names and empty buffers."""
     saved = model.state_dict().keys()
     buffers = {name: value for name, value in model.named_buffers() if name in saved}
-    ignored = case.cls.ignored_weights
+    ignored = case.model.weight_map.ignored
     return {
         name: value
         for name, value in (*model.named_parameters(), *buffers.items())
@@ -164,6 +164,10 @@ def _layers(case: Case, theirs: dict) -> list[str]:
 
 def _gradients(case: Case, theirs: dict) -> list[str]:
     ours = case.model.weight_map.to_torch(case.gradients)
+    # What PyTorch keeps a copy or constant of has a gradient there that is ours only in part.
+    derived = case.model.derived_weights()
+    apart = {*derived, *(entry.value for entry in derived.values() if isinstance(entry.value, str))}
+    theirs = {name: gradient for name, gradient in theirs.items() if name not in apart}
     absent = [name for name in theirs if name not in ours]
     lines = [f"  no gradient for PyTorch's parameters {absent}"] if absent else []
     errors = {name: error(ours[name], theirs[name]) for name in theirs if name in ours}

@@ -53,6 +53,19 @@ class Slot:
         return ".".join(self.listed)
 
 
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """A tensor that PyTorch's class stores and ours computes, or has under another name.
+
+    ``value`` is the array, or the PyTorch name of the tensor that this one repeats; ``remedy`` is
+    what to do with a file that holds something else, because somebody trained it there. Without a
+    remedy a file may hold anything.
+    """
+
+    value: np.ndarray | str
+    remedy: str | None = None
+
+
 @dataclasses.dataclass
 class LoadReport:
     """What did not fit, all of it together."""
@@ -278,6 +291,43 @@ def check(report: LoadReport, source: str, class_name: str, *, ignore_mismatched
         + "\nUse the configuration that belongs to these weights, or ignore_mismatched_sizes=True "
         "to initialise these tensors anew"
     )
+
+
+def check_derived(
+    derived: Mapping[str, Derived], tensors: Mapping[str, Tensor], prefix: str, source: str
+) -> None:
+    """Raise one error that lists the tensors of a file that are not what the model would compute.
+
+    Half types may differ by their rounding.
+    """
+    bare = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
+    wrong: dict[str, list[str]] = {}
+    for name, entry in derived.items():
+        found = bare.get(name.removeprefix(f"{prefix}."))
+        if entry.remedy and found is not None and not _repeats(found, entry.value, bare, prefix):
+            wrong.setdefault(entry.remedy, []).append(name)
+    if wrong:
+        lines = [
+            f"  {', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: {what}"
+            for what, names in wrong.items()
+        ]
+        raise WeightsError(
+            f"{source} was trained elsewhere: it holds values that the options in its config.json "
+            "rule out\n" + "\n".join(lines)
+        )
+
+
+def _repeats(
+    found: Tensor, value: np.ndarray | str, tensors: Mapping[str, Tensor], prefix: str
+) -> bool:
+    if isinstance(value, str):
+        other = tensors.get(value.removeprefix(f"{prefix}."))
+        return other is None or np.array_equal(found.read(...), other.read(...))
+    if found.shape != value.shape:
+        return False
+    given = np.asarray(found.read(...), np.float32)
+    rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}.get(found.dtype, 0.0)
+    return bool(np.allclose(given, value, rtol=rounding, atol=1e-6))
 
 
 def describe_missing(report: LoadReport) -> str:

@@ -43,6 +43,7 @@ SCRIPTS = {
     "run_clm_flax.py": "clm",
     "run_t5_mlm_flax.py": "span_mlm",
     "run_bart_dlm_flax.py": "denoising",
+    "run_translation_flax.py": "translation",
 }
 
 FLAGS = """# Flags

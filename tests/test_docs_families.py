@@ -11,7 +11,7 @@ from hfseq import plugins, trees
 from tests.support import models
 
 FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
-NAMES = ["bart", "bert", "gpt2", "roberta", "t5"]
+NAMES = ["bart", "bert", "gpt2", "marian", "pegasus", "roberta", "t5", "wmt_transformer"]
 SECTIONS = [
     "Classes", "Configuration", "Train", "Use", "Convert", "Parameters", "On several devices",
     "Traps",
@@ -20,7 +20,11 @@ WIDE = {
     "bert": {"add_cross_attention": True, "is_decoder": True},
     "gpt2": {"add_cross_attention": True},
     "t5": {"feed_forward_proj": "gated-gelu"},
-}
+    "marian": {"tie_word_embeddings": False},
+    "wmt_transformer": {
+        "attention": "differential", "positions": "learned", "logits_via_embedding": False,
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

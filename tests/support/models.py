@@ -48,13 +48,38 @@ def t5_config(**changes: Any) -> Any:
     return T5Config(**{**sizes, **more, **changes})
 
 
-def bart_config(**changes: Any) -> Any:
-    from transformers import BartConfig
-
+def translation_sizes() -> dict[str, int]:
     sizes = {"vocab_size": 64, "d_model": 32, "max_position_embeddings": 40}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 48}
-    return BartConfig(**{**sizes, **changes})
+    return sizes
+
+
+def bart_config(**changes: Any) -> Any:
+    from transformers import BartConfig
+
+    return BartConfig(**{**translation_sizes(), **changes})
+
+
+def marian_config(**changes: Any) -> Any:
+    from transformers import MarianConfig
+
+    tokens = {"pad_token_id": 3, "decoder_start_token_id": 3, "eos_token_id": 0}
+    return MarianConfig(**{**translation_sizes(), **tokens, **changes})
+
+
+def pegasus_config(**changes: Any) -> Any:
+    from transformers import PegasusConfig
+
+    return PegasusConfig(**{**translation_sizes(), **changes})
+
+
+def wmt_transformer_config(**changes: Any) -> Any:
+    from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
+
+    # Small values, as the stock classes draw them: rounding errors are then as small as theirs.
+    init = {"kernel_init": "normal", "embedding_init_std": 0.02}
+    return WMTTransformerConfig(**{**translation_sizes(), **init, **changes})
 
 
 def ids(rows: int = 2, length: int = 12, seed: int = 0) -> np.ndarray:

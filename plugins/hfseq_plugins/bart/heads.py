@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -27,8 +28,18 @@ class BartModule(nnx.Module):
 
     def __init__(self, config: Any, rngs: nnx.Rngs):
         self.shared = token_table(config, rngs)
+        self.add_sides(config, rngs, own_tables=not config.tie_word_embeddings)
+
+    def add_sides(self, config: Any, rngs: nnx.Rngs, own_tables: bool, **target: Any) -> None:
+        """Make encoder and decoder, which have their ``own_tables`` of tokens or share one."""
         encoder, decoder = self.sides
-        self.encoder, self.decoder = encoder(config, rngs), decoder(config, rngs)
+        self.encoder = encoder(config, rngs, own_tables)
+        self.decoder = decoder(config, rngs, own_tables, **target)
+
+    @property
+    def target_table(self) -> nn.Embed:
+        """The table that the decoder reads, and a tied head multiplies with."""
+        return self.shared if self.decoder.embed_tokens is None else self.decoder.embed_tokens
 
     def encode(
         self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
@@ -102,26 +113,38 @@ class Headed(nnx.Module):
         return self.model.decode(*args, **kwargs)
 
 
-def untied_head(config: Any, rngs: nnx.Rngs) -> Any:
+def untied_head(config: Any, rngs: nnx.Rngs, size: int | None = None) -> Any:
     """The head's own projection, or nothing where it is tied to the table of tokens."""
     if config.tie_word_embeddings:
         return nnx.data(None)
     init = nn.normal(config.init_std)
-    return nn.Linear(config.d_model, config.vocab_size, init, rngs, use_bias=False)
+    return nn.Linear(config.d_model, size or config.vocab_size, init, rngs, use_bias=False)
 
 
 class ConditionalGeneration(Headed):
     """The next target token; ``final_logits_bias`` is added, never trained (PyTorch's buffer)."""
 
+    make_head: ClassVar[Callable[..., Any]] = staticmethod(untied_head)
+
     def __init__(self, config: Any, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.lm_head = untied_head(config, rngs)
-        self.final_logits_bias = nnx.Param(jnp.zeros((1, config.vocab_size)))
+        size = self.vocabulary(config)
+        self.lm_head = self.make_head(config, rngs, size)
+        self.final_logits_bias = nnx.Param(jnp.zeros((1, size)))
+
+    @staticmethod
+    def vocabulary(config: Any) -> int:
+        """Return the number of tokens that the head chooses from."""
+        return config.vocab_size
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Map hidden states to logits over the vocabulary."""
-        head = self.model.shared.attend if self.lm_head is None else self.lm_head
-        return nn.add_bias(head(x), jax.lax.stop_gradient(self.final_logits_bias[...])[0])
+        head = self.model.target_table.attend if self.lm_head is None else self.lm_head
+        return nn.add_bias(head(x), self.logits_bias()[0])
+
+    def logits_bias(self) -> jax.Array:
+        """Return what is added to the logits, (1, vocabulary)."""
+        return jax.lax.stop_gradient(self.final_logits_bias[...])
 
     def decode(self, *args: Any, **kwargs: Any) -> Any:
         """Run the decoder and the head."""
@@ -216,7 +239,7 @@ class DecoderAlone(nnx.Module):
     """The decoder under the name it has in a whole model."""
 
     def __init__(self, config: Any, rngs: nnx.Rngs):
-        self.decoder = Decoder(config, rngs, alone=True)
+        self.decoder = Decoder(config, rngs, own_table=True)
 
 
 class CausalLM(nnx.Module):

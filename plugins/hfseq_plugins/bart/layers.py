@@ -1,7 +1,8 @@
 """The layers of BART (Lewis et al., 2019) on Flax NNX; attribute names are the checkpoint's.
 
-A sibling of the family names other parts in subclasses: ``Layer.around`` says where the norm
-stands, ``Side.positions`` which vectors places have, ``Side.normalize`` what embeddings go through.
+A sibling of the family names other parts in subclasses: ``norm_first`` says where norms stand,
+``Side.positions`` which vectors places have, ``Side.embedding_norm`` whether embeddings are
+normalised, ``Layer.attention`` and ``dense`` what layers are made of.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ def dense(config: Any, features_in: int, features_out: int, rngs: nnx.Rngs) -> n
     return nn.Linear(features_in, features_out, nn.normal(config.init_std), rngs)
 
 
-def token_table(config: Any, rngs: nnx.Rngs) -> nn.Embed:
-    """Vectors of the vocabulary."""
-    return nn.Embed(config.vocab_size, config.d_model, nn.normal(config.init_std), rngs)
+def token_table(config: Any, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
+    """Vectors of the vocabulary, or of one of another ``size``."""
+    size = config.vocab_size if size is None else size
+    return nn.Embed(size, config.d_model, nn.normal(config.init_std), rngs)
 
 
 class LearnedPositions(nn.Embed):
@@ -60,20 +62,29 @@ class LayerDrop(nn.Dropout):
 class Attention(nn.CachedAttention):
     """Attention of a sequence to itself (with a cache in decoders), or to an encoder's output."""
 
+    dense: ClassVar[Callable[..., nn.Linear]] = staticmethod(dense)
+
     def __init__(
         self, config: Any, heads: int, rngs: nnx.Rngs, causal: bool = False, cross: bool = False
     ):
         super().__init__()
-        width = config.d_model
-        if width % heads:
-            raise UsageError(f"d_model={width} is not a multiple of the {heads} attention heads")
-        self.kv_heads, self.head_dim = heads, width // heads
+        width, inner = config.d_model, self.inner_width(config)
+        if inner % heads:
+            name = "d_model" if inner == width else "qkv_dim"
+            raise UsageError(f"{name}={inner} is not a multiple of the {heads} attention heads")
+        self.kv_heads, self.head_dim = heads, inner // heads
         self.causal, self.cross, self.rate = causal, cross, config.attention_dropout
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
-            dense(config, width, width, rngs) for _ in range(4)
+        self.q_proj, self.k_proj, self.v_proj = (
+            self.dense(config, width, inner, rngs) for _ in range(3)
         )
+        self.out_proj = self.dense(config, inner, width, rngs)
 
-    def __call__(self, x, source, mask, rngs, return_weights=False):
+    @staticmethod
+    def inner_width(config: Any) -> int:
+        """Return the width of all heads together."""
+        return config.d_model
+
+    def __call__(self, x, source, mask, rngs, return_weights=False, **own):
         def heads(part: nn.Linear, states: jax.Array) -> jax.Array:
             return part(states).reshape(*states.shape[:2], self.kv_heads, self.head_dim)
 
@@ -84,20 +95,29 @@ class Attention(nn.CachedAttention):
         causal = self.causal
         if causal:
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
-        mixed, weights = nn.attend(
+        mixed, weights = self.mix(
             heads(self.q_proj, x), key, value, mask=mask, causal=causal, dropout_rate=self.rate,
-            rngs=rngs, return_weights=return_weights,
+            rngs=rngs, return_weights=return_weights, **own,
         )  # fmt: skip
-        return self.out_proj(mixed.reshape(x.shape)), weights
+        return self.out_proj(mixed.reshape(*x.shape[:2], -1)), weights
+
+    def mix(self, query, key, value, **options):
+        """Mix the values: (batch, queries, heads, head_dim) and, if asked for, the weights."""
+        return nn.attend(query, key, value, **options)
 
 
 class Layer(nnx.Module):
-    """What the layers of both sides share: the feed-forward block and where its norm stands."""
+    """What the layers of both sides share: the feed-forward block and where norms stand."""
+
+    norm_first: bool = False
+    attention: ClassVar[Callable[..., Attention]] = Attention
+    dense: ClassVar[Callable[..., nn.Linear]] = staticmethod(dense)
 
     def __init__(self, config: Any, inner: int, layerdrop: float, rngs: nnx.Rngs):
         width = config.d_model
         self.self_attn_layer_norm = nn.LayerNorm(width, EPSILON)
-        self.fc1, self.fc2 = dense(config, width, inner, rngs), dense(config, inner, width, rngs)
+        self.fc1 = self.dense(config, width, inner, rngs)
+        self.fc2 = self.dense(config, inner, width, rngs)
         self.final_layer_norm = nn.LayerNorm(width, EPSILON)
         self.act = nn.activation(config.activation_function)
         self.dropout, self.act_dropout = (
@@ -108,16 +128,18 @@ class Layer(nnx.Module):
     def around(
         self, norm: nn.LayerNorm, block: Callable[[jax.Array], Any], x: jax.Array, rngs: Keys | None
     ) -> tuple[jax.Array, Any]:
-        """Run ``block`` with dropout and residual, the norm after it."""
-        y, weights = block(x)
-        return norm(x + self.dropout(y, rngs)), weights
+        """Run ``block`` with dropout and residual, the norm after it or before it."""
+        y, weights = block(norm(x) if self.norm_first else x)
+        x = x + self.dropout(y, rngs)
+        return (x if self.norm_first else norm(x)), weights
 
-    def attend(self, name: str, x, source, mask, rngs, return_weights):
+    def attend(self, name: str, x, source, mask, rngs, return_weights, **own):
         """Run the attention ``name`` to ``source``, or of ``x`` to itself."""
         attention, norm = getattr(self, name), getattr(self, f"{name}_layer_norm")
 
         def block(y: jax.Array) -> Any:
-            return attention(y, y if source is None else source, mask, rngs, return_weights)
+            read = y if source is None else source
+            return attention(y, read, mask, rngs, return_weights, **own)
 
         return self.around(norm, block, x, rngs)
 
@@ -135,10 +157,10 @@ class EncoderLayer(Layer):
 
     def __init__(self, config: Any, rngs: nnx.Rngs):
         super().__init__(config, config.encoder_ffn_dim, config.encoder_layerdrop, rngs)
-        self.self_attn = Attention(config, config.encoder_attention_heads, rngs)
+        self.self_attn = self.attention(config, config.encoder_attention_heads, rngs)
 
-    def __call__(self, x, mask, *, rngs, return_weights=False):
-        y, weights = self.attend("self_attn", x, None, mask, rngs, return_weights)
+    def __call__(self, x, mask, *, rngs, return_weights=False, **own):
+        y, weights = self.attend("self_attn", x, None, mask, rngs, return_weights, **own)
         return self.layerdrop(self.feed_forward(y, rngs), x, rngs), weights
 
 
@@ -148,35 +170,52 @@ class DecoderLayer(Layer):
     def __init__(self, config: Any, rngs: nnx.Rngs):
         super().__init__(config, config.decoder_ffn_dim, config.decoder_layerdrop, rngs)
         heads = config.decoder_attention_heads
-        self.self_attn = Attention(config, heads, rngs, causal=True)
-        self.encoder_attn = Attention(config, heads, rngs, cross=True)
+        self.self_attn = self.attention(config, heads, rngs, causal=True)
+        self.encoder_attn = self.attention(config, heads, rngs, cross=True)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, EPSILON)
 
-    def __call__(self, x, mask, encoded, encoded_mask, *, rngs, return_weights=False):
-        y, weights = self.attend("self_attn", x, None, mask, rngs, return_weights)
+    def __call__(self, x, mask, encoded, encoded_mask, *, rngs, return_weights=False, **own):
+        y, weights = self.attend("self_attn", x, None, mask, rngs, return_weights, **own)
         crossed = None
         if encoded is not None:
-            y, crossed = self.attend("encoder_attn", y, encoded, encoded_mask, rngs, return_weights)
+            y, crossed = self.attend(
+                "encoder_attn", y, encoded, encoded_mask, rngs, return_weights, **own
+            )
         return self.layerdrop(self.feed_forward(y, rngs), x, rngs), (weights, crossed)
 
 
 class Side(nnx.Module):
-    """What encoder and decoder share: the embeddings in front of a stack of layers."""
+    """What encoder and decoder share: embeddings, a stack of layers, norms before and after it."""
 
     layer: ClassVar[type[Layer]]
     positions: ClassVar[Callable[..., Any]] = LearnedPositions
+    token_table: ClassVar[Callable[..., nn.Embed]] = staticmethod(token_table)
+    embedding_norm: bool = True
+    norm_first: bool = False
 
-    def __init__(self, config: Any, depth: int, rngs: nnx.Rngs, own_table: bool):
-        self.embed_tokens = token_table(config, rngs) if own_table else nnx.data(None)
+    def __init__(
+        self, config: Any, depth: int, rngs: nnx.Rngs, own_table: bool, size: int | None = None
+    ):
+        own = self.token_table(config, rngs, size) if own_table else nnx.data(None)
+        self.embed_tokens = own
         self.embed_positions = self.positions(config, rngs)
         self.layers = nn.Layers([self.layer(config, rngs) for _ in range(depth)])
-        self.layernorm_embedding = nn.LayerNorm(config.d_model, EPSILON)
+        norms = {"layernorm_embedding": self.embedding_norm, "layer_norm": self.norm_first}
+        for name, wanted in norms.items():
+            setattr(self, name, nn.LayerNorm(config.d_model, EPSILON) if wanted else nnx.data(None))
         self.dropout = nn.Dropout(config.dropout)
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
 
-    def normalize(self, x: jax.Array) -> jax.Array:
-        """Apply what follows the sum of embeddings."""
-        return self.layernorm_embedding(x)
+    def per_layer(self) -> dict[str, jax.Array] | None:
+        """Return keyword arguments of which every layer gets its own; mostly none."""
+        return None
+
+    def run(self, x: jax.Array, *args: Any, **options: Any):
+        """Run the layers and the norm behind them; see :func:`hfseq.nn.run_layers`."""
+        x, weights, inputs = nn.run_layers(
+            self.layers, x, *args, per_layer=self.per_layer(), **options
+        )
+        return x if self.layer_norm is None else self.layer_norm(x), weights, inputs
 
     def embed(self, shared, ids, positions, segments, rngs):
         """Tokens and places; where none are given these are 0, 1, 2 … in every document."""
@@ -185,7 +224,8 @@ class Side(nnx.Module):
             positions = whole if segments is None else nn.positions_in_segments(segments)
         table = shared if self.embed_tokens is None else self.embed_tokens
         x = table(ids) * self.scale + self.embed_positions(positions)
-        return self.dropout(self.normalize(x), rngs)
+        x = x if self.layernorm_embedding is None else self.layernorm_embedding(x)
+        return self.dropout(x, rngs)
 
 
 class Encoder(Side):
@@ -193,15 +233,15 @@ class Encoder(Side):
 
     layer = EncoderLayer
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
-        super().__init__(config, config.encoder_layers, rngs, not config.tie_word_embeddings)
+    def __init__(self, config: Any, rngs: nnx.Rngs, own_table: bool):
+        super().__init__(config, config.encoder_layers, rngs, own_table)
 
     def __call__(
         self, shared, ids, mask, positions, segments, *, rngs, output_attentions,
         output_hidden_states,
     ):  # fmt: skip
-        x, weights, inputs = nn.run_layers(
-            self.layers, self.embed(shared, ids, positions, segments, rngs),
+        x, weights, inputs = self.run(
+            self.embed(shared, ids, positions, segments, rngs),
             nn.attention_mask(mask, segments),
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip
@@ -213,20 +253,19 @@ class Encoder(Side):
 
 
 class Decoder(Side):
-    """The decoder; ``alone`` it has a table of tokens of its own."""
+    """The decoder."""
 
     layer = DecoderLayer
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, alone: bool = False):
-        own_table = alone or not config.tie_word_embeddings
-        super().__init__(config, config.decoder_layers, rngs, own_table)
+    def __init__(self, config: Any, rngs: nnx.Rngs, own_table: bool, size: int | None = None):
+        super().__init__(config, config.decoder_layers, rngs, own_table, size)
 
     def __call__(
         self, shared, ids, mask, encoded, encoded_mask, positions, segments, *, rngs,
         output_attentions, output_hidden_states,
     ):  # fmt: skip
-        x, weights, inputs = nn.run_layers(
-            self.layers, self.embed(shared, ids, positions, segments, rngs),
+        x, weights, inputs = self.run(
+            self.embed(shared, ids, positions, segments, rngs),
             nn.attention_mask(mask, segments), encoded, encoded_mask,
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip

@@ -1,0 +1,126 @@
+"""The public classes of the WMT Transformer, which are stored as PEGASUS or Marian."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hfseq.modeling import Derived
+from hfseq.seq2seq import Seq2SeqGeneration
+from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
+from hfseq_plugins.bart.positions import sinusoids
+from hfseq_plugins.wmt_transformer import layers
+from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
+
+logger = logging.getLogger(__name__)
+
+SIDES = ("encoder", "decoder")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+class FlaxWMTTransformerPreTrainedModel(FlaxBartPreTrainedModel):
+    """Base of the WMT Transformer's classes.
+
+    ``save_pretrained`` writes the stock twin of the configuration (PEGASUS for ``norm="pre"``,
+    Marian for ``norm="post"``) with its tensors, so that PyTorch's Auto classes load it. Options
+    without an exact twin are written natively, with a warning that names them.
+    """
+
+    config_class = WMTTransformerConfig
+    twin_names: ClassVar[dict[str, str]]
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        self._warned = False
+        # Which class PyTorch has for it depends on the configuration.
+        self.torch_class_name = self._stored_class_name  # type: ignore[method-assign]
+
+    def _stored_class_name(self) -> str:
+        if self.config.twin_problems():
+            return type(self).__name__.removeprefix("Flax")
+        return self.twin_names[self.config.twin_type]
+
+    def stored_config(self) -> Any:
+        """Return the configuration of the stock twin, or the model's own with a warning."""
+        problems = self.config.twin_problems()
+        if not problems:
+            return self.config.twin()
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s is saved in hfseq's own format, which PyTorch's AutoModel classes cannot load: "
+                "it has no exact twin among the stock classes of transformers, since %s",
+                type(self).__name__, "; and ".join(problems),
+            )  # fmt: skip
+        return self.config
+
+    def derived_weights(self) -> dict[str, Derived]:
+        """Return what the twin stores beside our parameters: zero biases, copies, places."""
+        if self.config.twin_problems():
+            return {}
+        found = {**self._zero_biases(), **self._copies()}
+        if self.config.norm == "pre" and self.config.positions == "sinusoidal":
+            table = sinusoids(self.config.max_position_embeddings, self.config.d_model)
+            remedy = "load it with positions='learned'"
+            for side in SIDES:
+                found[f"model.{side}.embed_positions.weight"] = Derived(table, remedy)
+        has_head = self.module_class is layers.ConditionalGeneration
+        if has_head:
+            return found
+        return {n.removeprefix("model."): _bare(d) for n, d in found.items() if n[:5] == "model"}
+
+    def _zero_biases(self) -> dict[str, Derived]:
+        if self.config.attention_bias:
+            return {}
+        zeros = Derived(
+            np.zeros(self.config.d_model, np.float32), "load it with attention_bias=True"
+        )
+        return {
+            f"model.{side}.layers.{number}.{attention}.{projection}.bias": zeros
+            for side in SIDES
+            for number in range(getattr(self.config, f"{side}_layers"))
+            for attention in ("self_attn", *(("encoder_attn",) if side == "decoder" else ()))
+            for projection in PROJECTIONS
+        }
+
+    def _copies(self) -> dict[str, Derived]:
+        """Return the tables that the twin has several times."""
+        config, tables = self.config, [f"model.{side}.embed_tokens.weight" for side in SIDES]
+        if config.tied:
+            return {}
+        if config.share_embeddings:
+            remedy = "load it with share_embeddings=False"
+            return {table: Derived("model.shared.weight", remedy) for table in tables}
+        if config.norm == "post":
+            return {}
+        copies = {"model.shared.weight": Derived(tables[0])}
+        if config.logits_via_embedding:
+            remedy = "load it with logits_via_embedding=False"
+            copies["lm_head.weight"] = Derived(tables[1], remedy)
+        return copies
+
+
+def _bare(derived: Derived) -> Derived:
+    if not isinstance(derived.value, str):
+        return derived
+    return Derived(derived.value.removeprefix("model."), derived.remedy)
+
+
+class FlaxWMTTransformerModel(FlaxWMTTransformerPreTrainedModel):
+    """The WMT Transformer without a head: hidden states of decoder and encoder."""
+
+    module_class = layers.WMTTransformerModule
+    twin_names = {"pegasus": "PegasusModel", "marian": "MarianModel"}
+    weight_aliases = FlaxBartModel.weight_aliases
+    weight_fallbacks = FlaxBartModel.weight_fallbacks
+
+
+class FlaxWMTTransformerForConditionalGeneration(
+    Seq2SeqGeneration, FlaxWMTTransformerPreTrainedModel
+):
+    """The WMT Transformer with its head: translation."""
+
+    module_class = layers.ConditionalGeneration
+    twin_names = {"pegasus": "PegasusForConditionalGeneration", "marian": "MarianMTModel"}

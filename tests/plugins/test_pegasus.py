@@ -1,0 +1,164 @@
+"""PEGASUS: the battery, places computed or stored, and what Transformers 4 wrote."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from hfseq import trees
+from hfseq.testing import check_architecture
+from hfseq_plugins.bart.positions import sinusoids
+from hfseq_plugins.pegasus.modeling import FlaxPegasusForConditionalGeneration, FlaxPegasusModel
+from tests.support.models import close, ids, pegasus_config, rewrite, same
+from tests.support.parity import compare
+
+SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
+TABLE = "model.encoder.embed_positions.weight"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return FlaxPegasusForConditionalGeneration(pegasus_config(**SHALLOW))
+
+
+@pytest.mark.slow
+def test_battery():
+    check_architecture("pegasus", pegasus_config(decoder_ffn_dim=40), heads=["ForSeq2SeqLM"])
+
+
+@pytest.mark.slow
+def test_battery_without_a_head():
+    check_architecture("pegasus", pegasus_config(**SHALLOW), heads=["Model"])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"scale_embedding": True}, {"tie_word_embeddings": False}], ids=str
+)
+def test_equals_pytorch(changes, tmp_path):
+    pytest.importorskip("torch")
+    ours = FlaxPegasusForConditionalGeneration(pegasus_config(**SHALLOW, **changes))
+    ours.save_pretrained(tmp_path)
+    untied = not ours.config.tie_word_embeddings
+    inputs = {"input_ids": ids(2, 9), "decoder_input_ids": ids(2, 7, 1)}
+    # The logits' bias is no parameter there, and nothing reads the shared table of an untied model.
+    compare(FlaxPegasusForConditionalGeneration, tmp_path, inputs, unused=2 if untied else 1)
+
+
+# -- places ----------------------------------------------------------------------------------------
+
+
+def test_places_are_sines_then_cosines():
+    table = sinusoids(7, 6)
+    for place, column in ((0, 0), (3, 1), (6, 2)):
+        angle = place / 10000 ** (2 * column / 6)
+        assert np.allclose(table[place, [column, column + 3]], [np.sin(angle), np.cos(angle)])
+    assert table.dtype == np.float32
+
+
+def test_places_are_written_and_are_no_parameters(model, tmp_path):
+    from safetensors.numpy import load_file
+
+    assert not any("embed_positions" in path for path in model.required_params)
+    model.save_pretrained(tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    for side in ("encoder", "decoder"):
+        assert np.array_equal(written[f"model.{side}.embed_positions.weight"], sinusoids(40, 32))
+    assert same(FlaxPegasusForConditionalGeneration.from_pretrained(tmp_path).params, model.params)
+
+
+def test_other_places_of_a_file_are_used_kept_and_not_trained(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    other = np.random.default_rng(3).normal(size=(40, 32)).astype(np.float32)
+    rewrite(tmp_path / "model.safetensors", lambda tensors: {**tensors, TABLE: other})
+    loaded = FlaxPegasusForConditionalGeneration.from_pretrained(tmp_path)
+    assert not close(loaded(ids()).logits, model(ids()).logits, 1e-3)
+    loaded.save_pretrained(tmp_path / "again")
+    again = FlaxPegasusForConditionalGeneration.from_pretrained(tmp_path / "again")
+    kept = again.params["model"]["encoder"]["embed_positions"]["embedding"]
+    assert np.array_equal(kept, other)
+    gradient = jax.grad(lambda p: loaded(ids(), params=p).logits.sum())(loaded.params)
+    assert not gradient["model"]["encoder"]["embed_positions"]["embedding"].any()
+    torch = pytest.importorskip("torch")
+    from transformers import PegasusForConditionalGeneration
+
+    theirs = PegasusForConditionalGeneration.from_pretrained(tmp_path / "again").eval()
+    inputs = torch.tensor(ids()).long()
+    shifted = np.concatenate([np.zeros((2, 1), int), ids()[:, :-1]], 1)
+    expected = theirs(inputs, decoder_input_ids=torch.tensor(shifted)).logits.detach().numpy()
+    assert close(loaded(ids()).logits, expected)
+
+
+def test_half_types_round_the_same_places(model, tmp_path):
+    import jax.numpy as jnp
+
+    model.save_pretrained(tmp_path, params=model.to_bf16(model.params))
+    loaded = FlaxPegasusForConditionalGeneration.from_pretrained(tmp_path, param_dtype=jnp.float32)
+    assert not any("embed_positions" in path for path in loaded.required_params)
+
+
+# -- what Transformers 4 stored --------------------------------------------------------------------
+
+
+def v4_tree(config):
+    """The tree of v4's FlaxPegasusForConditionalGeneration, written down by hand."""
+    random, width = np.random.default_rng(7), config.d_model
+
+    def array(*shape):
+        return random.normal(size=shape).astype(np.float32) * 0.2
+
+    def linear(a, b):
+        return {"kernel": array(a, b), "bias": array(b)}
+
+    def norm():
+        return {"scale": 1 + array(width), "bias": array(width)}
+
+    def attention():
+        names = ("k_proj", "v_proj", "q_proj", "out_proj")
+        return {name: linear(width, width) for name in names}
+
+    def side(crossed):
+        layer = {"self_attn": attention(), "self_attn_layer_norm": norm(),
+                 "fc1": linear(width, 48), "fc2": linear(48, width),
+                 "final_layer_norm": norm()}  # fmt: skip
+        if crossed:
+            layer |= {"encoder_attn": attention(), "encoder_attn_layer_norm": norm()}
+        return {"layers": {"0": layer}, "layer_norm": norm()}
+
+    return {
+        "model": {"shared": {"embedding": array(config.vocab_size, width)},
+                  "encoder": side(False), "decoder": side(True)},
+        "final_logits_bias": array(1, config.vocab_size),
+    }  # fmt: skip
+
+
+def test_v4_msgpack_loads_as_it_is(tmp_path, caplog):
+    from flax.serialization import msgpack_serialize
+
+    config = pegasus_config(**SHALLOW)
+    tree = v4_tree(config)
+    config.save_pretrained(tmp_path)
+    (tmp_path / "flax_model.msgpack").write_bytes(msgpack_serialize(tree))
+    loaded = FlaxPegasusForConditionalGeneration.from_pretrained(tmp_path)
+    expected = trees.flatten(tree)
+    assert loaded.required_params == expected.keys()
+    for path, leaf in trees.flatten(loaded.params).items():
+        assert np.array_equal(leaf, expected[path])
+    assert "newly initialized" not in caplog.text
+
+
+# -- packed rows -----------------------------------------------------------------------------------
+
+
+def test_packed_rows_number_places_anew():
+    """Two pairs in one row give what each of them gives alone."""
+    model = FlaxPegasusModel(pegasus_config(**SHALLOW))
+    source, target = ids(2, 4), ids(2, 3, 1)
+    alone = model(source, decoder_input_ids=target).last_hidden_state
+
+    segments = np.array([[1] * 4 + [2] * 4]), np.array([[1] * 3 + [2] * 3])
+    packed = model(
+        source.reshape(1, -1), decoder_input_ids=target.reshape(1, -1), segment_ids=segments[0],
+        decoder_segment_ids=segments[1],
+    ).last_hidden_state  # fmt: skip
+    assert close(packed.reshape(2, 3, -1), alone)

@@ -1,0 +1,97 @@
+"""What tests of translation share: a model that echoes, and a tiny one that really decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+PAD, EOS, FIRST = 0, 1, 3
+WORDS = (
+    "the cat is blue and a small dog reads long books about old laws in the house of many green "
+    "trees while seven quick foxes jump over lazy neighbours who write letters to kind friends"
+).split()
+
+
+class CharacterTokenizer:
+    """A token a character, and an end token; it drops ``\\u200b`` as real tokenizers do."""
+
+    name_or_path = "characters"
+    model_max_length = int(1e30)
+
+    def __call__(self, texts: Sequence[str], verbose=True, truncation=False, max_length=None):
+        rows = [[ord(c) + FIRST for c in text if c != "\u200b"] for text in texts]
+        if truncation:
+            rows = [row[: max_length - 1] for row in rows]
+        return {"input_ids": [[*row, EOS] for row in rows]}
+
+    def batch_decode(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool = False):
+        return ["".join(chr(i - FIRST) for i in row if i >= FIRST) for row in rows]
+
+
+class EchoModel:
+    """Writes its input in capitals, rank by rank; refuses texts with a ``$``."""
+
+    def __init__(self, positions: int | None = None):
+        self.positions = positions
+        self.config = SimpleNamespace(eos_token_id=EOS, pad_token_id=PAD, vocab_size=20_000)
+        self.generation_config = SimpleNamespace(
+            eos_token_id=EOS, pad_token_id=PAD, max_length=None, max_new_tokens=None
+        )
+        self.calls: list[dict[str, Any]] = []
+
+    def max_length(self) -> int | None:
+        return self.positions
+
+    def generate(self, ids: Any, attention_mask: Any, max_length: int, **options: Any) -> Any:
+        ids = np.asarray(ids)
+        self.calls.append({"shape": ids.shape, "max_length": max_length, **options})
+        if (ids == ord("$") + FIRST).any():
+            raise FloatingPointError("a dollar\nand more")
+        wanted = options["num_return_sequences"]
+        out = np.full((len(ids) * wanted, max_length), PAD)
+        for place, (row, mask) in enumerate(zip(ids, attention_mask, strict=True)):
+            text = "".join(chr(i - FIRST) for i in row[mask.astype(bool)] if i >= FIRST).upper()
+            for rank in range(wanted):
+                new = [ord(c) + FIRST for c in text + "'" * rank] + [EOS]
+                new = new[: max_length - 1]
+                out[place * wanted + rank, 1 : 1 + len(new)] = new
+        scores = 0.0 - np.arange(len(out)) % wanted
+        return SimpleNamespace(sequences=out, scores=scores)
+
+
+def echo(positions: int | None = None, **options: Any) -> Any:
+    """Return a translator into capitals."""
+    from hfseq.translation import Translator
+
+    return Translator(EchoModel(positions), CharacterTokenizer(), **options)
+
+
+def sentences(count: int, longest: int = 18, seed: int = 0) -> list[str]:
+    """Return random sentences of very different lengths."""
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(1, longest))) for _ in range(count)]
+
+
+def save_tiny_t5(folder: Path) -> None:
+    """Save a random T5 that ends many of its sentences, with its tokenizer."""
+    import jax
+
+    from hfseq import FlaxAutoModelForSeq2SeqLM
+    from hfseq.data.tokenizers import train_tokenizer
+    from tests.support.models import t5_config
+
+    tokenizer = train_tokenizer([sentences(300)], "marian", None, 120, folder)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = t5_config(
+        vocab_size=len(tokenizer), decoder_start_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False, num_layers=1, **ids,
+    )  # fmt: skip
+    model = FlaxAutoModelForSeq2SeqLM.from_config(config, seed=1)
+    params = jax.tree.map(np.array, model.params)
+    params["lm_head"]["kernel"] *= 1.5
+    params["lm_head"]["kernel"][:, tokenizer.eos_token_id] *= 2
+    model.save_pretrained(folder, params=params)
