@@ -12,11 +12,12 @@ OPTIMIZERS = (
 
 @hookimpl
 def register_objectives(register: Register) -> None:
-    """Masked and causal language modeling, span corruption and denoising."""
+    """Masked and causal language modeling, span corruption, denoising and translation."""
     register("mlm", "hfseq.objectives.mlm:MaskedLM")
     register("clm", "hfseq.objectives.clm:CausalLM")
     register("span_mlm", "hfseq.objectives.span_mlm:SpanMaskedLM")
     register("denoising", "hfseq.objectives.denoising:Denoising")
+    register("translation", "hfseq.objectives.translation:Translation")
 
 
 @hookimpl

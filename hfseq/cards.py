@@ -20,7 +20,8 @@ from hfseq.hub_retry import redact
 
 MARKER = "<!-- This card was written by hfseq. Remove this line and it will not be overwritten. -->"
 TEMPLATE = Path(__file__).with_name("templates") / "model_card.md.j2"
-METRIC_NAMES = {"eval_loss": "loss", "eval_accuracy": "accuracy", "eval_perplexity": "perplexity"}
+#: Splits by the prefix of their metrics in the log.
+SPLITS = {"eval": "validation", "predict": "test"}
 RATES = ("tokens_per_second", "mfu")
 LIMITS = (
     "The model knows the language and the domain of its training data and nothing else. It repeats "
@@ -113,11 +114,11 @@ class CardContext:
         """
         numbers = load_training_numbers(metrics_jsonl)
         dataset = dataset or ", ".join(data.name for data in self.datasets) or "validation data"
-        results = [
-            CardResult(METRIC_NAMES.get(name, name.removeprefix("eval_")), value, dataset)
-            for name, value in numbers.last.items()
-            if name.startswith("eval_") and not name.endswith(("_second", "runtime", "_samples"))
-        ]
+        results = []
+        for name, value in numbers.last.items():
+            prefix, _, metric = name.partition("_")
+            if prefix in SPLITS and not name.endswith(("_second", "runtime", "_samples")):
+                results.append(CardResult(metric, value, dataset, SPLITS[prefix]))
         tokens = numbers.last.get("tokens_seen")
         return replace(
             self,

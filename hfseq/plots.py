@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TRAIN, EVAL, INK, FAINT = "#3b76af", "#d95f30", "#333333", "#dddddd"
 DASHES = ((5, 3), (1.5, 2), (7, 2, 1.5, 2))
 TRAIN_LOSS, EVAL_LOSS = ("train_loss", "loss"), "eval_loss"
+EVAL_BLEU = "eval_bleu"
 LEARNING_RATE = ("train_learning_rate", "learning_rate")
 TOKENS_SEEN = ("tokens_seen", "train_tokens_seen")
 SMOOTH_FROM = 30
@@ -30,7 +31,7 @@ def learning_curve(
     title: str | None = None,
     baselines: Mapping[str, float] | None = None,
 ) -> Path:
-    """Draw training and validation loss and, below, the learning rate over the steps.
+    """Draw training and validation loss and, below, BLEU and the learning rate over the steps.
 
     ``baselines`` are horizontal lines, for instance ``{"unigram entropy": 6.9}``. Steps without a
     finite value are left out; DataError if no loss is left to draw.
@@ -50,14 +51,17 @@ def draw(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), facecolor="white", layout="constrained")
-    rate = curve(records, *LEARNING_RATE)
-    rows = 2 if len(rate[0]) else 1
-    panels = figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=[4, 1][:rows])[:, 0]
+    rate, bleu = curve(records, *LEARNING_RATE), curve(records, EVAL_BLEU)
+    heights = [4] + [1.5] * bool(len(bleu[0])) + [1] * bool(len(rate[0]))
+    panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
+    panels = panels[:, 0]
     for panel in panels:
         plain(panel)
     _losses(panels[0], curve(records, *TRAIN_LOSS), curve(records, EVAL_LOSS), baselines)
-    if rows == 2:
-        _rate(panels[1], rate)
+    if len(bleu[0]):
+        _bleu(panels[1], bleu)
+    if len(rate[0]):
+        _rate(panels[-1], rate)
     _steps(panels[-1], records)
     _heading(panels[0], title)
     return figure
@@ -107,6 +111,15 @@ def _losses(panel: Axes, train: Curve, validation: Curve, baselines: Mapping[str
         panel.axhline(value, color="#777777", linewidth=1.1, dashes=dashes, label=label)
     panel.set_ylabel("loss (nats)", color=INK)
     panel.margins(y=0.06)
+
+
+def _bleu(panel: Axes, bleu: Curve) -> None:
+    style: dict[str, Any] = {"linewidth": 1.2, "marker": "o", "markersize": 4.5}
+    panel.plot(*bleu, color=EVAL, markeredgecolor="white", **style)
+    panel.annotate(f"{bleu[1][-1]:.1f}", (bleu[0][-1], bleu[1][-1]), xytext=(0, -12), color=INK,
+                   textcoords="offset points", ha="right", fontsize=9)  # fmt: skip
+    panel.set_ylabel("BLEU", color=INK)
+    panel.set_ylim(0, 1.15 * max(float(bleu[1].max()), 1.0))
 
 
 def _rate(panel: Axes, rate: Curve) -> None:

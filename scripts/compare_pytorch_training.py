@@ -5,10 +5,11 @@ r"""Train one configuration with hfseq and with PyTorch, and compare their losse
         --model_type gpt2 --tokenizer_name my-gpt2 --train_file train.jsonl \
         --validation_file valid.jsonl --block_size 128 --max_steps 500 --learning_rate 1e-3
 
-The flags are those of the run script of the objective (mlm, clm, span_mlm, denoising); dropout is
-switched off. PyTorch starts from hfseq's initial weights and sees the same batches, masks and
-learning rates. `pytorch_comparison.json` and `.png` lie in the output directory afterwards: the
-differences of the first losses, and the final loss beside those of PyTorch for several seeds.
+The flags are those of the run script of the objective (mlm, clm, span_mlm, denoising,
+translation); dropout is switched off. PyTorch starts from hfseq's initial weights and sees the same
+batches, masks and learning rates. `pytorch_comparison.json` and `.png` lie in the output directory
+afterwards: the differences of the first losses, the final loss beside those of PyTorch for several
+seeds, and the tokens a second of both.
 """
 
 import argparse
@@ -27,7 +28,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    kinds = ("mlm", "clm", "span_mlm", "denoising")
+    kinds = ("mlm", "clm", "span_mlm", "denoising", "translation")
     parser.add_argument("--objective", choices=kinds, default="mlm", help="what is trained")
     parser.add_argument(
         "--torch_seeds", type=int, default=3, help="runs of PyTorch; the first has the run's seed"

@@ -32,6 +32,9 @@ class ModelArguments:
     config_name: str | None = option(
         None, "Configuration, if not that of the model: directory or name."
     )
+    preset: str | None = option(
+        None, "A size that the architecture names, e.g. base or big, when training from scratch."
+    )
     config_overrides: str | None = option(
         None, "Changes to the configuration, e.g. hidden_size=256,num_hidden_layers=6."
     )
@@ -86,8 +89,11 @@ class TrainingArguments:
     overwrite_output_dir: bool = option(
         False, "Start anew: old checkpoints and logs are moved aside. Without it a run is resumed."
     )
-    do_train: bool = option(False, "Train. With neither --do_train nor --do_eval both happen.")
+    do_train: bool = option(False, "Train. Without any --do_… the run trains and evaluates.")
     do_eval: bool = option(False, "Evaluate at the end (and during training, see --eval_strategy).")
+    do_predict: bool = option(
+        False, "At the end let the model write for the test split, and judge it (translation)."
+    )
     per_device_train_batch_size: int = option(8, "Rows a data shard per micro-batch.")
     per_device_eval_batch_size: int = option(8, "Rows a data shard in evaluation.")
     gradient_accumulation_steps: int = option(
@@ -98,7 +104,9 @@ class TrainingArguments:
     )
     learning_rate: float = option(5e-5, "Peak learning rate.")
     lr_scheduler_type: str = option(
-        "linear", "linear, cosine, inverse_sqrt, constant or constant_with_warmup."
+        "linear",
+        "linear, cosine, inverse_sqrt, constant, constant_with_warmup, or noam: learning_rate x "
+        "d_model^-0.5 x min(step^-0.5, step x warmup_steps^-1.5).",
     )
     warmup_steps: int = option(0, "Steps of linear warm-up.")
     warmup_ratio: float = option(0.0, "Warm-up as a share of all steps, where warmup_steps is 0.")
@@ -135,6 +143,9 @@ class TrainingArguments:
     greater_is_better: bool | None = option(None, "Whether more is better; guessed from the name.")
     load_best_model_at_end: bool = option(
         False, "Leave the best checkpoint's weights, not the last's."
+    )
+    average_checkpoints: int | None = option(
+        None, "At the end leave the mean of the last so many checkpoints' weights."
     )
     resume_from_checkpoint: str | None = option(
         None, "Checkpoint or output directory to go on from; by default the newest in output_dir."
@@ -174,7 +185,7 @@ class TrainingArguments:
     def __post_init__(self) -> None:
         if self.adafactor:
             self.optim = "adafactor"
-        if not (self.do_train or self.do_eval):
+        if not (self.do_train or self.do_eval or self.do_predict):
             self.do_train = self.do_eval = True
         if self.eval_strategy is None:
             self.eval_strategy = "steps" if self.eval_steps else "no"
@@ -186,7 +197,7 @@ class TrainingArguments:
         one = (
             *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
             *("gradient_accumulation_steps", "logging_steps", "save_steps", "eval_steps"),
-            "save_total_limit",
+            *("save_total_limit", "average_checkpoints"),
         )
         values = {name: getattr(self, name) for name in one}
         small = [(v is not None and v < 1, f"--{name} {v}: give a number of at least 1")
@@ -201,6 +212,11 @@ class TrainingArguments:
         ]  # fmt: skip
         return small + named + [
             (not self.output_dir, "--output_dir is required"),
+            (self.average_checkpoints and self.load_best_model_at_end,
+             "--average_checkpoints and --load_best_model_at_end exclude each other: give one"),
+            ((self.average_checkpoints or 0) > (self.save_total_limit or 2**31),
+             f"--average_checkpoints {self.average_checkpoints} needs as many checkpoints: "
+             f"--save_total_limit {self.save_total_limit} keeps fewer"),
             (self.max_steps <= 0 and self.num_train_epochs <= 0,
              f"--num_train_epochs {self.num_train_epochs}: give a positive number"),
             (self.warmup_steps < 0, f"--warmup_steps {self.warmup_steps}: give 0 or more"),

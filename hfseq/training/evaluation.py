@@ -10,7 +10,7 @@ import jax
 
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError
-from hfseq.training import setup, sharding
+from hfseq.training import setup, sharding, writing
 
 if TYPE_CHECKING:
     from hfseq.training.loop import Loop
@@ -31,10 +31,11 @@ def evaluate(loop: Loop) -> dict[str, float]:
     totals |= {} if words is None else {"words": words}
     measured = {f"eval_{name}": value for name, value in loop.objective.metrics(totals).items()}
     measured["eval_runtime"] = time.perf_counter() - started
+    measured |= writing.write(loop, "validation")
     loop.report(measured, loop.progress.step)
     loop.evaluated_step = loop.progress.step
     if jax.process_index() == 0:
-        shown = ", ".join(f"{k}: {v:.6g}" for k, v in measured.items() if k != "eval_runtime")
+        shown = ", ".join(f"{k}: {v:.6g}" for k, v in measured.items() if not k.endswith("runtime"))
         print(f"Eval... ({loop.progress.step} | {shown})", flush=True)
     note_best(loop, measured)
     return measured

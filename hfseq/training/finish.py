@@ -8,14 +8,14 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from hfseq import cards, hub, plots, trees
 from hfseq.errors import HfseqError
-from hfseq.training import setup
+from hfseq.training import setup, writing
 
 if TYPE_CHECKING:
     from hfseq.training.loop import Loop
@@ -75,8 +75,6 @@ def save_model(loop: Loop) -> None:
 def complete(loop: Loop) -> None:
     """Write results, curve and card, and push it all."""
     training = loop.training
-    if training.do_train and training.load_best_model_at_end and not loop.stop.received:
-        _load_best(loop)
     loop.checkpoints.finish(loop.progress.best_step)
     if jax.process_index() != 0:
         return
@@ -87,29 +85,76 @@ def complete(loop: Loop) -> None:
     loop.publisher.finish("End of training")
 
 
-def _load_best(loop: Loop) -> None:
+def choose_weights(loop: Loop) -> bool:
+    """Put the weights in place that the run is to leave, if those are not the last; save them.
+
+    The best checkpoint's with ``load_best_model_at_end``, the mean of the last ones with
+    ``average_checkpoints``. Returns whether anything changed.
+    """
+    training = loop.training
+    if training.load_best_model_at_end:
+        changed = _load_best(loop)
+    elif training.average_checkpoints:
+        changed = _average(loop, training.average_checkpoints)
+    else:
+        return False
+    if changed:
+        save_model(loop)
+    return changed
+
+
+def _load_best(loop: Loop) -> bool:
     best = loop.progress.best_step
     if best is None or best not in loop.checkpoints.steps():
         logger.warning(
             "--load_best_model_at_end: the best evaluation was not saved; the last weights are left"
         )
-        return
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), loop.state
-    )
-    loop.state = loop.checkpoints.restore(best, abstract)
-    save_model(loop)
+        return False
+    loop.state = loop.checkpoints.restore(best, _abstract(loop))
     logger.info(
         "the weights of step %d, the best by %s, are saved",
         best,
         loop.training.metric_for_best_model,
     )
+    return best != loop.progress.step
+
+
+def _average(loop: Loop, count: int) -> bool:
+    """Replace the weights by the mean of the last checkpoints' (Vaswani et al., 2017, section 6.1).
+
+    Sums are of float32, one checkpoint in memory at a time.
+    """
+    steps = loop.checkpoints.steps()[-count:]
+    if len(steps) < count:
+        logger.warning(
+            "--average_checkpoints %d: there are %d checkpoints; their mean is taken",
+            count, len(steps),
+        )  # fmt: skip
+    if len(steps) < 2:
+        return False
+    add = jax.jit(lambda total, part: jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part))
+    total = None
+    for step in steps:
+        params = loop.checkpoints.restore(step, _abstract(loop))["params"]
+        wide = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
+        total = wide if total is None else add(total, wide)
+    mean = jax.jit(lambda sums, old: jax.tree.map(lambda a, b: (a / len(steps)).astype(b.dtype),
+                                                  sums, old))  # fmt: skip
+    loop.state = {**loop.state, "params": mean(total, loop.state["params"])}
+    logger.info("the mean of the weights of the steps %s is saved", ", ".join(map(str, steps)))
+    return True
+
+
+def _abstract(loop: Loop) -> Any:
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), loop.state
+    )
 
 
 def write_results(loop: Loop) -> None:
-    """Write ``eval_results.json`` and ``train_results.json`` with v4's keys."""
+    """Write ``eval_results.json``, ``train_results.json`` … with v4's keys."""
     loop.folder.mkdir(parents=True, exist_ok=True)  # an evaluation alone may be the first to write
-    for split in ("eval", "train"):
+    for split in ("eval", "train", "predict"):
         found = {k: v for k, v in loop.metrics.items() if k.startswith(f"{split}_")}
         if found:
             path = loop.folder / f"{split}_results.json"
@@ -176,16 +221,25 @@ def write_card(loop: Loop, curve: str) -> None:
         curve_file=curve,
         repo_id=loop.training.hub_model_id or "",
         base_model=arguments.model.model_name_or_path,
-        stock=_is_stock(model_type),
+        stock=_is_stock(loop.model.stored_config().model_type),
+        sample_outputs=_samples(loop),
     )
     log = loop.folder / "metrics.jsonl"
     if log.exists():
-        context = context.with_log(log, dataset=f"{source} (validation)")
+        context = context.with_log(log, dataset=source)
         context.duration_s = progress.seconds
     try:
         cards.write_model_card(loop.folder, context)
     except OSError as error:
         logger.warning("no model card was written: %s", error)
+
+
+def _samples(loop: Loop) -> list[tuple[str, str]]:
+    """Return sources and what the model wrote, from the last evaluation that wrote texts."""
+    if loop.written is None:
+        return []
+    count = getattr(loop.arguments.data, "text_samples", 0)
+    return [(source, text) for source, _, text in writing.samples_of(loop.written, count)]
 
 
 def _file_names(files: list[str]) -> str:

@@ -31,6 +31,7 @@ from hfseq.training import (  # noqa: E402
     setup,
     sharding,
     throughput,
+    writing,
 )
 from hfseq.training import state as states  # noqa: E402
 from hfseq.training.arguments import Arguments  # noqa: E402
@@ -66,6 +67,8 @@ class Loop:
         self.metrics: dict[str, float] = {}
         self._callbacks: list[tuple[Callback, int]] = []
         self.evaluated_step = -1
+        self.written: Any = None  # the texts of the last evaluation that wrote some
+        self.notes: dict[str, str] = {}
         self.restore_from: Checkpoints | None = None
         self.restore_step: int | None = None
 
@@ -86,17 +89,23 @@ class Loop:
         use_compilation_cache(training.compilation_cache_dir)
         self.mesh = sharding.make_mesh(training.mesh, self.devices)
         # -- what: tokenizer, configuration, model, objective
-        self.tokenizer = setup.load_tokenizer(self.arguments)
         objective_class = plugins.load().objectives.get(self.objective_name)
+        if training.do_predict and not objective_class.predicts:
+            raise UsageError(
+                f"--do_predict: there is nothing to write in '{self.objective_name}' training; "
+                "translation has it"
+            )
+        self.tokenizer = setup.load_tokenizer(self.arguments, objective_class, self.folder)
         config = setup.load_config(self.arguments, self.tokenizer, objective_class)
         self.model = setup.build_model(self.arguments, config, objective_class.auto_class)
         self.objective = objective_class(self.arguments.data, self.tokenizer, config)
+        self.objective.prepare(self.model)
         self.layout = setup.make_layout(self.model, self.mesh)
         # -- data: the global batch is fixed first
         self.checkpoints = Checkpoints(self.folder, training.save_total_limit)
         resume.read_progress(self)
         self.batch_size, self.micro = self._batch_size()
-        length = setup.row_length(self.arguments, self.tokenizer, self.model, self.objective)
+        length = self.objective.choose_length(self.model.max_length())
         shards = sharding.data_shards(self.mesh)
         eval_batch = training.per_device_eval_batch_size * shards
         self.data = setup.prepare_data(
@@ -122,9 +131,8 @@ class Loop:
             try:
                 if training.do_train:
                     self._train(length)
-                fresh = self.evaluated_step != self.progress.step
-                if training.do_eval and fresh and not self.stop.received:
-                    self.metrics |= self.evaluate()
+                if not self.stop.received:
+                    self._judge()
                 finish.complete(self)
             finally:
                 self.checkpoints.settle()
@@ -133,6 +141,17 @@ class Loop:
         if self.stop.received:
             sys.exit(training.sigterm_exit_code if self.stop.received == signal.SIGTERM else 130)
         return self.metrics
+
+    def _judge(self) -> None:
+        """Evaluate the last weights, then those that stay if they are others, then predict."""
+        training = self.training
+        if training.do_eval and self.evaluated_step != self.progress.step:
+            self.metrics |= self.evaluate()
+        chosen = training.do_train and finish.choose_weights(self)
+        if chosen and training.do_eval:
+            self.metrics |= self.evaluate()
+        if training.do_predict:
+            self.metrics |= writing.predict(self)
 
     # -- preparation
 
@@ -182,7 +201,8 @@ class Loop:
         self.total_steps, self.optimizer = 0, optax.identity()
         if self.training.do_train:
             self.total_steps = self._total_steps()
-            self.schedule = make_schedule(self.training, self.total_steps)
+            width = getattr(self.model.config, "hidden_size", None)
+            self.schedule = make_schedule(self.training, self.total_steps, width)
             factory = plugins.load().optimizers.get(self.training.optim)
             self.optimizer = make_optimizer(factory, self.training, self.schedule)
 
@@ -242,9 +262,9 @@ class Loop:
             out_shardings=(self.state_shardings, None),
             in_shardings=(self.state_shardings, None),
         )
-        flops = throughput.run_flops(self.model, self.objective, self.batch_size, length)
-        peak = throughput.peak_flops(self.model.precision.compute_dtype)
-        self.meter = throughput.Meter(flops / (self.batch_size * self.data.length), peak)
+        self.meter = throughput.make_meter(
+            self.model, self.objective, self.data, self.batch_size, length
+        )
         profiler = Profiler(training.profile, self.folder)
         started, before = time.perf_counter(), progress.seconds
         # Collectives of two steps at once can deadlock on a CPU.

@@ -20,10 +20,21 @@ Mask = Callable[[Any], Any]
 NO_DECAY = (r"(^|/)[^/]*bias$", r"norm[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
 
 
-def make_schedule(arguments: Any, total_steps: int) -> optax.Schedule:
-    """Return learning rate as a function of the step: linear warm-up, then the named decay."""
+def make_schedule(arguments: Any, total_steps: int, width: int | None = None) -> optax.Schedule:
+    """Return learning rate as a function of the step: linear warm-up, then the named decay.
+
+    ``noam`` (Vaswani et al., 2017, equation 3) needs the model's ``width``; the learning rate is a
+    factor there, usually 1 or 2. Its shape is that of ``inverse_sqrt``, which has a peak instead.
+    """
     peak = arguments.learning_rate
     warmup = arguments.warmup_steps or round(arguments.warmup_ratio * total_steps)
+    if arguments.lr_scheduler_type == "noam":
+        if not warmup or not width:
+            raise UsageError(
+                "--lr_scheduler_type noam needs --warmup_steps (4000 in the paper)"
+                + ("" if width else " and a configuration with hidden_size")
+            )
+        return noam(peak, width, warmup)
     if warmup > total_steps:
         raise UsageError(
             f"--warmup_steps {warmup} is more than the {total_steps} steps of this run: warm "
@@ -40,13 +51,24 @@ def make_schedule(arguments: Any, total_steps: int) -> optax.Schedule:
     }
     name = arguments.lr_scheduler_type
     if name not in decays:
+        known = (*decays, "noam")
         raise UsageError(
-            f"--lr_scheduler_type {name} is unknown{nearest(name, decays)} "
-            f"(known: {', '.join(decays)})"
+            f"--lr_scheduler_type {name} is unknown{nearest(name, known)} "
+            f"(known: {', '.join(known)})"
         )
     if warmup == 0:
         return decays[name]
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decays[name]], [warmup])
+
+
+def noam(factor: float, width: int, warmup: int) -> optax.Schedule:
+    """Return ``factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)``, steps from 1."""
+
+    def schedule(count: Any) -> Any:
+        step = jnp.asarray(count, jnp.float32) + 1
+        return factor * width**-0.5 * jnp.minimum(step**-0.5, step * warmup**-1.5)
+
+    return schedule
 
 
 def path_mask(patterns: Sequence[str], *, matching: bool) -> Mask:
@@ -163,7 +185,8 @@ def muon(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformat
 
     def kernels(params: Any) -> Any:
         def axes(path: trees.Path, leaf: Any) -> Any:
-            hidden = path[-1] == "kernel" and "decoder" not in path[:-1]
+            # BERT's head is named "decoder": like other tables it is Adam's.
+            hidden = path[-1] == "kernel" and path[-2:-1] not in (("decoder",), ("lm_head",))
             return MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if hidden else None
 
         return trees.unflatten(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,13 +14,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hfseq import plugins, trees
 from hfseq.config_overrides import override, parse_overrides
-from hfseq.data import tokenization
 from hfseq.data.batches import Batches
-from hfseq.data.packing import LineRows, PackedRows
-from hfseq.data.sources import load_splits
 from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary
-from hfseq.errors import CheckpointError, UsageError
+from hfseq.errors import CheckpointError, UsageError, nearest
+from hfseq.resolve import native_config
 from hfseq.training import sharding
 from hfseq.training.arguments import Arguments
 
@@ -34,12 +33,15 @@ def _hub_options(arguments: Arguments) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def load_tokenizer(arguments: Arguments) -> Any:
-    """Load the tokenizer that the flags name."""
+def load_tokenizer(arguments: Arguments, objective: Any, folder: Path) -> Any:
+    """Load the tokenizer that the flags name, or have the objective make one in ``folder``."""
     from transformers import AutoTokenizer
 
     name = arguments.model.tokenizer_name or arguments.model.model_name_or_path
     if not name:
+        made = objective.make_tokenizer(arguments.data, folder, plugins.load())
+        if made is not None:
+            return made
         raise UsageError(
             "no tokenizer: give --tokenizer_name (a directory or Hub name), or train one with "
             "scripts/train_tokenizer.py"
@@ -75,15 +77,21 @@ def load_config(arguments: Arguments, tokenizer: Any, objective: Any) -> Any:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"cannot load the configuration '{name}': {error}") from error
+        config = native_config(config)
         if model.model_type and model.model_type != config.model_type:
             raise UsageError(
                 f"--model_type {model.model_type} and the configuration of {name} "
                 f"('{config.model_type}') disagree: drop one of them"
             )
     elif model_type := model.model_type or objective.default_model_type:
-        config = _fresh_config(model_type, tokenizer)
+        config = _fresh_config(model_type, tokenizer, model.preset)
     else:
         raise UsageError("no model: give --model_name_or_path, --config_name or --model_type")
+    if name and model.preset:
+        raise UsageError(
+            f"--preset {model.preset} is a size for training from scratch, and {name} has one "
+            "already: drop one of them"
+        )
     if model.config_overrides:
         override(config, parse_overrides(model.config_overrides))
     objective.configure(config, tokenizer, weights_source(arguments) is None)
@@ -91,13 +99,21 @@ def load_config(arguments: Arguments, tokenizer: Any, objective: Any) -> Any:
     return config
 
 
-def _fresh_config(model_type: str, tokenizer: Any) -> Any:
+def _fresh_config(model_type: str, tokenizer: Any, preset: str | None) -> Any:
     """Make a configuration with the tokenizer's vocabulary and special tokens."""
     kind = plugins.load().architectures.get(model_type).load_config()
+    presets = getattr(kind, "presets", {})
+    if preset and preset not in presets:
+        raise UsageError(
+            f"--preset {preset}: '{model_type}' has "
+            + (f"{', '.join(presets)}{nearest(preset, presets)}" if presets else "no named sizes")
+        )
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ROLES}
     ids = {name: token for name, token in ids.items() if token is not None}
     config = kind(
-        vocab_size=len(tokenizer), **{name: ids[name] for name in ids if hasattr(kind, name)}
+        vocab_size=len(tokenizer),
+        **{name: ids[name] for name in ids if hasattr(kind, name)},
+        **(presets[preset] if preset else {}),
     )
     ends = getattr(kind, "eos_token_id", None)
     for name in ("decoder_start_token_id", "forced_eos_token_id"):  # BART's are its end of text
@@ -117,7 +133,7 @@ def build_model(arguments: Arguments, config: Any, task: str) -> Any:
     model, head, source = arguments.model, spec.load_head(task), weights_source(arguments)
     # The checkpoint may decide about the structure (T5: is the head tied?).
     told = head.options_of(source, **_hub_options(arguments)) if source else {}
-    return head(
+    made = head(
         config,
         seed=arguments.training.seed,
         _do_init=False,
@@ -127,6 +143,9 @@ def build_model(arguments: Arguments, config: Any, task: str) -> Any:
         attn_implementation=model.attn_implementation,
         **told,
     )
+    if source:  # what a fine-tuned model inherits: tokens it must not write, its longest output
+        made.load_generation_config(source, **_hub_options(arguments))
+    return made
 
 
 def make_layout(model: Any, mesh: Mesh) -> sharding.Layout:
@@ -206,23 +225,6 @@ class Prepared:
     description: dict[str, Any]
 
 
-def row_length(arguments: Arguments, tokenizer: Any, model: Any, objective: Any) -> int:
-    """Return tokens a row: what the flag says, else the longest that tokenizer and model allow."""
-    limit, data = model.max_length(), arguments.data
-    wanted = data.row_length
-    if wanted and limit and wanted > limit:
-        flag = "max_seq_length" if data.max_seq_length else "block_size"
-        raise UsageError(
-            f"--{flag} {wanted} is longer than the position table of this model allows "
-            f"({limit}): give at most {limit}, or a configuration with more max_position_embeddings"
-        )
-    longest = objective.default_length
-    most = limit or longest
-    if longest > 512:  # v4's limit for rows of causal models
-        most = min(most, longest)
-    return wanted or min(tokenizer.model_max_length, most)
-
-
 def prepare_data(
     arguments: Arguments,
     tokenizer: Any,
@@ -233,15 +235,16 @@ def prepare_data(
 ) -> Prepared:
     """Load, tokenise and pack the splits that the run needs; ``length`` is tokens of text a row."""
     data, training = arguments.data, arguments.training
-    splits = load_splits(data, plugins.load())
-    needed = (["train"] if training.do_train else []) + (
-        ["validation"] if _evaluates(training) else []
-    )
+    splits = objective.load_splits(plugins.load())
+    wanted = {"train": training.do_train, "validation": _evaluates(training),
+              "test": training.do_predict}  # fmt: skip
+    needed = [name for name, want in wanted.items() if want]
     absent = [name for name in needed if name not in splits]
     if absent:
+        flags = {"train": "only --do_eval", "validation": "drop --do_eval",
+                 "test": "--test_split_percentage, or drop --do_predict"}  # fmt: skip
         raise UsageError(
-            f"the data has no {absent[0]} split: give --{absent[0]}_file, or "
-            + ("drop --do_eval" if absent[0] == "validation" else "only --do_eval")
+            f"the data has no {absent[0]} split: give --{absent[0]}_file, or {flags[absent[0]]}"
         )
     description: dict[str, Any] = {}
     train: Any = None
@@ -253,50 +256,17 @@ def prepare_data(
                 keep_blank=data.keep_blank,
             )  # fmt: skip
         else:
-            rows = _rows(arguments, splits, "train", tokenizer, objective, length, description)
+            rows, description["train"] = objective.make_rows(splits, "train", length)
             train = Batches(rows, train_batch, training.seed)
     evaluation = None
     if "validation" in needed:
-        rows = _rows(arguments, splits, "validation", tokenizer, objective, length, description)
+        rows, description["validation"] = objective.make_rows(splits, "validation", length)
         evaluation = Batches(rows, eval_batch, training.seed, shuffle=False)
     return Prepared(train, evaluation, length, description)
 
 
 def _evaluates(training: Any) -> bool:
     return training.do_eval or training.eval_strategy != "no"
-
-
-def _rows(
-    arguments: Arguments,
-    splits: Any,
-    split: str,
-    tokenizer: Any,
-    objective: Any,
-    length: int,
-    facts: dict,
-) -> Any:
-    data, column = arguments.data, splits.text_column
-    dataset = splits[split]
-    if not hasattr(dataset, "__len__"):  # a streamed validation split is read once
-        dataset = _materialise(dataset)
-    store = tokenization.tokenize(
-        dataset, tokenizer, column, cache_dir=data.cache_directory,
-        line_by_line=data.line_by_line, max_length=length, num_proc=data.preprocessing_num_workers,
-        overwrite=data.overwrite_cache, keep_blank=data.keep_blank,
-        description=f"Tokenising {split}",
-    )  # fmt: skip
-    facts[split] = {"documents": len(store), "tokens": store.total_tokens}
-    if split == "validation" and getattr(data, "word_perplexity", False):
-        facts[split]["words"] = tokenization.count_words(dataset, column, data.keep_blank)
-    if data.line_by_line:
-        return LineRows(store, length, data.pad_to_max_length)
-    return PackedRows(store, length, objective.cross_documents)
-
-
-def _materialise(stream: Any) -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_list(list(stream))
 
 
 def place_batch(batch: dict[str, np.ndarray], mesh: Mesh, micro: int) -> dict[str, jax.Array]:

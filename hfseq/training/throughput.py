@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from hfseq import trees
+from hfseq.data.pair_store import PairSums
 
 # Dense half-precision peak in FLOP/s by device kind (vendors' data sheets, no sparsity).
 PEAKS = {
@@ -67,6 +68,50 @@ def run_flops(model: Any, objective: Any, rows: int, length: int) -> float:
     return encoder + decoder + crossed + shared
 
 
+def pair_flops(model: Any, work: PairSums, causal: float = 0.5) -> float:
+    """Return the model FLOPs of training on pairs: 6 a weight and token, 12 d a layer and product.
+
+    A matrix that makes keys and values of the source for the decoder works on source tokens; a
+    target attends to half of its own side (``causal``). Look-ups cost nothing, padding neither.
+    """
+    config = model.config
+    width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
+    vocab, both = getattr(config, "vocab_size", 0), getattr(config, "num_hidden_layers", 0)
+    layers = getattr(config, "encoder_layers", both)
+    decoders = getattr(config, "decoder_layers", getattr(config, "num_decoder_layers", both))
+    weights = {False: 0, True: 0}
+    for path, leaf in trees.flatten(model.params_shape_tree).items():
+        if path[-1] == "kernel" and vocab not in leaf.shape:
+            weights["decoder" in path] += leaf.size
+    inner = getattr(config, "inner_width", width)  # of queries, keys and values
+    crossed = 2 * decoders * width * inner
+    products = work.source * (weights[False] + crossed)
+    products += work.target * (weights[True] - crossed + width * vocab)
+    attended = layers * work.source_squares
+    attended += decoders * (causal * work.target_squares + work.products)
+    return 6.0 * products + 12.0 * inner * attended
+
+
+def make_meter(model: Any, objective: Any, data: Any, rows: int, length: int) -> Meter:
+    """Return the meter of a run on steps of ``rows`` rows of which the model sees ``length``.
+
+    ``data`` is what :func:`hfseq.training.setup.prepare_data` gave. Pairs are counted as they are;
+    what their padding costs in addition is a figure of its own.
+    """
+    peak = peak_flops(model.precision.compute_dtype)
+    training: Any = getattr(data.train, "rows", None)
+    if not hasattr(training, "sums"):
+        flops = run_flops(model, objective, rows, length)
+        return Meter(flops / (rows * data.length), peak)
+    real, padded = training.sums, training.padded_sums
+    tokens = real.source + real.target
+    return Meter(
+        pair_flops(model, real) / tokens, peak,
+        padded_flops_per_token=pair_flops(model, padded, causal=1.0) / tokens,
+        padded_tokens_per_token=(padded.source + padded.target) / tokens,
+    )  # fmt: skip
+
+
 def peak_flops(compute_dtype: Any = jnp.bfloat16) -> float:
     """Return the peak FLOP/s of all devices: the data sheet's, or measured (on a CPU)."""
     device = jax.devices()[0]
@@ -107,10 +152,21 @@ def peak_memory_gb() -> float:
 
 
 class Meter:
-    """Tokens per second and MFU between two readings, without the time spent elsewhere."""
+    """Tokens per second and MFU between two readings, without the time spent elsewhere.
 
-    def __init__(self, flops_per_token: float, peak: float):
+    Where padding is known, the rates with it are read too: what the machine did, not the model.
+    """
+
+    def __init__(
+        self,
+        flops_per_token: float,
+        peak: float,
+        padded_flops_per_token: float | None = None,
+        padded_tokens_per_token: float = 1.0,
+    ):
         self.flops_per_token, self.peak = flops_per_token, peak
+        self.padded_flops_per_token = padded_flops_per_token
+        self.padded_tokens_per_token = padded_tokens_per_token
         self.reset()
 
     def reset(self) -> None:
@@ -130,7 +186,13 @@ class Meter:
         seconds = max(time.perf_counter() - self._start - self._paused, 1e-9)
         rate = self._tokens / seconds
         self.reset()
-        return {
+        found = {
             "train_tokens_per_second": rate,
             "train_mfu": rate * self.flops_per_token / self.peak,
+        }
+        if self.padded_flops_per_token is None:
+            return found
+        return found | {
+            "train_padded_tokens_per_second": rate * self.padded_tokens_per_token,
+            "train_padded_mfu": rate * self.padded_flops_per_token / self.peak,
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,15 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass
 class Trained:
-    """What a training came to: the loss of each step, and of the validation split at the end."""
+    """What a training came to: the loss of each step, and of the validation split at the end.
+
+    ``step_seconds`` is the median of the steps after the first tenth, which compiles and warms up.
+    """
 
     seed: int
     losses: list[float]
     eval_loss: float | None
+    step_seconds: float = 0.0
 
     @property
     def final(self) -> float:
@@ -71,7 +76,7 @@ def compare(
         "model": type(loop.model).__name__, "steps": len(ours.losses),
         "batch_size": loop.batch_size, "machine": machine_facts(),
         "final_loss_is": "eval_loss" if ours.eval_loss is not None else "train_loss",
-        **verdict(ours, theirs, parity_steps),
+        **verdict(ours, theirs, parity_steps), **speed(loop, ours, theirs),
         "hfseq": ours.as_dict(), "pytorch": [other.as_dict() for other in theirs],
     }  # fmt: skip
     write_json(folder / "pytorch_comparison.json", result)
@@ -100,6 +105,22 @@ def verdict(ours: Trained, theirs: Sequence[Trained], parity_steps: int) -> dict
     }  # fmt: skip
 
 
+def speed(loop: Loop, ours: Trained, theirs: Sequence[Trained]) -> dict[str, Any]:
+    """Return tokens a second, real ones, from the median step of each, and their ratio."""
+    tokens = loop.progress.tokens_seen / max(loop.progress.step, 1)
+    other = float(np.median([trained.step_seconds for trained in theirs]))
+    return {
+        "tokens_per_second": tokens / ours.step_seconds,
+        "pytorch_tokens_per_second": tokens / other,
+        "speed_ratio": other / ours.step_seconds,
+    }
+
+
+def median_step(moments: Sequence[float]) -> float:
+    """Return the median time between ``moments``, the first tenth of them left out."""
+    return float(np.median(np.diff(moments[len(moments) // 10 :]))) if len(moments) > 2 else 0.0
+
+
 def report(result: dict[str, Any]) -> str:
     """Return what the command prints."""
     finals = ", ".join(
@@ -113,7 +134,9 @@ def report(result: dict[str, Any]) -> str:
         f"{result['max_difference']:.2e}\n"
         f"final {result['final_loss_is'].replace('_', ' ')}: hfseq {result['final_loss']:.4f}, "
         f"{where} PyTorch's range: {finals}\n"
-        f"with the same seed the final losses differ by {result['own_seed_difference']:+.1e}"
+        f"with the same seed the final losses differ by {result['own_seed_difference']:+.1e}\n"
+        f"tokens a second: hfseq {result['tokens_per_second']:.0f}, PyTorch "
+        f"{result['pytorch_tokens_per_second']:.0f} (ratio {result['speed_ratio']:.2f})"
     )
 
 
@@ -143,7 +166,8 @@ def switch_dropout_off(arguments: Arguments, objective: str) -> None:
     """Set every rate of the configuration to 0, as ``--config_overrides`` would."""
     plugins.load(extra=arguments.training.plugin)
     kind = plugins.load().objectives.get(objective)
-    config = setup.load_config(arguments, setup.load_tokenizer(arguments), kind)
+    folder = Path(arguments.training.output_dir)
+    config = setup.load_config(arguments, setup.load_tokenizer(arguments, kind, folder), kind)
     rates = [
         name
         for name, value in config.to_dict().items()
@@ -161,15 +185,22 @@ def train_hfseq(
 ) -> tuple[Loop, Trained]:
     """Run the training loop itself, and note the loss of every step."""
     losses: list[float] = []
+    moments: list[float] = []
     loop = Loop(arguments, objective, devices)
-    loop.add_callback(lambda loop: losses.append(float(loop.last_step["loss"])))
+
+    def note(loop: Loop) -> None:
+        losses.append(float(loop.last_step["loss"]))
+        moments.append(time.perf_counter())
+
+    loop.add_callback(note)
     metrics = loop.run()
     if len(losses) != loop.total_steps:
         raise UsageError(
             f"--output_dir {arguments.training.output_dir} holds a run that was begun before, and "
             "its first losses are gone: give an empty one, or --overwrite_output_dir"
         )
-    return loop, Trained(arguments.training.seed, losses, metrics.get("eval_loss"))
+    evaluated = metrics.get("eval_loss")
+    return loop, Trained(arguments.training.seed, losses, evaluated, median_step(moments))
 
 
 def train_torch(loop: Loop, seed: int) -> Trained:
@@ -178,11 +209,12 @@ def train_torch(loop: Loop, seed: int) -> Trained:
 
     with tempfile.TemporaryDirectory() as folder:
         model = torch_model(loop, seed, folder)
-    twin = Twin(model, decay_rule(loop), loop.schedule, loop.training)
+    smoothing = getattr(loop.arguments.data, "label_smoothing_factor", 0.0)
+    twin = Twin(model, decay_rule(loop), loop.schedule, loop.training, smoothing)
     losses = twin.train(training_batches(loop, seed))
     evaluation = loop.data.evaluation
     found = None if evaluation is None else twin.evaluate(evaluation_batches(loop))
-    return Trained(seed, losses, found)
+    return Trained(seed, losses, found, median_step(twin.moments))
 
 
 def torch_model(loop: Loop, seed: int, folder: str) -> Any:

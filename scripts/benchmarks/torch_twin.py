@@ -7,6 +7,8 @@ keys) and with positions that begin again in every document, so packed rows stay
 from __future__ import annotations
 
 import functools
+import math
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -43,11 +45,20 @@ def ids(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).long()
 
 
+def smoothed_entropy(smoothing: float, size: int) -> float:
+    """Return the loss of a perfect prediction of smoothed labels, which hfseq subtracts."""
+    if not smoothing:
+        return 0.0
+    rest = smoothing / (size - 1)
+    return -(1 - smoothing) * math.log(1 - smoothing) - smoothing * math.log(rest)
+
+
 class Twin:
     """A PyTorch model that trains on hfseq's batches.
 
     ``decayed`` tells by PyTorch name which parameters decay; ``schedule`` gives the learning rate
-    of a step; ``training`` holds AdamW's flags and ``max_grad_norm``.
+    of a step; ``training`` holds AdamW's flags and ``max_grad_norm``. ``smoothing`` is the
+    probability that training spreads over all labels but the right one.
     """
 
     def __init__(
@@ -56,8 +67,10 @@ class Twin:
         decayed: Callable[[str], bool],
         schedule: Callable[[int], Any],
         training: Any,
+        smoothing: float = 0.0,
     ):
         self.model, self.schedule, self.training = model, schedule, training
+        self.smoothing, self.moments = smoothing, list[float]()
         named = list(model.named_parameters())
         groups = [
             {"params": [p for n, p in named if decayed(n)], "weight_decay": training.weight_decay},
@@ -67,15 +80,20 @@ class Twin:
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=training.adam_epsilon)
         self._places: dict[str, torch.Tensor] = {}
         for name, module in model.named_modules():
-            # BART takes no positions from outside: its tables are told directly.
-            if name.endswith("embed_positions") and hasattr(module, "offset"):
+            if isinstance(module, nn.Embedding):
+                # The padding token starts translations: like hfseq's, its vector is trained.
+                module.padding_idx = None
+            # BART and its kin take no positions from outside: their tables are told directly.
+            if name.endswith("embed_positions"):
                 side = "decoder" if "decoder" in name.split(".") else "encoder"
                 module.register_forward_hook(functools.partial(self._replace, side))
 
     def _replace(self, side: str, module: Any, given: Any, found: torch.Tensor) -> torch.Tensor:
         if side not in self._places:
             return found
-        return nn.functional.embedding(self._places[side] + module.offset, module.weight)
+        return nn.functional.embedding(
+            self._places[side] + getattr(module, "offset", 0), module.weight
+        )
 
     def train(self, batches: Iterable[Batch]) -> list[float]:
         """Take a step on each batch; returns the losses."""
@@ -91,7 +109,9 @@ class Twin:
         loss.backward()
         self._clip(self.training.max_grad_norm)
         self.optimizer.step()
-        return loss.item()
+        found = loss.item()
+        self.moments.append(time.perf_counter())
+        return found
 
     def _clip(self, most: float) -> None:
         """Scale gradients to the norm ``most``, exactly as optax does (PyTorch adds 1e-6)."""
@@ -120,11 +140,14 @@ class Twin:
             chosen = ids(batch["masked_positions"])
             flat = logits.reshape(len(chosen), -1, logits.shape[-1])
             logits = flat[torch.arange(len(chosen))[:, None], chosen]
+        smoothing = self.smoothing if self.model.training else 0.0
+        size, count = logits.shape[-1], int((labels != IGNORED).sum())
         total = nn.functional.cross_entropy(
-            logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1),
-            ignore_index=IGNORED, reduction="sum",
+            logits.reshape(-1, size).float(), labels.reshape(-1), ignore_index=IGNORED,
+            # PyTorch spreads over all labels, the right one too.
+            reduction="sum", label_smoothing=smoothing * size / (size - 1),
         )  # fmt: skip
-        return total, int((labels != IGNORED).sum())
+        return total - count * smoothed_entropy(smoothing, size), count
 
     # -- the forward pass of each kind of batch
 

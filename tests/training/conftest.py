@@ -40,6 +40,14 @@ OBJECTIVES = {
         "model_type": None,
         "config_overrides": f"d_model=32,max_position_embeddings=40,{SIDES}",
     },
+    "translation": {
+        "model_type": "bart",
+        "config_overrides": f"d_model=32,max_position_embeddings=40,{SIDES}",
+        "tokenizer_name": "marian",
+        "train_file": "train-pairs.jsonl",
+        "validation_file": "valid-pairs.jsonl",
+        "predict_with_generate": False,
+    },
 }
 
 
@@ -55,8 +63,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, part in (("train", texts[:100]), ("valid", texts[100:])):
         lines = (json.dumps({"text": text}) for text in part)
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    for family, name in (("roberta", "tokenizer"), ("t5", "t5")):
-        train_tokenizer(texts, family, vocab_size=300, output_dir=folder / name, min_frequency=1)
+        pairs = [{"source": text[:90], "target": text[:90].upper()} for text in part]
+        (folder / f"{name}-pairs.jsonl").write_text("".join(f"{json.dumps(p)}\n" for p in pairs))
+    both = [*texts, *(text[:90].upper() for text in texts)]
+    for family, name, kept in (
+        ("roberta", "tokenizer", texts), ("t5", "t5", texts), ("marian", "marian", both),
+    ):  # fmt: skip
+        train_tokenizer(kept, family, vocab_size=300, output_dir=folder / name, min_frequency=1)
     return folder
 
 
@@ -66,8 +79,9 @@ def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
     def make(output: str = "run", objective: str = "mlm", **changes: Any) -> list[str]:
         own: dict[str, Any] = dict(OBJECTIVES[objective])
-        if "tokenizer_name" in own:
-            own["tokenizer_name"] = corpus / own["tokenizer_name"]
+        for name in ("tokenizer_name", "train_file", "validation_file"):
+            if name in own:
+                own[name] = corpus / own[name]
         values = {
             "output_dir": tmp_path / output,
             "model_type": "roberta",

@@ -10,11 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-from hfseq import plugins
+from hfseq import plugins, trees
 from hfseq.builtin import OPTIMIZERS
 from hfseq.errors import UsageError
 from hfseq.training.arguments import TrainingArguments
-from hfseq.training.optimizers import NO_DECAY, make_optimizer, make_schedule, path_mask
+from hfseq.training.optimizers import NO_DECAY, make_optimizer, make_schedule, muon, path_mask
 
 PARAMS = {
     "bert": {
@@ -122,6 +122,44 @@ def test_schedules_warm_up_and_then_move_as_named(name, points):
     schedule = make_schedule(arguments(lr_scheduler_type=name, warmup_steps=10), 100)
     for step, rate in points.items():
         assert float(schedule(step)) == pytest.approx(rate, abs=1e-7), step
+
+
+def test_noam_is_the_papers_formula():
+    """Vaswani et al., 2017, equation 3, at a width of 512 and 4000 steps of warm-up."""
+    schedule = make_schedule(
+        arguments(lr_scheduler_type="noam", warmup_steps=4000, learning_rate=2.0), 10_000, 512
+    )
+    for step in (1, 100, 4000, 4001, 9000):
+        expected = 2.0 * 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert float(schedule(step - 1)) == pytest.approx(expected, rel=1e-5), step
+
+
+def test_noam_and_inverse_sqrt_have_one_shape():
+    noam = make_schedule(arguments(lr_scheduler_type="noam", warmup_steps=10), 100, 64)
+    other = make_schedule(arguments(lr_scheduler_type="inverse_sqrt", warmup_steps=10), 100)
+    ratios = [float(noam(step - 1)) / float(other(step)) for step in (1, 5, 10, 50)]
+    assert ratios == pytest.approx([ratios[0]] * 4, rel=1e-5)
+
+
+@pytest.mark.parametrize(("width", "warmup"), [(64, 0), (None, 10)])
+def test_noam_needs_a_warmup_and_a_width(width, warmup):
+    with pytest.raises(UsageError, match="noam needs --warmup_steps"):
+        make_schedule(arguments(lr_scheduler_type="noam", warmup_steps=warmup), 100, width)
+
+
+def test_muon_takes_the_kernels_of_decoders_and_leaves_heads_to_adam():
+    kernels = {
+        "decoder": {"layers": {"0": {"fc1": {"kernel": jnp.ones((4, 8))}}}},
+        "predictions": {"decoder": {"kernel": jnp.ones((4, 8))}},
+        "lm_head": {"kernel": jnp.ones((4, 8))},
+    }
+    optimizer = muon(lambda step: 0.1, arguments(), lambda tree: jax.tree.map(jnp.ones_like, tree))
+    grads = jax.tree.map(lambda leaf: jnp.arange(32.0).reshape(4, 8) + 1, kernels)
+    found, _ = optimizer.update(grads, optimizer.init(kernels), kernels)
+    signs = {
+        path[0]: bool(jnp.allclose(leaf, leaf[0, 0])) for path, leaf in trees.flatten(found).items()
+    }  # Adam's first step has one size everywhere
+    assert signs == {"decoder": False, "predictions": True, "lm_head": True}
 
 
 def test_warmup_ratio_counts_where_no_steps_are_given():

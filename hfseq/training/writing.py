@@ -1,0 +1,92 @@
+"""Texts that the model writes while it trains and at the end: scores, samples, files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from hfseq import trees
+from hfseq.objectives.base import Written
+
+if TYPE_CHECKING:
+    from hfseq.training.loop import Loop
+
+logger = logging.getLogger(__name__)
+
+#: Prefix of the metrics by split, as v4's scripts name them.
+PREFIXES = {"validation": "eval", "test": "predict"}
+PREDICTIONS, REFERENCES = "generated_predictions.txt", "generated_references.txt"
+
+
+def write(loop: Loop, split: str) -> dict[str, float]:
+    """Let the model write for a split; report the samples and return the scores by name."""
+    started = time.perf_counter()
+    written = loop.objective.write_texts(loop.model, _whole(loop), split)
+    if written is None:
+        return {}
+    loop.written = written
+    prefix = PREFIXES[split]
+    for name, note in written.notes.items():
+        if loop.notes.get(f"{prefix}_{name}") != note:  # once a run
+            loop.notes[f"{prefix}_{name}"] = note
+            logger.info("%s_%s: %s", prefix, name, note)
+    if samples := sample_table(written, getattr(loop.arguments.data, "text_samples", 0)):
+        for tracker in loop.trackers:
+            tracker.text(f"{prefix}_samples", samples, loop.progress.step)
+    measured = {f"{prefix}_{name}": value for name, value in written.metrics.items()}
+    return measured | {f"{prefix}_generation_runtime": time.perf_counter() - started}
+
+
+def predict(loop: Loop) -> dict[str, float]:
+    """Write for the test split, keep texts and references as files, and report the scores."""
+    measured = write(loop, "test")
+    loop.report(measured, loop.progress.step)
+    if jax.process_index() == 0:
+        loop.folder.mkdir(parents=True, exist_ok=True)
+        for name, texts in (
+            (PREDICTIONS, loop.written.hypotheses), (REFERENCES, loop.written.references),
+        ):  # fmt: skip
+            _write_lines(loop.folder / name, texts)
+        shown = ", ".join(f"{k}: {v:.6g}" for k, v in measured.items() if "runtime" not in k)
+        print(f"Predict... ({loop.progress.step} | {shown})", flush=True)
+    return measured
+
+
+def samples_of(written: Written, count: int) -> list[tuple[str, str, str]]:
+    """Return so many (source, reference, hypothesis), spread evenly over the texts."""
+    total = len(written.hypotheses)
+    places = [i * total // count for i in range(min(count, total))] if count else []
+    rows = (written.sources, written.references, written.hypotheses)
+    return [(rows[0][i], rows[1][i], rows[2][i]) for i in dict.fromkeys(places)]
+
+
+def sample_table(written: Written, count: int) -> str:
+    """Return sample texts as Markdown, as TensorBoard shows them."""
+    lines = [
+        "| " + " | ".join(_cell(text) for text in row) + " |"
+        for row in samples_of(written, count)
+    ]  # fmt: skip
+    head = ["| source | reference | model |", "| --- | --- | --- |"]
+    return "\n".join(head + lines) if lines else ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _whole(loop: Loop) -> Any:
+    """The parameters without the rows that pad the vocabulary: those must not be written."""
+    flat = trees.flatten(loop.state["params"])
+    return trees.unflatten({path: loop.layout.cut(path, leaf) for path, leaf in flat.items()})
+
+
+def _write_lines(path: Path, texts: list[str]) -> None:
+    """One text a line: line breaks within a text become spaces."""
+    temporary = path.with_suffix(".txt.tmp")
+    temporary.write_text("".join(" ".join(text.split()) + "\n" for text in texts), "utf-8")
+    os.replace(temporary, path)

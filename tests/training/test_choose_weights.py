@@ -1,0 +1,74 @@
+"""Which weights a run leaves: the last, the best, or the mean of the last checkpoints."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hfseq import trees
+from hfseq.errors import UsageError
+from hfseq.training.arguments import TrainingArguments
+from hfseq.training.finish import _abstract
+
+
+def saved(loop):
+    """The weights that the output directory holds, by path."""
+    from hfseq import FlaxRobertaForMaskedLM
+
+    return trees.flatten(FlaxRobertaForMaskedLM.from_pretrained(str(loop.folder)).params)
+
+
+def evaluations(loop):
+    records = map(json.loads, (loop.folder / "metrics.jsonl").read_text().splitlines())
+    return [(r["step"], r["eval_loss"]) for r in records if "eval_loss" in r]
+
+
+def test_the_mean_of_the_last_checkpoints_is_saved_and_evaluated(train):
+    loop = train(save_steps=2, max_steps=6, average_checkpoints=2, eval_steps=6)
+    parts = [
+        trees.flatten(loop.checkpoints.restore(step, _abstract(loop))["params"]) for step in (4, 6)
+    ]
+    for path, leaf in saved(loop).items():
+        mean = (np.asarray(parts[0][path]) + np.asarray(parts[1][path])) / 2
+        np.testing.assert_allclose(np.asarray(leaf), mean, rtol=1e-6, atol=1e-7)
+    (last, before), (again, after) = evaluations(loop)
+    assert (last, again) == (6, 6) and before != after
+    results = json.loads((loop.folder / "eval_results.json").read_text())
+    assert results["eval_loss"] == after
+
+
+def test_a_run_that_goes_on_averages_and_does_not_continue_from_the_mean(train):
+    options = {"save_steps": 2, "average_checkpoints": 2, "eval_steps": 100, "learning_rate": 1e-3}
+    train("two", max_steps=4, lr_scheduler_type="constant", **options)
+    resumed = train("two", max_steps=6, lr_scheduler_type="constant", **options)
+    whole = train("one", max_steps=6, lr_scheduler_type="constant", **options)
+    pairs = zip(saved(resumed).items(), saved(whole).items(), strict=True)
+    for (path, one), (_, other) in pairs:
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other), str(path))
+
+
+def test_the_best_weights_are_what_the_results_tell_of(train):
+    loop = train(
+        save_steps=2, eval_steps=2, max_steps=6, load_best_model_at_end=True, learning_rate=30.0,
+        max_grad_norm=1.0,
+    )  # fmt: skip
+    found = evaluations(loop)
+    best = min(loss for _, loss in found)
+    assert found[-1][1] == pytest.approx(best, rel=1e-6) and loop.progress.best_step != 6
+    results = json.loads((loop.folder / "eval_results.json").read_text())
+    assert results["eval_loss"] == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"load_best_model_at_end": True}, "exclude each other"),
+        ({"average_checkpoints": 3}, "--save_total_limit 2 keeps fewer"),
+        ({"average_checkpoints": 0}, "at least 1"),
+    ],
+)
+def test_averages_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        TrainingArguments(**{"output_dir": "x", "average_checkpoints": 2} | changes)

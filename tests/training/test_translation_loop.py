@@ -1,0 +1,95 @@
+"""A translation run from files to a model: its vocabulary, its scores, what the model remembers."""
+
+from __future__ import annotations
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from hfseq.data import pair_vocabulary
+from hfseq.training import throughput
+from tests.training.test_loop import stop_at
+
+WMT = (
+    "d_model=32,max_position_embeddings=40,encoder_layers=1,decoder_layers=1,"
+    "encoder_attention_heads=4,decoder_attention_heads=4,encoder_ffn_dim=64,decoder_ffn_dim=64"
+)
+OPTIONS = {
+    "model_type": None, "config_overrides": WMT, "tokenizer_name": None, "vocab_size": 120,
+    "source_lang": "en", "target_lang": "no", "source_column": "source", "target_column": "target",
+    "save_steps": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """How often a vocabulary was trained."""
+    calls, train = [], pair_vocabulary._train
+    monkeypatch.setattr(
+        pair_vocabulary, "_train", lambda *given: (calls.append(given), train(*given))[1]
+    )
+    return calls
+
+
+def test_a_vocabulary_is_trained_once_and_used_again_when_the_run_goes_on(train, trainings):
+    with pytest.raises(SystemExit):
+        train("parts", 1, "translation", before=stop_at(3), do_train=True, **OPTIONS)
+    loop = train("parts", 1, "translation", do_train=True, **OPTIONS)
+    assert len(trainings) == 1 and 20 < len(loop.tokenizer) <= 120
+    assert loop.progress.step == 6
+    assert loop.model.config.model_type == "wmt_transformer"
+    assert loop.model.config.vocab_size == len(loop.tokenizer)
+    assert not list(loop.folder.glob("tokenizer.[!j]*"))  # neither leftovers nor a lock
+
+
+def test_scores_samples_and_languages_are_left_with_the_model(train, corpus):
+    loop = train(
+        "scored", 2, "translation", **OPTIONS, eval_steps=3, predict_with_generate=True,
+        test_file=corpus / "valid-pairs.jsonl", do_train=True, do_eval=True, do_predict=True,
+        num_beams=2, max_new_tokens=6, max_generate_samples=5, metric_for_best_model="bleu",
+    )  # fmt: skip
+    assert {"eval_bleu", "eval_chrf", "eval_cross_entropy", "predict_bleu"} <= set(loop.metrics)
+    assert loop.progress.best_metric is not None and "tok:13a" in loop.notes["eval_bleu"]
+    assert len(loop.written.hypotheses) == 20  # all of the test split
+    assert len((loop.folder / "generated_predictions.txt").read_text().splitlines()) == 20
+    saved = json.loads((loop.folder / "generation_config.json").read_text())
+    assert saved["num_beams"] == 2 and saved["max_length"] == 7
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(loop.folder)
+    assert (config.source_lang, config.target_lang) == ("en", "no")
+    assert config.decoder_start_token_id == config.pad_token_id == loop.tokenizer.pad_token_id
+
+
+def test_rates_of_tokens_are_real_ones_and_padding_is_told_apart(train):
+    loop = train("rates", 1, "translation", max_steps=2, do_train=True)
+    facts = loop.data.description["train"]
+    seen = loop.metrics
+    padded = facts["rows"] * (32 + 32) / facts["tokens"]
+    assert padded > 1
+    ratio = seen["train_padded_tokens_per_second"] / seen["train_tokens_per_second"]
+    assert ratio == pytest.approx(padded)
+    assert seen["train_padded_mfu"] > seen["train_mfu"] > 0
+
+
+def test_the_flops_of_pairs_are_those_of_their_own_lengths():
+    params = {
+        "encoder": {"dense": {"kernel": np.zeros((8, 16))}},
+        "decoder": {"dense": {"kernel": np.zeros((8, 60))}},
+        "shared": {"embedding": np.zeros((100, 8))},
+    }
+    config = types.SimpleNamespace(vocab_size=100, d_model=8, encoder_layers=2, decoder_layers=3)
+    model = types.SimpleNamespace(params_shape_tree=params, config=config)
+    from hfseq.data.pair_store import PairSums
+
+    pairs = [(5, 4), (9, 7)]
+    s, t = (sum(side) for side in zip(*pairs, strict=True))
+    squares = [sum(pair[side] ** 2 for pair in pairs) for side in (0, 1)]
+    products = sum(a * b for a, b in pairs)
+    crossed = 3 * 2 * 8 * 8
+    matrices = 6 * (s * (8 * 16 + crossed) + t * (8 * 60 - crossed + 8 * 100))
+    attention = 12 * 8 * (2 * squares[0] + 3 * (squares[1] / 2 + products))
+    found = throughput.pair_flops(model, PairSums(s, t, *squares, products))
+    assert found == matrices + attention
