@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from hfseq import __version__, model_commands, plugins
+from hfseq import __version__, model_commands, plugins, translate_command
 from hfseq.errors import UsageError, run_command
 from hfseq.registry import describe
 
@@ -29,6 +29,7 @@ EXAMPLES = """examples:
   hfseq new my-encoder                   write my_encoder.py, a working architecture in one file
   hfseq plugins --plugin my_encoder.py   see that it is found
   hfseq fill-mask DIR "a <mask> text"    what a trained masked language model puts there
+  hfseq translate DIR < in.txt           translate line by line with a translation model
   hfseq push DIR --hub_model_id me/it    upload a model directory as one commit
 
 Documentation: docs/cli.md and docs/plugins.md."""
@@ -84,6 +85,10 @@ def build_parser() -> argparse.ArgumentParser:
     text = "let a masked language model fill masks"
     fill = command("fill-mask", model_commands.run_fill_mask, text, example)
     model_commands.add_fill_mask(fill)
+    example = 'hfseq translate my-translator "The cat is blue." --num_beams 4'
+    text = "translate text, a file or standard input"
+    translate = command("translate", translate_command.run_translate, text, example)
+    translate_command.add_translate(translate)
     return parser
 
 

@@ -63,9 +63,11 @@ def test_models_import_neither_training_nor_data(name):
 @pytest.mark.parametrize(
     "path",
     [
-        *sorted((ROOT / "hfseq" / "data").glob("*.py")),
+        *sorted((ROOT / "hfseq" / "data").rglob("*.py")),
         *(ROOT / "hfseq" / f"{name}.py" for name in ("hub", "storage", "cli", "flags", "errors")),
         *(ROOT / "hfseq" / f"{name}.py" for name in ("model_commands", "plugins", "registry")),
+        *(ROOT / "hfseq" / f"{name}.py" for name in ("translate_command", "metrics")),
+        *(ROOT / "hfseq" / f"translation_{name}.py" for name in ("files", "stream")),
         ROOT / "hfseq" / "training" / "arguments.py",
         *sorted((ROOT / "hfseq" / "training").glob("tracking.py")),
     ],

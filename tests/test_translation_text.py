@@ -1,0 +1,97 @@
+"""Marian's tokenizer reads with the vocabulary of the source and writes with that of the target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hfseq.translation_text import SourceEncoder, TargetDecoder, source_limit
+from tests.support.translators import EOS, FIRST, PAD, CharacterTokenizer, EchoModel, sentences
+
+
+def numbers(text: str) -> list[int]:
+    return [ord(c) + FIRST for c in text]
+
+
+def test_rows_end_at_the_end_token_or_at_padding_or_at_the_limit():
+    decode = TargetDecoder(CharacterTokenizer(), [EOS], PAD)
+    rows = [
+        [PAD, *numbers("ab"), EOS, PAD],
+        [PAD, *numbers("abc"), EOS],
+        [PAD, *numbers("abcd")],
+        [PAD, *numbers("ab"), PAD, PAD],
+        [PAD, EOS, *numbers("xyz")],
+    ]
+    assert decode(np.array(rows)) == [
+        ("ab", True), ("abc", False), ("abcd", False), ("ab", False), ("", True),
+    ]  # fmt: skip
+
+
+def test_a_tokenizer_with_two_vocabularies_is_asked_for_the_target():
+    class Two(CharacterTokenizer):
+        spm_target = object()
+        asked = None
+
+        def batch_decode(self, rows, skip_special_tokens=False, use_source_tokenizer=True):
+            Two.asked = use_source_tokenizer
+            return super().batch_decode(rows)
+
+    assert TargetDecoder(Two(), [EOS], PAD)(np.array([[0, *numbers("a"), EOS, 0]]))[0][0] == "a"
+    assert Two.asked is False
+
+
+@pytest.mark.parametrize(
+    ("positions", "own", "asked", "limit"),
+    [
+        (64, 512, None, 64), (64, 512, 100, 64), (64, 512, 10, 10),
+        (None, 512, None, 512), (None, 512, 2000, 2000), (None, int(1e30), None, 1024),
+    ],
+)  # fmt: skip
+def test_the_limit_of_the_source_is_the_smallest_that_binds(positions, own, asked, limit):
+    tokenizer = CharacterTokenizer()
+    tokenizer.model_max_length = own
+    assert source_limit(EchoModel(positions), tokenizer, asked) == limit
+
+
+@pytest.fixture
+def marian(tmp_path) -> Path:
+    """The tokenizer files of an opus-mt model: one piece model for each language."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    pytest.importorskip("transformers")
+    words = {"source": sentences(200), "target": [text[::-1] for text in sentences(200)]}
+    pieces = {">>fra<<": None}
+    for side, texts in words.items():
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_prefix=str(tmp_path / side), vocab_size=60,
+            hard_vocab_limit=False, minloglevel=2,
+        )  # fmt: skip
+        (tmp_path / f"{side}.model").rename(tmp_path / f"{side}.spm")
+        model = sentencepiece.SentencePieceProcessor(str(tmp_path / f"{side}.spm"))
+        pieces |= dict.fromkeys(model.id_to_piece(i) for i in range(3, len(model)))
+    vocab = {piece: i for i, piece in enumerate(["</s>", "<unk>", *pieces, "<pad>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of sentencepiece's bindings
+def test_marian_reads_the_source_and_writes_the_target(marian):
+    from transformers import MarianTokenizer
+
+    from hfseq.translation_languages import find_direction
+
+    tokenizer = MarianTokenizer.from_pretrained(marian)
+    source, target = "the cat is blue", "eulb si tac eht"
+    tokenizer._switch_to_target_mode()  # as an error may leave it
+    direction = find_direction(tokenizer, tokenizer, "m", target_lang="fra")
+    encoder = SourceEncoder(tokenizer, 50, direction.source_prefix)
+    (encoded,) = encoder([source])
+    pieces = tokenizer.spm_source.encode(f" {source}", out_type=str)
+    assert tokenizer.convert_ids_to_tokens(encoded.parts[0]) == [">>fra<<", *pieces, "</s>"]
+    ids = tokenizer(text_target=target)["input_ids"]
+    row = np.array([[tokenizer.pad_token_id, *ids, tokenizer.pad_token_id]])
+    decode = TargetDecoder(tokenizer, [tokenizer.eos_token_id], tokenizer.pad_token_id)
+    assert decode(row) == [(target, True)]

@@ -1,0 +1,315 @@
+"""Translation in batches is what the model does with each text alone, in the order of the texts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from hfseq.errors import UsageError
+from hfseq.translation import Hypothesis, Translator
+from hfseq.translation_stream import BadLine
+from tests.support.translators import CharacterTokenizer, EchoModel, echo, save_tiny_t5, sentences
+
+#: Of one width but for one, since every width is a program to compile.
+TEXTS = [*sentences(17, longest=4), "", "the house of the laws and the trees"]
+SEARCH = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 15}
+GREEDY = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 15}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny-t5")
+    save_tiny_t5(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(folder):
+    from hfseq.translation_checkpoint import load_pair
+
+    return load_pair(str(folder))
+
+
+def texts_of(found: list[list[Hypothesis]]) -> list[list[str]]:
+    return [[one.text for one in hypotheses] for hypotheses in found]
+
+
+@pytest.mark.parametrize("options", [GREEDY, SEARCH], ids=["greedy", "beams"])
+def test_each_translation_is_that_of_generate_on_the_text_alone(tiny, options):
+    model, tokenizer = tiny
+    texts = TEXTS if options is GREEDY else TEXTS[:-1]
+    found = Translator(model, tokenizer, batch_size=4, **options)(texts)
+    ended = 0
+    for text, hypotheses in zip(texts, found, strict=True):
+        if not text:
+            assert hypotheses == [Hypothesis("")] * len(hypotheses)
+            continue
+        inputs = tokenizer([text], return_tensors="np")
+        output = model.generate(
+            inputs["input_ids"], attention_mask=inputs["attention_mask"], **options
+        )
+        alone = tokenizer.batch_decode(np.asarray(output.sequences), skip_special_tokens=True)
+        assert [one.text for one in hypotheses] == alone
+        ended += hypotheses[0].ended
+        if options is SEARCH:
+            assert np.allclose([one.score for one in hypotheses], output.scores, atol=1e-5)
+    assert 0 < ended < 17  # so some were cut off, and others were not
+    assert len({hypotheses[0].text for hypotheses in found}) > 9
+
+
+@pytest.mark.parametrize("options", [GREEDY, SEARCH], ids=["greedy", "beams"])
+def test_translations_are_those_of_pytorch(folder, tiny, options):
+    torch = pytest.importorskip("torch")
+    from transformers import T5ForConditionalGeneration
+
+    theirs = T5ForConditionalGeneration.from_pretrained(folder)
+    model, tokenizer = tiny
+    texts = [text for text in TEXTS[:-1] if text]
+    with torch.no_grad():
+        tokens = theirs.generate(**tokenizer(texts, return_tensors="pt", padding=True), **options)
+    expected = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    found = Translator(model, tokenizer, batch_size=4, **options)(texts)
+    assert [one.text for hypotheses in found for one in hypotheses] == expected
+
+
+def test_parameters_of_the_caller_are_used_wherever_they_lie(folder, tiny):
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from hfseq import FlaxAutoModelForSeq2SeqLM
+
+    model, tokenizer = tiny
+    translator = Translator(model, tokenizer, batch_size=4, **GREEDY)
+    texts = TEXTS[:4]
+    expected = texts_of(translator(texts))
+    empty, params = FlaxAutoModelForSeq2SeqLM.from_pretrained(folder, _do_init=False)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "fsdp"))
+
+    def place(leaf):
+        spec = PartitionSpec("fsdp") if leaf.shape[0] % 2 == 0 else PartitionSpec()
+        return jax.device_put(leaf, NamedSharding(mesh, spec))
+
+    spread = Translator(empty, tokenizer, batch_size=4, **GREEDY)
+    assert texts_of(spread(texts, params=jax.tree.map(place, params))) == expected
+    halved = jax.tree.map(lambda leaf: np.asarray(leaf) / 2, params)
+    assert texts_of(translator(texts, params=halved)) != expected
+
+
+def test_few_programs_are_compiled_for_many_lengths():
+    model = EchoModel(positions=64)
+    translator = Translator(model, CharacterTokenizer(), batch_size=16)
+    rng = np.random.default_rng(0)
+    texts = ["x" * int(length) for length in rng.integers(1, 60, 500)]
+    assert texts_of(translator(texts)) == [[text.upper()] for text in texts]
+    translator(texts[::-1])
+    shapes = {(call["shape"], call["max_length"]) for call in model.calls}
+    # For each width one limit of new tokens, and full batches or rests of few sizes.
+    assert {shape[1] for shape, _ in shapes} == {16, 24, 32, 48, 64}
+    assert {shape[0] for shape, _ in shapes} <= {1, 4, 16}
+    assert len({(shape[1], length) for shape, length in shapes}) == 5
+    assert len(model.calls) < 2 * 500 / 16 * 1.2
+
+
+def test_batches_hold_texts_of_similar_length_and_order_is_kept():
+    translator = echo(batch_size=4)
+    texts = ["a" * 40, "b", "c" * 39, "", "d", "e" * 41, "f", " \t", "g" * 38, "h"]
+    assert texts_of(translator(texts)) == [[text.strip().upper()] for text in texts]
+    assert [call["shape"] for call in translator.model.calls] == [(4, 48), (4, 16)]
+
+
+def test_a_long_text_does_not_widen_the_batch_of_short_ones():
+    translator = echo(batch_size=4)
+    translator(["a" * 5, "b" * 100, "c" * 6, "d" * 20])
+    assert [call["shape"] for call in translator.model.calls] == [(1, 128), (4, 24)]
+
+
+def test_the_limit_of_new_tokens_follows_the_source_and_the_model():
+    translator = echo(positions=40)
+    translator(["a" * 3])
+    translator(["a" * 30])
+    translator.model.generation_config.max_length = 20
+    translator(["a" * 3])
+    (cut,) = translator(["a" * 30])
+    assert [call["max_length"] for call in translator.model.calls] == [48 - 8, 40, 20, 20]
+    assert cut == [Hypothesis("A" * 19, cut[0].score, ended=False)]
+
+
+def test_texts_without_words_do_not_reach_the_model():
+    translator = echo()
+    assert texts_of(translator(["", "  ", "\u200b"])) == [[""], [""], [""]]
+    assert translator([]) == [] and translator.model.calls == []
+
+
+def test_a_newline_in_a_translation_does_not_make_two_lines():
+    assert texts_of(echo()(["one\rtwo\nthree"])) == [["ONE TWO THREE"]]
+
+
+def test_n_best_have_falling_scores_and_blank_texts_as_many():
+    found = echo(num_beams=3, num_return_sequences=2)(["ab", ""])
+    assert found == [[Hypothesis("AB", 0.0), Hypothesis("AB'", -1.0)], [Hypothesis("")] * 2]
+
+
+def test_one_text_that_fails_costs_no_other():
+    translator = echo(batch_size=8)
+    texts = [f"text {number}" for number in range(20)]
+    texts[7] = "a $ sign"
+    found = translator.translate(texts, first_line=11)
+    assert [line.line for line in found] == list(range(11, 31))
+    assert found[7].error == "the model failed on it: a dollar" and not found[7].hypotheses
+    assert all(
+        line.hypotheses[0].text == text.upper() and line.error is None
+        for line, text in zip(found, texts, strict=True)
+        if "$" not in text
+    )
+    with pytest.raises(UsageError, match="text 8: the model failed on it: a dollar"):
+        translator(texts)
+
+
+def test_what_fails_on_every_text_is_raised_as_it_is():
+    with pytest.raises(FloatingPointError, match="a dollar"):
+        echo().translate(["$"] * 5)
+    assert [line.error for line in echo().translate(["$"])] == ["the model failed on it: a dollar"]
+
+
+def test_a_long_text_is_truncated_with_a_warning(messages):
+    translator = echo(max_source_length=11)
+    (short, long) = translator.translate(["a" * 10, "b" * 11])
+    assert not short.warnings
+    assert long.warnings == ["12 tokens are more than the 11 that fit: truncated"]
+    assert [line.hypotheses[0].text for line in (short, long)] == ["A" * 10, "B" * 10]
+    translator(["b" * 11])
+    assert "1 of 1 texts are too long: text 1: 12 tokens" in messages()
+
+
+def test_a_long_text_is_split_where_sentences_end_and_joined_again():
+    translator = echo(max_source_length=20, long_lines="split")
+    text = (
+        "One is here. Two, as it is, came late. Threefourfivesixseveneight 日本語です。そうです。"
+    )
+    (line,) = translator.translate([text])
+    assert line.hypotheses[0].text.replace(" ", "") == text.upper().replace(" ", "")
+    assert line.hypotheses[0].text.startswith("ONE IS HERE. TWO, AS IT IS, CAME LATE. ")
+    assert line.warnings[0].endswith("split into 7 parts")
+    assert max(call["shape"][1] for call in translator.model.calls) <= 24
+
+
+def test_the_scores_of_a_split_text_are_averaged():
+    translator = echo(max_source_length=8, long_lines="split", num_beams=2, num_return_sequences=2)
+    ((best, second),) = translator(["abc def. ghi."])
+    assert best == Hypothesis("ABC DEF. GHI.", 0.0)
+    assert second == Hypothesis("ABC' DEF.' GHI.'", -1.0)
+
+
+def test_a_long_text_can_be_an_error():
+    (line,) = echo(max_source_length=5, long_lines="error").translate(["abcdef"])
+    assert line.error.startswith("7 tokens are more than the 5 that fit") and not line.hypotheses
+
+
+def test_a_prefix_goes_before_every_text_but_blank_ones():
+    assert texts_of(echo(source_prefix="to x: ")(["a", ""])) == [["TO X: A"], [""]]
+
+
+def test_the_position_table_limits_the_source():
+    (line,) = echo(positions=16, max_source_length=100).translate(["a" * 40])
+    assert line.warnings == ["41 tokens are more than the 16 that fit: truncated"]
+
+
+def test_wrong_options_are_named_together():
+    with pytest.raises(UsageError) as caught:
+        echo(
+            positions=16, num_beams=2, num_return_sequences=3, batch_size=0, max_new_tokens=17,
+            long_lines="cut",
+        )  # fmt: skip
+    for part in ("batch_size 0", "num_return_sequences 3", "at most 15", "long_lines cut"):
+        assert part in str(caught.value)
+
+
+def test_options_of_generate_are_handed_on():
+    translator = echo(num_beams=2, length_penalty=0.6, early_stopping=None)
+    translator(["a"])
+    (call,) = translator.model.calls
+    assert call["length_penalty"] == 0.6 and call["num_beams"] == 2 and not call["do_sample"]
+    assert call["compact_finished"]
+    assert "early_stopping" not in call and call["max_new_tokens"] is None
+
+
+# -- streams
+
+
+def test_a_stream_gives_what_it_has_when_the_input_pauses():
+    go_on = threading.Event()
+
+    def lines():
+        yield "first"
+        yield "second"
+        assert go_on.wait(20)
+        yield "third"
+
+    stream = echo().stream(lines(), pause=0.05)
+    assert [next(stream).hypotheses[0].text for _ in range(2)] == ["FIRST", "SECOND"]
+    assert not go_on.is_set()
+    go_on.set()
+    (last,) = stream
+    assert last.line == 3 and last.hypotheses[0].text == "THIRD"
+
+
+def test_a_stream_does_not_wait_for_a_pause_when_a_batch_is_full():
+    def lines():  # never pauses for as long as a second, and never ends
+        while True:
+            yield "again"
+            time.sleep(0.005)
+
+    stream = echo(batch_size=4).stream(lines(), pause=1.0)
+    begin = time.monotonic()
+    assert [next(stream).line for _ in range(4)] == [1, 2, 3, 4]
+    assert time.monotonic() - begin < 1.0
+    stream.close()
+
+
+@pytest.mark.parametrize("pause", [None, 0.05])
+def test_the_order_of_a_stream_is_that_of_its_lines(pause):
+    texts = sentences(70)
+    found = list(echo(batch_size=2).stream(iter(texts), pause=pause))
+    assert [(line.line, line.source) for line in found] == list(enumerate(texts, 1))
+    assert [line.hypotheses[0].text for line in found] == [text.upper() for text in texts]
+
+
+@pytest.mark.parametrize("pause", [None, 0.05])
+def test_lines_before_an_error_of_the_input_are_translated_first(pause):
+    def lines():
+        yield from ("a", "b")
+        raise OSError("the disk is gone")
+
+    found = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        for line in echo().stream(lines(), pause=pause):
+            found.append(line.hypotheses[0].text)
+    assert found == ["A", "B"]
+
+
+def test_leaving_a_stream_ends_its_thread():
+    def endless():
+        while True:
+            yield "x"
+
+    before = threading.active_count()
+    stream = echo(batch_size=1).stream(endless())
+    next(stream)
+    stream.close()
+    for _ in range(100):
+        if threading.active_count() <= before:
+            break
+        time.sleep(0.05)
+    assert threading.active_count() <= before
+
+
+def test_lines_that_could_not_be_read_are_errors_or_warnings():
+    lines = [BadLine("a\ufffd", "invalid"), BadLine("b", "odd", usable=True), "c"]
+    first, second, third = echo().stream(lines)
+    assert (first.error, first.hypotheses) == ("invalid", [])
+    assert (second.warnings, second.hypotheses[0].text) == (["odd"], "B")
+    assert not third.error and not third.warnings
