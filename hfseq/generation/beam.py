@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hfseq.generation import blocks
 from hfseq.generation.build import build_processors, build_warpers
+from hfseq.generation.options import Options
 from hfseq.generation.outputs import FlaxBeamSearchOutput
 from hfseq.generation.plan import Operands, Plan
 from hfseq.generation.sampling import row_keys, sample_without_replacement
@@ -41,6 +43,13 @@ class BeamState(NamedTuple):
     recorded: dict[str, jax.Array]
 
 
+class Scored(NamedTuple):
+    """Processed log-probabilities (rows, vocabulary); the maxima of their blocks, if of use."""
+
+    scores: jax.Array
+    maxima: jax.Array | None
+
+
 class Candidates(NamedTuple):
     """The best continuations, (batch, candidates): score, parent beam, token, does it end?"""
 
@@ -61,9 +70,7 @@ class BeamSearch:
         self.beams, self.batch = plan.options.num_beams, operands.prompt.shape[0]
         # So many that num_beams of them go on even if all others end.
         self.candidates = max(2, 1 + len(plan.options.eos_token_id)) * self.beams
-        # Python's floats, rounded once, as PyTorch does: at half a unit in the last place less.
-        lengths = np.maximum(np.arange(plan.buffer + 1, dtype=np.float64), 1)
-        self.norms = jnp.asarray(lengths**plan.options.length_penalty, jnp.float32)
+        self.norms = jnp.asarray(norms(plan.options, plan.buffer + 1))
         self.keeps_parents = plan.options.output_scores or plan.options.output_logits
 
     def begin(self) -> BeamState:
@@ -92,11 +99,16 @@ class BeamSearch:
             open_beam = ~state.is_finished.all()
         return state.hopeful.any() & open_beam & ~state.all_ended
 
+    def done(self, state: BeamState) -> jax.Array:
+        """Tell for each row of the input (batch,) that nothing will change its best beams."""
+        done = ~state.hopeful[:, 0]
+        return done | state.is_finished.all(-1) if self.options.early_stopping is True else done
+
     def advance(self, state: BeamState) -> BeamState:
         """Add one token to every running beam and move those that end to the finished ones."""
         step = state.length - self.operands.prompt_length
-        scores, inputs, recorded = self._score(state, step)
-        found = self._candidates(state, scores, step)
+        scored, inputs, recorded = self._score(state, step)
+        found = self._candidates(state, scored, step)
         running, parents = self._continue(state, found)
         rows = (jnp.arange(self.batch)[:, None] * self.beams + parents).reshape(-1)
         inputs |= {"past_key_values": kv_cache.reorder(inputs["past_key_values"], rows)}
@@ -123,25 +135,48 @@ class BeamSearch:
             beam_indices=kept.parents if self.keeps_parents else None,
         )
 
-    def _score(self, state: BeamState, step: Any) -> tuple[jax.Array, dict[str, Any], Any]:
+    def _score(self, state: BeamState, step: Any) -> tuple[Scored, dict[str, Any], Any]:
         """Return processed log-probabilities (rows, vocabulary) of the next tokens."""
         flat = state.running.sequences.reshape(self.batch * self.beams, -1)
         logits, inputs = self.session.next_logits(column(flat, state.length - 1), state.inputs)
         logits = self.session.model._adapt_logits_for_beam_search(logits)
-        scores = jax.nn.log_softmax(logits, axis=-1)
+        scores, maxima = self._log_softmax(logits)
         for processor in self.processors:
             scores = processor(flat, scores, state.length)
-        return scores, inputs, record(state.recorded, step, scores=scores, logits=logits)
+        if maxima is not None:
+            maxima = self._maxima(maxima, scores, state.length)
+        kept = record(state.recorded, step, scores=scores, logits=logits)
+        return Scored(scores, maxima), inputs, kept
 
-    def _candidates(self, state: BeamState, scores: jax.Array, step: Any) -> Candidates:
-        vocab = scores.shape[-1]
-        total = scores.reshape(self.batch, self.beams, vocab) + state.running.scores[..., None]
-        total = total.reshape(self.batch, -1)
+    def _log_softmax(self, logits: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        width = None if self.options.do_sample else blocks.block_width(logits.shape[-1])
+        if width is None:
+            return jax.nn.log_softmax(logits, axis=-1), None
+        top, mass, maxima = blocks.log_softmax_parts(logits, width)
+        return logits - top - mass, maxima - top - mass
+
+    def _maxima(self, before: jax.Array, scores: jax.Array, length: Any) -> jax.Array:
+        width = scores.shape[-1] // before.shape[-1]
+        changed = blocks.changed_blocks(self.processors, scores.shape[-1], width)
+        if changed is None:
+            return blocks.block_maxima(scores, width)
+        return blocks.maxima_of_processed(self.processors, before, scores, length, changed)
+
+    def _candidates(self, state: BeamState, scored: Scored, step: Any) -> Candidates:
+        vocab = scored.scores.shape[-1]
+
+        def totals(scores: jax.Array) -> jax.Array:
+            apart = scores.reshape(self.batch, self.beams, -1) + state.running.scores[..., None]
+            return apart.reshape(self.batch, -1)
+
+        total = totals(scored.scores)
         if self.options.do_sample:
             keys = row_keys(self.operands.key, self.batch, step)
             best, places = sample_without_replacement(keys, total, self.candidates)
-        else:
+        elif scored.maxima is None:
             best, places = jax.lax.top_k(total, self.candidates)
+        else:
+            best, places = blocks.top_k(total, self.candidates, totals(scored.maxima))
         beams, tokens = places // vocab, (places % vocab).astype(jnp.int32)
         length = state.length + 1
         ended = self._ended(state, beams, tokens, length) | (length >= self.operands.stop_length)
@@ -201,15 +236,30 @@ class BeamSearch:
         return Beams(sequences, scores, history), is_finished
 
     def _hope(self, before: Any, running: Beams, finished: Beams, is_finished: Any, new: Any):
-        """Tell, by PyTorch's heuristic, where the best running beam may still beat a finished one.
+        """Tell where the best running beam may still beat a finished one.
+
+        By PyTorch's heuristic, or for certain with ``early_stopping="never"`` and in GNMT's search.
 
         ``new`` is the number of new tokens.
         """
-        longest = self.options.early_stopping == "never" and self.options.length_penalty > 0
+        patient = self.options.early_stopping == "never"
+        if self.options.length_penalty_type == "gnmt":
+            patient = self.options.early_stopping is not True
+        # Sums of log-probabilities only fall: divided by the largest norm they are a bound.
+        longest = patient and self.options.length_penalty > 0
         place = self.operands.stop_length - self.operands.prompt_length if longest else new
         best = running.scores[:, :1] / self.norms[place]
         worst = jnp.where(is_finished, finished.scores.min(-1, keepdims=True), NEVER)
         return before & (best > worst).any(-1, keepdims=True)
+
+
+def norms(options: Options, count: int) -> np.ndarray:
+    """Return what the score of a beam with 0 to ``count`` - 1 new tokens is divided by, float32."""
+    # Python's floats, rounded once, as PyTorch does: at half a unit in the last place less.
+    lengths = np.maximum(np.arange(count, dtype=np.float64), 1)
+    if options.length_penalty_type == "gnmt":
+        lengths = (5 + lengths) / 6
+    return (lengths**options.length_penalty).astype(np.float32)
 
 
 def _pick(values: jax.Array, places: jax.Array) -> jax.Array:

@@ -9,6 +9,9 @@ from typing import Any
 from hfseq.errors import UsageError, nearest
 from hfseq.generation.options import NO_ARGUMENTS, Options
 
+#: How the score of a beam depends on its length: length ** penalty, ((5 + length) / 6) ** penalty.
+LENGTH_PENALTIES = ("transformers", "gnmt")
+
 #: Arguments of a model's call that ``generate`` sets itself.
 _OWN = {
     "self", "params", "train", "dropout_rng", "return_dict", "output_attentions", "extra",
@@ -63,7 +66,8 @@ def _inputs(function: Any) -> set[str]:
 
 def check_options(options: Options, vocab_size: int) -> None:
     """Refuse values and combinations that cannot work, all at once."""
-    problems = [*_counts(options, vocab_size), *_numbers(options), *_tokens(options, vocab_size)]
+    problems = [*_counts(options, vocab_size), *_length_penalty(options), *_numbers(options)]
+    problems += _tokens(options, vocab_size)
     if problems:
         raise UsageError("generate: " + "; ".join(problems))
 
@@ -91,6 +95,17 @@ def _counts(options: Options, vocab_size: int) -> list[str]:
             f"num_return_sequences={wanted} needs do_sample=True or num_beams>={wanted}: greedy "
             "search finds only one"
         )
+    return problems
+
+
+def _length_penalty(options: Options) -> list[str]:
+    kind, penalty = options.length_penalty_type, options.length_penalty
+    problems = []
+    if kind not in LENGTH_PENALTIES:
+        known = " or ".join(f'"{name}"' for name in LENGTH_PENALTIES)
+        problems.append(f"length_penalty_type={kind!r} has to be {known}")
+    if isinstance(penalty, bool) or not isinstance(penalty, (int, float)):
+        problems.append(f"length_penalty={penalty!r} has to be a number")
     return problems
 
 

@@ -11,15 +11,17 @@ from hfseq.errors import UsageError
 logger = logging.getLogger(__name__)
 
 SMALLEST_BUCKET = 16
+#: All columns of an encoder are computed, so spare ones cost more than a program for short texts.
+SMALLEST_ENCODER_BUCKET = 8
 
 
-def bucket(length: int, limit: int | None = None) -> int:
+def bucket(length: int, limit: int | None = None, smallest: int = SMALLEST_BUCKET) -> int:
     """Return the size that is compiled for ``length``: 1, 16, 24, 32, 48, 64, 96 and so on.
 
-    Sizes are powers of two and one and a half times these, so at most half of a buffer is spare.
-    ``limit``, the model's number of positions, is never exceeded.
+    Sizes are powers of two and one and a half times these, so at most half of a buffer is spare;
+    after 1 comes ``smallest``. ``limit``, the model's number of positions, is never exceeded.
     """
-    size = 1 if length <= 1 else SMALLEST_BUCKET
+    size = 1 if length <= 1 else smallest
     while size < length:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
     return size if limit is None else max(min(size, limit), length)

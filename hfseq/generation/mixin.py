@@ -11,6 +11,7 @@ import numpy as np
 
 from hfseq.errors import UsageError
 from hfseq.generation.checks import check_class
+from hfseq.generation.compaction import can_compact, run_compacted
 from hfseq.generation.programs import run, run_compiled, run_eagerly, search, steps
 from hfseq.generation.requests import Request, make_request
 
@@ -36,7 +37,8 @@ class FlaxGenerationMixin:
         ``prng_key`` is a key or a seed; ``trace=False`` runs the loop in Python, for debugging;
         ``logits_processor`` and ``stopping_criteria`` are lists of traceable functions
         ``(input_ids, scores, cur_len)`` and ``(input_ids, cur_len)``; ``streamer`` gets tokens as
-        they come. Returns :class:`FlaxGreedySearchOutput`, :class:`FlaxSampleOutput` or
+        they come; ``compact_finished=True`` keeps finished rows out of the work of greedy and beam
+        search. Returns :class:`FlaxGreedySearchOutput`, :class:`FlaxSampleOutput` or
         :class:`FlaxBeamSearchOutput`, whose ``sequences`` are padded to ``max_length``. The loop is
         compiled once for a bucket of lengths; under ``jax.jit`` and ``pmap`` it is traced.
 
@@ -53,7 +55,9 @@ class FlaxGenerationMixin:
             return _cut(run_eagerly(self, request.plan, request.operands), request)
         if request.static:
             return run(self, request.plan, request.operands)
-        return _cut(run_compiled(self, request.plan, request.operands), request)
+        plan, operands = request.plan, request.operands
+        compact = request.compact and can_compact(plan, operands)
+        return _cut((run_compacted if compact else run_compiled)(self, plan, operands), request)
 
     def stream_generate(
         self,

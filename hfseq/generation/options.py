@@ -68,6 +68,7 @@ class Options:
     num_return_sequences: int = 1
     early_stopping: Any = False
     length_penalty: float = 1.0
+    length_penalty_type: str = "transformers"
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -174,7 +175,7 @@ def resolve(config: Any, extras: Mapping[str, Any]) -> Options:
     pad = _plain(config.pad_token_id)
     if pad is None and eos:
         pad = eos[0]
-    forced = extras.get("forced_decoder_ids", getattr(config, "forced_decoder_ids", None))
+    forced = _own("forced_decoder_ids", config, extras)
     values = {
         "do_sample": bool(config.do_sample),
         "pad_token_id": pad,
@@ -188,6 +189,7 @@ def resolve(config: Any, extras: Mapping[str, Any]) -> Options:
         "exponential_decay_length_penalty": _pair(config.exponential_decay_length_penalty),
         "min_new_tokens": config.min_new_tokens or 0,
         "has_min_length": bool(config.min_length),
+        "length_penalty_type": _own("length_penalty_type", config, extras) or "transformers",
         "stop_token_sequences": _sequences(extras.get("stop_token_sequences")),
     }
     for field in dataclasses.fields(Options):
@@ -195,6 +197,11 @@ def resolve(config: Any, extras: Mapping[str, Any]) -> Options:
             value = _plain(getattr(config, field.name))
             values[field.name] = field.default if value is None else value
     return Options(**_neutral(values))
+
+
+def _own(name: str, config: Any, extras: Mapping[str, Any]) -> Any:
+    """Return an option that GenerationConfig lacks: from the call, or a file that has it anyway."""
+    return extras.get(name, getattr(config, name, None))
 
 
 def _neutral(values: dict[str, Any]) -> dict[str, Any]:

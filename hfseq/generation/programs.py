@@ -57,18 +57,15 @@ def run_eagerly(model: Any, plan: Plan, operands: Operands) -> Any:
 
 def run_compiled(model: Any, plan: Plan, operands: Operands) -> Any:
     """Search with a program that is compiled once for a plan and the shapes of the operands."""
-    program = _programs(model).find(
-        ("run", *_key(model, plan)),
-        lambda: jax.jit(lambda operands: run(model, plan, operands)),
+    program = find_program(
+        model, plan, "run", lambda: jax.jit(lambda operands: run(model, plan, operands))
     )
     return program(operands)
 
 
 def steps(model: Any, plan: Plan, operands: Operands) -> Iterator[tuple[np.ndarray, SearchState]]:
     """Search step by step: yield the new tokens (rows,) and the state after each step."""
-    begin, advance, unfinished = _programs(model).find(
-        ("steps", *_key(model, plan)), lambda: _stepwise(model, plan)
-    )
+    begin, advance, unfinished = find_program(model, plan, "steps", lambda: _stepwise(model, plan))
     state = begin(operands)
     while unfinished(operands, state):
         state, tokens = advance(operands, state)
@@ -90,9 +87,7 @@ def _stepwise(model: Any, plan: Plan) -> tuple[Any, Any, Any]:
     return jax.jit(begin), jax.jit(advance, donate_argnums=1), unfinished
 
 
-def _programs(model: Any) -> Programs:
-    return vars(model).setdefault("_generation_programs", Programs())
-
-
-def _key(model: Any, plan: Plan) -> tuple[Any, ...]:
-    return plan.key(), getattr(model, "_options", None)
+def find_program(model: Any, plan: Plan, kind: str, make: Callable[[], Any]) -> Any:
+    """Return what the model keeps as ``kind`` for a plan, made if need be."""
+    programs = vars(model).setdefault("_generation_programs", Programs())
+    return programs.find((kind, plan.key(), getattr(model, "_options", None)), make)

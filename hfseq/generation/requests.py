@@ -11,7 +11,12 @@ import numpy as np
 from hfseq.errors import UsageError
 from hfseq.generation import prompts
 from hfseq.generation.checks import check_arguments, check_options
-from hfseq.generation.lengths import Lengths, bucket, resolve_lengths
+from hfseq.generation.lengths import (
+    SMALLEST_ENCODER_BUCKET,
+    Lengths,
+    bucket,
+    resolve_lengths,
+)
 from hfseq.generation.options import Options, merge, resolve
 from hfseq.generation.plan import Operands, Plan
 from hfseq.generation.sampling import make_key
@@ -24,6 +29,8 @@ EXTRAS = (
     "tokenizer",
     "stop_token_sequences",
     "forced_decoder_ids",
+    "length_penalty_type",
+    "compact_finished",
 )
 
 
@@ -35,6 +42,7 @@ class Request(NamedTuple):
     lengths: Lengths
     static: bool
     streamer: Any
+    compact: bool = False
 
 
 def make_request(
@@ -73,7 +81,8 @@ def make_request(
     check_padding(plan)
     key = make_key(prng_key)
     operands = _operands(parts, lengths, key, params or model.params, static)
-    return Request(plan, operands, lengths, static, extras.get("streamer"))
+    compact = bool(extras.get("compact_finished"))
+    return Request(plan, operands, lengths, static, extras.get("streamer"), compact)
 
 
 class _Parts(NamedTuple):
@@ -162,7 +171,7 @@ def _encoder_inputs(
     if exact or others:  # other inputs have shapes that are not known here
         given = {"input_ids": ids, "attention_mask": mask, **others}
         return {name: value for name, value in given.items() if value is not None}
-    width = bucket(length, limit)
+    width = bucket(length, limit, SMALLEST_ENCODER_BUCKET)
     mask = np.ones_like(ids) if mask is None else mask
     wide = {"input_ids": prompts.widen(ids, width)}
     return wide | {"attention_mask": prompts.widen(mask, width)}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hfseq.generation import blocks
 from hfseq.generation.build import build_processors, build_warpers
 from hfseq.generation.outputs import FlaxGreedySearchOutput, FlaxSampleOutput
 from hfseq.generation.plan import Operands, Plan
@@ -57,6 +58,10 @@ class TokenSearch:
         """Tell whether a row still needs a token."""
         return (state.length < self.operands.stop_length) & ~state.finished.all()
 
+    def done(self, state: SearchState) -> jax.Array:
+        """Tell for each row (rows,) that nothing will change it."""
+        return state.finished
+
     def advance(self, state: SearchState) -> SearchState:
         """Add one token to every row."""
         step = state.length - self.operands.prompt_length
@@ -65,7 +70,8 @@ class TokenSearch:
         scores = logits
         for processor in (*self.processors, *self.warpers):
             scores = processor(state.sequences, scores, state.length)
-        chosen = jnp.where(state.finished, self.plan.pad, self._choose(scores, step))
+        chosen = self._choose(logits, scores, state.length)
+        chosen = jnp.where(state.finished, self.plan.pad, chosen)
         sequences = jax.lax.dynamic_update_slice_in_dim(
             state.sequences, chosen[:, None], state.length, axis=1
         )
@@ -79,14 +85,26 @@ class TokenSearch:
         kind = FlaxSampleOutput if self.plan.options.do_sample else FlaxGreedySearchOutput
         return kind(sequences=state.sequences, **state.recorded)
 
-    def _choose(self, scores: jax.Array, step: Any) -> jax.Array:
+    def _choose(self, logits: jax.Array, scores: jax.Array, length: Any) -> jax.Array:
+        """Return a token for each row by ``scores``, which are the processed ``logits``."""
         if not self.plan.options.do_sample:
-            return first_maximum(scores)
-        keys = row_keys(self.operands.key, len(scores), step)
+            return self._best(logits, scores, length)
+        keys = row_keys(self.operands.key, len(scores), length - self.operands.prompt_length)
         if not self.late:
             return sample(keys, scores)
         top_k, *warpers = self.late
         return sample_top_k(keys, scores, top_k.top_k, warpers)
+
+    def _best(self, logits: jax.Array, scores: jax.Array, length: Any) -> jax.Array:
+        width = blocks.block_width(scores.shape[-1])
+        if width is None or self.warpers:
+            return first_maximum(scores)
+        changed = blocks.changed_blocks(self.processors, scores.shape[-1], width)
+        if changed is None:
+            return first_maximum(scores)
+        before = blocks.block_maxima(logits, width)
+        maxima = blocks.maxima_of_processed(self.processors, before, scores, length, changed)
+        return blocks.first_best(scores, maxima)
 
 
 def column(sequences: jax.Array, place: Any) -> jax.Array:

@@ -185,19 +185,38 @@ def few_queries_attention(
     batch, queries, heads, head_dim = query.shape
     keys, kv_heads = key.shape[1:3]
     width, group = kv_heads * head_dim, heads // kv_heads
-    own = jnp.repeat(jnp.eye(kv_heads, dtype=query.dtype), group, axis=0)[:, :, None]
-    columns = (query[:, :, :, None, :] * own).reshape(batch, queries * heads, width)
+    # A comparison and not a table: it is computed where it is used, not written down.
+    own = jnp.arange(heads)[:, None] // group == jnp.arange(kv_heads)[None]
+    columns = jnp.where(own[:, :, None], query[:, :, :, None, :], 0)
     scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    columns = columns.reshape(batch, queries * heads, width)
     scores = _batched(key.reshape(batch, keys, width), columns, 2) * scale
     scores = scores.reshape(batch, keys, queries, heads)
     if bias is not None:
         scores = scores + bias.astype(jnp.float32).transpose(0, 3, 2, 1)
     if mask is not None:
         scores = jnp.where(mask.transpose(0, 3, 2, 1), scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=1).reshape(batch, keys, queries * heads)
-    mixed = _batched(weights.astype(value.dtype), value.reshape(batch, keys, width), 1)
+    weights = jax.nn.softmax(scores, axis=1).astype(value.dtype)
+    mix = _mix_one if queries == group == 1 else _mix_few
+    return mix(weights, value).astype(value.dtype)
+
+
+def _mix_one(weights: jax.Array, value: jax.Array) -> jax.Array:
+    """Mix for one query: one pass over the values, each multiplied once."""
+    wide, value = weights.swapaxes(2, 3).astype(jnp.float32), value.astype(jnp.float32)
+    return (wide * value).sum(1)[:, None]
+
+
+def _mix_few(weights: jax.Array, value: jax.Array) -> jax.Array:
+    """Mix for several queries: a product gives every head all features; its own are kept."""
+    batch, keys, queries, heads = weights.shape
+    kv_heads, head_dim = value.shape[2:]
+    columns = weights.reshape(batch, keys, queries * heads)
+    mixed = _batched(columns, value.reshape(batch, keys, -1), 1)
     mixed = mixed.reshape(batch, queries, heads, kv_heads, head_dim)
-    return (mixed * own).sum(3).astype(value.dtype)
+    # Slices, since a sum over what was masked is computed inside of the next product, slowly.
+    own = [mixed[:, :, head, head * kv_heads // heads] for head in range(heads)]
+    return jnp.stack(own, axis=2)
 
 
 def _batched(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:

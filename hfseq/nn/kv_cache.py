@@ -123,12 +123,28 @@ def reorder(cache: Mapping[str, Any], rows: jax.Array) -> dict[str, Any]:
     def pick(entry: dict[str, Any]) -> dict[str, Any]:
         kept = {
             # (batch, length, heads, head_dim), after a layer axis where layers are scanned
-            name: jnp.take(entry[name], rows, axis=entry[name].ndim - 4)
+            # (clip: rows are in bounds, and the default looks again at every element)
+            name: jnp.take(entry[name], rows, axis=entry[name].ndim - 4, mode="clip")
             for name in ("cached_key", "cached_value")
         }
         return {**entry, **kept}
 
     return _map_entries(cache, pick)
+
+
+def select(cache: Mapping[str, Any], rows: jax.Array, encoder_rows: jax.Array) -> dict[str, Any]:
+    """Keep some rows: ``rows`` of the decoder's entries, ``encoder_rows`` of the encoder's."""
+    if "cached_key" not in cache:
+        return {
+            name: select(part, rows, encoder_rows) if isinstance(part, Mapping) else part
+            for name, part in cache.items()
+        }
+    kept = rows if _grown(cache) else encoder_rows
+    taken = {
+        name: jnp.take(cache[name], kept, axis=cache[name].ndim - 4, mode="clip")
+        for name in ("cached_key", "cached_value")
+    }
+    return {**cache, **taken}
 
 
 def rewind(cache: Mapping[str, Any], index: Any) -> dict[str, Any]:

@@ -25,6 +25,17 @@ class FlaxLogitsProcessor(ABC):
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
         """Return the new scores."""
 
+    def touched(self) -> Sequence[int] | None:
+        """Return the tokens whose scores it may change, in any row; ``None`` if that is unknown.
+
+        The search then looks at the others once, before all processors.
+        """
+        return None
+
+    def forces(self, cur_len: Any) -> Any:
+        """Tell whether all tokens but the touched ones become impossible at this step."""
+        return False
+
 
 class FlaxLogitsWarper(FlaxLogitsProcessor):
     """A processor that reshapes the distribution and so is only used when sampling."""

@@ -36,6 +36,10 @@ class FlaxMinLengthLogitsProcessor(FlaxLogitsProcessor):
         """Forbid the end while ``cur_len < min_length``."""
         return _forbid(scores, self.eos_token_id, cur_len < self.min_length)
 
+    def touched(self) -> tuple[int, ...]:
+        """Return the end tokens."""
+        return self.eos_token_id
+
 
 class FlaxMinNewTokensLengthLogitsProcessor(FlaxLogitsProcessor):
     """Forbids the end token before ``min_new_tokens`` tokens after the prompt."""
@@ -52,6 +56,10 @@ class FlaxMinNewTokensLengthLogitsProcessor(FlaxLogitsProcessor):
         new = cur_len - self.prompt_length_to_skip
         return _forbid(scores, self.eos_token_id, new < self.min_new_tokens)
 
+    def touched(self) -> tuple[int, ...]:
+        """Return the end tokens."""
+        return self.eos_token_id
+
 
 class FlaxForcedBOSTokenLogitsProcessor(FlaxLogitsProcessor):
     """Makes ``bos_token_id`` the token after a prompt of one token (the decoder start)."""
@@ -62,6 +70,14 @@ class FlaxForcedBOSTokenLogitsProcessor(FlaxLogitsProcessor):
     def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
         """Force it at ``cur_len == 1``."""
         return _force(scores, token_ids("bos_token_id", self.bos_token_id), cur_len == 1)
+
+    def touched(self) -> tuple[int, ...]:
+        """Return the forced token."""
+        return token_ids("bos_token_id", self.bos_token_id)
+
+    def forces(self, cur_len: Any) -> Any:
+        """Tell whether this is its step."""
+        return cur_len == 1
 
 
 class FlaxForcedEOSTokenLogitsProcessor(FlaxLogitsProcessor):
@@ -74,6 +90,14 @@ class FlaxForcedEOSTokenLogitsProcessor(FlaxLogitsProcessor):
     def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
         """Force it at ``cur_len == max_length - 1``."""
         return _force(scores, self.eos_token_id, cur_len == self.max_length - 1)
+
+    def touched(self) -> tuple[int, ...]:
+        """Return the end tokens."""
+        return self.eos_token_id
+
+    def forces(self, cur_len: Any) -> Any:
+        """Tell whether this is its step."""
+        return cur_len == self.max_length - 1
 
 
 class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
@@ -88,12 +112,24 @@ class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
 
     def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
         """Force the token of the place ``cur_len``, if it has one."""
+        token = self._token(cur_len)
+        only = jnp.where(jnp.arange(scores.shape[-1]) == token, 0.0, -jnp.inf)
+        return jnp.where(token >= 0, only, scores)
+
+    def touched(self) -> list[int]:
+        """Return all forced tokens."""
+        return [token for token in self.force_token_array if token >= 0]
+
+    def forces(self, cur_len: Any) -> Any:
+        """Tell whether the place has a token."""
+        return self._token(cur_len) >= 0
+
+    def _token(self, cur_len: Any) -> jax.Array:
+        """Return the token of the place, or -1."""
         place = cur_len - self.offset
         table = jnp.asarray(self.force_token_array, jnp.int32)
         inside = (place >= 0) & (place < len(table))
-        token = jnp.where(inside, table[jnp.clip(place, 0, len(table) - 1)], -1)
-        only = jnp.where(jnp.arange(scores.shape[-1]) == token, 0.0, -jnp.inf)
-        return jnp.where(token >= 0, only, scores)
+        return jnp.where(inside, table[jnp.clip(place, 0, len(table) - 1)], -1)
 
 
 class FlaxExponentialDecayLengthPenalty(FlaxLogitsProcessor):
@@ -115,3 +151,7 @@ class FlaxExponentialDecayLengthPenalty(FlaxLogitsProcessor):
         growth = jnp.power(jnp.float32(self.factor), steps) - 1
         raised = scores + jnp.where(jnp.isfinite(scores), jnp.abs(scores) * growth, 0.0)
         return jnp.where(is_one_of(self.eos_token_id, scores.shape[-1]), raised, scores)
+
+    def touched(self) -> tuple[int, ...]:
+        """Return the end tokens."""
+        return self.eos_token_id

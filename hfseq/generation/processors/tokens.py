@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hfseq.generation.processors.base import FlaxLogitsProcessor, is_one_of, token_ids
 
@@ -21,6 +22,10 @@ class FlaxSuppressTokensLogitsProcessor(FlaxLogitsProcessor):
         """Forbid them."""
         return jnp.where(is_one_of(self.suppress_tokens, scores.shape[-1]), -jnp.inf, scores)
 
+    def touched(self) -> list[int]:
+        """Return them."""
+        return self.suppress_tokens
+
 
 class FlaxSuppressTokensAtBeginLogitsProcessor(FlaxLogitsProcessor):
     """Forbids ``begin_suppress_tokens`` as the token at place ``begin_index``."""
@@ -33,6 +38,10 @@ class FlaxSuppressTokensAtBeginLogitsProcessor(FlaxLogitsProcessor):
         """Forbid them at ``cur_len == begin_index``."""
         forbidden = is_one_of(self.begin_suppress_tokens, scores.shape[-1])
         return jnp.where(forbidden & (cur_len == self.begin_index), -jnp.inf, scores)
+
+    def touched(self) -> list[int]:
+        """Return them."""
+        return self.begin_suppress_tokens
 
 
 class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
@@ -53,14 +62,23 @@ class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
                 f"the vocabulary has {size} tokens, but `sequence_bias` (or `bad_words_ids`) names "
                 f"{outside}"
             )
-        bias = jnp.zeros_like(scores)
-        for length, group in _by_length(self.sequence_bias).items():
+        groups = _by_length(self.sequence_bias)
+        always = np.zeros(size, np.float32)  # a constant: nothing of the scores' size is written
+        for (token,), value in groups.pop(1, []):
+            always[token] += value
+        bias = jnp.asarray(always, scores.dtype)
+        for length, group in groups.items():
             prefixes = jnp.asarray([sequence[:-1] for sequence, _ in group], jnp.int32)
             last = jnp.asarray([sequence[-1] for sequence, _ in group], jnp.int32)
             values = jnp.asarray([value for _, value in group], scores.dtype)
             matches = ends_with(input_ids, cur_len, prefixes.reshape(len(group), length - 1))
+            bias = jnp.broadcast_to(bias, scores.shape)
             bias = bias.at[:, last].add(jnp.where(matches, values, 0.0))
         return scores + bias
+
+    def touched(self) -> list[int]:
+        """Return the last tokens of the sequences."""
+        return sorted({sequence[-1] for sequence in self.sequence_bias})
 
 
 def ends_with(input_ids: jax.Array, cur_len: Any, sequences: jax.Array) -> jax.Array:

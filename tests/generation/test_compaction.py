@@ -1,0 +1,111 @@
+"""Finished rows leave the work, and nobody can tell from the result."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from hfseq.generation import compaction
+from tests.generation import families
+from tests.generation.test_compilation import compilations
+
+#: Many ends, and no token twice: rows of random weights end at very different steps.
+ENDS = list(range(families.EOS, families.VOCAB, 5))
+MODES = {
+    "greedy": {},
+    "forbidden": {"min_new_tokens": 3, "bad_words_ids": [[7]], "repetition_penalty": 1.2},
+    "beams": {"num_beams": 3},
+    "early": {"num_beams": 3, "early_stopping": True, "num_return_sequences": 2},
+    "gnmt": {"num_beams": 4, "length_penalty_type": "gnmt", "num_return_sequences": 4},
+    "encoder": {"num_beams": 2, "encoder_repetition_penalty": 1.5},
+}
+SLOW = pytest.mark.slow
+SHAPE = {"max_new_tokens": 24, "eos_token_id": ENDS, "no_repeat_ngram_size": 1}
+
+
+def inputs(family: str, rows: int, seed: int = 0) -> dict:
+    """Return rows of different lengths; every other one has a neighbour like itself."""
+    ids = families.prompts(rows, 7, seed)
+    mask = families.mask(rows, 7, "right" if family in families.PAIRS else "left", seed)
+    return {"input_ids": np.where(mask == 1, ids, families.PAD), "attention_mask": mask}
+
+
+def moves(caplog) -> list[int]:
+    """Return how many sentences went on at each move."""
+    return [
+        int(record.message.split()[0]) for record in caplog.records if "go on" in record.message
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "mode"),
+    [
+        ("bart", "greedy"),
+        ("bart", "gnmt"),
+        *(pytest.param("bart", mode, marks=SLOW) for mode in list(MODES)[1:] if mode != "gnmt"),
+        *(pytest.param("t5", mode, marks=SLOW) for mode in ("greedy", "beams")),
+    ],
+)
+def test_results_are_those_of_the_plain_loop(family, mode, caplog):
+    model, options = families.model(family), {**SHAPE, **MODES[mode]}
+    given = inputs(family, 18)
+    plain = model.generate(**given, **options)
+    with caplog.at_level(logging.DEBUG, logger=compaction.__name__):
+        found = model.generate(**given, **options, compact_finished=True)
+    assert type(found) is type(plain) and found.keys() == plain.keys()
+    np.testing.assert_array_equal(found.sequences, plain.sequences)
+    if "scores" in plain:
+        np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-5, atol=1e-5)
+    assert moves(caplog), "no row left: the test shows nothing"
+
+
+def test_rows_of_a_decoder_leave_too(caplog):
+    model, given = families.model("llama"), inputs("llama", 20)
+    plain = model.generate(**given, **SHAPE)
+    with caplog.at_level(logging.DEBUG, logger=compaction.__name__):
+        found = model.generate(**given, **SHAPE, compact_finished=True)
+    np.testing.assert_array_equal(found.sequences, plain.sequences)
+    assert moves(caplog)
+
+
+def test_arrays_are_halved_down_to_the_smallest(caplog):
+    """Each move leaves no more sentences than the next size holds."""
+    model, given = families.model("bart"), inputs("bart", 32)
+    with caplog.at_level(logging.DEBUG, logger=compaction.__name__):
+        model.generate(**given, **SHAPE, compact_finished=True)
+    sizes = [32, 16, 8]
+    seen = [tuple(map(int, r.message.split()[::2][:2])) for r in caplog.records]
+    assert [of for _, of in seen] == sizes[: len(seen)] and len(seen) >= 2
+    assert all(left <= compaction.halved(of) for left, of in seen)
+
+
+def test_programs_are_as_many_as_halvings():
+    model, options = families.fresh("bart"), {**SHAPE, "compact_finished": True}
+    for seed in range(3):
+        model.generate(**inputs("bart", 32, seed), **options)
+    (programs,) = vars(model)["_generation_programs"].values()
+    begin, go_on, shrink = (program._cache_size() for program in programs)
+    assert begin == 1 and go_on <= 3 and shrink <= 2
+    with compilations() as found:
+        for seed in range(3):
+            model.generate(**inputs("bart", 32, seed), **options)
+    assert found == []
+
+
+def test_few_rows_stay_together(caplog):
+    model = families.model("bart")
+    with caplog.at_level(logging.DEBUG, logger=compaction.__name__):
+        model.generate(**inputs("bart", 8), **SHAPE, compact_finished=True)
+    assert not moves(caplog)
+
+
+@pytest.mark.parametrize("options", [{"do_sample": True}, {"output_scores": True}])
+def test_where_rows_cannot_leave_they_stay(options, caplog):
+    model, given = families.model("bart"), inputs("bart", 20)
+    plain = model.generate(**given, **SHAPE, **options)
+    with caplog.at_level(logging.DEBUG, logger=compaction.__name__):
+        found = model.generate(**given, **SHAPE, **options, compact_finished=True)
+    np.testing.assert_array_equal(found.sequences, plain.sequences)
+    assert not moves(caplog)
