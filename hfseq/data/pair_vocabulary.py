@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ FILE = "tokenizer.json"
 BATCH = 1000  # pairs at a time
 
 
-def vocabulary_in(folder: Path, arguments: Any, plugins: Any) -> Any:
+def vocabulary_in(folder: Path, arguments: Any, load: Callable[[], Mapping[str, Any]]) -> Any:
     """Return the tokenizer in ``folder``; the first process that finds none there trains it.
 
     ``arguments`` are the flags of translation: the training pairs, and size and kind of the
@@ -39,17 +39,15 @@ def vocabulary_in(folder: Path, arguments: Any, plugins: Any) -> Any:
         lock = folder / "tokenizer.lock"
         with FileLock(str(lock)):
             if not (folder / FILE).exists():  # another process may have been quicker
-                _train(folder, arguments, plugins)
+                _train(folder, arguments, load())
         lock.unlink(missing_ok=True)
     return AutoTokenizer.from_pretrained(str(folder))
 
 
-def _train(folder: Path, arguments: Any, plugins: Any) -> None:
+def _train(folder: Path, arguments: Any, splits: Mapping[str, Any]) -> None:
     """Train a vocabulary; its main file appears last, so that a killed run leaves none."""
-    from hfseq.data.parallel import load_pairs
     from hfseq.data.vocabulary import joint_tokenizer
 
-    splits = load_pairs(arguments, plugins)
     if "train" not in splits:
         raise DataError(
             f"there are no training pairs to make a vocabulary of, and {folder} has none: give "

@@ -60,7 +60,7 @@ class Translation(Seq2SeqLM):
         """Load the vocabulary that the run made when it first began, or make it of both sides."""
         from hfseq.data.pair_vocabulary import vocabulary_in
 
-        return vocabulary_in(folder, arguments, plugins)
+        return vocabulary_in(folder, arguments, lambda: pairs_of(arguments, plugins))
 
     def prepare(self, model: Any) -> None:
         """Settle the lengths, whether pairs are packed, and how the model will generate."""
@@ -88,9 +88,7 @@ class Translation(Seq2SeqLM):
 
     def load_splits(self, plugins: Any) -> Mapping[str, Any]:
         """Load the pairs; the configuration says from now on what the model translates."""
-        from hfseq.data.parallel import load_pairs
-
-        self.splits = splits = load_pairs(self.arguments, plugins)
+        self.splits = splits = pairs_of(self.arguments, plugins)
         for name in ("source_lang", "target_lang"):
             if getattr(splits, name):
                 setattr(self.config, name, getattr(splits, name))
@@ -207,3 +205,13 @@ class Translation(Seq2SeqLM):
             batch_size=data.generation_batch_size, max_source_length=self.lengths[0],
             max_new_tokens=data.max_new_tokens, source_prefix=data.source_prefix or "", **options,
         )  # fmt: skip
+
+
+def pairs_of(arguments: Any, plugins: Any) -> Any:
+    """Load the pairs that the flags ask for, once a run: vocabulary and rows need them."""
+    from hfseq.data.parallel import load_pairs
+
+    kept = vars(arguments)  # beside the fields, so logs and cards do not see it
+    if "_pairs" not in kept:
+        kept["_pairs"] = load_pairs(arguments, plugins)
+    return kept["_pairs"]

@@ -180,6 +180,9 @@ def write_card(loop: Loop, curve: str) -> None:
     """Write the model card; its numbers are those of the log."""
     arguments, progress, data = loop.arguments, loop.progress, loop.data
     source = arguments.data.dataset_name or _file_names(arguments.data.train_file or [])
+    source = data.description.get("name", source)
+    config = loop.model.config
+    languages = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
     counts = data.description.get("train", {})
     model_type = loop.model.config.model_type
     hidden = {
@@ -223,6 +226,7 @@ def write_card(loop: Loop, curve: str) -> None:
         base_model=arguments.model.model_name_or_path,
         stock=_is_stock(loop.model.stored_config().model_type),
         sample_outputs=_samples(loop),
+        language=[language for language in languages if language] or None,
     )
     log = loop.folder / "metrics.jsonl"
     if log.exists():

@@ -246,7 +246,8 @@ def prepare_data(
         raise UsageError(
             f"the data has no {absent[0]} split: give --{absent[0]}_file, or {flags[absent[0]]}"
         )
-    description: dict[str, Any] = {}
+    known = getattr(splits, "description", {})
+    description: dict[str, Any] = {"name": known["name"]} if "name" in known else {}
     train: Any = None
     if "train" in needed:
         if data.streaming:

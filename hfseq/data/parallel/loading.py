@@ -20,6 +20,7 @@ from hfseq.errors import DataError
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
+GENERATED = "generated numbers and dates"
 NO_SCRIPTS = (
     "`datasets` no longer runs loading scripts, which is how {name} was distributed. Use parallel "
     "text stored as parquet, e.g. `--dataset_name wmt/wmt14 --dataset_config_name de-en`, or your "
@@ -125,7 +126,7 @@ def _generated(arguments: TranslationArguments) -> dict[str, Origin]:
                 yield number, *pair
 
         key = ["numbers and dates", split, target, *demonstration.versions()]
-        return Part("numbers and dates", key, read, "pair")
+        return Part(GENERATED, key, read, "pair")
 
     return {split: ([part(split)], sides) for split in SPLITS}
 
@@ -227,4 +228,8 @@ def _describe(splits: dict, origins: dict[str, Origin], stored: dict[str, PairFi
         shown = "; ".join(first[name])
         logger.warning("left out %d %s pairs with an empty side: %s", count, name, shown)
     pairs = {name: len(split) for name, split in splits.items()}
-    return {"pairs": pairs, "dropped": dropped, "first_dropped": first}
+    first_part = next(iter(origins.values()))[0][0]
+    description: dict[str, Any] = {"pairs": pairs, "dropped": dropped, "first_dropped": first}
+    if first_part.name == GENERATED:
+        description["name"] = GENERATED
+    return description
