@@ -109,6 +109,8 @@ def speed(loop: Loop, ours: Trained, theirs: Sequence[Trained]) -> dict[str, Any
     """Return tokens a second, real ones, from the median step of each, and their ratio."""
     tokens = loop.progress.tokens_seen / max(loop.progress.step, 1)
     other = float(np.median([trained.step_seconds for trained in theirs]))
+    if not (other and ours.step_seconds):  # too few steps to time
+        return {}
     return {
         "tokens_per_second": tokens / ours.step_seconds,
         "pytorch_tokens_per_second": tokens / other,
@@ -127,6 +129,12 @@ def report(result: dict[str, Any]) -> str:
         f"{other['final_loss']:.4f} (seed {other['seed']})" for other in result["pytorch"]
     )
     where = "within" if result["within_range"] else f"{result['distance_to_range']:.1e} outside of"
+    rates = ""
+    if "speed_ratio" in result:
+        rates = (
+            f"\ntokens a second: hfseq {result['tokens_per_second']:.0f}, PyTorch "
+            f"{result['pytorch_tokens_per_second']:.0f} (ratio {result['speed_ratio']:.2f})"
+        )
     return (
         f"{result['model']}, {result['objective']}, {result['steps']} steps of "
         f"{result['batch_size']} rows\n"
@@ -134,9 +142,8 @@ def report(result: dict[str, Any]) -> str:
         f"{result['max_difference']:.2e}\n"
         f"final {result['final_loss_is'].replace('_', ' ')}: hfseq {result['final_loss']:.4f}, "
         f"{where} PyTorch's range: {finals}\n"
-        f"with the same seed the final losses differ by {result['own_seed_difference']:+.1e}\n"
-        f"tokens a second: hfseq {result['tokens_per_second']:.0f}, PyTorch "
-        f"{result['pytorch_tokens_per_second']:.0f} (ratio {result['speed_ratio']:.2f})"
+        f"with the same seed the final losses differ by {result['own_seed_difference']:+.1e}"
+        + rates
     )
 
 

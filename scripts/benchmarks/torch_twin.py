@@ -80,7 +80,7 @@ class Twin:
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=training.adam_epsilon)
         self._places: dict[str, torch.Tensor] = {}
         for name, module in model.named_modules():
-            if isinstance(module, nn.Embedding):
+            if isinstance(module, nn.Embedding) and "position" not in name:
                 # The padding token starts translations: like hfseq's, its vector is trained.
                 module.padding_idx = None
             # BART and its kin take no positions from outside: their tables are told directly.

@@ -18,6 +18,7 @@ WMT = (
 )
 OPTIONS = {
     "model_type": None, "config_overrides": WMT, "tokenizer_name": None, "vocab_size": 120,
+    "tokenizer_algorithm": "unigram",
     "source_lang": "en", "target_lang": "no", "source_column": "source", "target_column": "target",
     "save_steps": 2,
 }  # fmt: skip
