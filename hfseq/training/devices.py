@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import sys
 from pathlib import Path
 
 import jax
@@ -13,8 +11,6 @@ import jax
 from hfseq.errors import UsageError
 
 logger = logging.getLogger(__name__)
-
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 
 
 class Profiler:
@@ -67,22 +63,3 @@ def use_compilation_cache(folder: str | None) -> None:
     path = folder or str(cache / "xla")
     jax.config.update("jax_compilation_cache_dir", path)
     logger.info("compiled programs are kept in %s", path)
-
-
-def keep_memory() -> None:
-    """Let the C library keep freed memory for the next step, where steps run on a CPU.
-
-    By default glibc gives large blocks back to the system at once, and the arrays of the next step
-    fault in again, page by page. Called before jax starts its threads; it does nothing with another
-    C library, or where the environment sets malloc's options.
-    """
-    told = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
-    if told or not sys.platform.startswith("linux"):
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    # One arena, no blocks of their own, and nothing trimmed below 2 GiB (malloc.h's numbers).
-    for option, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
-        mallopt(option, value)

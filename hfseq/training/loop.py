@@ -38,7 +38,6 @@ from hfseq.training.arguments import Arguments  # noqa: E402
 from hfseq.training.checkpoints import Checkpoints  # noqa: E402
 from hfseq.training.devices import (  # noqa: E402
     Profiler,
-    keep_memory,
     require_device,
     use_compilation_cache,
 )
@@ -86,7 +85,6 @@ class Loop:
         self.workspace.pull()
         self.folder = self.workspace.path
         self._check_folder()
-        keep_memory()
         require_device(training.device)
         use_compilation_cache(training.compilation_cache_dir)
         self.mesh = sharding.make_mesh(training.mesh, self.devices)
