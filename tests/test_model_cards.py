@@ -19,7 +19,8 @@ def test_the_numbers_of_a_card_are_those_of_its_log(card: Path) -> None:
     results = ModelCard.load(card).data.eval_results
     assert results and {result.metric_type for result in results} >= {"loss", "accuracy"}
     for result in results:
-        assert result.metric_value == last[f"eval_{result.metric_type}"]
+        prefix = "predict" if result.dataset_split == "test" else "eval"
+        assert result.metric_value == last[f"{prefix}_{result.metric_type}"]
     steps = re.search(r"\| Steps \| ([\d,]+) \|", card.read_text())
     assert steps and int(steps[1].replace(",", "")) == last["step"]
     assert (card.parent / "learning_curve.png").stat().st_size > 10_000
@@ -49,8 +50,23 @@ def test_the_norwegian_models_are_below_the_unigram_entropy(name, entropy, nats)
     assert str(entropy) in card.read_text()
 
 
+@pytest.mark.parametrize(("name", "baseline"), [("npk-nb-nn", 44.2), ("tatoeba-en-es", 0.0)])
+def test_the_translators_are_above_a_copy_of_the_source(name, baseline) -> None:
+    card = next(path for path in CARDS if path.parent.name == name)
+    scores = [
+        result.metric_value
+        for result in ModelCard.load(card).data.eval_results
+        if (result.metric_type, result.dataset_split) == ("bleu", "test")
+    ]
+    assert scores and scores[0] > baseline + 10
+    assert not baseline or str(baseline) in card.read_text()
+
+
+TRANSLATORS = ["npk-nb-nn", "tatoeba-en-es"]
+
+
 @pytest.mark.parametrize(
-    "name", ["norwegian-laws-gpt2", "norwegian-laws-bart", "norwegian-laws-t5"]
+    "name", ["norwegian-laws-gpt2", "norwegian-laws-bart", "norwegian-laws-t5", *TRANSLATORS]
 )
 def test_the_same_small_training_in_pytorch_agrees(name) -> None:
     card = next(path for path in CARDS if path.parent.name == name)

@@ -237,6 +237,8 @@ def torch_model(loop: Loop, seed: int, folder: str) -> Any:
     wrong = {key: sorted(map(str, value)) for key, value in info.items() if value}
     if wrong:
         raise UsageError(f"{name} does not load what hfseq saved: {wrong}")
+    for derived in loop.model.derived_weights():  # places, say: hfseq computes, trains them not
+        model.get_parameter(derived).requires_grad_(False)
     return model
 
 

@@ -71,7 +71,7 @@ class Twin:
     ):
         self.model, self.schedule, self.training = model, schedule, training
         self.smoothing, self.moments = smoothing, list[float]()
-        named = list(model.named_parameters())
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         groups = [
             {"params": [p for n, p in named if decayed(n)], "weight_decay": training.weight_decay},
             {"params": [p for n, p in named if not decayed(n)], "weight_decay": 0.0},
