@@ -148,9 +148,9 @@ class Loop:
         if training.do_eval and self.evaluated_step != self.progress.step:
             self.metrics |= self.evaluate()
         chosen = training.do_train and finish.choose_weights(self)
-        if chosen and training.do_eval:
+        if chosen and training.do_eval and not self.stop.received:
             self.metrics |= self.evaluate()
-        if training.do_predict:
+        if training.do_predict and not self.stop.received:
             self.metrics |= writing.predict(self)
 
     # -- preparation
