@@ -51,6 +51,8 @@ def load_config(
     require_config(place, download)
     try:
         stored, _ = cls.config_class.get_config_dict(place, **download)
+        if not isinstance(stored, Mapping):
+            raise ValueError("it is no JSON object")
         if native_type(stored) == cls.config_class.model_type:
             stored = native_description(stored)
         _check_family(cls, stored.get("model_type"), place)

@@ -40,7 +40,7 @@ def test_from_config_returns_the_class_that_the_plugin_names(model_type, task):
     spec = plugins.load().architectures.get(model_type)
     auto = getattr(hfseq, "FlaxAutoModel" + task.removeprefix("Model"))
     sides = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}  # BART's
-    more = sides if model_type == "bart" else {}
+    more = sides if model_type in ("bart", "marian", "pegasus") else {}
     model = auto.from_config(spec.load_config()(**SMALL, **more), _do_init=False)
     assert type(model) is spec.load_head(task)
 

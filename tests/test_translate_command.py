@@ -22,7 +22,9 @@ from tests.support.translators import echo, save_tiny_t5
 ROOT = Path(__file__).resolve().parent.parent
 #: ``hfseq translate`` into capitals: a program that starts fast.
 CAPITALS = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from hfseq import cli
 from hfseq.translation import Translator
 from tests.support.translators import echo
