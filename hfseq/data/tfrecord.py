@@ -26,7 +26,8 @@ def read_records(file: str, flag: str) -> Iterator[bytes]:
         with open_binary(file) as stream:
             while header := stream.read(12):
                 number += 1
-                if len(header) < 12 or _checksum(header[:8]) != struct.unpack("<I", header[8:])[0]:
+                known = struct.pack("<I", masked_crc32c(header[:8]))
+                if len(header) < 12 or header[8:] != known:
                     raise DataError(f"{flag} {file} is damaged at record {number}: wrong header")
                 (length,) = struct.unpack("<Q", header[:8])
                 record = stream.read(length + 4)
@@ -49,7 +50,7 @@ def _crc_table() -> list[int]:
 _TABLE = _crc_table()
 
 
-def _checksum(data: bytes) -> int:
+def masked_crc32c(data: bytes) -> int:
     """CRC-32C, rotated and offset as TFRecord has it."""
     crc = 0xFFFFFFFF
     for byte in data:

@@ -16,6 +16,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from hfseq.data.tfrecord import masked_crc32c
+
 DT_STRING = 7
 SESSION_START = 1
 
@@ -112,22 +114,6 @@ def _varint(value: int) -> bytes:
     return bytes([*encoded, value])
 
 
-def _crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
-
-
-_TABLE = _crc_table()
-
-
 def _checksum(data: bytes) -> bytes:
     """The masked CRC-32C of the TFRecord format."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    return struct.pack("<I", masked_crc32c(data))

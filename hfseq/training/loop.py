@@ -147,8 +147,8 @@ class Loop:
         training = self.training
         if training.do_eval and self.evaluated_step != self.progress.step:
             self.metrics |= self.evaluate()
-        chosen = training.do_train and finish.choose_weights(self)
-        if chosen and training.do_eval and not self.stop.received:
+        going = training.do_train and not self.stop.received
+        if going and finish.choose_weights(self) and training.do_eval:
             self.metrics |= self.evaluate()
         if training.do_predict and not self.stop.received:
             self.metrics |= writing.predict(self)
