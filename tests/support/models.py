@@ -74,6 +74,14 @@ def pegasus_config(**changes: Any) -> Any:
     return PegasusConfig(**{**translation_sizes(), **changes})
 
 
+def vq_transformer_config(**changes: Any) -> Any:
+    from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    more = {"num_codes": 8, "window_size": 4, "block_size": 4}
+    return VQTransformerConfig(**{**sizes, **more, **changes})
+
+
 def wmt_transformer_config(**changes: Any) -> Any:
     from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
 

@@ -1,0 +1,222 @@
+"""The configuration of the VQ Transformer and the reference's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import PretrainedConfig
+
+from hfseq.errors import UsageError, nearest
+
+CHOICES = {
+    "head_type": ("shga", "mhga", "mha", "mqa", "gqa"),
+    "attention_type": ("vq", "full", "vq_quadratic"),
+    "reduction": ("recurrent", "serial", "matmul", "associative_scan"),
+}
+GATED = ("shga", "mhga")
+RATES = ("embedding_dropout", "sinusoid_dropout", "residual_dropout", "layer_dropout")
+POSITIVE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "head_dim", "num_codes", "block_size"),
+    *("sinusoid_base", "rms_norm_eps", "count_floor"),
+)
+#: What the throughput study and the data sets share (Lingle, 2024, appendix).
+_ENWIK8 = {"hidden_size": 768, "num_hidden_layers": 24, "head_dim": 128, "value_dim": 1536}
+_LARGE = {
+    "hidden_size": 2048, "num_hidden_layers": 24, "head_dim": 128, "value_dim": 4096,
+    "tie_word_embeddings": True, "head_bias": True, "final_norm": True, "logit_scale": 0.005,
+}  # fmt: skip
+
+
+@strict
+class VQTransformerConfig(PretrainedConfig):
+    """The options of a VQ Transformer; sizes are those of the reference's enwik8 model.
+
+    ``head_type`` is shga (one gated head, two attentions a layer and no MLP), mhga (several), mha,
+    mqa or gqa (attention and MLP). ``head_dim`` is the width of queries and keys, ``value_dim``
+    that of the values of a key head (None: all gated heads together ``2 * hidden_size``; else
+    ``head_dim``). Each query sees the last ``window_size`` tokens with their positions, all older
+    ones through ``num_codes`` codes. ``block_size`` and ``reduction`` (recurrent, serial, matmul,
+    associative_scan) say how this is computed and may be changed at any time; ``attention_type``
+    is vq, full (quadratic over keys as they are) or vq_quadratic (the same function as vq).
+
+    **Raises:** UsageError (a ValueError) that lists every value that cannot work.
+    """
+
+    model_type = "vq_transformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "enwik8": {
+            **_ENWIK8, "vocab_size": 259, "final_norm": False, "head_bias": True,
+            "sinusoid_dropout": 0.2, "residual_dropout": 0.5, "layer_dropout": 0.3,
+        },
+        "pg19": {
+            **_LARGE, "vocab_size": 32000,
+            "sinusoid_dropout": 0.1, "residual_dropout": 0.1, "layer_dropout": 0.1,
+        },
+        "imagenet64": {
+            **_LARGE, "vocab_size": 259, "absolute_positions": True, "sinusoid_dropout": 0.1,
+        },
+        "throughput": {
+            **_ENWIK8, "vocab_size": 259, "norm_affine": False, "final_norm": False,
+            "head_bias": True, "scale_head_bias": False, "sinusoid_dropout": 0.2,
+            "reduction": "serial",
+        },
+    }  # fmt: skip
+
+    vocab_size: int = 259
+    hidden_size: int = 768
+    num_hidden_layers: int = 24
+    head_type: str = "shga"
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int = 128
+    value_dim: int | None = None
+    intermediate_size: int | None = None
+    num_codes: int = 512
+    window_size: int = 512
+    block_size: int = 512
+    reduction: str = "recurrent"
+    attention_type: str = "vq"
+    use_compressive_cache: bool = True
+    stop_gradient_cache: bool = False
+    sinusoid_base: float | int = 1e5
+    absolute_positions: bool = False
+    norm_affine: bool = True
+    rms_norm_eps: float = 1e-6
+    final_norm: bool = True
+    tie_word_embeddings: bool = False
+    head_bias: bool = False
+    scale_head_bias: bool = True
+    logit_scale: float | int = 1.0
+    commitment_cost: float | int = 1e-4
+    ema_decay: float | int = 0.99
+    count_floor: float | int = 0.01
+    embedding_dropout: float | int = 0.0
+    sinusoid_dropout: float | int = 0.0
+    residual_dropout: float | int = 0.0
+    layer_dropout: float | int = 0.0
+    initializer_scale: float | int = 1.0
+    embedding_initializer_range: float | int = 1.0
+    use_cache: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 1
+
+    def __post_init__(self, **kwargs: Any):
+        super().__post_init__(**kwargs)
+        self.check()
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> VQTransformerConfig:
+        """Return the configuration of a preset, with ``changes``."""
+        if name not in cls.presets:
+            known = ", ".join(cls.presets)
+            raise UsageError(
+                f"no preset '{name}'{nearest(name, list(cls.presets))} (known: {known})"
+            )
+        return cls(**{**cls.presets[name], **changes})
+
+    # -- what follows from the options
+    # -----------------------------------------------------------------------------------
+
+    @property
+    def gated(self) -> bool:
+        """Whether values pass through SiLU and a gate, and a second attention replaces the MLP."""
+        return self.head_type in GATED
+
+    @property
+    def query_heads(self) -> int:
+        """Heads of queries."""
+        if self.head_type == "shga":
+            return 1
+        return self.num_attention_heads or max(1, self.hidden_size // self.head_dim)
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values; each has a codebook of its own."""
+        if self.head_type in ("shga", "mqa"):
+            return 1
+        return self.num_key_value_heads or self.query_heads
+
+    @property
+    def value_width(self) -> int:
+        """The width of the values of one key head."""
+        if self.value_dim is not None:
+            return self.value_dim
+        return 2 * self.hidden_size // self.query_heads if self.gated else self.head_dim
+
+    @property
+    def inner_width(self) -> int:
+        """The width of the MLP, where there is one."""
+        return self.intermediate_size or self.hidden_size * (5 if self.head_type == "mqa" else 4)
+
+    # -- what can work
+    # -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise one UsageError that lists every option that cannot work."""
+        problems = [*self._wrong_choices(), *self._wrong_numbers()]
+        problems = problems or [*self._wrong_heads()]
+        if problems:
+            raise UsageError("VQTransformerConfig: " + "; ".join(problems))
+
+    def _wrong_choices(self) -> Iterator[str]:
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            if value not in known:
+                yield f"{name}='{value}'{nearest(value, list(known))} (known: {', '.join(known)})"
+
+    def _wrong_numbers(self) -> Iterator[str]:
+        for name in POSITIVE:
+            if not getattr(self, name) > 0:
+                yield f"{name}={getattr(self, name)} has to be above 0"
+        for name in ("num_attention_heads", "num_key_value_heads", "value_dim"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                yield f"{name}={value} has to be at least 1"
+        if self.window_size < 0:
+            yield (
+                f"window_size={self.window_size} has to be 0 or more: it is the number of earlier "
+                "tokens that are seen exactly"
+            )
+        for name in RATES:
+            if not 0 <= getattr(self, name) < 1:
+                yield f"{name}={getattr(self, name)} has to be in [0, 1)"
+        if not 0 <= self.ema_decay <= 1:
+            yield f"ema_decay={self.ema_decay} has to be in [0, 1]"
+        if self.commitment_cost < 0:
+            yield f"commitment_cost={self.commitment_cost} has to be 0 or more"
+        if self.hidden_size % 2:
+            yield (
+                f"hidden_size={self.hidden_size} is odd, but its sinusoids are pairs of sine and "
+                f"cosine: take {self.hidden_size - 1} or {self.hidden_size + 1}"
+            )
+
+    def _wrong_heads(self) -> Iterator[str]:
+        kind, queries, keys = self.head_type, self.num_attention_heads, self.num_key_value_heads
+        if kind == "shga" and (queries or 1) != 1:
+            yield f"head_type=shga has one head, num_attention_heads={queries}: take mhga"
+        if kind in ("shga", "mqa") and (keys or 1) != 1:
+            yield f"head_type={kind} has one key head, num_key_value_heads={keys}: take gqa"
+        if kind in ("mha", "mhga") and keys not in (None, self.query_heads):
+            yield (
+                f"head_type={kind} has a key head for each of num_attention_heads="
+                f"{self.query_heads}, num_key_value_heads={keys}: take gqa"
+            )
+        if self.query_heads % self.key_heads:
+            yield (
+                f"num_attention_heads={self.query_heads} does not divide by "
+                f"num_key_value_heads={self.key_heads}"
+            )
+        if not self.gated and queries is None and self.hidden_size % self.head_dim:
+            yield (
+                f"hidden_size={self.hidden_size} does not divide by head_dim={self.head_dim}: give "
+                "num_attention_heads"
+            )
+        if self.gated and self.value_dim is None and 2 * self.hidden_size % self.query_heads:
+            yield (
+                f"2 * hidden_size={2 * self.hidden_size} does not divide by num_attention_heads="
+                f"{self.query_heads}: give value_dim"
+            )

@@ -1,0 +1,229 @@
+"""The VQ Transformer (Lingle, 2024, Transformer-VQ) on Flax NNX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hfseq import nn
+from hfseq import outputs as out
+from hfseq.errors import UsageError
+from hfseq.generation import FixedStateGeneration
+from hfseq.modeling import FlaxPreTrainedModel
+from hfseq_plugins.vq_transformer import torch_twin
+from hfseq_plugins.vq_transformer.checks import check_call
+from hfseq_plugins.vq_transformer.codebook import perplexities, settle
+from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
+from hfseq_plugins.vq_transformer.layers import Layer, Norm, Tokens, linear
+from hfseq_plugins.vq_transformer.positions import sinusoids
+from hfseq_plugins.vq_transformer.rows import Rows, find_rows
+
+
+class Transformer(nnx.Module):
+    """The VQ Transformer without a head."""
+
+    def __init__(self, config: Any, rngs: nnx.Rngs):
+        self.config = config
+        init = nn.normal(config.embedding_initializer_range)
+        self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
+        absolute = config.absolute_positions
+        self.position_scale = nnx.Param(jnp.zeros(())) if absolute else nnx.data(None)
+        self.drop = nn.Dropout(config.embedding_dropout)
+        self.layers = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
+        self.norm = Norm(config) if config.final_norm else nnx.data(None)
+
+    def __call__(
+        self, input_ids, attention_mask=None, segment_ids=None, code_mask=None, reset_rows=None,
+        *, rngs=None, output_attentions=False, output_hidden_states=False,
+    ):  # fmt: skip
+        if output_attentions:
+            raise UsageError(
+                "output_attentions: a code stands for many tokens, so there is no weight for each; "
+                "output_hidden_states works"
+            )
+        rows = find_rows(attention_mask, segment_ids)
+        tokens = self._tokens(rows, input_ids.shape[1], segment_ids, code_mask, reset_rows)
+        x = self.embed(rows.pack(input_ids), tokens, rngs)
+        x, losses, inputs = nn.run_layers(
+            self.layers, x, tokens, rngs=rngs, collect=output_hidden_states
+        )
+        x = rows.unpack(x if self.norm is None else self.norm(x))
+        cost = self.config.commitment_cost
+        return out.FlaxBaseModelOutputWithPastAndLoss(
+            last_hidden_state=x,
+            hidden_states=(*map(rows.unpack, inputs), x) if output_hidden_states else None,
+            auxiliary_loss=None if losses[0] is None else cost * jnp.stack(losses).sum(),
+        )
+
+    def _tokens(self, rows: Rows, count: int, segment: Any, counted: Any, fresh: Any) -> Tokens:
+        valid, counted = rows.valid(count), rows.pack(counted)
+        if counted is None or valid is None:
+            counted = valid if counted is None else counted
+        else:
+            counted = (counted > 0) & valid
+        return Tokens(rows.lengths, valid, counted, segment, fresh)
+
+    def embed(self, ids: jax.Array, tokens: Tokens, rngs: Any) -> jax.Array:
+        """Look tokens up and add their absolute positions, where the model has them."""
+        x = self.embed_tokens(ids)
+        if self.position_scale is not None:
+            places = self._places(ids, tokens)
+            waves = sinusoids(places, self.config.hidden_size, self.config.sinusoid_base)
+            x = x + (self.position_scale[...] * waves).astype(x.dtype)
+        return self.drop(x, rngs)
+
+    def _places(self, ids: jax.Array, tokens: Tokens) -> jax.Array:
+        """Number the tokens from where the state stands, in every document from 0."""
+        if tokens.segment is not None:
+            return nn.positions_in_segments(tokens.segment)
+        places = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+        first = self.layers[0] if isinstance(self.layers, nnx.List) else self.layers
+        held = first.attention.read_cache()
+        if held is None:
+            return places
+        start = held["position"].reshape(-1, len(ids))[0]
+        if tokens.fresh is not None:
+            start = jnp.where(tokens.fresh, 0, start)
+        return places + start[:, None]
+
+
+class CausalLM(nnx.Module):
+    """Next-token prediction; the head is computed in float32."""
+
+    def __init__(self, config: Any, rngs: nnx.Rngs):
+        self.config, sizes = config, (config.hidden_size, config.vocab_size)
+        self.model = Transformer(config, rngs)
+        tied = config.tie_word_embeddings
+        self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs)
+        bias = config.head_bias
+        self.lm_head_bias = nnx.Param(jnp.zeros(config.vocab_size)) if bias else nnx.data(None)
+
+    def __call__(self, *args: Any, **kwargs: Any):
+        output = self.model(*args, **kwargs)
+        return out.FlaxCausalLMOutputWithPast(
+            logits=self.head(output.last_hidden_state),
+            hidden_states=output.hidden_states,
+            auxiliary_loss=output.auxiliary_loss,
+        )
+
+    def head(self, x: jax.Array) -> jax.Array:
+        """Map hidden states (B, T, D) to logits (B, T, vocabulary)."""
+        scale = self.config.logit_scale
+        head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
+        logits = head(x)
+        if self.lm_head_bias is None:
+            return logits * scale
+        bias = self.lm_head_bias[...].astype(logits.dtype)
+        if self.config.scale_head_bias:
+            return (logits + bias) * scale
+        return logits * scale + bias
+
+
+class SequenceClassification(nnx.Module):
+    """A class or a score for each row, from its last token."""
+
+    def __init__(self, config: Any, rngs: nnx.Rngs):
+        self.model = Transformer(config, rngs)
+        self.score = linear(config, config.hidden_size, config.num_labels, rngs)
+        self.pad = config.pad_token_id
+
+    def __call__(self, input_ids, attention_mask=None, **kwargs: Any):
+        output = self.model(input_ids, attention_mask, **kwargs)
+        real = attention_mask
+        if real is None:
+            real = jnp.ones_like(input_ids) if self.pad is None else input_ids != self.pad
+        columns = jnp.arange(input_ids.shape[1])
+        last = jnp.where(real > 0, columns, 0).max(1)
+        state = jnp.take_along_axis(output.last_hidden_state, last[:, None, None], axis=1)[:, 0]
+        return out.FlaxSequenceClassifierOutputWithPast(
+            logits=self.score(state),
+            hidden_states=output.hidden_states,
+            auxiliary_loss=output.auxiliary_loss,
+        )
+
+
+class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
+    """Base of the VQ Transformer classes; the codebooks are the collection ``codebook``."""
+
+    config_class = VQTransformerConfig
+    base_model_prefix = "model"
+    weight_aliases = {"lm_head.weight": "model.embed_tokens.weight"}
+    stored_collections = {"codebook": ("sums", "counts")}
+    fixed_state = True
+
+    def __call__(
+        self, input_ids, attention_mask=None, params=None, past_key_values=None, dropout_rng=None,
+        train=False, output_hidden_states=None, return_dict=None, *, segment_ids=None,
+        code_mask=None, reset_rows=None, extra=None,
+    ):  # fmt: skip
+        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+
+        ``input_ids`` (batch, length); tokens that ``attention_mask`` (batch, length) hides leave no
+        trace. ``segment_ids`` (batch, length) numbers the documents of packed rows, which do not
+        see each other; 0 is padding, on the right. ``past_key_values`` is the state of
+        :meth:`init_cache`; rows that ``reset_rows`` (batch,) names begin afresh. While training,
+        tokens that ``code_mask`` (batch, length) hides do not count for the codebooks.
+
+        **Raises:** UsageError for a state of another batch or model, or together with
+        ``segment_ids``, and for masks of another shape than ``input_ids``.
+        """
+        given = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "segment_ids": segment_ids,
+            "code_mask": code_mask, "reset_rows": reset_rows,
+        }  # fmt: skip
+        check_call(self.config, given, past_key_values)
+        return self.run(
+            given, params, dropout_rng, train, None, output_hidden_states, return_dict,
+            past_key_values, extra,
+        )  # fmt: skip
+
+    def max_length(self) -> None:
+        """Return None: nothing limits the length."""
+
+    def init_cache(self, batch_size: int, max_length: int = 0, *_: Any, **__: Any) -> Any:
+        """Return the state before the first token; its size does not depend on ``max_length``."""
+        if self.config.attention_type == "full":
+            raise UsageError(
+                "attention_type=full looks at all earlier tokens, so it has no state of fixed "
+                "size: generate and train by windows with attention_type=vq"
+            )
+        return super().init_cache(batch_size, max_length)
+
+    def settle_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
+        """Move every codebook once towards the keys of this optimizer step."""
+        if self.config.attention_type == "full":
+            return extra
+        return {**extra, "codebook": settle(extra["codebook"], self.config.ema_decay)}
+
+    def extra_metrics(self, extra: dict[str, Any]) -> dict[str, jax.Array]:
+        """Return the mean perplexity of the codes, of ``num_codes`` at most."""
+        values = jnp.stack(perplexities(extra["codebook"]))
+        return {"code_perplexity": values.mean(), "code_perplexity_min": values.min()}
+
+    def save_config(self, folder: Path) -> None:
+        """Write the configuration, and the PyTorch classes that Transformers loads with it."""
+        self.config.auto_map = dict(torch_twin.AUTO_MAP)
+        super().save_config(folder)
+        torch_twin.ship(folder)
+
+
+class FlaxVQTransformerModel(FlaxVQTransformerPreTrainedModel):
+    """The VQ Transformer without a head: hidden states."""
+
+    module_class = Transformer
+
+
+class FlaxVQTransformerForCausalLM(FixedStateGeneration, FlaxVQTransformerPreTrainedModel):
+    """The VQ Transformer with its language-modelling head."""
+
+    module_class = CausalLM
+
+
+class FlaxVQTransformerForSequenceClassification(FlaxVQTransformerPreTrainedModel):
+    """The VQ Transformer with a classifier on the last token."""
+
+    module_class = SequenceClassification

@@ -1,0 +1,94 @@
+"""Attention of one token a row: the cost is that of M + S keys, however long the text is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hfseq_plugins.vq_transformer.attention import (
+    LOWEST,
+    How,
+    Inputs,
+    Terms,
+    cache_scores,
+    weigh,
+)
+from hfseq_plugins.vq_transformer.state import State, take
+
+
+def step(inputs: Inputs, terms: Terms, how: How, state: State) -> tuple[jax.Array, State]:
+    """Attend with one token, and let it into the ring for the oldest, which joins the cache.
+
+    Returns (B, Hk, G, 1, V) float32 and the new state. Tokens that are none change nothing.
+    """
+    codes, window = terms.codebook.shape[1], how.window
+    real = inputs.code[:, 0, 0] < codes
+    content = inputs.query + terms.content
+    biases = jnp.einsum("bhglk,dhk->bhgld", inputs.query + terms.position, terms.relative)
+    # The slots are 1 to M places behind the token, which will replace the last of them.
+    behind = (state.position[:, None] - 1 - jnp.arange(window)) % max(window, 1) + 1
+    near = jnp.einsum("bhglk,bhck->bhglc", content, state.window_key)
+    near += jnp.take_along_axis(biases, behind[:, None, None, None], axis=-1, mode="clip")
+    near = jnp.where(state.window_code[:, :1, None, None] < codes, near, LOWEST)
+    own = jnp.einsum("bhglk,bhck->bhglc", content, inputs.key) + biases[..., :1]
+    groups = [(own, inputs.value), (near, state.window_value)]
+    if how.compressive:
+        groups.append((cache_scores(content, state.cache_count, terms.codebook), state.cache_mean))
+    out = _mix(groups, inputs.value.dtype)
+    return out, _advance(inputs, state, real, codes, _zero(out))
+
+
+def _mix(groups: list[tuple[jax.Array, jax.Array]], dtype: Any) -> jax.Array:
+    """One softmax over groups of (scores, values); groups may be empty."""
+    groups = [group for group in groups if group[0].shape[-1]]
+    top = groups[0][0].max(-1, keepdims=True)
+    for score, _ in groups[1:]:
+        top = jnp.maximum(top, score.max(-1, keepdims=True))
+    weights = [jnp.exp(score - top) for score, _ in groups]
+    total = sum(weight.sum(-1, keepdims=True) for weight in weights)
+    parts = [weigh(w / total, value, dtype) for w, (_, value) in zip(weights, groups, strict=True)]
+    return sum(parts[1:], parts[0])
+
+
+def _advance(inputs: Inputs, state: State, real: jax.Array, codes: int, after: jax.Array) -> State:
+    """Put real tokens in their slots, and what was there into the cache.
+
+    ``after`` is 0, but known only when everything was read: XLA copies whole rings and caches
+    unless each write depends on all that reads what was there before.
+    """
+    window, rows = state.window_code.shape[-1], jnp.arange(len(real))
+    slot = state.position % max(window, 1)
+    value, code = inputs.value, inputs.code
+    if window:
+        value = take(state.window_value, slot[:, None])
+        code = take(state.window_code, slot[:, None])
+    code = jnp.where(real[:, None], code[..., 0], codes)
+    at = (rows[:, None], jnp.arange(code.shape[1])[None], code)
+    count = state.cache_count.at[at].get(mode="fill", fill_value=0) + 1
+    mean = state.cache_mean.at[at].get(mode="fill", fill_value=0.0)
+    mean = mean + (value[:, :, 0].astype(jnp.float32) - mean) / count[..., None]
+    place = (rows[:, None], at[1], code + after)
+    means = state.cache_mean.at[place].set(mean, mode="drop")
+    counts = state.cache_count.at[place].set(count, mode="drop")
+    slot = jnp.where(real, slot, window) + _zero(means) + _zero(counts)
+
+    def put(ring: jax.Array, new: jax.Array) -> jax.Array:
+        if not window:
+            return ring
+        return ring.at[rows, :, slot].set(new[:, :, 0].astype(ring.dtype), mode="drop")
+
+    return State(
+        put(state.window_key, inputs.key),
+        put(state.window_value, inputs.value),
+        put(state.window_code, inputs.code),
+        means,
+        counts,
+        state.position + real,
+    )
+
+
+def _zero(x: jax.Array) -> jax.Array:
+    """Return an int32 0 that depends on ``x``, whose values are above -2e9 and below 3e38."""
+    return (x.reshape(-1)[0].astype(jnp.float32) > 3e38).astype(jnp.int32)

@@ -1,0 +1,334 @@
+"""Checkpoints of the public Transformer-VQ (Lingle, 2024) as models of this library.
+
+Its branches write two layouts. The *recurrent* one (`main`, `dev`, `legacy`) has a subtree for each
+layer and one matrix for keys, values and gate; the *stacked* one (`optimized`) has a leading pair
+of axes (layers, 1) on every leaf of the stack. Both keep codebook statistics among the parameters,
+where ours are the collection ``codebook``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from hfseq.errors import UsageError
+from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
+
+# Ours -> theirs, within one attention.
+RECURRENT = {
+    "input_norm/scale": "input_ln/g",
+    "input_norm/bias": "input_ln/b",
+    "q_proj/kernel": "q_proj/kernel",
+    "r_proj/kernel": "r_proj/kernel",
+    "o_proj/kernel": "res_proj/kernel",
+    "content_bias": "u",
+    "position_bias": "v",
+}
+STACKED = {
+    "q_proj/kernel": "qkvg_producer/q_proj/kernel",
+    "k_proj/kernel": "qkvg_producer/k_proj/kernel",
+    "v_proj/kernel": "qkvg_producer/v_proj/kernel",
+    "r_proj/kernel": "xl_bias_producer/xl_r_proj/kernel",
+    "o_proj/kernel": "res_proj/kernel",
+    "content_bias": "xl_bias_producer/xl_u",
+    "position_bias": "xl_bias_producer/xl_v",
+}
+MLP = {"up_proj/kernel": "Dense_0/kernel", "down_proj/kernel": "Dense_1/kernel"}
+# Ours -> theirs, in the configuration.
+OPTIONS = {
+    "vocab_size": "n_vocab",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layer",
+    "head_dim": "d_k",
+    "num_codes": "n_code",
+    "block_size": "block_len",
+    "sinusoid_base": "pe_lam",
+    "absolute_positions": "pe_abs",
+    "tie_word_embeddings": "e_tie",
+    "final_norm": "e_preln",
+    "logit_scale": "e_scale",
+    "commitment_cost": "c_beta",
+    "ema_decay": "c_gamma",
+}
+RECURRENT_OPTIONS = {
+    "value_dim": "d_v",
+    "window_size": "mem_len",
+    "use_compressive_cache": "agg_cache",
+}
+DROPOUTS = {
+    "embedding_dropout": "p_dropemb",
+    "sinusoid_dropout": "p_dropsin",
+    "residual_dropout": "p_dropres",
+    "layer_dropout": "p_droplyr",
+}
+# `sum` is the serial reduction in another order of operations.
+REDUCTIONS = {"serial": "serial", "matmul": "matmul", "assoc_scan": "associative_scan"}
+REDUCTIONS |= {"sum": "serial"}
+
+
+class Reference(NamedTuple):
+    """A converted checkpoint: what ``model(..., params=params, extra=extra)`` takes."""
+
+    config: VQTransformerConfig
+    params: dict[str, Any]
+    extra: dict[str, Any]
+
+
+class _Leaves:
+    """The leaves of a tree by name; what is asked for and what is left over is remembered."""
+
+    def __init__(self, tree: Mapping[str, Any]):
+        self.flat = flatten_dict(tree, sep="/")
+        self.left, self.missing = set(self.flat), list[str]()
+
+    def take(self, name: str, index: int | None = None) -> np.ndarray:
+        """Return a leaf, or what it has for layer ``index``."""
+        if name not in self.flat:
+            self.missing.append(name)
+            return np.zeros(0, np.float32)
+        self.left.discard(name)
+        leaf = np.asarray(self.flat[name])
+        if index is None:
+            return leaf
+        return leaf[index, 0]
+
+    def peek(self, name: str) -> np.ndarray:
+        """Return a leaf that :meth:`take` gives as well; it has to be there."""
+        if name not in self.flat:
+            raise UsageError(f"not a tree of the given configuration: the tree lacks {name}")
+        return np.asarray(self.flat[name])
+
+    def check(self) -> None:
+        """Raise one UsageError that names every leaf that lacks or has no place."""
+        found = [f"the tree lacks {', '.join(sorted(set(self.missing)))}"] if self.missing else []
+        if self.left:
+            found.append(f"the configuration has no place for {', '.join(sorted(self.left))}")
+        if found:
+            raise UsageError("not a tree of the given configuration: " + "; ".join(found))
+
+
+def convert_reference(params: Mapping[str, Any], options: Mapping[str, Any]) -> Reference:
+    """Convert the parameters of the public Transformer-VQ and their configuration.
+
+    **Arguments:** ``params`` the nested parameter tree as its code has it (a train state with an
+    entry ``params`` will do), of either layout, leaves NumPy or JAX arrays; ``options`` its
+    configuration, the names of its command line (``n_layer``, ``d_k``, ``mem_len`` ...).
+
+    **Returns:** a :class:`Reference` of configuration, parameters and the collections, in float32.
+    ``embedding_dropout`` and the others are taken over where the options have them.
+
+    **Raises:** UsageError that names the leaves or options that are missing, have no place or do
+    not fit each other.
+    """
+    tree: Mapping[str, Any] = params
+    while "params" in tree:
+        tree = tree["params"]
+    convert = _convert_stacked if "stack" in tree else _convert_recurrent
+    if "stack" not in tree and "transformer_layers_0" not in tree:
+        raise UsageError(
+            f"neither layout of Transformer-VQ: the tree has {', '.join(sorted(tree)) or 'nothing'}"
+            " and needs 'transformer_layers_0' (recurrent) or 'stack' (stacked)"
+        )
+    return convert(_Leaves(tree), options)
+
+
+def read_reference(file: str | os.PathLike[str], options: Mapping[str, Any]) -> Reference:
+    """Read a checkpoint that the public Transformer-VQ wrote with ``flax.training.checkpoints``.
+
+    **Arguments:** ``file`` the msgpack file of a parameter tree or of a train state; ``options`` as
+    :func:`convert_reference` takes them.
+
+    **Raises:** UsageError as :func:`convert_reference`, and where the file is no msgpack tree.
+    """
+    from flax.serialization import msgpack_restore
+
+    try:
+        tree = msgpack_restore(Path(file).read_bytes())
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{file} is no msgpack tree: {error}") from error
+    if not isinstance(tree, Mapping):
+        raise UsageError(f"{file} holds a {type(tree).__name__} and no tree of parameters")
+    return convert_reference(tree, options)
+
+
+def _common(options: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options that have a name of ours: ``names`` (ours -> theirs) and dropout rates."""
+    missing = [theirs for theirs in names.values() if theirs not in options]
+    if missing:
+        raise UsageError(f"the configuration of Transformer-VQ lacks {', '.join(missing)}")
+    found = {ours: options[theirs] for ours, theirs in names.items()}
+    return found | {ours: options.get(theirs, 0.0) for ours, theirs in DROPOUTS.items()}
+
+
+def _codebook(leaves: _Leaves, theirs: str, ours: str, layer: int | None = None) -> dict[str, Any]:
+    """Return the statistics of one attention, with empty sums for the next step's."""
+    sums, counts = (leaves.take(f"{theirs}/{name}", layer) for name in ("c_sum", "c_count"))
+    found = {"sums": sums, "counts": counts}
+    found |= {f"new_{name}": np.zeros_like(leaf) for name, leaf in found.items()}
+    return {f"{ours}/codebook/{name}": leaf for name, leaf in found.items()}
+
+
+def _finish(
+    config: VQTransformerConfig, leaves: _Leaves, params: dict[str, Any], books: dict[str, Any]
+) -> Reference:
+    """Check that every leaf found its place and nest what was found, in float32."""
+    leaves.check()
+    wrong = [
+        f"'{name}' has {leaf.shape[-1]} columns and the configuration {size}"
+        for name, leaf in (params | books).items()
+        if (size := _columns(config, name)) not in (None, leaf.shape[-1] if leaf.ndim else None)
+    ]
+    if wrong:
+        raise UsageError("not a tree of the given configuration: " + "; ".join(wrong))
+
+    def nest(flat: dict[str, Any]) -> dict[str, Any]:
+        return unflatten_dict({n: np.asarray(v, np.float32) for n, v in flat.items()}, sep="/")
+
+    return Reference(config, nest(params), {"codebook": nest(books)} if books else {})
+
+
+def _columns(config: VQTransformerConfig, name: str) -> int | None:
+    """Return the last axis of a leaf of ours, where one option alone decides it."""
+    end = name.rsplit("/", 2)
+    sizes = {
+        "q_proj": config.query_heads * config.head_dim,
+        "k_proj": config.key_heads * config.head_dim,
+        "v_proj": config.key_heads * config.value_width,
+        "o_proj": config.hidden_size,
+        "down_proj": config.hidden_size,
+        "embed_tokens": config.hidden_size,
+        "lm_head": config.vocab_size,
+    }
+    if end[-1] in ("counts", "lm_head_bias"):
+        return config.num_codes if end[-1] == "counts" else config.vocab_size
+    return sizes.get(end[-2]) if len(end) > 1 else None
+
+
+# -- the recurrent layout
+# ----------------------------------------------------------------------------------------
+
+
+def _convert_recurrent(leaves: _Leaves, options: Mapping[str, Any]) -> Reference:
+    config = _recurrent_config(options)
+    params: dict[str, Any] = {}
+    books: dict[str, Any] = {}
+    for layer in range(config.num_hidden_layers):
+        for name, scanned in (("attention", "scanned_attn1"), ("attention_2", "scanned_attn2")):
+            theirs, ours = f"transformer_layers_{layer}/{scanned}", f"model/layers/{layer}/{name}"
+            for own, other in RECURRENT.items():
+                params[f"{ours}/{own}"] = leaves.take(f"{theirs}/{other}")
+            params |= _split_fused(config, leaves.take(f"{theirs}/kvg_proj/kernel"), ours)
+            books |= _codebook(leaves, f"{theirs}/quantizer", ours)
+    params["model/embed_tokens/embedding"] = leaves.take("token_embedder/embs")
+    if config.absolute_positions:
+        params["model/position_scale"] = leaves.take("position_embedder/scale")
+    if config.final_norm:
+        params["model/norm/scale"] = leaves.take("out_ln/g")
+        params["model/norm/bias"] = leaves.take("out_ln/b")
+    if not config.tie_word_embeddings:
+        leaves.left.discard("token_embedder/bias_out")  # there, and never read
+        params["lm_head/kernel"] = leaves.take("out_proj/kernel")
+    bias = "token_embedder/bias_out" if config.tie_word_embeddings else "out_proj/bias"
+    params["lm_head_bias"] = leaves.take(bias)
+    return _finish(config, leaves, params, books)
+
+
+def _recurrent_config(options: Mapping[str, Any]) -> VQTransformerConfig:
+    found, heads = _common(options, OPTIONS | RECURRENT_OPTIONS), options.get("n_head", 1)
+    return VQTransformerConfig(
+        **found,
+        head_type="shga" if heads == 1 else "mhga",
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        stop_gradient_cache=not options.get("grad_thru_cache", True),
+        head_bias=True,
+    )
+
+
+def _split_fused(config: VQTransformerConfig, kernel: np.ndarray, ours: str) -> dict[str, Any]:
+    """Cut the columns of the fused projection: keys, values, gate, each by heads."""
+    keys = config.key_heads * config.head_dim
+    values = config.key_heads * config.value_width
+    if kernel.shape[-1] not in (0, keys + 2 * values):
+        raise UsageError(
+            f"kvg_proj has {kernel.shape[-1]} columns; n_head={config.key_heads}, "
+            f"d_k={config.head_dim} and d_v={config.value_width} need {keys + 2 * values}"
+        )
+    parts = np.split(kernel, [keys, keys + values], axis=-1)
+    return {f"{ours}/{n}_proj/kernel": part for n, part in zip("kvg", parts, strict=True)}
+
+
+# -- the stacked layout
+# ----------------------------------------------------------------------------------------
+
+
+def _convert_stacked(leaves: _Leaves, options: Mapping[str, Any]) -> Reference:
+    config = _stacked_config(leaves, options)
+    _check_depth(leaves, config.num_hidden_layers)
+    gated = config.head_type == "shga"
+    names = STACKED | ({"g_proj/kernel": "qkvg_producer/g_proj/kernel"} if gated else {})
+    params: dict[str, Any] = {}
+    books: dict[str, Any] = {}
+    for layer in range(config.num_hidden_layers):
+        for number, name in enumerate(("attention", "attention_2") if gated else ("attention",)):
+            theirs, ours = f"stack/VQAttention_{number}", f"model/layers/{layer}/{name}"
+            for own, other in names.items():
+                params[f"{ours}/{own}"] = leaves.take(f"{theirs}/{other}", layer)
+            books |= _codebook(leaves, f"{theirs}/quantizer", ours, layer)
+        for own, other in {} if gated else MLP.items():
+            taken = leaves.take(f"stack/MultiLayerPerceptron_0/{other}", layer)
+            params[f"model/layers/{layer}/mlp/{own}"] = taken
+    params["model/embed_tokens/embedding"] = leaves.take("token_embed/embedding")
+    if config.absolute_positions:
+        params["model/position_scale"] = leaves.take("pos_embed/scale")
+    if not config.tie_word_embeddings:
+        params["lm_head/kernel"] = leaves.take("out_proj/kernel")
+    if config.head_bias:
+        params["lm_head_bias"] = leaves.take("out_proj/bias")
+    return _finish(config, leaves, params, books)
+
+
+def _check_depth(leaves: _Leaves, layers: int) -> None:
+    found = {leaf.shape[0] for n, leaf in leaves.flat.items() if n.startswith("stack/")}
+    if found != {layers}:
+        deep = " and ".join(map(str, sorted(found)))
+        raise UsageError(
+            f"not a tree of the given configuration: its leaves have {deep} layers, n_layer is "
+            f"{layers}"
+        )
+
+
+def _stacked_config(leaves: _Leaves, options: Mapping[str, Any]) -> VQTransformerConfig:
+    """Return the configuration; what it leaves open is read from the shapes."""
+    found, kind = _common(options, OPTIONS), options.get("head_type", "shga")
+    keys, values = (
+        leaves.peek(f"stack/VQAttention_0/qkvg_producer/{name}_proj/kernel").shape[-1]
+        for name in "kv"
+    )
+    key_heads = max(1, keys // found["head_dim"])
+    reduction = options.get("reduction_type", "serial")
+    if reduction not in REDUCTIONS:
+        raise UsageError(
+            f"reduction_type='{reduction}' is unknown (known: {', '.join(REDUCTIONS)})"
+        )
+    if kind != "shga":
+        wide = leaves.peek("stack/MultiLayerPerceptron_0/Dense_0/kernel").shape[-1]
+        found |= {"intermediate_size": wide}
+    return VQTransformerConfig(
+        **found,
+        head_type=kind,
+        num_attention_heads=1 if kind == "shga" else found["hidden_size"] // found["head_dim"],
+        num_key_value_heads=key_heads,
+        value_dim=values // key_heads,
+        window_size=options["block_len"],
+        reduction=REDUCTIONS[reduction],
+        attention_type=options.get("attn_type", "vq"),
+        norm_affine=False,
+        head_bias="out_proj/bias" in leaves.flat,
+        scale_head_bias=False,
+    )

@@ -1,0 +1,224 @@
+"""Attention of rows that are cut over the ``sequence`` axis of a mesh.
+
+Every device has a piece of the text. What leaves its window is summed up by code there, and the
+sums of all pieces before one are its cache when it begins: the cache is a monoid. The window before
+a piece comes from its left neighbours. Keys and values never come together on one device.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from hfseq import nn
+from hfseq_plugins.vq_transformer.attention import How, Inputs, Past, Tape, Terms, run
+from hfseq_plugins.vq_transformer.state import Cache, State, in_order, merge, summarise
+
+logger = logging.getLogger(__name__)
+
+AXIS = "sequence"
+# The axes of all that goes in and out: batch, heads, groups of queries, tokens, widths of values.
+_INPUTS = {"query": "bhgt.", "key": "bht.", "value": "bhtv", "code": "bht", "segment": "bt"}
+_TERMS = {"codebook": "h..", "relative": ".h.", "content": "hg..", "position": "hg.."}
+_STATE = {
+    "window_key": "bh..", "window_value": "bh.v", "window_code": "bh.", "cache_mean": "bh.v",
+    "cache_count": "bh.", "position": "b",
+}  # fmt: skip
+
+
+def mesh_for(tokens: int, block: int) -> Mesh | None:
+    """Return the mesh whose ``sequence`` axis cuts rows of ``tokens`` into whole blocks, if any.
+
+    Pieces of other lengths would have other blocks than one device has, and so other gradients.
+    """
+    mesh = nn.current_options().mesh
+    ways = 1 if mesh is None else dict(mesh.shape).get(AXIS, 1)
+    if ways == 1:
+        return None
+    if tokens % (ways * block):
+        _say_whole(tokens, ways, block)
+        return None
+    return mesh
+
+
+@functools.cache
+def _say_whole(tokens: int, ways: int, block: int) -> None:
+    """Warn, once and not for every layer."""
+    logger.warning(
+        "rows of %d tokens are not cut over --mesh sequence=%d: their length has to be a multiple "
+        "of %d (sequence=%d times block_size=%d)", tokens, ways, ways * block, ways, block,
+    )  # fmt: skip
+
+
+def attend(
+    mesh: Mesh,
+    inputs: Inputs,
+    terms: Terms,
+    how: How,
+    state: State | None,
+    lengths: jax.Array | None,
+) -> tuple[jax.Array, State | None]:
+    """Do what ``attention.attend`` does, each device on its piece of the rows.
+
+    All axes of the mesh are divided here: XLA cannot divide scatters over the others by itself.
+    """
+    split = _split(mesh, inputs)
+
+    def local(inputs: Inputs, terms: Terms, state: Any, lengths: Any) -> Any:
+        return _attend_here(inputs, terms, how, state, lengths, mesh.shape[AXIS])
+
+    states = _specs(state, _STATE, split)
+    call = jax.shard_map(
+        local, mesh=mesh, check_vma=False,
+        in_specs=(_specs(inputs, _INPUTS, split), _specs(terms, _TERMS, split), states,
+                  _spec("b", split)),
+        out_specs=(_spec("bhgtv", split), states),
+    )  # fmt: skip
+    return jax.jit(call)(inputs, terms, state, lengths)
+
+
+def _split(mesh: Mesh, inputs: Inputs) -> dict[str, Any]:
+    """Return the axes of the mesh that cut each kind of axis, where their size divides it."""
+    batch, heads, groups = inputs.query.shape[:3]
+    rows = tuple(name for name in ("data", "fsdp") if name in mesh.shape)
+    split: dict[str, Any] = {"t": AXIS}
+    if batch % math.prod(mesh.shape[name] for name in rows) == 0:
+        split["b"] = rows
+    ways = dict(mesh.shape).get("tensor", 1)
+    sizes = {"h": heads, "g": groups, "v": inputs.value.shape[-1]}
+    chosen = next((kind for kind, size in sizes.items() if size % ways == 0), None)
+    return split if ways == 1 or chosen is None else {**split, chosen: "tensor"}
+
+
+def _spec(kinds: str, split: dict[str, Any]) -> PartitionSpec:
+    return PartitionSpec(*(split.get(kind) for kind in kinds))
+
+
+def _specs(leaves: Any, kinds: dict[str, str], split: dict[str, Any]) -> Any:
+    """Return where each of the named ``leaves`` lies; None where there is none."""
+    if leaves is None:
+        return None
+    present = {name for name, leaf in leaves._asdict().items() if leaf is not None}
+    return leaves._replace(**{name: _spec(kinds[name], split) for name in present})
+
+
+def _attend_here(
+    inputs: Inputs, terms: Terms, how: How, state: Any, lengths: Any, ways: int
+) -> tuple[jax.Array, State | None]:
+    """Attend with this device's piece; the state after the whole row comes out everywhere."""
+    here, tokens, codes = lax.axis_index(AXIS), inputs.code.shape[-1], terms.codebook.shape[1]
+    mine = None if lengths is None else jnp.clip(lengths - here * tokens, 0, tokens)
+    tape = Tape(inputs, codes, how, _window(inputs, how, codes, state, here, ways), mine)
+    tape.cache = _prefix(tape, None if state is None else state.cache, here)
+    out, cache = run(tape, terms, how)
+    if state is None:
+        return out, None
+    begun = state._replace(position=state.position + here * tokens)
+    last: Any = ways - 1 if lengths is None else jnp.maximum(lengths - 1, 0) // tokens
+    return out, _of_device(tape.end(begun, cache), last == here)
+
+
+def _of_device(state: State, rows: Any) -> State:
+    """Give every device the rows (B,) of the state from the one where they are True."""
+
+    def pick(leaf: jax.Array) -> jax.Array:
+        chosen = jnp.reshape(rows, (-1, *(1,) * (leaf.ndim - 1)))
+        return lax.psum(jnp.where(chosen, leaf, jnp.zeros_like(leaf)), AXIS)
+
+    return State(*map(pick, state))
+
+
+# -- what comes from the left
+# ---------------------------------------------------------------------------------------
+
+
+def _window(inputs: Inputs, how: How, codes: int, state: Any, here: Any, ways: int) -> Past:
+    """Return the M tokens before this piece; the cache is still to be found."""
+    batch, heads, tokens = inputs.code.shape
+    before: tuple[Any, ...] = (None, None, None) if state is None else in_order(state)
+
+    def of(x: jax.Array, earlier: Any, fill: int, axis: int) -> jax.Array:
+        if earlier is None:
+            shape = (*x.shape[:axis], how.window, *x.shape[axis + 1 :])
+            earlier = jnp.full(shape, fill, x.dtype)
+        return _halo(x, earlier.astype(x.dtype), fill, axis, here, ways)
+
+    segment, following = inputs.segment, None
+    if segment is not None:
+        following = _shift(segment[:, 0], -1, ways)
+        segment = of(segment, None, 0, 1)
+    empty = Cache(
+        jnp.zeros((batch, heads, codes, inputs.value.shape[-1])),
+        jnp.zeros((batch, heads, codes), jnp.int32),
+    )
+    return Past(
+        of(inputs.key, before[0], 0, 2),
+        of(inputs.value, before[1], 0, 2),
+        of(inputs.code, before[2], codes, 2),
+        empty,
+        segment,
+        following,
+    )
+
+
+def _halo(
+    x: jax.Array, earlier: jax.Array, fill: int, axis: int, here: Any, ways: int
+) -> jax.Array:
+    """Return what lies before the piece ``x``, as long as ``earlier``, which begins the row."""
+    window, tokens = earlier.shape[axis], x.shape[axis]
+    if not window:
+        return earlier
+    hops = math.ceil(window / tokens)
+    unit = window if hops == 1 else tokens
+    sizes = [(0, 0)] * x.ndim
+    sizes[axis] = (hops * unit - window, 0)
+    padded = jnp.pad(earlier, sizes, constant_values=fill)
+    tail = lax.slice_in_dim(x, tokens - unit, None, axis=axis)
+    parts = []
+    for hop in range(hops, 0, -1):
+        start = jnp.clip(hops - hop + here, 0, hops - 1) * unit
+        known = lax.dynamic_slice_in_dim(padded, start, unit, axis=axis)
+        parts.append(jnp.where(here < hop, known, _shift(tail, hop, ways)))
+    joined = jnp.concatenate(parts, axis)
+    return lax.slice_in_dim(joined, hops * unit - window, None, axis=axis)
+
+
+def _shift(x: jax.Array, places: int, ways: int) -> jax.Array:
+    """Send ``x`` so many devices to the right; 0 comes where nothing does."""
+    pairs = [(i, i + places) for i in range(ways) if 0 <= i + places < ways]
+    return lax.ppermute(x, AXIS, pairs) if pairs else jnp.zeros_like(x)
+
+
+def _prefix(tape: Tape, start: Cache | None, here: Any) -> Cache:
+    """Return the cache before this piece: what has left the window in all pieces before it.
+
+    Of packed rows only what belongs to the document that the piece begins with.
+    """
+    value, code = (_in_a_row(leaf) for leaf in tape.leaving())
+    first = tape.first_segments()
+    if first is not None and tape.segment is not None:
+        own = tape.segment[:, : code.shape[-1]] == first[-1][:, None]
+        code = jnp.where(own[:, None], code, tape.codes)
+    totals = lax.all_gather(summarise(value, code, tape.codes), AXIS)
+    places = jnp.arange(len(totals.count))
+    taken = jnp.broadcast_to((places < here)[:, None], totals.count.shape[:2])
+    if first is not None:
+        taken &= lax.all_gather(first[-1], AXIS) == first[0]
+    counts = jnp.where(taken[..., None, None], totals.count, 0)
+    count = counts.sum(0)
+    shares = counts / jnp.maximum(count, 1)
+    before = Cache((shares[..., None] * totals.mean).sum(0), count)
+    return before if start is None else merge(start, before)
+
+
+def _in_a_row(x: jax.Array) -> jax.Array:
+    """Put blocks (R, B, H, L, ...) side by side: (B, H, R * L, ...)."""
+    x = jnp.moveaxis(x, 0, 2)
+    return x.reshape(*x.shape[:2], -1, *x.shape[4:])

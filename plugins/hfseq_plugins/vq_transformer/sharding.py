@@ -1,0 +1,58 @@
+"""How the VQ Transformer is split over devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from hfseq import nn
+
+if TYPE_CHECKING:
+    from hfseq_plugins.vq_transformer.attention import Inputs
+
+#: Queries, keys and codes of a gated head are needed whole where its values are split by columns.
+RULES = [
+    (r"embed_tokens/embedding$", "embedding"),
+    (r"(v_proj|g_proj|up_proj)/kernel$", "column"),
+    (r"(o_proj|down_proj)/kernel$", "row"),
+    (r"(q_proj|k_proj|r_proj|score)/kernel$", "table"),
+    (r"(content_bias|position_bias|position_scale)$", "replicated"),
+    (r"norm/(scale|bias)$", "vector"),
+    (r"lm_head/kernel$", "vocab_column"),
+    (r"lm_head_bias$", "vocab"),
+]
+
+_ANY = PartitionSpec.UNCONSTRAINED
+
+
+def split_heads(inputs: Inputs) -> Inputs:
+    """Give each device of the ``tensor`` axis its heads, where it divides their number.
+
+    Key heads with all that is theirs, or else the query heads of one key head, which all need its
+    values. A single head stays whole: only the columns of its values are split.
+    """
+    mesh = nn.current_options().mesh
+    ways = 1 if mesh is None else dict(mesh.shape).get("tensor", 1)
+    if mesh is None or ways == 1:
+        return inputs
+
+    def place(x: jax.Array, *axes: str | None) -> jax.Array:
+        spec = PartitionSpec(_ANY, *axes, *(_ANY,) * (x.ndim - 1 - len(axes)))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    heads, queries = inputs.query.shape[1:3]
+    if heads % ways == 0:
+        own = {name: place(getattr(inputs, name), "tensor") for name in inputs._fields[:4]}
+        return inputs._replace(**own)
+    if queries % ways == 0:
+        value = NamedSharding(mesh, PartitionSpec(_ANY, None, _ANY, None))
+        return inputs._replace(
+            query=place(inputs.query, None, "tensor"),
+            value=jax.lax.with_sharding_constraint(inputs.value, value),
+        )
+    return inputs
+
+
+__all__ = ["RULES", "split_heads"]

@@ -1,0 +1,134 @@
+"""Codebooks of keys and the norms, in PyTorch.
+
+Shapes: B rows, T tokens, Hk key heads, K the width of keys, V of values, S codes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .configuration_vq_transformer import VQTransformerConfig
+
+
+def unit(values: torch.Tensor, eps: float) -> torch.Tensor:
+    """Divide by the root mean square of the last axis, in float32."""
+    values = values.float()
+    return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+
+
+class VQTransformerRMSNorm(nn.Module):
+    """RMS norm, computed in float32, with gain and bias or neither."""
+
+    def __init__(self, config: VQTransformerConfig):
+        super().__init__()
+        affine, width = config.norm_affine, config.hidden_size
+        self.weight = nn.Parameter(torch.ones(width)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(width)) if affine else None
+        self.eps = config.rms_norm_eps
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        normed = unit(hidden, self.eps)
+        if self.weight is not None and self.bias is not None:
+            normed = normed * self.weight.float() + self.bias.float()
+        return normed.to(hidden.dtype)
+
+
+class Tally(NamedTuple):
+    """What a training step learns of a codebook: squared distance, and keys by code (float32)."""
+
+    error: torch.Tensor
+    sums: torch.Tensor
+    counts: torch.Tensor
+
+
+class VQTransformerCodebook(nn.Module):
+    """Moving averages of the keys that each code stood for; float32 whatever the model is cast to.
+
+    ``collected`` are the statistics of training steps since the last :meth:`update`. They are no
+    buffers: DistributedDataParallel would overwrite those of all processes but one.
+    """
+
+    sums: torch.Tensor
+    counts: torch.Tensor
+
+    def __init__(self, config: VQTransformerConfig):
+        super().__init__()
+        shape = (config.key_heads, config.num_codes, config.head_dim)
+        self.register_buffer("sums", torch.zeros(shape, dtype=torch.float32))
+        self.register_buffer("counts", torch.ones(shape[:2], dtype=torch.float32))
+        self.floor, self.block = config.count_floor, config.block_size
+        self.collected: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> VQTransformerCodebook:
+        def moved(leaf: torch.Tensor) -> torch.Tensor:
+            out = fn(leaf)
+            if not out.is_floating_point() or out.dtype.itemsize >= 4:
+                return out
+            if leaf.is_meta or out.is_meta:
+                return torch.empty_like(out, dtype=torch.float32)
+            return leaf.to(out.device)
+
+        return super()._apply(moved, *args, **kwargs)
+
+    def rows(self) -> torch.Tensor:
+        """Return the codebook (Hk, S, K)."""
+        return self.sums / self.counts.clamp(min=self.floor)[..., None]
+
+    @torch.no_grad()
+    def nearest(self, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return the code (B, Hk, T) of each key (B, Hk, T, K): the largest k.c - |c|^2 / 2."""
+        halves = 0.5 * rows.square().sum(-1)[:, None]
+        parts = [(part @ rows.mT - halves).argmax(-1) for part in keys.split(self.block, 2)]
+        return torch.cat(parts, 2)
+
+    def collect(self, tally: Tally) -> None:
+        """Add the statistics of a forward pass."""
+        old = self.collected or (0.0, 0.0)
+        self.collected = (old[0] + tally.sums, old[1] + tally.counts)
+
+    @torch.no_grad()
+    def update(self, decay: float) -> None:
+        """Apply one moving average of what was collected, over all processes."""
+        if self.collected is None:
+            return
+        for buffer, new in zip((self.sums, self.counts), self.collected, strict=True):
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                torch.distributed.all_reduce(new)
+            buffer.mul_(decay).add_(new, alpha=1 - decay)
+        self.collected = None
+
+
+def pick(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Return the rows (Hk, S, K) of codes (B, Hk, T): (B, Hk, T, K)."""
+    heads = torch.arange(rows.shape[0], device=rows.device)
+    return rows[heads[:, None], codes]
+
+
+def by_code(
+    values: torch.Tensor, codes: torch.Tensor, size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum values (N, T, F) by their codes (N, T): (N, S, F), and counts (N, S), both float32.
+
+    The code ``size`` belongs to nothing.
+    """
+    groups, _, width = values.shape
+    start = (size + 1) * torch.arange(groups, device=codes.device)
+    flat = (codes + start[:, None]).reshape(-1)
+    sums = values.new_zeros(groups * (size + 1), width, dtype=torch.float32)
+    sums = sums.index_add(0, flat, values.reshape(-1, width).float())
+    counts = torch.bincount(flat, minlength=groups * (size + 1))
+    sums, counts = sums.view(groups, size + 1, width), counts.view(groups, size + 1)
+    return sums[:, :size], counts[:, :size]
+
+
+def merge(
+    mean: torch.Tensor, count: torch.Tensor, values: torch.Tensor, codes: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add values (B, Hk, L, V) of codes (B, Hk, L) to the means (B, Hk, S, V) and counts."""
+    sums, new = by_code(values.flatten(0, 1), codes.flatten(0, 1), count.shape[-1])
+    total = count + new.view(count.shape).int()
+    below = total.clamp(min=1)
+    return (count / below)[..., None] * mean + sums.view(mean.shape) / below[..., None], total

@@ -1,0 +1,159 @@
+"""The configuration of the VQ Transformer (Lingle, 2024), for PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PretrainedConfig
+
+HEAD_TYPES = ("shga", "mhga", "mha", "mqa", "gqa")
+ATTENTION_TYPES = ("vq", "full", "vq_quadratic")
+DROPOUTS = ("embedding_dropout", "sinusoid_dropout", "residual_dropout", "layer_dropout")
+POSITIVE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "head_dim", "num_codes", "block_size"),
+    *("sinusoid_base", "rms_norm_eps", "count_floor"),
+)
+
+
+class VQTransformerConfig(PretrainedConfig):
+    """The options of a VQ Transformer.
+
+    ``head_type`` is shga (one gated head, two attentions a layer and no MLP), mhga (several), mha,
+    mqa or gqa (attention and MLP). ``head_dim`` is the width of queries and keys, ``value_dim``
+    that of the values of a key head (None: all gated heads together ``2 * hidden_size``; else
+    ``head_dim``). Each query sees the last ``window_size`` tokens with their positions, all older
+    ones through ``num_codes`` codes. ``block_size`` tokens are computed at a time, which changes
+    speed and memory and no result. ``attention_type`` is vq, full (quadratic, over keys as they
+    are) or vq_quadratic (the same as vq). ``reduction`` is for the JAX version only.
+
+    **Raises:** ValueError that lists every value that cannot work.
+    """
+
+    model_type = "vq_transformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 259
+    hidden_size: int = 768
+    num_hidden_layers: int = 24
+    head_type: str = "shga"
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int = 128
+    value_dim: int | None = None
+    intermediate_size: int | None = None
+    num_codes: int = 512
+    window_size: int = 512
+    block_size: int = 512
+    reduction: str = "recurrent"
+    attention_type: str = "vq"
+    use_compressive_cache: bool = True
+    stop_gradient_cache: bool = False
+    sinusoid_base: float = 1e5
+    absolute_positions: bool = False
+    norm_affine: bool = True
+    rms_norm_eps: float = 1e-6
+    final_norm: bool = True
+    tie_word_embeddings: bool = False
+    head_bias: bool = False
+    scale_head_bias: bool = True
+    logit_scale: float = 1.0
+    commitment_cost: float = 1e-4
+    ema_decay: float = 0.99
+    count_floor: float = 0.01
+    embedding_dropout: float = 0.0
+    sinusoid_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    layer_dropout: float = 0.0
+    initializer_scale: float = 1.0
+    embedding_initializer_range: float = 1.0
+    use_cache: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 1
+
+    def __post_init__(self, **kwargs: Any):
+        super().__post_init__(**kwargs)
+        self.check()
+
+    # -- what follows from the options
+    # -----------------------------------------------------------------------------------
+
+    @property
+    def gated(self) -> bool:
+        """Whether values pass through SiLU and a gate, and a second attention replaces the MLP."""
+        return self.head_type in ("shga", "mhga")
+
+    @property
+    def query_heads(self) -> int:
+        """Heads of queries."""
+        if self.head_type == "shga":
+            return 1
+        return self.num_attention_heads or max(1, self.hidden_size // self.head_dim)
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values; each has a codebook of its own."""
+        if self.head_type in ("shga", "mqa"):
+            return 1
+        return self.num_key_value_heads or self.query_heads
+
+    @property
+    def value_width(self) -> int:
+        """The width of the values of one key head."""
+        if self.value_dim is not None:
+            return self.value_dim
+        return 2 * self.hidden_size // self.query_heads if self.gated else self.head_dim
+
+    @property
+    def inner_width(self) -> int:
+        """The width of the MLP, where there is one."""
+        return self.intermediate_size or self.hidden_size * (5 if self.head_type == "mqa" else 4)
+
+    # -- what can work
+    # -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise one ValueError that lists every option that cannot work."""
+        problems = list(self._wrong_options())
+        problems = problems or list(self._wrong_heads())
+        if problems:
+            raise ValueError("VQTransformerConfig: " + "; ".join(problems))
+
+    def _wrong_options(self) -> Iterator[str]:
+        for name, known in (("head_type", HEAD_TYPES), ("attention_type", ATTENTION_TYPES)):
+            if getattr(self, name) not in known:
+                yield f"{name}='{getattr(self, name)}' is unknown (known: {', '.join(known)})"
+        for name in POSITIVE:
+            if not getattr(self, name) > 0:
+                yield f"{name}={getattr(self, name)} has to be above 0"
+        for name in ("num_attention_heads", "num_key_value_heads", "value_dim"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                yield f"{name}={value} has to be at least 1"
+        if self.window_size < 0:
+            yield f"window_size={self.window_size} has to be 0 or more"
+        for name in DROPOUTS:
+            if not 0 <= getattr(self, name) < 1:
+                yield f"{name}={getattr(self, name)} has to be in [0, 1)"
+        if not 0 <= self.ema_decay <= 1:
+            yield f"ema_decay={self.ema_decay} has to be in [0, 1]"
+        if self.hidden_size % 2:
+            yield f"hidden_size={self.hidden_size} is odd, sinusoids need pairs: take an even width"
+
+    def _wrong_heads(self) -> Iterator[str]:
+        kind, queries, keys = self.head_type, self.num_attention_heads, self.num_key_value_heads
+        if kind == "shga" and (queries or 1) != 1:
+            yield f"head_type=shga has one head, num_attention_heads={queries}: take mhga"
+        if kind in ("shga", "mqa") and (keys or 1) != 1:
+            yield f"head_type={kind} has one key head, num_key_value_heads={keys}: take gqa"
+        if kind in ("mha", "mhga") and keys not in (None, self.query_heads):
+            yield (
+                f"head_type={kind} has a key head for each of num_attention_heads="
+                f"{self.query_heads}, num_key_value_heads={keys}: take gqa"
+            )
+        if self.query_heads % self.key_heads:
+            yield (
+                f"num_attention_heads={self.query_heads} does not divide by "
+                f"num_key_value_heads={self.key_heads}"
+            )

@@ -1,0 +1,226 @@
+"""Every number that the public reference gave, from the plugin."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hfseq.generation import FlaxTopPLogitsWarper
+from hfseq_plugins.vq_transformer.codebook import quantise
+from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
+from hfseq_plugins.vq_transformer.positions import sinusoids
+from tests.plugins.vq_transformer.vq_cases import (
+    CASES,
+    MAIN,
+    REDUCTIONS,
+    apart,
+    assert_gradients_close,
+    attentions,
+    quick,
+    statistics,
+    token_losses,
+)
+
+RESULTS = {}
+FEW = ("main/gau_l6_m3", "main/gau_noagg", "main/mhga", "opt/mqa")
+DECODED = [case if case in FEW else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+STATE = {
+    "window_key": "xlcache_k_hat", "window_value": "xlcache_v", "window_code": "xlcache_z",
+    "cache_mean": "agg_mean", "cache_count": "agg_count",
+}  # fmt: skip
+
+
+def model_of(golden, case, **changes):
+    reference = golden.reference(case)
+    for name, value in changes.items():
+        setattr(reference.config, name, value)
+    return FlaxVQTransformerForCausalLM(reference.config, _do_init=False), reference
+
+
+def evaluate(golden, case, **changes):
+    """Loss, gradients, output and collections of a training call that begins with no state."""
+    model, reference = model_of(golden, case, **changes)
+    batch = golden.batch()
+    masked = batch["loss_mask"] if case.startswith("main") else None
+    size = batch["inputs"].size
+
+    def loss(params):
+        output, extra = model(
+            batch["inputs"], params=params, past_key_values=model.init_cache(2, 0), train=True,
+            code_mask=masked, output_hidden_states=True, extra=reference.extra,
+        )  # fmt: skip
+        each = batch["loss_mask"] * token_losses(output.logits, batch["targets"])
+        return each.mean() + output.auxiliary_loss / size, (each.mean(), output, extra)
+
+    return quick(jax.value_and_grad(loss, has_aux=True))(reference.params)
+
+
+def evaluated(golden, case):
+    if case not in RESULTS:
+        RESULTS[case] = evaluate(golden, case)
+    return RESULTS[case]
+
+
+def wanted_logits(golden, case, logits):
+    """Return ours and theirs: the recurrent family gives logarithms of probabilities."""
+    if case.startswith("main"):
+        return jax.nn.log_softmax(logits), golden[f"{case}/logprobs"]
+    return logits, golden[f"{case}/logits"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_losses(golden, case):
+    (loss, (token_loss, output, _)), _ = evaluated(golden, case)
+    assert apart(*wanted_logits(golden, case, output.logits)) <= 2e-5
+    assert float(loss) == pytest.approx(float(golden[f"{case}/loss_total"]), rel=1e-5)
+    assert float(token_loss) == pytest.approx(float(golden[f"{case}/loss_lm"]), rel=1e-5)
+    chosen = golden.reference(case).config
+    commitment = output.auxiliary_loss / golden["common/inputs"].size / chosen.commitment_cost
+    assert float(commitment) == pytest.approx(float(golden[f"{case}/l_commit"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_every_parameter(golden, case):
+    _, gradients = evaluated(golden, case)
+    assert_gradients_close(gradients, golden.reference(case, "grads").params)
+
+
+@pytest.mark.parametrize("case", [f"main/{case}" for case in MAIN])
+def test_norm_of_the_gradients(golden, case):
+    _, gradients = evaluated(golden, case)
+    squares = sum(float(jnp.square(leaf).sum()) for leaf in jax.tree.leaves(gradients))
+    wanted = float(golden[f"{case}/grad_global_norm_main"])
+    assert squares**0.5 == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hidden_states_of_every_layer(golden, case):
+    (_, (_, output, _)), _ = evaluated(golden, case)
+    residuals = golden[f"{case}/{'attn_res' if case.startswith('main') else 'residuals'}"]
+    states = output.hidden_states
+    for number in range(2):
+        wanted = residuals[2 * number] + residuals[2 * number + 1]
+        after = golden[f"{case}/x_final"] if number else states[1]
+        assert apart(after - np.asarray(states[number]), wanted) <= 2e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nearest_codes_and_distances_of_the_golden_keys(golden, case):
+    for number, keys in enumerate(golden[f"{case}/keys"]):
+        rows = jnp.asarray(golden[f"{case}/codebooks"][number])
+        found = quantise(jnp.moveaxis(jnp.asarray(keys), 1, 2), rows)
+        wanted = np.moveaxis(golden[f"{case}/shortcodes"][number], 1, 2)
+        assert np.array_equal(found.codes, wanted)
+        assert apart(found.errors, np.moveaxis(golden[f"{case}/errs2"][number], 1, 2)) <= 2e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_statistics_of_the_codes(golden, case):
+    """What is summed over the call are the golden keys by their golden codes."""
+    (_, (_, _, extra)), _ = evaluated(golden, case)
+    main = case.startswith("main")
+    mask = golden["common/loss_mask"] if main else np.ones_like(golden["common/loss_mask"])
+    sums, counts = statistics(extra, "new_sums"), statistics(extra, "new_counts")
+    for number, codes in enumerate(golden[f"{case}/shortcodes"]):
+        chosen = np.eye(10)[codes] * mask[:, None, :, None]
+        assert np.array_equal(counts[number], chosen.sum((0, 2)))
+        keys = golden[f"{case}/keys"][number]
+        assert apart(sums[number], np.einsum("bhts,bhtk->hsk", chosen, keys)) <= 2e-5
+    if not main:
+        assert np.array_equal(counts, golden[f"{case}/ema_count_hat"])
+        assert apart(sums, golden[f"{case}/ema_sum_hat"]) <= 2e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_moving_averages(golden, case):
+    """The stacked family's own gradients count each of its 6 blocks six times; ours do not."""
+    (_, (_, _, extra)), _ = evaluated(golden, case)
+    model, reference = model_of(golden, case)
+    settled = model.settle_extra(extra)
+    gradients = golden.reference(case, "grads").extra
+    for name in ("sums", "counts"):
+        before = np.stack(statistics(reference.extra, name))
+        if case.startswith("main"):
+            wanted = before - np.stack(statistics(gradients, name))
+        else:
+            hat = golden[f"{case}/ema_{name.removesuffix('s')}_hat"]
+            wanted = 0.99 * before + 0.01 * hat
+        assert apart(statistics(settled, name), wanted) <= 1e-5
+        assert not np.any(statistics(settled, f"new_{name}"))
+
+
+@pytest.mark.parametrize("case", [f"main/{case}" for case in MAIN])
+def test_state_after_the_call(golden, case):
+    (_, (_, output, _)), _ = evaluated(golden, case)
+    check_state(golden, case, output.past_key_values)
+
+
+def check_state(golden, case, state):
+    window = golden.reference(case).config.window_size
+    for number, part in enumerate(attentions(state)):
+        slots = (24 + np.arange(window)) % window  # token i lies in slot i modulo the window
+        for ours, theirs in STATE.items():
+            found = np.asarray(part[ours])
+            found = found[:, :, slots] if ours.startswith("window") else found
+            wanted = golden[f"{case}/final_state/attn{number}/{theirs}"]
+            exact = ours in ("window_code", "cache_count")
+            assert apart(found, wanted) <= (0 if exact else 2e-5), (number, ours)
+        assert np.array_equal(part["position"], [24, 24])
+
+
+@pytest.mark.parametrize("case", DECODED)
+def test_one_token_after_the_other(golden, case):
+    model, reference = model_of(golden, case)
+
+    def step(state, ids):
+        output = model(
+            ids[:, None], params=reference.params, extra=reference.extra, past_key_values=state
+        )[0]
+        return output.past_key_values, output.logits[:, 0]
+
+    ids = jnp.asarray(golden["common/inputs"]).T
+    state, logits = quick(functools.partial(jax.lax.scan, step))(model.init_cache(2, 0), ids)
+    assert apart(*wanted_logits(golden, case, jnp.moveaxis(logits, 0, 1))) <= 2e-5
+    if case.startswith("main"):
+        check_state(golden, case, state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_every_reduction_gives_the_same(golden, reduction):
+    case = "opt/mqa"
+    (loss, (_, output, _)), gradients = evaluate(golden, case, reduction=reduction)
+    assert apart(output.logits, golden[f"{case}/logits"]) <= 2e-5
+    assert float(loss) == pytest.approx(float(golden[f"{case}/loss_total"]), rel=1e-5)
+    assert_gradients_close(gradients, golden.reference(case, "grads").params)
+
+
+@pytest.mark.parametrize("case", ["opt/shga", "opt/mqa"])
+def test_quadratic_baseline(golden, case):
+    model, reference = model_of(golden, case, attention_type="full")
+    output = model(golden["common/inputs"], params=reference.params, extra=reference.extra)[0]
+    assert apart(output.logits, golden[f"{case}/full_attention_logits"]) <= 2e-5
+
+
+@pytest.mark.parametrize("case", ["main/mhga", "main/gau_noagg", "opt/mqa"])
+def test_quadratic_attention_over_codes(golden, case):
+    model, reference = model_of(golden, case, attention_type="vq_quadratic")
+    output = model(golden["common/inputs"], params=reference.params, extra=reference.extra)[0]
+    assert apart(*wanted_logits(golden, case, output.logits)) <= 2e-5
+
+
+def test_sinusoids(golden):
+    found = sinusoids(jnp.arange(9), 16, 1000.0)
+    assert apart(found, golden["pieces/sinusoid_pos0to8_width16_lam1000"]) <= 1e-6
+
+
+def test_nucleus_keeps_what_the_reference_keeps(golden):
+    """Its rule has a tolerance of 1e-4; of equal tokens the last ones stay."""
+    logits = golden["sampling/logits"]
+    for p, wanted in zip(golden["sampling/p"], golden["sampling/nucleus_kept"], strict=True):
+        kept = FlaxTopPLogitsWarper(float(p) - 1e-4)(None, logits, cur_len=None)
+        assert np.array_equal(np.isfinite(kept), wanted), p

@@ -1,0 +1,197 @@
+"""The state: windows of a text, prompts and single tokens give what one call gives."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hfseq_plugins.vq_transformer.state import Cache, merge, summarise
+from tests.plugins.vq_transformer import vq_oracle as oracle
+from tests.plugins.vq_transformer.vq_cases import (
+    apart,
+    attentions,
+    ids,
+    model,
+    quick,
+    statistics,
+    variables,
+)
+
+LENGTH, BLOCK, WINDOW = 13, 4, 3
+TOKENS = ids(3, LENGTH)
+
+
+@functools.cache
+def chosen(head="gqa", reduction="recurrent", **changes):
+    """A model, its variables and a compiled call with a state."""
+    made = model(head, reduction=reduction, block_size=BLOCK, window_size=WINDOW, **changes)
+    params, extra = variables(made)
+
+    def call(state, tokens, mask=None, rows=None):
+        output, _ = made(
+            tokens, mask, params=params, extra=extra, past_key_values=state, reset_rows=rows
+        )
+        return output.logits, output.past_key_values
+
+    return made, params, extra, quick(call)
+
+
+@functools.cache
+def whole(head="gqa"):
+    """The oracle's result for the whole rows."""
+    made, params, extra, _ = chosen(head)
+    return oracle.evaluate(made.config, params, extra["codebook"], TOKENS)
+
+
+def check_state(state, head, counts):
+    """Row i has to stand where the oracle stands after ``counts[i]`` tokens."""
+    made = chosen(head)[0]
+    for part, seen in zip(attentions(state), whole(head).modules, strict=True):
+        for row, count in enumerate(counts):
+            before = jax.tree.map(lambda leaf, n=count: leaf[:, :n], seen._asdict())
+            prefix = seen._replace(**{n: before[n] for n in ("keys", "codes", "values")})
+            wanted = oracle.final_state(made.config, prefix)
+            slots = (count + np.arange(WINDOW)) % WINDOW
+            for name, leaf in wanted.items():
+                found = np.asarray(part[name][row])
+                found = found[:, slots] if name.startswith("window") else found
+                exact = name in ("window_code", "cache_count", "position")
+                assert apart(found, leaf[row]) <= (0 if exact else 1e-5), name
+
+
+def start(rows=3, head="gqa"):
+    return chosen(head)[0].init_cache(rows)
+
+
+@pytest.mark.parametrize("head", ["gqa", "shga"])
+def test_decoding_goes_on_from_a_prompt_of_any_length(head):
+    """Prompts around multiples of block and window; a mask hides what is not in them."""
+    made, params, extra, call = chosen(head)
+    logits, state = whole(head).logits, None
+    for count in (1, 3, 4, 5, 7, 8, 9, 12):
+        mask = np.broadcast_to(np.arange(LENGTH) < count, TOKENS.shape).astype(np.int32)
+        found, state = call(start(head=head), jnp.asarray(TOKENS), jnp.asarray(mask))
+        assert apart(found[:, :count], logits[:, :count]) <= 1e-5
+        check_state(state, head, [count] * 3)
+        for place in range(count, min(count + 2, LENGTH)):
+            found, state = call(state, jnp.asarray(TOKENS[:, place : place + 1]))
+            assert apart(found[:, 0], logits[:, place]) <= 1e-5
+    check_state(state, head, [LENGTH] * 3)
+
+
+@pytest.mark.parametrize("reduction", ["recurrent", "serial"])
+def test_a_text_may_be_cut_into_windows(reduction):
+    call = chosen("gqa", reduction)[-1]
+    state, found = start(), []
+    for begin, end in ((0, 6), (6, 7), (7, 13)):
+        logits, state = call(state, jnp.asarray(TOKENS[:, begin:end]))
+        found.append(logits)
+    assert apart(np.concatenate(found, 1), whole().logits) <= 1e-5
+    check_state(state, "gqa", [LENGTH] * 3)
+
+
+def test_padding_on_any_side_leaves_no_trace():
+    """Each row hides other columns; what is left equals the row without them."""
+    call = chosen()[-1]
+    mask = np.ones((3, LENGTH + 4), np.int32)
+    mask[0, :4], mask[1, -4:], mask[2, [0, 5, 6, 15]] = 0, 0, 0
+    padded = np.full(mask.shape, 2, np.int32)
+    padded[mask > 0] = TOKENS.reshape(-1)
+    logits, state = call(start(), jnp.asarray(padded), jnp.asarray(mask))
+    found = np.asarray(logits)[mask > 0].reshape(3, LENGTH, -1)
+    assert apart(found, whole().logits) <= 1e-5
+    check_state(state, "gqa", [LENGTH] * 3)
+
+
+def test_hidden_tokens_are_in_no_statistics():
+    made, params, extra, _ = chosen()
+    mask = np.ones((3, LENGTH), np.int32)
+    mask[0, :4], mask[1, -4:] = 0, 0
+    call = quick(
+        lambda counted: made(
+            TOKENS, mask, params=params, train=True, extra=extra, code_mask=counted
+        )  # fmt: skip
+    )
+    shorter = np.ones_like(mask)
+    shorter[2, 6:] = 0
+    for counted in (np.ones_like(mask), shorter):
+        output, after = call(counted)
+        result = oracle.evaluate(
+            made.config, params, extra["codebook"], TOKENS, mask=mask, code_mask=counted
+        )
+        assert statistics(after, "new_counts")[0].sum() == 2 * (mask * counted).sum()
+        assert np.array_equal(statistics(after, "new_counts")[0], result.modules[0].counts)
+        assert apart(statistics(after, "new_sums")[0], result.modules[0].sums) <= 1e-5
+        wanted = made.config.commitment_cost * result.commitment
+        assert float(output.auxiliary_loss) == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_a_row_may_begin_afresh():
+    call = chosen()[-1]
+    _, state = call(start(), jnp.asarray(TOKENS))
+    logits, state = call(state, jnp.asarray(TOKENS), None, jnp.asarray([True, True, True]))
+    assert apart(logits, whole().logits) <= 1e-5
+    check_state(state, "gqa", [LENGTH] * 3)
+    _, before = call(start(), jnp.asarray(TOKENS[:, ::-1].copy()))
+    on, _ = call(before, jnp.asarray(TOKENS))
+    some, _ = call(before, jnp.asarray(TOKENS), None, jnp.asarray([False, True, False]))
+    assert apart(some[1], whole().logits[1]) <= 1e-5
+    assert np.array_equal(some[::2], on[::2]) and apart(some[1], on[1]) > 0.01
+
+
+def test_a_single_token_may_begin_afresh():
+    call = chosen()[-1]
+    _, state = call(start(), jnp.asarray(TOKENS))
+    logits, state = call(state, jnp.asarray(TOKENS[:, :1]), None, jnp.asarray([True, True, True]))
+    assert apart(logits, whole().logits[:, :1]) <= 1e-5
+    check_state(state, "gqa", [1] * 3)
+
+
+def test_hidden_single_tokens_change_nothing():
+    call = chosen()[-1]
+    _, state = call(start(), jnp.asarray(TOKENS))
+    mask = jnp.asarray([[1], [0], [1]])
+    logits, after = call(state, jnp.asarray(TOKENS[:, :1]), mask)
+    assert np.isfinite(logits).all()
+    for old, new in zip(attentions(state), attentions(after), strict=True):
+        for name, leaf in old.items():
+            assert np.array_equal(leaf[1], new[name][1]), name
+            if name == "position":
+                assert np.array_equal(new[name], [LENGTH + 1, LENGTH, LENGTH + 1])
+
+
+@pytest.mark.parametrize("reduction", ["recurrent", "serial", "matmul", "associative_scan"])
+def test_packed_documents_do_not_see_each_other(reduction):
+    """Each has its own window, cache and positions, wherever the blocks begin."""
+    made = model("mqa", reduction=reduction, block_size=BLOCK, window_size=2)
+    params, extra = variables(made)
+    segments = np.array([[1] * 6 + [2] * 7, [1] * 3 + [2] * 2 + [3] * 6 + [0] * 2], np.int32)
+    call = quick(lambda tokens: made(tokens, params=params, extra=extra, segment_ids=segments)[0])
+    wanted = oracle.evaluate(made.config, params, extra["codebook"], TOKENS[:2], segments=segments)
+    real = segments > 0
+    found = np.asarray(call(TOKENS[:2]).logits)
+    assert apart(found[real], wanted.logits[real]) <= 1e-5
+
+
+def test_caches_can_be_put_together_in_any_grouping():
+    rng = np.random.default_rng(0)
+    parts = [
+        summarise(jnp.asarray(rng.normal(size=(2, n, 4)), jnp.float32),
+                  jnp.asarray(rng.integers(0, 6, (2, n)), jnp.int32), 5)
+        for n in (3, 7, 4)
+    ]  # fmt: skip
+    empty = Cache(jnp.zeros((2, 5, 4)), jnp.zeros((2, 5), jnp.int32))
+    left = merge(merge(parts[0], parts[1]), parts[2])
+    right = merge(parts[0], merge(parts[1], parts[2]))
+    for one, other in ((left, right), (merge(empty, left), left), (merge(left, empty), left)):
+        assert np.array_equal(one.count, other.count) and apart(one.mean, other.mean) <= 1e-6
+
+
+def test_size_does_not_depend_on_the_length():
+    made = chosen()[0]
+    shapes = [jax.tree.map(jnp.shape, made.init_cache(2, length)) for length in (0, 10**6)]
+    assert shapes[0] == shapes[1]

@@ -1,0 +1,295 @@
+"""Training steps: the reference's six updates, scanned layers, dropout, and files in between."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hfseq import trees
+from hfseq.nn.random import batch_keys
+from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
+from hfseq_plugins.vq_transformer.reference import convert_reference
+from tests.plugins.vq_transformer.vq_cases import (
+    apart,
+    assert_gradients_close,
+    config,
+    ids,
+    model,
+    quick,
+    statistics,
+    token_losses,
+    variables,
+)
+
+WINDOW = 8
+
+
+def golden_optimizer(options, multipliers):
+    """Clipping, Adam at the highest rate, times the schedule; then decay that no rate scales."""
+    decayed = optax.masked(
+        optax.add_decayed_weights(-options["wd_lam"]),
+        lambda tree: jax.tree.map(lambda leaf: leaf.ndim != 1, tree),
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(options["grad_clip"]),
+        optax.scale_by_adam(options["b1"], options["b2"], options["eps"]),
+        optax.scale(-options["lr_max"]),
+        optax.scale_by_schedule(lambda step: jnp.asarray(multipliers)[step]),
+        decayed,
+    )
+
+
+@functools.cache
+def golden_run(golden):
+    """Parameters after each update, losses of each, and the loss of an evaluation."""
+    options, plan = golden.options("main/gau_untied"), golden.options("train")
+    start = convert_reference(golden.tree("train/params_init"), options)
+    made = FlaxVQTransformerForCausalLM(start.config, _do_init=False)
+    optimizer = golden_optimizer(plan, golden["train/schedule_multiplier"])
+    cost = start.config.commitment_cost
+
+    def loss(params, extra, state, batch):
+        output, extra = made(
+            batch["inputs"], params=params, past_key_values=state, train=True, extra=extra,
+            code_mask=batch["loss_mask"],
+        )  # fmt: skip
+        size = batch["inputs"].size
+        each = batch["loss_mask"] * token_losses(output.logits, batch["targets"])
+        own = each.mean()
+        commitment = output.auxiliary_loss / size
+        return own + commitment, (own, commitment / cost, extra, output.past_key_values)
+
+    @quick
+    def update(params, memory, extra, state, batch):
+        (_, found), slopes = jax.value_and_grad(loss, has_aux=True)(params, extra, state, batch)
+        own, commitment, extra, state = found
+        changes, memory = optimizer.update(slopes, memory, params)
+        params = optax.apply_updates(params, changes)
+        norm = sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(slopes)) ** 0.5
+        return params, memory, made.settle_extra(extra), state, (own, commitment, norm)
+
+    params = jax.tree.map(jnp.asarray, start.params)
+    extra = jax.tree.map(jnp.asarray, start.extra)
+    memory, after, losses = optimizer.init(params), [], []
+    for sequence in range(2):
+        state = made.init_cache(2)
+        for begin in range(0, 24, WINDOW):
+            batch = {
+                name: golden[f"train/{name}"][sequence][:, begin : begin + WINDOW]
+                for name in ("inputs", "targets", "loss_mask")
+            }
+            params, memory, extra, state, found = update(params, memory, extra, state, batch)
+            after.append((params, extra))
+            losses.append([float(value) for value in found])
+    inputs, targets, mask = (golden[f"train/{n}"][1] for n in ("inputs", "targets", "loss_mask"))
+    output, _ = quick(lambda p, e: made(inputs, params=p, extra=e))(params, extra)
+    return after, np.array(losses), float((mask * token_losses(output.logits, targets)).mean())
+
+
+@pytest.mark.parametrize("updates", [1, 3, 6])
+def test_parameters_and_codebooks_after_updates(golden, updates):
+    options = golden.options("main/gau_untied")
+    wanted = convert_reference(golden.tree(f"train/params_after_{updates}"), options)
+    params, extra = golden_run(golden)[0][updates - 1]
+    for ours, theirs in ((params, wanted.params), (extra, wanted.extra)):
+        mine = trees.flatten(ours)
+        for path, leaf in trees.flatten(theirs).items():
+            assert apart(mine[path], leaf) <= 1e-5, trees.join(path)
+
+
+def test_losses_of_updates_and_of_the_evaluation_after_them(golden):
+    _, losses, evaluation = golden_run(golden)
+    for begin, name in ((0, "updates_1_3"), (3, "updates_4_6")):
+        own, commitment, _ = losses[begin : begin + 3].mean(0)
+        assert own == pytest.approx(float(golden[f"train/mean_loss_lm_{name}"]), rel=1e-5)
+        assert commitment == pytest.approx(float(golden[f"train/mean_commit_{name}"]), rel=1e-5)
+    assert losses[0, 2] == pytest.approx(1.57864, rel=1e-5)
+    assert evaluation == pytest.approx(float(golden["train/eval_after_6/loss_lm"]), rel=1e-5)
+    mean = golden["train/loss_mask"][1].mean()
+    assert mean == pytest.approx(float(golden["train/eval_after_6/mask_mean"]), rel=1e-6)
+
+
+def stacked(tree):
+    """The tree of a loop's layers as scanning has it."""
+    layers = tree["model"]["layers"]
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[n] for n in sorted(layers)))
+    return {**tree, "model": {**tree["model"], "layers": both}}
+
+
+def test_scanned_layers_train_as_the_loop_does():
+    loop = model("mqa", num_hidden_layers=2, window_size=2)
+    scan = FlaxVQTransformerForCausalLM(loop.config, _do_init=False, scan_layers=True)
+    params, extra = variables(loop)
+    tokens = ids(2, 6)
+    optimizer = optax.adam(0.1)
+
+    def step(made, params, extra):
+        def loss(params):
+            output, after = made(
+                tokens, params=params, extra=extra, train=True, past_key_values=made.init_cache(2)
+            )
+            own = token_losses(output.logits, tokens).mean() + output.auxiliary_loss
+            return own, (after, output.past_key_values)
+
+        (value, (after, state)), slopes = jax.value_and_grad(loss, has_aux=True)(params)
+        changes, _ = optimizer.update(slopes, optimizer.init(params), params)
+        return value, optax.apply_updates(params, changes), made.settle_extra(after), state
+
+    one = quick(functools.partial(step, loop))(params, extra)
+    two = quick(functools.partial(step, scan))(
+        stacked(params), {"codebook": stacked(extra["codebook"])}
+    )
+    assert float(one[0]) == pytest.approx(float(two[0]), rel=1e-6)
+    pairs = (
+        (stacked(one[1]), two[1]), (stacked(one[2]["codebook"]), two[2]["codebook"]),
+        (stacked(one[3]), two[3]),
+    )  # fmt: skip
+    for ours, theirs in pairs:
+        mine, wanted = trees.flatten(ours), trees.flatten(theirs)
+        assert mine.keys() == wanted.keys()
+        for path, leaf in wanted.items():
+            assert apart(mine[path], leaf) <= 1e-5, trees.join(path)
+
+
+# -- dropout
+# ---------------------------------------------------------------------------------------
+
+
+def dropping(**rates):
+    made = model("mqa", window_size=3, num_hidden_layers=2, **rates)
+    params, extra = variables(made)
+
+    def call(tokens, state=None, keys=None):
+        output, _ = made(
+            tokens, params=params, extra=extra, past_key_values=state, train=True,
+            dropout_rng=keys,
+        )  # fmt: skip
+        return output.logits, output.past_key_values
+
+    return made, quick(call)
+
+
+def keys_of(number, rows=2, steady=None):
+    steady = None if steady is None else jax.random.key(steady)
+    return batch_keys(jax.random.key(number), jnp.arange(rows), steady)
+
+
+def test_without_dropout_training_computes_what_evaluation_does():
+    made = model("mqa")
+    params, extra = variables(made)
+    one, two = (
+        made(ids(2, 6), params=params, extra=extra, train=train)[0].logits
+        for train in (True, False)
+    )
+    assert np.array_equal(one, two)
+
+
+def test_sinusoids_and_layers_are_dropped_for_whole_sequences():
+    """Windows with keys of their own and the sequence's steady ones equal one call."""
+    made, call = dropping(sinusoid_dropout=0.4, layer_dropout=0.4)
+    tokens = ids(2, 8)
+    whole, _ = call(tokens, made.init_cache(2), keys_of(7))
+    first, state = call(tokens[:, :5], made.init_cache(2), keys_of(7))
+    second, _ = call(tokens[:, 5:], state, keys_of(8, steady=7))
+    assert apart(np.concatenate([first, second], 1), whole) <= 1e-5
+    other, _ = call(tokens, made.init_cache(2), keys_of(9))
+    assert apart(other, whole) > 1e-3
+
+
+def test_residuals_and_embeddings_are_dropped_afresh():
+    for rates in ({"residual_dropout": 0.4}, {"embedding_dropout": 0.4}):
+        made, call = dropping(**rates)
+        found = [
+            call(ids(2, 6), made.init_cache(2), keys_of(number, steady=7))[0] for number in (7, 8)
+        ]
+        assert apart(*found) > 1e-3
+
+
+def test_masks_belong_to_rows_and_not_to_batches():
+    rates = ("sinusoid_dropout", "layer_dropout", "residual_dropout", "embedding_dropout")
+    _, call = dropping(**dict.fromkeys(rates, 0.3))
+    tokens, keys = ids(4, 6), keys_of(3, 4)
+    whole, _ = call(tokens, None, keys)
+    part = jax.tree.map(lambda leaf: leaf[2:] if leaf.ndim else leaf, keys)
+    assert apart(call(tokens[2:], None, part)[0], whole[2:]) <= 1e-5
+
+
+def test_some_layers_are_left_out_of_some_rows():
+    """With nearly all layers dropped most rows are their embeddings, scaled by nothing."""
+    made = model("mqa", layer_dropout=0.9, absolute_positions=False)
+    params, extra = variables(made)
+    output, _ = made(
+        ids(64, 3), params=params, extra=extra, train=True, output_hidden_states=True,
+        dropout_rng=keys_of(1, 64),
+    )  # fmt: skip
+    before = output.hidden_states[0]
+    unnormed = FlaxVQTransformerForCausalLM(
+        config("mqa", layer_dropout=0.9, absolute_positions=False, final_norm=False),
+        _do_init=False,
+    )
+    params = {**params, "model": {k: v for k, v in params["model"].items() if k != "norm"}}
+    output, _ = unnormed(
+        ids(64, 3), params=params, extra=extra, train=True, output_hidden_states=True,
+        dropout_rng=keys_of(1, 64),
+    )  # fmt: skip
+    kept = np.abs(np.asarray(output.hidden_states[-1] - before)).max((1, 2)) == 0
+    assert 0.6 < kept.mean() < 0.97
+
+
+# -- files
+# ---------------------------------------------------------------------------------------
+
+
+def test_saved_models_are_the_same_models(tmp_path):
+    made = FlaxVQTransformerForCausalLM(config("gqa"), seed=3)
+    params, extra = variables(made)
+    made.params = params
+    made.save_pretrained(tmp_path, params=params, extra=extra)
+    again = FlaxVQTransformerForCausalLM.from_pretrained(tmp_path)
+    for ours, theirs in ((again.params, params), (again.extra, extra)):
+        mine = trees.flatten(ours)
+        for path, leaf in trees.flatten(theirs).items():
+            assert np.array_equal(mine[path], leaf), trees.join(path)
+    one, two = (m(ids(2, 6), params=m.params, extra=e)[0].logits for m, e in
+                ((made, extra), (again, again.extra)))  # fmt: skip
+    assert np.array_equal(one, two)
+
+
+def test_files_hold_the_statistics_and_not_the_sums_of_a_step(tmp_path):
+    from safetensors.numpy import load_file
+
+    made = FlaxVQTransformerForCausalLM(config("shga"), seed=3)
+    made.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    found = {name for name in stored if "codebook" in name}
+    assert found == {
+        f"model.layers.0.{part}.codebook.{name}"
+        for part in ("attention", "attention_2")
+        for name in ("sums", "counts")
+    }
+    name = "model.layers.0.attention_2.codebook.sums"
+    assert np.array_equal(stored[name], statistics(made.extra, "sums")[1])
+
+
+def test_gradients_with_rematerialised_layers_are_the_same():
+    plain = model("mqa", num_hidden_layers=2)
+    params, extra = variables(plain)
+    again = FlaxVQTransformerForCausalLM(plain.config, _do_init=False)
+    again.enable_gradient_checkpointing()
+    found = []
+    for made in (plain, again):
+
+        def loss(params, made=made):
+            output, after = made(ids(2, 6), params=params, extra=extra, train=True)
+            return jnp.square(output.logits).mean() + output.auxiliary_loss, after
+
+        found.append(quick(jax.value_and_grad(loss, has_aux=True))(params))
+    assert_gradients_close(found[1][1], found[0][1], 1e-6)
+    for name in ("new_sums", "new_counts"):
+        ours, theirs = (statistics(after, name) for (_, after), _ in found)
+        assert apart(np.stack(ours), np.stack(theirs)) <= 1e-6

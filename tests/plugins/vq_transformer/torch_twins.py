@@ -1,0 +1,84 @@
+"""PyTorch twins of tiny VQ Transformers, with the parameters of the JAX ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from hfseq import trees
+from hfseq_plugins.vq_transformer.torch_files import modeling_vq_transformer as modeling
+from hfseq_plugins.vq_transformer.torch_files.configuration_vq_transformer import (
+    VQTransformerConfig,
+)
+from tests.plugins.vq_transformer import vq_cases
+
+NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
+torch.set_num_threads(1)
+
+
+def tensors(params: Any, extra: Any = None) -> dict[str, torch.Tensor]:
+    """The state dict that our tree of parameters and codebooks is in PyTorch."""
+    found = {}
+    for tree in (params, (extra or {}).get("codebook", {})):
+        for path, leaf in trees.flatten(tree).items():
+            if path[-1].startswith("new_"):
+                continue
+            leaf = np.asarray(leaf).T if path[-1] == "kernel" else np.asarray(leaf)
+            name = ".".join((*path[:-1], NAMES.get(path[-1], path[-1])))
+            found[name] = torch.from_numpy(np.array(leaf))
+    return found
+
+
+def twin(config: Any, params: Any, extra: Any, head: str = "ForCausalLM") -> Any:
+    """A twin in evaluation mode with these parameters, every one of them."""
+    own = VQTransformerConfig.from_dict(config.to_dict())
+    model = getattr(modeling, f"VQTransformer{head}")(own).eval()
+    state = tensors(params, extra)
+    if head == "ForCausalLM" and config.tie_word_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state)
+    return model
+
+
+def pair(head: str = "shga", seed: int = 0, **changes: Any) -> tuple[Any, Any, Any, Any]:
+    """A JAX model, its parameters and collections, and its twin."""
+    ours = vq_cases.model(head, **changes)
+    params, extra = vq_cases.variables(ours, seed)
+    return ours, params, extra, twin(ours.config, params, extra)
+
+
+def tiny(head: str = "shga", seed: int = 0, **changes: Any) -> Any:
+    """A twin with parameters in which nothing is special."""
+    return pair(head, seed, **changes)[3]
+
+
+def ids(rows: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(vq_cases.ids(rows, length, seed)).long()
+
+
+def by_steps(model: Any, tokens: torch.Tensor, length: int = 1) -> tuple[torch.Tensor, Any]:
+    """The logits and the state of a text read ``length`` tokens at a time."""
+    state, parts = None, []
+    with torch.no_grad():
+        for part in tokens.split(length, 1):
+            output = model(part, past_key_values=state, use_cache=True)
+            state = output.past_key_values
+            parts.append(output.logits)
+    return torch.cat(parts, 1), state
+
+
+def leaves(state: Any) -> list[torch.Tensor]:
+    """Every tensor of a state."""
+    return [leaf for attention in state.attentions for leaf in attention] + [state.position]
+
+
+def apart(ours: Any, theirs: Any) -> float:
+    ours, theirs = (x.detach().numpy() if torch.is_tensor(x) else x for x in (ours, theirs))
+    return vq_cases.apart(ours, theirs)
+
+
+def gradients(model: Any) -> Mapping[str, np.ndarray]:
+    return {name: leaf.grad.numpy() for name, leaf in model.named_parameters()}

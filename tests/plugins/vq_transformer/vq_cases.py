@@ -1,0 +1,156 @@
+"""Golden numbers, tiny models with unusual values, and comparisons for the VQ Transformer's tests.
+
+The golden file holds numbers of the public reference; ``vq_golden.md`` beside it describes them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq import trees
+from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
+from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
+from hfseq_plugins.vq_transformer.reference import Reference, convert_reference
+
+MAIN = ("gau", "gau_l6_m3", "gau_noagg", "gau_untied", "mhga")
+CASES = (*(f"main/{case}" for case in MAIN), "opt/shga", "opt/mqa")
+# Every head type, with what makes it differ from the defaults.
+HEADS: dict[str, dict[str, Any]] = {
+    "shga": {"head_type": "shga"},
+    "mhga": {"head_type": "mhga", "num_attention_heads": 2, "value_dim": 6},
+    "mha": {"head_type": "mha", "norm_affine": False, "head_bias": True, "logit_scale": 0.5},
+    "mqa": {"head_type": "mqa", "tie_word_embeddings": True, "logit_scale": 0.5},
+    "gqa": {"head_type": "gqa", "num_attention_heads": 4, "num_key_value_heads": 2},
+}
+# Compiling takes most of these tests' time, running next to none.
+quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+REDUCTIONS = ("recurrent", "serial", "matmul", "associative_scan")
+
+
+class Golden:
+    """The arrays of the golden file, by their slash-separated names."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self.arrays = arrays
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.arrays[name]
+
+    def has(self, name: str) -> bool:
+        return name in self.arrays
+
+    def tree(self, prefix: str) -> dict[str, Any]:
+        start = f"{prefix}/"
+        found = {n.removeprefix(start): a for n, a in self.arrays.items() if n.startswith(start)}
+        return trees.unflatten({tuple(name.split("/")): leaf for name, leaf in found.items()})
+
+    def options(self, case: str) -> dict[str, Any]:
+        return json.loads(str(self.arrays[f"{case}/config_json"]))
+
+    def reference(self, case: str, what: str = "params") -> Reference:
+        """The parameters (or gradients) of a case in our layout."""
+        found = convert_reference(self.tree(f"{case}/{what}"), self.options(case))
+        return found._replace(extra=jax.tree.map(jnp.asarray, found.extra))
+
+    def batch(self) -> dict[str, np.ndarray]:
+        return {name: self[f"common/{name}"] for name in ("inputs", "targets", "loss_mask")}
+
+
+def config(head: str = "shga", **changes: Any) -> VQTransformerConfig:
+    """A tiny configuration in which no two sizes are alike."""
+    sizes = {
+        "vocab_size": 19, "hidden_size": 16, "num_hidden_layers": 1, "head_dim": 8, "num_codes": 5,
+        "window_size": 4, "block_size": 4, "sinusoid_base": 1000.0, "absolute_positions": True,
+        "commitment_cost": 0.02,
+    }  # fmt: skip
+    return VQTransformerConfig(**{**sizes, **HEADS[head], **changes})
+
+
+def model(head: str = "shga", **changes: Any) -> FlaxVQTransformerForCausalLM:
+    """A tiny model without parameters."""
+    return FlaxVQTransformerForCausalLM(config(head, **changes), _do_init=False)
+
+
+def variables(chosen: Any, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters and codebooks of ``chosen`` in which nothing is 0, 1 or otherwise special.
+
+    Codes are as long as keys and one of each codebook was hardly ever used.
+    """
+    rng = np.random.default_rng(seed)
+
+    def draw(path: trees.Path, leaf: Any) -> np.ndarray:
+        noise = rng.normal(size=leaf.shape).astype(np.float32)
+        if path[-1] == "kernel":
+            return noise / leaf.shape[-2] ** 0.5
+        return 1 + 0.2 * noise if path[-1] == "scale" else 0.5 * noise
+
+    flat = trees.flatten(chosen.params_shape_tree)
+    params = trees.unflatten({path: draw(path, leaf) for path, leaf in flat.items()})
+    return params, codebooks(chosen.config, rng)
+
+
+def codebooks(chosen: VQTransformerConfig, rng: np.random.Generator) -> dict[str, Any]:
+    """The collections of a model: statistics whose rows are about as long as keys."""
+    heads, codes, width = chosen.key_heads, chosen.num_codes, chosen.head_dim
+
+    def book() -> dict[str, np.ndarray]:
+        counts = rng.uniform(0.5, 4.0, (heads, codes)).astype(np.float32)
+        counts[:, 0] = 0.004
+        rows = rng.normal(size=(heads, codes, width)).astype(np.float32) * width**-0.25
+        found = {"sums": rows * np.maximum(counts, 0.01)[..., None], "counts": counts}
+        found |= {f"new_{name}": np.zeros_like(leaf) for name, leaf in found.items()}
+        return jax.tree.map(jnp.asarray, found)
+
+    names = ("attention", "attention_2") if chosen.gated else ("attention",)
+    layers = {
+        str(number): {name: {"codebook": book()} for name in names}
+        for number in range(chosen.num_hidden_layers)
+    }
+    return {"codebook": {"model": {"layers": layers}}}
+
+
+def ids(rows: int, length: int, seed: int = 0, size: int = 19) -> np.ndarray:
+    """Token ids (rows, length), none of them special."""
+    return np.random.default_rng(seed).integers(3, size, (rows, length)).astype(np.int32)
+
+
+def attentions(tree: Mapping[str, Any]) -> list[Any]:
+    """The parts of a state or a collection that belong to one attention each, in order."""
+    found = []
+    layers = tree["model"]["layers"]
+    for number in sorted(layers, key=int):
+        found += [layers[number][name] for name in sorted(layers[number]) if name != "mlp"]
+    return found
+
+
+def statistics(extra: Mapping[str, Any], kind: str) -> list[np.ndarray]:
+    """``sums``, ``counts``, ``new_sums`` or ``new_counts`` of every attention, in order."""
+    return [np.asarray(part["codebook"][kind]) for part in attentions(extra["codebook"])]
+
+
+def token_losses(logits: Any, targets: Any) -> Any:
+    logs = jax.nn.log_softmax(logits)
+    return -jnp.take_along_axis(logs, jnp.asarray(targets)[..., None], -1)[..., 0]
+
+
+def apart(ours: Any, theirs: Any) -> float:
+    """The largest absolute difference of two arrays, which have to be of one shape."""
+    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert a.shape == b.shape, (a.shape, b.shape)
+    return float(np.abs(a - b).max(initial=0.0))
+
+
+def assert_gradients_close(ours: Any, theirs: Any, relative: float = 2e-5) -> None:
+    """Every leaf within ``relative`` of its largest entry."""
+    mine, wanted = trees.flatten(ours), trees.flatten(theirs)
+    assert mine.keys() == wanted.keys()
+    for path, leaf in wanted.items():
+        limit = relative * float(np.abs(leaf).max(initial=0.0)) + 1e-8
+        assert apart(mine[path], leaf) <= limit, (trees.join(path), apart(mine[path], leaf), limit)
