@@ -24,6 +24,7 @@ from flax import nnx  # noqa: E402
 
 from hfseq import trees  # noqa: E402
 from hfseq.errors import UsageError, WeightsError  # noqa: E402
+from hfseq.extra import ExtraMixin  # noqa: E402
 from hfseq.generation import FlaxGenerationMixin  # noqa: E402
 from hfseq.inputs import accepted_inputs, as_array, check_ids, check_length  # noqa: E402
 from hfseq.module_face import FlaxModule, face_class  # noqa: E402
@@ -44,7 +45,7 @@ _NO_PARAMS = (
 )
 
 
-class FlaxPreTrainedModel(PretrainedMixin, FlaxGenerationMixin):
+class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
     """Base class of all models.
 
     **Arguments:** ``config`` a Hugging Face configuration; ``input_shape`` is kept for
@@ -61,6 +62,8 @@ class FlaxPreTrainedModel(PretrainedMixin, FlaxGenerationMixin):
     main_input_name: ClassVar[str] = "input_ids"
     # The attribute of the configuration that sizes a table of positions: longer rows are refused.
     position_table: ClassVar[str | None] = None
+    # A cache whose size does not depend on the length, and which cannot be rewound.
+    fixed_state: ClassVar[bool] = False
     # Other names a tensor has in PyTorch files: alias -> the name of our parameter.
     weight_aliases: ClassVar[Mapping[str, str]] = {}
     # Where to read a parameter that a file lacks: its PyTorch name -> that of another tensor.
@@ -217,6 +220,10 @@ class FlaxPreTrainedModel(PretrainedMixin, FlaxGenerationMixin):
         """Recompute every layer in the backward pass instead of keeping its activations."""
         self._options = dataclasses.replace(self._options, remat=True)
 
+    def use_mesh(self, mesh: jax.sharding.Mesh | None) -> None:
+        """Compute on ``mesh``: for layers that divide their work over its axes by themselves."""
+        self._options = dataclasses.replace(self._options, mesh=mesh)
+
     def init_cache(self, batch_size: int, max_length: int, *_: Any, **__: Any) -> dict[str, Any]:
         """Return an empty key-value cache for ``past_key_values``, mirroring the parameter tree."""
         return self._empty_cache(kv_cache.CacheSize(batch_size, max_length))
@@ -228,7 +235,7 @@ class FlaxPreTrainedModel(PretrainedMixin, FlaxGenerationMixin):
             raise UsageError(
                 f"{type(self).__name__} has no cache: its attention is not causal (is_decoder)"
             )
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return kv_cache.empty(module, shapes, size.batch_size)
 
     def to_bf16(self, params: Any, mask: Any = None) -> Any:
         """Return ``params`` with floating leaves in bfloat16 where ``mask`` (if any) is True."""
@@ -337,9 +344,12 @@ class FlaxPreTrainedModel(PretrainedMixin, FlaxGenerationMixin):
         wanted = self._inputs(inputs, flags, method)
         module = self._merge(params or self.params, self.extra if extra is None else extra)
         if past_key_values:
+            kv_cache.check_rows(past_key_values, wanted)
             trees.attach_cache(module, past_key_values)
         keys = make_keys(dropout_rng) if train else None
-        chosen = dataclasses.replace(self._options, fill_encoder_cache=fill_encoder_cache)
+        chosen = dataclasses.replace(
+            self._options, fill_encoder_cache=fill_encoder_cache, train=train
+        )
         with options(chosen):
             output = getattr(module, method)(**wanted, rngs=keys)
         if past_key_values:
@@ -353,14 +363,10 @@ class FlaxPreTrainedModel(PretrainedMixin, FlaxGenerationMixin):
 
     def _merge(self, params: Any, extra: Any) -> nnx.Module:
         return nnx.merge(
-            self._graph, trees.to_state(params, self._abstract, nnx.Param), *self._extras(extra)
+            self._graph,
+            trees.to_state(params, self._abstract, nnx.Param),
+            *self._extra_states(extra),
         )
-
-    def _extras(self, extra: Any) -> list[nnx.State]:
-        return [
-            trees.to_state(extra[name], shapes, kind)
-            for name, (kind, shapes) in self._extra_types.items()
-        ]
 
     def _collect_extra(self, module: nnx.Module) -> dict[str, Any]:
         return trees.by_collection(trees.split(module, nnx.Cache)[3])

@@ -100,6 +100,13 @@ class FlaxBaseModelOutputWithPast(FlaxModelOutput):
 
 
 @dataclasses.dataclass
+class FlaxBaseModelOutputWithPastAndLoss(FlaxBaseModelOutputWithPast):
+    """The same, and what the model adds to the loss while it trains: a sum over tokens."""
+
+    auxiliary_loss: Any = None
+
+
+@dataclasses.dataclass
 class FlaxBaseModelOutputWithPooling(FlaxModelOutput):
     """Hidden states and the pooled first token."""
 
@@ -162,6 +169,20 @@ class FlaxCausalLMOutputWithCrossAttentions(FlaxModelOutput):
 
 
 @dataclasses.dataclass
+class FlaxCausalLMOutputWithPast(FlaxModelOutput):
+    """Logits of the next token, the cache, and what the model adds to the loss while it trains.
+
+    ``auxiliary_loss`` is a sum over tokens (0-d float32), like the loss that it is added to.
+    """
+
+    logits: Any = None
+    past_key_values: Any = None
+    hidden_states: Hidden = None
+    attentions: Hidden = None
+    auxiliary_loss: Any = None
+
+
+@dataclasses.dataclass
 class FlaxNextSentencePredictorOutput(FlaxModelOutput):
     """Logits (batch, 2): is the second sentence the next one?"""
 
@@ -177,6 +198,17 @@ class FlaxSequenceClassifierOutput(FlaxModelOutput):
     logits: Any = None
     hidden_states: Hidden = None
     attentions: Hidden = None
+
+
+@dataclasses.dataclass
+class FlaxSequenceClassifierOutputWithPast(FlaxModelOutput):
+    """Logits (batch, labels), the cache, and a sum over tokens that is added to the loss."""
+
+    logits: Any = None
+    past_key_values: Any = None
+    hidden_states: Hidden = None
+    attentions: Hidden = None
+    auxiliary_loss: Any = None
 
 
 @dataclasses.dataclass

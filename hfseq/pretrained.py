@@ -1,27 +1,25 @@
-"""``from_pretrained`` and ``save_pretrained``: between checkpoints and the parameter tree."""
+"""``from_pretrained``: from checkpoints to the parameter tree and the collections beside it."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq import checkpoint_files as files
 from hfseq import resolve, trees, weights
-from hfseq.errors import CheckpointError, UsageError
+from hfseq.saving import SavingMixin
 
 logger = logging.getLogger("hfseq.modeling")
 
 
-class PretrainedMixin:
+class PretrainedMixin(SavingMixin):
     """Loading and saving for :class:`hfseq.modeling.FlaxPreTrainedModel`, which has all below."""
 
     config_class: ClassVar[Any]
@@ -30,13 +28,10 @@ class PretrainedMixin:
     weight_fallbacks: ClassVar[Mapping[str, str]]
     ignored_weights: ClassVar[tuple[str, ...]]
     weight_templates: ClassVar[Mapping[str, str]]
-    params: Any
     extra: dict[str, Any]
     key: jax.Array
-    generation_config: Any
     _paths: dict[trees.Path, Any]
     _stacked: dict[trees.Path, int]
-    _extra_types: dict[str, Any]
     _is_initialized: bool
     _params: dict[str, Any] | None
 
@@ -44,13 +39,14 @@ class PretrainedMixin:
 
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None: ...
 
-        @property
-        def config(self) -> Any: ...  # noqa: D102
-
         @classmethod
         def can_generate(cls) -> bool: ...  # noqa: D102
 
+        def init_extra(self, rng: jax.Array) -> dict[str, Any]: ...  # noqa: D102
+
         def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]: ...
+
+        def _stored_paths(self) -> dict[trees.Path, tuple[str, Any]]: ...
 
     @classmethod
     def from_pretrained(
@@ -64,16 +60,19 @@ class PretrainedMixin:
         _do_init: bool = True,
         param_dtype: Any = None,
         sharding: Callable[[trees.Path, tuple[int, ...]], Any] | None = None,
+        extra_sharding: Callable[[trees.Path, tuple[int, ...]], Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Load a model from a directory, a weight file or a repository on the Hub.
 
         **Arguments:** ``dtype`` is the type of *computation*; parameters keep the type of the
         checkpoint unless ``param_dtype`` is given. ``sharding(path, shape)`` returns where a
-        parameter lies: then each process reads only its part. ``_do_init=False`` returns ``(model,
-        params)`` with parameters on the host's CPU. ``cache_dir``, ``force_download``,
-        ``local_files_only``, ``token``, ``revision`` and ``subfolder`` work as in Transformers;
-        other keywords change the configuration or go to the constructor.
+        parameter lies: then each process reads only its part; ``extra_sharding`` does so for stored
+        collections, whose types never change. ``_do_init=False`` returns ``(model, params)`` with
+        parameters on the host's CPU; the collections are in ``model.extra`` all the same.
+        ``cache_dir``, ``force_download``, ``local_files_only``, ``token``, ``revision`` and
+        ``subfolder`` work as in Transformers; other keywords change the configuration or go to the
+        constructor.
 
         **Raises:** :class:`~hfseq.errors.CheckpointError` for files that are absent or damaged,
         :class:`~hfseq.errors.WeightsError` for tensors that do not fit.
@@ -87,7 +86,7 @@ class PretrainedMixin:
         weights.check_derived(
             model.derived_weights(), opened.tensors, cls.base_model_prefix, opened.source
         )
-        found, report = model.weight_map.match(opened.tensors, native=opened.native)
+        found, report = model.file_map.match(opened.tensors, native=opened.native)
         weights.check(
             report, opened.source, cls.__name__, ignore_mismatched=ignore_mismatched_sizes
         )
@@ -97,13 +96,14 @@ class PretrainedMixin:
                 f"{next(iter(opened.tensors), 'none at all')}): is it a checkpoint of another "
                 "architecture?"
             )
-        params = model._read(found, report, opened.native, sharding, param_dtype, _do_init)
+        read = _Reader(model.file_map, found, set(report.missing), opened.native, _do_init)
+        params = model._read(read, sharding, param_dtype)
+        model.extra = model._read_extra(read, extra_sharding)
         model._warn(report, source, _do_init, kept=param_dtype is None)
         model.load_generation_config(source, **download)
         if not _do_init:
             return model, params
         model._is_initialized, model._params = True, params
-        model.extra = model._initialize(model.key)[1] if model._extra_types else {}
         return model
 
     @classmethod
@@ -116,25 +116,18 @@ class PretrainedMixin:
         """Return :meth:`checkpoint_options` of the checkpoint at ``source``, without loading it."""
         return cls.checkpoint_options(resolve.open_source(source, download, False).tensors)
 
-    def stored_config(self) -> Any:
-        """Return the configuration to write: the model's own, unless it is stored as another's.
-
-        An architecture with an exact twin among the stock ones returns that one's configuration,
-        with its own model type and options under ``hfseq``, by which hfseq finds back.
-        """
-        return self.config
-
-    def derived_weights(self) -> Mapping[str, weights.Derived]:
-        """Return what PyTorch's class stores beside this model's parameters, by PyTorch names.
-
-        ``save_pretrained`` writes it and ``from_pretrained`` verifies it.
-        """
-        return {}
-
     @property
     def weight_map(self) -> weights.WeightMap:
         """The names of this model's parameters in PyTorch checkpoints."""
-        shapes = {path: leaf.shape for path, leaf in self._paths.items()}
+        return self._names({path: leaf.shape for path, leaf in self._paths.items()})
+
+    @property
+    def file_map(self) -> weights.WeightMap:
+        """The names of all that checkpoints hold: parameters and stored collections."""
+        stored = {path: leaf for path, (_, leaf) in self._stored_paths().items()}
+        return self._names({path: leaf.shape for path, leaf in (self._paths | stored).items()})
+
+    def _names(self, shapes: Mapping[trees.Path, tuple[int, ...]]) -> weights.WeightMap:
         prefix = f"{self.base_model_prefix}."
         derived = [re.escape(name.removeprefix(prefix)) for name in self.derived_weights()]
         return weights.WeightMap(
@@ -147,26 +140,20 @@ class PretrainedMixin:
             stacked=self._stacked,
         )
 
-    def _read(self, found, report, native, sharding, param_dtype, on_device) -> dict[str, Any]:
+    def _read(self, read: _Reader, sharding: Any, param_dtype: Any) -> dict[str, Any]:
         """Read every matched parameter, and initialise the others."""
-        names = self.weight_map
-        read = [path for path in self._paths if path not in set(report.missing)]
-        flat = {}
-        for path in read:
-            dtype = jnp.dtype(param_dtype or _stored(found, path))
-            dtype = jax.dtypes.canonicalize_dtype(dtype)
-            place = sharding(path, self._paths[path].shape) if sharding else None
-            flat[path] = _place(
-                names, found, path, self._paths[path].shape, dtype, place, native, on_device
-            )
-        if report.missing and on_device:
-            flat |= self._fresh(report.missing, sharding)
-        ordered = {path: flat[path] for path in self._paths if path in flat}
-        return trees.unflatten(ordered)
+        flat = {
+            path: read(path, leaf.shape, param_dtype, sharding)
+            for path, leaf in self._paths.items()
+            if path not in read.missing
+        }
+        missing = [path for path in self._paths if path in read.missing]
+        if missing and read.on_device:
+            flat |= self._fresh(missing, sharding)
+        return trees.unflatten({path: flat[path] for path in self._paths if path in flat})
 
-    def _fresh(self, paths: Iterable[trees.Path], sharding: Any) -> dict[trees.Path, Any]:
+    def _fresh(self, paths: list[trees.Path], sharding: Any) -> dict[trees.Path, Any]:
         """Initialise only ``paths``; the compiler drops the rest of the initialisation."""
-        paths = list(paths)
 
         def pick(key: jax.Array) -> list[Any]:
             flat = trees.flatten(self._initialize(key)[0])
@@ -175,6 +162,14 @@ class PretrainedMixin:
         places = [sharding(p, self._paths[p].shape) for p in paths] if sharding else None
         values = jax.jit(pick, out_shardings=places)(self.key)
         return dict(zip(paths, values, strict=True))
+
+    def _read_extra(self, read: _Reader, sharding: Any) -> dict[str, Any]:
+        """Read the stored variables of the collections, and initialise the others."""
+        flat = {name: trees.flatten(tree) for name, tree in self.init_extra(self.key).items()}
+        for path, (name, leaf) in self._stored_paths().items():
+            if path not in read.missing:
+                flat[name][path] = read(path, leaf.shape, leaf.dtype, sharding)
+        return {name: trees.unflatten(leaves) for name, leaves in flat.items()}
 
     def _warn(self, report: weights.LoadReport, source: str, initialised: bool, kept: bool) -> None:
         """Say once, together, what did not come from the checkpoint, in v4's sentences."""
@@ -236,128 +231,6 @@ class PretrainedMixin:
             if name not in stored and getattr(self.config, name, None) is not None:
                 setattr(self.config, name, None)
 
-    # -- saving
-    # -------------------------------------------------------------------------------------
-
-    def save_pretrained(
-        self,
-        save_directory: str | Path,
-        params: Any = None,
-        push_to_hub: bool = False,
-        max_shard_size: int | str = "5GB",
-        token: str | None = None,
-        safe_serialization: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        """Save configuration and weights so that PyTorch's ``AutoModel*`` loads them as they are.
-
-        **Arguments:** ``params`` instead of the model's own; ``max_shard_size`` bytes or ``"5GB"``;
-        ``safe_serialization=False`` writes the legacy ``flax_model.msgpack``. Files are written
-        under temporary names and renamed when all are complete.
-        """
-        folder = Path(save_directory)
-        if folder.is_file():
-            raise UsageError(f"save_directory {folder} is a file: give a directory")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot make the directory {folder}: {error}") from error
-        flat = trees.flatten(trees.thaw(params if params is not None else self.params))
-        with files.staged(folder) as stage:
-            if safe_serialization:
-                self._write_torch(stage, flat, max_shard_size)
-            else:
-                files.write_msgpack(stage, self.weight_map.listed(flat), max_shard_size)
-            self.save_config(stage)
-        if push_to_hub:
-            self.push_to_hub(
-                kwargs.pop("repo_id", folder.name), folder=folder, token=token, **kwargs
-            )
-
-    def _write_torch(self, folder: Path, flat: Mapping[trees.Path, Any], limit: int | str) -> None:
-        names, derived = self.weight_map, self.derived_weights()
-        sizes = names.sizes({path: np.dtype(leaf.dtype).itemsize for path, leaf in flat.items()})
-        dtype = np.dtype(next(iter(flat.values())).dtype)
-        for name, entry in derived.items():
-            value = entry.value
-            sizes[name] = sizes[value] if isinstance(value, str) else value.size * dtype.itemsize
-
-        def make(keys: Iterable[str]) -> dict[str, np.ndarray]:
-            wanted = {key: derived[key].value if key in derived else key for key in keys}
-            tensors = names.to_torch(flat, {v for v in wanted.values() if isinstance(v, str)})
-            return {
-                key: tensors[value] if isinstance(value, str) else value.astype(dtype)
-                for key, value in wanted.items()
-            }
-
-        files.write_safetensors(folder, sizes, make, limit, {"format": "pt"})
-
-    def save_config(self, folder: Path) -> None:
-        """Write ``config.json``, which names the PyTorch class, and ``generation_config.json``."""
-        self.config.architectures = [self.torch_class_name()]
-        config, generation = self._parted_configs()
-        config.save_pretrained(folder)
-        if generation is not None:
-            generation.save_pretrained(folder)
-
-    def _parted_configs(self) -> tuple[Any, Any]:
-        """Move options of generation that v4 programs set on the model's configuration.
-
-        Transformers 5 refuses to save them there.
-        """
-        config, generation = self.stored_config(), self.generation_config
-        found = config._get_generation_parameters()
-        if not found:
-            return config, generation
-        config = copy.deepcopy(config)
-        for name in found:
-            setattr(config, name, None)
-        if generation is None:
-            logger.warning(
-                "%s cannot generate: %s of its configuration are not saved",
-                type(self).__name__, ", ".join(found),
-            )  # fmt: skip
-            return config, None
-        generation = copy.deepcopy(generation)
-        if getattr(generation, "_from_model_config", False):
-            generation.update(**found)
-        return config, generation
-
-    @classmethod
-    def torch_class_name(cls) -> str:
-        """The name of the class that PyTorch users load the same checkpoint with."""
-        return cls.__name__.removeprefix("Flax")
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        params: Any = None,
-        folder: str | Path | None = None,
-        private: bool = False,
-        token: str | None = None,
-        commit_message: str | None = None,
-        revision: str | None = None,
-        **_: Any,
-    ) -> str:
-        """Upload the model as one commit and return the commit's address."""
-        import tempfile
-
-        from hfseq import hub
-
-        message = commit_message or f"Upload {type(self).__name__}"
-        options: dict[str, Any] = {
-            "private": private,
-            "token": token,
-            "message": message,
-            "revision": revision,
-        }
-        if folder is not None:
-            return hub.push_folder(folder, repo_id, **options)
-        with tempfile.TemporaryDirectory() as temporary:
-            self.save_pretrained(temporary, params=params)
-            return hub.push_folder(temporary, repo_id, **options)
-
 
 # -- helpers
 # ----------------------------------------------------------------------------------------
@@ -369,22 +242,38 @@ def _dtype(dtype: Any) -> Any:
     return jnp.dtype(str(dtype).removeprefix("torch.")) if isinstance(dtype, str) else dtype
 
 
-def _stored(found: Mapping[weights.Slot, weights.Tensor], path: trees.Path) -> str:
-    return next(tensor.dtype for slot, tensor in found.items() if slot.path == path)
+class _Reader(NamedTuple):
+    """An opened checkpoint whose tensors have found their places; ``missing`` have none."""
 
+    names: weights.WeightMap
+    found: Mapping[weights.Slot, weights.Tensor]
+    missing: set[trees.Path]
+    native: bool
+    on_device: bool
 
-def _place(names, found, path, shape, dtype, place, native, on_device) -> Any:
-    """Read one parameter onto its devices; with a sharding each process reads only its slices."""
-    if place is None:
-        array = np.asarray(names.fill(found, path, native=native)).astype(dtype, copy=False)
-        return jnp.asarray(array) if on_device else jax.device_put(array, jax.devices("cpu")[0])
+    def __call__(
+        self, path: trees.Path, shape: tuple[int, ...], dtype: Any, sharding: Any
+    ) -> jax.Array:
+        """Read one variable onto its devices; with a sharding each process reads its slices only.
 
-    def part(index: Any) -> np.ndarray:
-        return np.ascontiguousarray(names.fill(found, path, index, native=native)).astype(
-            dtype, copy=False
-        )
+        ``dtype`` is that of the file if None.
+        """
+        dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(dtype or self._stored(path)))
+        if sharding is None:
+            array = self.names.fill(self.found, path, native=self.native)
+            array = np.asarray(array).astype(dtype, copy=False)
+            if self.on_device:
+                return jnp.asarray(array)
+            return jax.device_put(array, jax.devices("cpu")[0])
 
-    return jax.make_array_from_callback(shape, place, part)
+        def part(index: Any) -> np.ndarray:
+            values = self.names.fill(self.found, path, index, native=self.native)
+            return np.asarray(values, order="C").astype(dtype, copy=False)
+
+        return jax.make_array_from_callback(shape, sharding(path, shape), part)
+
+    def _stored(self, path: trees.Path) -> str:
+        return next(tensor.dtype for slot, tensor in self.found.items() if slot.path == path)
 
 
 def count_parameters(params: Any) -> int:

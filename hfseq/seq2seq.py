@@ -120,7 +120,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             inputs, params, past_key_values=empty, return_dict=True, method="decode",
             fill_encoder_cache=True,
         ).past_key_values  # fmt: skip
-        return kv_cache.restart(filled)
+        return kv_cache.restart(filled, empty)
 
 
 class Seq2SeqGeneration:

@@ -229,8 +229,12 @@ class Case:
         return ids
 
     def variant(self, **options: Any) -> Any:
-        """The same model with other constructor options, without parameters of its own."""
-        return self.cls(self.config, _do_init=False, **options)
+        """The same model and collections with other options, without parameters of its own."""
+        made = self.cls(self.config, _do_init=False, **options)
+        if made.extra_shape_tree:
+            same = made.stacked_prefixes == self.model.stacked_prefixes
+            made.extra = self.model.extra if same else made.init_extra(self.model.key)
+        return made
 
     @functools.cached_property
     def forward(self) -> Callable[..., dict[str, jax.Array]]:

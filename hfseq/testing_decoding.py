@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from hfseq.errors import UsageError
@@ -34,13 +35,18 @@ def _one_sequence(case: Case) -> tuple[dict, list[dict]]:
     except UsageError as reason:
         raise Skipped(str(reason)) from None
     others = {n: v for n, v in case.inputs.items() if n.startswith("encoder_")}
-    others["attention_mask"] = case.inputs["attention_mask"]
-    positions = _positions(ids)
-    whole = {**others, "input_ids": ids, "position_ids": positions}
+    mask = case.inputs["attention_mask"]
+
+    def place(positions: Any) -> dict[str, Any]:
+        if model.fixed_state:  # it knows where it stands, and is told about the new tokens only
+            return {"attention_mask": jnp.take_along_axis(mask, positions, axis=1)}
+        return {"attention_mask": mask, "position_ids": positions}
+
+    whole = {**others, "input_ids": ids, **place(_positions(ids))}
     full = host(compiled(model)(model.params, whole))
 
     def step(params: Any, cache: Any, ids: Any, positions: Any) -> Any:
-        return model(ids, position_ids=positions, past_key_values=cache, params=params, **others)
+        return model(ids, past_key_values=cache, params=params, **others, **place(positions))
 
     return full, _in_chunks(step, model.params, cache, ids)
 

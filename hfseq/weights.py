@@ -239,7 +239,7 @@ class WeightMap:
             slot = slots[name]
             leaf = params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
             array = np.asarray(leaf)
-            tensors[name] = np.ascontiguousarray(array.T if slot.transposed else array)
+            tensors[name] = np.asarray(array.T if slot.transposed else array, order="C")
         return tensors
 
     def fill(

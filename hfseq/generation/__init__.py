@@ -5,7 +5,11 @@ from hfseq._compat import prepare_jax
 prepare_jax()
 
 from hfseq.generation import processors as _processors  # noqa: E402
-from hfseq.generation.mixin import CausalGeneration, FlaxGenerationMixin  # noqa: E402
+from hfseq.generation.mixin import (  # noqa: E402
+    CausalGeneration,
+    FixedStateGeneration,
+    FlaxGenerationMixin,
+)
 from hfseq.generation.outputs import (  # noqa: E402
     FlaxBeamSearchOutput,
     FlaxGreedySearchOutput,
@@ -15,6 +19,7 @@ from hfseq.generation.processors import *  # noqa: E402, F403
 
 __all__ = [
     "CausalGeneration",
+    "FixedStateGeneration",
     "FlaxBeamSearchOutput",
     "FlaxGenerationMixin",
     "FlaxGreedySearchOutput",

@@ -38,9 +38,10 @@ class FlaxGenerationMixin:
         ``logits_processor`` and ``stopping_criteria`` are lists of traceable functions
         ``(input_ids, scores, cur_len)`` and ``(input_ids, cur_len)``; ``streamer`` gets tokens as
         they come; ``compact_finished=True`` keeps finished rows out of the work of greedy and beam
-        search. Returns :class:`FlaxGreedySearchOutput`, :class:`FlaxSampleOutput` or
-        :class:`FlaxBeamSearchOutput`, whose ``sequences`` are padded to ``max_length``. The loop is
-        compiled once for a bucket of lengths; under ``jax.jit`` and ``pmap`` it is traced.
+        search; ``extra`` are collections to use instead of the model's own. Returns
+        :class:`FlaxGreedySearchOutput`, :class:`FlaxSampleOutput` or :class:`FlaxBeamSearchOutput`,
+        whose ``sequences`` are padded to ``max_length``. The loop is compiled once for a bucket of
+        lengths; under ``jax.jit`` and ``pmap`` it is traced.
 
         **Raises:** TypeError for a class without a head; UsageError (a ValueError) for unknown or
         contradictory options and inputs that cannot be continued, saying what would work.
@@ -128,6 +129,37 @@ class CausalGeneration:
             **model_kwargs,
             "past_key_values": model_outputs.past_key_values,
             "position_ids": model_kwargs["position_ids"][:, -1:] + 1,
+        }
+
+
+class FixedStateGeneration:
+    """The first and the next step of generation, for models whose cache is a fixed-size state.
+
+    Nothing that they carry from step to step is as wide as the text is long.
+    """
+
+    def prepare_inputs_for_generation(
+        self: Any, input_ids: Any, max_length: int, attention_mask: Any = None
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of the first call, which reads ``input_ids`` into the state.
+
+        ``input_ids`` and ``attention_mask`` are (batch, length).
+        """
+        mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
+        return {
+            "past_key_values": self.init_cache(input_ids.shape[0], max_length),
+            "attention_mask": jnp.asarray(mask, jnp.int32),
+        }
+
+    def update_inputs_for_generation(
+        self, model_outputs: Any, model_kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of the next call, which reads one real token a row."""
+        rows = model_kwargs["attention_mask"].shape[0]
+        return {
+            **model_kwargs,
+            "past_key_values": model_outputs.past_key_values,
+            "attention_mask": jnp.ones((rows, 1), jnp.int32),
         }
 
 

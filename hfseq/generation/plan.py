@@ -46,7 +46,8 @@ class Operands(NamedTuple):
     """The arrays that a program is called with.
 
     ``prompt`` and ``mask`` are (batch, prefill width), of which ``prompt_length`` columns are real;
-    ``encoder`` holds the arguments of ``encode``, or ``encoder_outputs`` made by the caller.
+    ``encoder`` holds the arguments of ``encode``, or ``encoder_outputs`` made by the caller;
+    ``extra`` the model's collections.
     """
 
     params: Any
@@ -60,6 +61,7 @@ class Operands(NamedTuple):
     encoder_outputs: Any
     encoder_length: Any
     model_kwargs: dict[str, Any]
+    extra: dict[str, Any]
 
     def source(self) -> tuple[Any, Any]:
         """Return the tokens that were put in and how many columns of them are real."""

@@ -31,6 +31,7 @@ EXTRAS = (
     "forced_decoder_ids",
     "length_penalty_type",
     "compact_finished",
+    "extra",
 )
 
 
@@ -63,7 +64,7 @@ def make_request(
     options = resolve(config, extras)
     check_options(options, model.config.vocab_size)
     criteria = stop_criteria(config.stop_strings, extras)
-    static = prompts.is_static(input_ids, inputs, params, prng_key)
+    static = prompts.is_static(input_ids, inputs, params, prng_key, extras.get("extra"))
     read = _read_pair if encoder_decoder else _read_prompt
     parts = read(model, config, options, input_ids, inputs, static)
     name = "decoder_input_ids" if encoder_decoder else "input_ids"
@@ -80,7 +81,8 @@ def make_request(
     )
     check_padding(plan)
     key = make_key(prng_key)
-    operands = _operands(parts, lengths, key, params or model.params, static)
+    held = extras.get("extra") or model.extra
+    operands = _operands(parts, lengths, key, params or model.params, held, static)
     compact = bool(extras.get("compact_finished"))
     return Request(plan, operands, lengths, static, extras.get("streamer"), compact)
 
@@ -229,7 +231,9 @@ def check_padding(plan: Plan) -> None:
         )
 
 
-def _operands(parts: _Parts, lengths: Lengths, key: Any, params: Any, static: bool) -> Operands:
+def _operands(
+    parts: _Parts, lengths: Lengths, key: Any, params: Any, extra: Any, static: bool
+) -> Operands:
     prompt, mask = parts.prompt, parts.mask
     if not static:
         prompt = prompts.widen(prompt, lengths.prefill)
@@ -248,4 +252,5 @@ def _operands(parts: _Parts, lengths: Lengths, key: Any, params: Any, static: bo
         encoder_outputs=parts.encoder_outputs,
         encoder_length=number(parts.encoder_length),
         model_kwargs=parts.model_kwargs,
+        extra=extra,
     )

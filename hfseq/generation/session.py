@@ -33,15 +33,31 @@ class Session:
             mask = operands.mask
             expanded = None if mask is None else jnp.repeat(mask, times, axis=0)
             return self._prepare(jnp.repeat(operands.prompt, times, axis=0), expanded)
+        last = operands.prompt_length - 1
+        if self.model.fixed_state:
+            inputs = self._read_into_state(last)
+            return self._expand(inputs) if times > 1 else inputs
         inputs = self._prepare(operands.prompt, operands.mask)
         cache = self._call(operands.prompt, inputs).past_key_values
-        last = operands.prompt_length - 1
         # The bucket's spare columns were cached too: the next tokens overwrite them.
         inputs = {**inputs, "past_key_values": kv_cache.rewind(cache, last)}
         for name in _POSITIONS:
             if name in inputs:
                 inputs[name] = jax.lax.dynamic_slice_in_dim(inputs[name], last, 1, axis=1)
         return self._expand(inputs) if times > 1 else inputs
+
+    def _read_into_state(self, last: Any) -> dict[str, Any]:
+        """Return the inputs for the column ``last``, after a state has read those before it.
+
+        A state forgets nothing, so the column itself and the bucket's spare ones are hidden.
+        """
+        prompt, mask = self.operands.prompt, self.operands.mask
+        mask = jnp.ones_like(prompt) if mask is None else jnp.asarray(mask)
+        before = jnp.where(jnp.arange(prompt.shape[1]) < last, mask, 0)
+        inputs = self._prepare(prompt, before)
+        following = self.model.update_inputs_for_generation(self._call(prompt, inputs), inputs)
+        own = jax.lax.dynamic_slice_in_dim(mask, last, 1, axis=1)
+        return {**following, "attention_mask": own}
 
     def next_logits(
         self, tokens: jax.Array, inputs: dict[str, Any]
@@ -81,7 +97,10 @@ class Session:
 
     def _call(self, tokens: jax.Array, inputs: dict[str, Any]) -> Any:
         call = self.model.decode if self.plan.encoder_decoder else self.model
-        return call(tokens, params=self.operands.params, return_dict=True, **inputs)
+        given = {"params": self.operands.params, "return_dict": True, **inputs}
+        if self.plan.encoder_decoder or not self.operands.extra:
+            return call(tokens, **given)
+        return call(tokens, **given, extra=self.operands.extra)[0]
 
     def _expand(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Repeat the decoder's rows; what belongs to the encoder is shared by the beams."""

@@ -11,7 +11,12 @@ from hfseq.nn.attention import (  # noqa: E402
     cross_attention_mask,
     dot_product,
 )
-from hfseq.nn.kv_cache import CachedAttention, encoder_cache, extend_cache  # noqa: E402
+from hfseq.nn.kv_cache import (  # noqa: E402
+    CachedAttention,
+    StateAttention,
+    encoder_cache,
+    extend_cache,
+)
 from hfseq.nn.layers import (  # noqa: E402
     Conv1D,
     Dropout,
@@ -19,6 +24,7 @@ from hfseq.nn.layers import (  # noqa: E402
     LayerNorm,
     Linear,
     RMSNorm,
+    dropout,
     normal,
 )
 from hfseq.nn.positions import (  # noqa: E402
@@ -28,8 +34,8 @@ from hfseq.nn.positions import (  # noqa: E402
     relative_position_bias,
 )
 from hfseq.nn.precision import add_bias  # noqa: E402
-from hfseq.nn.random import Keys, make_keys  # noqa: E402
-from hfseq.nn.stack import Layers, options, run_layers  # noqa: E402
+from hfseq.nn.random import Keys, batch_keys, make_keys  # noqa: E402
+from hfseq.nn.stack import Layers, current_options, options, run_layers  # noqa: E402
 
 __all__ = [
     "CachedAttention",
@@ -41,12 +47,16 @@ __all__ = [
     "Layers",
     "Linear",
     "RMSNorm",
+    "StateAttention",
     "activation",
     "add_bias",
     "attend",
     "attention_mask",
+    "batch_keys",
     "cross_attention_mask",
+    "current_options",
     "dot_product",
+    "dropout",
     "encoder_cache",
     "extend_cache",
     "gather_positions",

@@ -4,19 +4,23 @@ A cache lives on the attention module as three variables with v4's names (``cach
 ``cached_value``, ``cache_index``); outside the module it is the nested dict that ``init_cache``
 returns and ``past_key_values`` carries. Attention to an encoder keeps the keys and values of the
 encoder's output, which never change and so have no index.
+
+A :class:`StateAttention` summarises what it has seen in entries of its own, of a size that does not
+depend on the length. One of them is ``position`` (batch,), by which its caches are told apart.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from hfseq.errors import UsageError
 from hfseq.nn.stack import current_options
 
 
@@ -38,6 +42,36 @@ class CachedAttention(nnx.Module):
         self.cache_index: Any = nnx.data(None)
 
 
+class StateAttention(nnx.Module):
+    """Base of attentions whose cache has a fixed size; ``entries`` names its parts.
+
+    Every entry has the batch on its first axis, and ``position`` (batch,) int32, the number of
+    tokens seen, is one of them. Without a cache the attributes of these names are None.
+    """
+
+    entries: ClassVar[tuple[str, ...]] = ("position",)
+
+    def __init__(self) -> None:
+        for name in self.entries:
+            setattr(self, name, nnx.data(None))
+
+    def empty_cache(self, batch_size: int, dtype: Any) -> dict[str, jax.Array]:
+        """Return the entries before the first token; ``dtype`` is that of computation."""
+        raise NotImplementedError
+
+    def read_cache(self) -> dict[str, jax.Array] | None:
+        """Return the entries, or None without a cache."""
+        held = {name: getattr(self, name) for name in self.entries}
+        return {n: v[...] for n, v in held.items()} if held["position"] is not None else None
+
+    def write_cache(self, entries: Mapping[str, jax.Array]) -> None:
+        """Keep new entries, in the types of the old ones; without a cache they are dropped."""
+        for name, value in entries.items():
+            held = getattr(self, name)
+            if held is not None:
+                held.set_value(value.astype(held[...].dtype))
+
+
 @dataclasses.dataclass(frozen=True)
 class CacheSize:
     """How much an empty cache holds; ``encoder`` is (rows, tokens) of the encoder, if cached."""
@@ -48,8 +82,11 @@ class CacheSize:
 
 
 def add_cache(module: nnx.Module, size: CacheSize, dtype: Any) -> None:
-    """Give every causal :class:`CachedAttention`, and cross-attention if wanted, an empty cache."""
+    """Give every causal attention, and cross-attention if wanted, an empty cache."""
     for _, part in nnx.iter_graph(module):
+        if isinstance(part, StateAttention):
+            for name, leaf in part.empty_cache(size.batch_size, dtype).items():
+                setattr(part, name, nnx.Cache(leaf))
         if not isinstance(part, CachedAttention):
             continue
         places = (size.batch_size, size.max_length) if part.causal else size.encoder
@@ -60,6 +97,31 @@ def add_cache(module: nnx.Module, size: CacheSize, dtype: Any) -> None:
         part.cached_value = nnx.Cache(jnp.zeros(shape, dtype))
         if part.causal:
             part.cache_index = nnx.Cache(jnp.zeros((), jnp.int32))
+
+
+def empty(module: nnx.Module, shapes: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+    """Return the empty cache of ``module``, whose variables may be abstract and stacked.
+
+    ``shapes`` is the cache with ``jax.ShapeDtypeStruct`` leaves.
+    """
+    states = {
+        tuple(map(str, path)): part
+        for path, part in nnx.iter_graph(module)
+        if isinstance(part, StateAttention)
+    }
+
+    def make(cache: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        made = {}
+        if path in states:
+            made = states[path].empty_cache(batch_size, jnp.float32)
+        return {
+            name: make(leaf, (*path, name))
+            if isinstance(leaf, Mapping)
+            else jnp.broadcast_to(made.get(name, 0), leaf.shape).astype(leaf.dtype)
+            for name, leaf in cache.items()
+        }
+
+    return make(shapes, ())
 
 
 def extend_cache(
@@ -103,13 +165,17 @@ def encoder_cache(
     return key, value
 
 
+def _is_state(cache: Mapping[str, Any]) -> bool:
+    return "position" in cache
+
+
 def _grown(cache: Mapping[str, Any]) -> bool:
     return "cache_index" in cache
 
 
 def _map_entries(cache: Mapping[str, Any], change: Callable[[dict[str, Any]], Any]) -> Any:
     """Apply ``change`` to the entries of attention to itself, whatever their depth."""
-    if _grown(cache):
+    if _grown(cache) or _is_state(cache):
         return change(dict(cache))
     return {
         name: _map_entries(part, change) if isinstance(part, Mapping) else part
@@ -117,48 +183,79 @@ def _map_entries(cache: Mapping[str, Any], change: Callable[[dict[str, Any]], An
     }
 
 
+def _take(entry: Mapping[str, Any], rows: jax.Array) -> dict[str, Any]:
+    """Pick rows of an entry, whose layers may be stacked."""
+    if _is_state(entry):
+        axis, names = entry["position"].ndim - 1, tuple(entry)
+    else:  # (batch, length, heads, head_dim), after a layer axis where layers are scanned
+        axis, names = entry["cached_key"].ndim - 4, ("cached_key", "cached_value")
+    # (clip: rows are in bounds, and the default looks again at every element)
+    taken = {name: jnp.take(entry[name], rows, axis=axis, mode="clip") for name in names}
+    return {**entry, **taken}
+
+
 def reorder(cache: Mapping[str, Any], rows: jax.Array) -> dict[str, Any]:
     """Pick rows of the cache, as beam search does; what belongs to the encoder stays as it is."""
-
-    def pick(entry: dict[str, Any]) -> dict[str, Any]:
-        kept = {
-            # (batch, length, heads, head_dim), after a layer axis where layers are scanned
-            # (clip: rows are in bounds, and the default looks again at every element)
-            name: jnp.take(entry[name], rows, axis=entry[name].ndim - 4, mode="clip")
-            for name in ("cached_key", "cached_value")
-        }
-        return {**entry, **kept}
-
-    return _map_entries(cache, pick)
+    return _map_entries(cache, lambda entry: _take(entry, rows))
 
 
 def select(cache: Mapping[str, Any], rows: jax.Array, encoder_rows: jax.Array) -> dict[str, Any]:
     """Keep some rows: ``rows`` of the decoder's entries, ``encoder_rows`` of the encoder's."""
-    if "cached_key" not in cache:
-        return {
-            name: select(part, rows, encoder_rows) if isinstance(part, Mapping) else part
-            for name, part in cache.items()
-        }
-    kept = rows if _grown(cache) else encoder_rows
-    taken = {
-        name: jnp.take(cache[name], kept, axis=cache[name].ndim - 4, mode="clip")
-        for name in ("cached_key", "cached_value")
+    if _grown(cache) or _is_state(cache):
+        return _take(cache, rows)
+    if "cached_key" in cache:
+        return _take(cache, encoder_rows)
+    return {
+        name: select(part, rows, encoder_rows) if isinstance(part, Mapping) else part
+        for name, part in cache.items()
     }
-    return {**cache, **taken}
 
 
 def rewind(cache: Mapping[str, Any], index: Any) -> dict[str, Any]:
-    """Let the next token be written at ``index``; what lies there and after it is overwritten."""
+    """Let the next token be written at ``index``; what lies there and after it is overwritten.
+
+    A state keeps what it has seen: its prompt must hide what does not belong to it.
+    """
 
     def move(entry: dict[str, Any]) -> dict[str, Any]:
+        if _is_state(entry):
+            return entry
         return {**entry, "cache_index": jnp.full_like(entry["cache_index"], index)}
 
     return _map_entries(cache, move)
 
 
-def restart(cache: Mapping[str, Any]) -> dict[str, Any]:
-    """Empty the entries of attention to itself; what belongs to the encoder stays as it is."""
-    return _map_entries(cache, lambda entry: jax.tree.map(jnp.zeros_like, entry))
+def restart(cache: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the entries of attention to itself by those of ``fresh``, an empty cache.
+
+    What belongs to the encoder stays as it is.
+    """
+    if _grown(cache) or _is_state(cache):
+        return dict(fresh)
+    return {
+        name: restart(part, fresh[name]) if isinstance(part, Mapping) else part
+        for name, part in cache.items()
+    }
+
+
+def check_rows(cache: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Refuse a cache that was made for another number of rows than the tokens have."""
+    ids = next((v for n, v in inputs.items() if n.endswith("input_ids")), None)
+    if ids is None:
+        return
+    wanted, given = set(), len(ids)
+    _map_entries(cache, lambda entry: wanted.add(_rows_of(entry)))
+    if wanted - {given}:
+        raise UsageError(
+            f"past_key_values was made for {min(wanted - {given})} rows, the tokens have {given}: "
+            f"pass the cache of the same batch, or init_cache({given}, ...) for a fresh one"
+        )
+
+
+def _rows_of(entry: Mapping[str, Any]) -> int:
+    if _is_state(entry):
+        return entry["position"].shape[-1]
+    return entry["cached_key"].shape[-4]
 
 
 def _write(buffer: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:

@@ -24,12 +24,14 @@ from hfseq.nn.random import Keys
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a forward pass runs: remat of each layer and the attention implementation."""
+    """How a forward pass runs: remat of each layer, the attention implementation, the mesh."""
 
     remat: bool = False
     remat_policy: Callable[..., bool] | None = None
     attention: Callable[..., jax.Array] = jax.nn.dot_product_attention
     fill_encoder_cache: bool = False
+    train: bool = False
+    mesh: jax.sharding.Mesh | None = None
 
 
 _options: contextvars.ContextVar[Options | None] = contextvars.ContextVar(

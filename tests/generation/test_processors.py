@@ -184,6 +184,18 @@ def test_top_p_of_known_probabilities():
     np.testing.assert_allclose(kept, wanted, atol=1e-3)
 
 
+def test_top_p_drops_the_first_of_equally_probable_tokens_as_pytorch_does():
+    torch = pytest.importorskip("torch")
+    from transformers import TopPLogitsWarper
+
+    table = np.array([[4, 4, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1], [9, 3, 3, 3, 1, 1]], np.float32)
+    distribution = np.log(table)
+    for mass in (0.3, 0.55, 0.7, 0.8, 0.9, 0.97):
+        theirs = TopPLogitsWarper(mass)(None, torch.tensor(distribution)).numpy()
+        ours = g.FlaxTopPLogitsWarper(mass)(None, distribution, cur_len=None)
+        assert np.isinf(ours).tolist() == np.isinf(theirs).tolist()
+
+
 def test_ngrams_of_known_rows():
     ids = np.array([[1, 1, 2, 1], [0, 1, 0, 1]])
     values = np.zeros((2, 3), np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -117,9 +118,9 @@ def test_rewinding_moves_every_index_and_restarting_empties(layers):
     back = kv_cache.rewind(cache, 1)["layer"]
     assert (back["own"]["cache_index"] == 1).all() and back["own"]["cache_index"].shape == layers
     assert back["own"]["cached_key"] is cache["layer"]["own"]["cached_key"]
-    empty = kv_cache.restart(cache)["layer"]
-    assert not any(leaf.any() for leaf in empty["own"].values())
-    assert empty["own"]["cache_index"].dtype == jnp.int32
+    fresh = jax.tree.map(jnp.zeros_like, cache)
+    empty = kv_cache.restart(cache, fresh)["layer"]
+    assert empty["own"] == fresh["layer"]["own"]
     assert empty["other"] == back["other"] == cache["layer"]["other"]
 
 

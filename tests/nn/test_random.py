@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq import nn
-from hfseq.nn.random import row_keys
+from hfseq.nn.random import batch_keys, row_keys
 
 
 def test_every_use_draws_other_bits():
@@ -55,3 +55,57 @@ def test_old_keys_and_none():
     old = nn.make_keys(jax.random.PRNGKey(4)).bits((9,))
     assert np.array_equal(nn.make_keys(jax.random.key(4)).bits((9,)), old)
     assert nn.make_keys(None) is None
+
+
+def draws(keys):
+    """Draw from all that hangs on the keys, and on those of a part of the model."""
+    part = keys.child().fold_in(3)
+    return [np.asarray(k.bits((2, 9))) for k in (keys, keys.steady, part, part.steady)] + [
+        np.asarray(k.bits((9,)))
+        for k in (keys.shared, keys.steady.shared, part.shared, part.steady.shared)
+    ]
+
+
+def test_nothing_that_hangs_on_keys_draws_the_same():
+    for keys in (batch_keys(jax.random.key(0), jnp.arange(2)), nn.make_keys(jax.random.key(0))):
+        found = draws(keys)
+        assert len({drawn.tobytes() for drawn in found}) == len(found)
+
+
+def test_shared_keys_are_those_of_all_rows_however_they_are_cut():
+    key = jax.random.key(0)
+    whole, part = (batch_keys(key, jnp.array(rows)).fold_in(1) for rows in ([5, 1], [1, 0]))
+    for a, b in zip(draws(whole)[4:], draws(part)[4:], strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_steady_keys_are_those_of_the_first_window():
+    first, other, rows = jax.random.key(0), jax.random.key(1), jnp.arange(2)
+    begin, later = batch_keys(first, rows), batch_keys(other, rows, steady=first)
+    same = [np.array_equal(a, b) for a, b in zip(draws(begin), draws(later), strict=True)]
+    assert same == [False, True, False, True, False, True, False, True]
+
+
+def test_steady_and_shared_keys_go_through_layers_scanned_or_not():
+    from flax import nnx
+
+    from hfseq.nn.stack import stack_layers
+
+    class Layer(nnx.Module):
+        def __call__(self, x, *, rngs):
+            return x, (rngs.steady.bits((2, 5)), rngs.shared.bits((5,)))
+
+    class Holder(nnx.Module):
+        def __init__(self):
+            self.layer = nn.Layers([Layer(), Layer()])
+
+    found = []
+    for scanned in (False, True):
+        holder = Holder()
+        if scanned:
+            stack_layers(holder)
+        keys = batch_keys(jax.random.key(0), jnp.arange(2))
+        found.append(nn.run_layers(holder.layer, jnp.ones(1), rngs=keys)[1])
+    for a, b in zip(jax.tree.leaves(found[0]), jax.tree.leaves(found[1]), strict=True):
+        assert np.array_equal(a, b)
+    assert not np.array_equal(found[0][0][0], found[0][1][0])

@@ -114,7 +114,21 @@ class FlaxTopPLogitsWarper(_Filter):
         probabilities = jax.nn.softmax(scores, axis=-1)
         dropped = jnp.float32(1 - self.top_p)
         least = smallest_reaching(probabilities, probabilities, lambda mass: mass > dropped)
-        return (probabilities >= least) | self.best(scores)
+        tied = probabilities == least
+        # Equal ones are rare, and to count them takes a while.
+        tied = lax.cond(
+            (tied.sum(-1) > 1).any(), _needed, lambda *_: tied, probabilities, least, dropped
+        )
+        kept = (probabilities > least) | tied
+        return kept if self.min_tokens_to_keep == 1 else kept | self.best(scores)
+
+
+def _needed(probabilities: jax.Array, least: jax.Array, dropped: jax.Array) -> jax.Array:
+    """Return which tokens of probability ``least`` stay: the last ones, as after a stable sort."""
+    tied = probabilities == least
+    mass = jnp.where(probabilities <= least, probabilities, 0.0).sum(-1, keepdims=True)
+    after = tied.sum(-1, keepdims=True) - jnp.cumsum(tied, axis=-1)
+    return tied & ((after == 0) | (mass - after * least > dropped))
 
 
 class FlaxTopHLogitsWarper(FlaxLogitsWarper):
