@@ -25,6 +25,9 @@ class ExtraMixin:
     extra: dict[str, Any]
     _extra_types: dict[str, tuple[type[nnx.Variable], dict[str, Any]]]
 
+    def check_training(self, tokens: int) -> None:
+        """Raise a UsageError if ``tokens`` a step cannot train the collections."""
+
     def settle_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Return the collections after an optimizer step.
 

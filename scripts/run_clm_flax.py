@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-r"""Pretrain or fine-tune a causal language model (GPT-2, a BERT decoder, one of your own).
+r"""Pretrain or fine-tune a causal language model (GPT-2, VQ Transformer, one of your own).
 
 A tokenizer and a configuration, then the model:
 
@@ -18,6 +18,20 @@ The perplexity per word of WikiText-2, its lines as one stream:
 
     python scripts/run_clm_flax.py --output_dir wikitext --model_name_or_path my-gpt2 --do_eval \
         --validation_file wikitext-2/test.txt --cross_documents --word_perplexity
+
+A VQ Transformer on the bytes of enwik8 as in its paper: rows of 8,192 bytes, an update every 2,048:
+
+    python scripts/train_tokenizer.py --model_type vq_transformer --vocabulary bytes \
+        --output_dir bytes
+
+    python scripts/run_clm_flax.py --output_dir vq-enwik8 --model_type vq_transformer \
+        --preset enwik8 --tokenizer_name bytes --train_file enwik8 --sample_by raw \
+        --test_split_percentage 5 --do_train --do_eval --do_predict --start_with_eos \
+        --block_size 8192 --update_length 2048 --global_batch_size 128 --max_steps 125000 \
+        --learning_rate 4e-4 --warmup_steps 10000 --lr_scheduler_type cosine --lr_end_ratio 0.1 \
+        --adam_beta2 0.98 --adam_epsilon 1e-9 --max_grad_norm 0.1 --weight_decay 2e-4 \
+        --weight_decay_mode absolute --loss_per_position --eval_steps 1000 \
+        --max_eval_batches 100 --load_best_model_at_end --save_steps 1000 --dtype bfloat16
 
 Run the same command again and a run that was stopped goes on where its last checkpoint is.
 """

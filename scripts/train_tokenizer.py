@@ -4,6 +4,11 @@
         --vocab_size 50265 --output_dir norwegian-roberta-base --config_name roberta
 
 The directory then serves as --tokenizer_name and --config_name of run_mlm_flax.py and its sisters.
+
+A vocabulary of bytes needs no text:
+
+    python scripts/train_tokenizer.py --model_type vq_transformer --vocabulary bytes \\
+        --output_dir bytes
 """
 
 from __future__ import annotations
@@ -26,11 +31,16 @@ BATCH = 1000
 class TokenizerArguments:
     """What to train and where to save it."""
 
-    model_type: str = field(metadata={"help": "roberta, bart, gpt2, bert, t5 or marian."})
+    model_type: str = field(
+        metadata={"help": "roberta, bart, gpt2, bert, t5, marian or vq_transformer."}
+    )
     output_dir: str = field(metadata={"help": "Directory to save the tokenizer (and config) in."})
     algorithm: str | None = option(
-        None, "bpe (byte-level), unigram or wordpiece; by default the one the family uses."
+        None,
+        "bpe (byte-level), unigram, wordpiece, or bytes (the 256 bytes and the special tokens, "
+        "trained on nothing); by default the one the family uses.",
     )
+    vocabulary: str | None = option(None, "The same as --algorithm.")
     vocab_size: int = option(32_000, "Size of the vocabulary, special tokens included.")
     min_frequency: int = option(2, "Pairs and words rarer than this do not enter (bpe, wordpiece).")
     lowercase: bool = option(False, "Lower-case the text.")
@@ -46,9 +56,16 @@ class TokenizerArguments:
     overwrite: bool = option(False, "Replace a tokenizer that is already there.")
     debug: bool = option(False, "Show the traceback of an error.")
 
+    def __post_init__(self) -> None:
+        if self.vocabulary and self.algorithm not in (None, self.vocabulary):
+            raise UsageError(
+                f"--vocabulary {self.vocabulary} and --algorithm {self.algorithm} disagree: give "
+                "one"
+            )
+        self.algorithm = self.vocabulary or self.algorithm
+
 
 def main(arguments: TokenizerArguments, data: DataArguments) -> None:
-    from hfseq.data.sources import load_splits
     from hfseq.data.tokenizers import train_tokenizer
 
     output = Path(arguments.output_dir)
@@ -57,12 +74,8 @@ def main(arguments: TokenizerArguments, data: DataArguments) -> None:
             f"--output_dir {output} already has a tokenizer; add --overwrite to replace it"
         )
     overrides = parse_overrides(arguments.config_overrides)
-    data.validation_split_percentage = 0  # train on all of it
-    splits = load_splits(data, load_plugins(data))
-    if "train" not in splits:
-        raise UsageError("no training text: give --train_file or a dataset with a train split")
     tokenizer = train_tokenizer(
-        texts(splits["train"], splits.text_column),
+        [] if arguments.algorithm == "bytes" else training_texts(data),
         arguments.model_type,
         arguments.algorithm,
         arguments.vocab_size,
@@ -73,12 +86,23 @@ def main(arguments: TokenizerArguments, data: DataArguments) -> None:
         model_max_length=arguments.model_max_length,
     )
     print(f"{output}: {len(tokenizer)} tokens")
-    if len(tokenizer) < arguments.vocab_size:
+    if len(tokenizer) < arguments.vocab_size and arguments.algorithm != "bytes":
         print(f"(the text yields no more; {arguments.vocab_size} were asked for)")
     if arguments.config_name or overrides:
         config = make_config(arguments.config_name or arguments.model_type, tokenizer, overrides)
         config.save_pretrained(output)
         print(f"{output / 'config.json'}: {config.model_type}, vocab_size {config.vocab_size}")
+
+
+def training_texts(data: DataArguments) -> Iterator[list[str]]:
+    """Load the training text and return lists of documents."""
+    from hfseq.data.sources import load_splits
+
+    data.validation_split_percentage = 0  # train on all of it
+    splits = load_splits(data, load_plugins(data))
+    if "train" not in splits:
+        raise UsageError("no training text: give --train_file or a dataset with a train split")
+    return texts(splits["train"], splits.text_column)
 
 
 def load_plugins(data: DataArguments) -> Any:
@@ -90,7 +114,10 @@ def load_plugins(data: DataArguments) -> Any:
 
 
 def texts(dataset: Any, column: str) -> Iterator[list[str]]:
-    """Yield lists of documents."""
+    """Yield lists of documents, or of pieces of a text that has none."""
+    if hasattr(dataset, "pieces"):
+        yield from ([piece] for piece in dataset.pieces())
+        return
     for batch in dataset.select_columns([column]).iter(BATCH):
         yield [text for text in batch[column] if text]
 
@@ -99,6 +126,9 @@ def make_config(name: str, tokenizer: Any, overrides: dict[str, Any]) -> Any:
     """The config ``name``, fitted to the tokenizer, with ``overrides``."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
+    from hfseq.transformers_hook import register_auto_classes
+
+    register_auto_classes()  # those of plugins are model types too
     try:
         config = (
             CONFIG_MAPPING[name]() if name in CONFIG_MAPPING else AutoConfig.from_pretrained(name)

@@ -11,7 +11,10 @@ from hfseq import plugins, trees
 from tests.support import models
 
 FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
-NAMES = ["bart", "bert", "gpt2", "marian", "pegasus", "roberta", "t5", "wmt_transformer"]
+NAMES = [
+    "bart", "bert", "gpt2", "marian", "pegasus", "roberta", "t5", "vq_transformer",
+    "wmt_transformer",
+]  # fmt: skip
 SECTIONS = [
     "Classes", "Configuration", "Train", "Use", "Convert", "Parameters", "On several devices",
     "Traps",
@@ -21,6 +24,7 @@ WIDE = {
     "gpt2": {"add_cross_attention": True},
     "t5": {"feed_forward_proj": "gated-gelu"},
     "marian": {"tie_word_embeddings": False},
+    "vq_transformer": {"absolute_positions": True, "head_bias": True},
     "wmt_transformer": {
         "attention": "differential", "positions": "learned", "logits_via_embedding": False,
     },

@@ -55,10 +55,32 @@ class CausalArguments(TextArguments):
         True, "Keep the line break at the end of each line of a .txt file."
     )
     cross_documents: bool = option(False, CROSS_HELP)
+    append_eos: bool = option(False, "End every document with the tokenizer's end-of-text token.")
+    start_with_eos: bool = option(
+        False,
+        "Let a row begin with the end-of-text token as its first input and predict all of its "
+        "tokens; without it a row's first token is given. Always so for images.",
+    )
     word_perplexity: bool = option(
         False,
         "Evaluate the perplexity per word as well (whitespace-separated words, and line ends).",
     )
+    count_line_ends: bool = option(
+        True, "Whether line ends count as words there, as in WikiText; PG-19 has words alone."
+    )
+    bits_per_byte: bool = option(
+        False, "Evaluate the bits per byte of the text as well; always so for raw text and images."
+    )
+    loss_per_position: bool = option(
+        False,
+        "Divide the training loss by all positions of the batch, padding included, instead of by "
+        "the targets, as the VQ Transformer's reference does; reported losses stay per target.",
+    )
+    test_file: list[str] | None = option(None, f"Text for --do_predict: {FILES_HELP}.")
+    test_split_percentage: int = option(
+        0, "Percentage of the training text to keep for --do_predict when there is no test split."
+    )
+    max_test_samples: int | None = option(None, "Judge the first so many test documents only.")
 
     def problems(self) -> Iterator[tuple[Any, str]]:
         """Add a length that is none, or two that differ."""
@@ -72,8 +94,21 @@ class CausalArguments(TextArguments):
             f"--block_size {block} and --max_seq_length {length} disagree: give one",
         )
         yield (
-            self.word_perplexity and self.line_by_line,
-            "--word_perplexity needs the whole text, which --line_by_line truncates: drop one",
+            (self.word_perplexity or self.bits_per_byte) and self.line_by_line,
+            "--word_perplexity and --bits_per_byte need the whole text, which --line_by_line "
+            "truncates: drop it",
+        )
+        share = self.test_split_percentage
+        yield not 0 <= share < 100, f"--test_split_percentage {share}: give 0 to 99"
+        both = share + self.validation_split_percentage
+        yield (
+            both >= 100,
+            f"validation and test shares of {both} % leave no training text: give less",
+        )
+        samples = self.max_test_samples
+        yield (
+            samples is not None and samples < 1,
+            f"--max_test_samples {samples}: give a number of at least 1",
         )
         yield from super().problems()
 

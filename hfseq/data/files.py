@@ -85,7 +85,8 @@ def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
         file = next(file for file in files if extension_of(file) in unknown)
         raise DataError(
             f"{flag} {file}: the extension '{unknown[0]}' is not known; use one of "
-            f"{', '.join(BUILDERS)} (also with {', '.join(COMPRESSIONS)})"
+            f"{', '.join(BUILDERS)} (also with {', '.join(COMPRESSIONS)}), or --sample_by raw, "
+            "which reads any file as one text"
         )
     if len(extensions) > 1 and (len({BUILDERS[e] for e in extensions}) > 1 or ".tsv" in extensions):
         raise DataError(

@@ -70,6 +70,11 @@ class PackedRows:
             "next_ids": self._next_ids(starts + lengths),
         }
 
+    def previous_ids(self, indices: np.ndarray) -> np.ndarray:
+        """The tokens before these rows, -1 before the first; documents run on from row to row."""
+        places = np.asarray(indices, np.int64) * self.length - 1
+        return np.where(places < 0, -1, self.store.tokens[np.maximum(places, 0)]).astype(np.int32)
+
     def _next_ids(self, places: np.ndarray) -> np.ndarray:
         """The tokens at ``places``, -1 where a document begins or the text has ended."""
         store = self.store

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hfseq.data import files as data_files
+from hfseq.data import raw
 from hfseq.data.arguments import TextArguments
 from hfseq.errors import DataError, UsageError, nearest
 
@@ -23,7 +24,7 @@ SCRIPT_DATASETS = ("oscar", "wikipedia", "bookcorpus", "cc100", "mc4", "cc_news"
 
 
 class Splits(dict[str, Any]):
-    """The splits by name ("train", "validation"; either may be absent), and their text column."""
+    """The splits by name ("train", "validation", "test"; any may be absent) and the text column."""
 
     def __init__(self, splits: dict[str, Any], text_column: str):
         super().__init__(splits)
@@ -37,34 +38,54 @@ def load_splits(arguments: TextArguments, plugins: Any = None) -> Splits:
     then; without one the files are read. Without a validation split the first
     ``validation_split_percentage`` percent of the documents validate; of a stream, whose length
     nobody knows, those whose hash falls below that share (the same ones in every run, and equal
-    documents always on the same side).
+    documents always on the same side). Where the flags know a test split, the documents after
+    those of validation are set aside for it.
 
-    Returns ``datasets.Dataset`` splits, or ``IterableDataset`` with ``streaming``.
+    Returns ``datasets.Dataset`` splits, or ``IterableDataset`` with ``streaming``; what has no
+    documents comes as :mod:`hfseq.data.raw` has it.
 
     Raises:
         UsageError: neither a dataset nor a file is given.
         DataError: the data is missing, unreadable, empty, or has no text column.
     """
-    if not (arguments.dataset_name or arguments.train_file or arguments.validation_file):
+    known = [split for split in raw.SPLITS if hasattr(arguments, f"{split}_file")]
+    files = [getattr(arguments, f"{split}_file") for split in known]
+    if not (arguments.dataset_name or any(files)):
         raise UsageError("no data: give --dataset_name or --train_file")
+    if raw.is_raw(arguments):
+        return _limited(_raw(arguments), "text", arguments)
     splits: dict[str, Any] = {}
     if arguments.dataset_name:
-        splits = load_named(arguments, plugins)
-    for split in ("train", "validation"):
-        if patterns := getattr(arguments, f"{split}_file"):
+        splits = load_named(arguments, plugins, known)
+    for split, patterns in zip(known, files, strict=True):
+        if patterns:
             splits[split] = _load_files(patterns, f"--{split}_file", arguments)
-    column = text_column(splits.get("train", splits.get("validation")), arguments)
+    column = text_column(next(splits[split] for split in known if split in splits), arguments)
     for split in splits:
         if reference := getattr(arguments, f"{split}_ref_file", None):
             splits[split] = _with_references(
                 splits[split], column, reference, f"--{split}_ref_file"
             )
-    if "train" in splits and "validation" not in splits and arguments.validation_split_percentage:
-        split_off = _split_stream if arguments.streaming else _split
-        splits["validation"], splits["train"] = split_off(
-            splits["train"], column, arguments.validation_split_percentage
+    split_off = _split_stream if arguments.streaming else _split
+    for split in ("validation", "test"):
+        share = getattr(arguments, f"{split}_split_percentage", 0)
+        if "train" in splits and split not in splits and share:
+            splits[split], splits["train"] = split_off(splits["train"], column, share)
+    return _limited(splits, column, arguments)
+
+
+def _raw(arguments: TextArguments) -> dict[str, Any]:
+    if arguments.dataset_name:
+        raise UsageError(
+            f"--dataset_name {arguments.dataset_name} has documents, which --sample_by raw does "
+            "not read: give files with --train_file, or drop --sample_by"
         )
-    limits = {"train": arguments.max_train_samples, "validation": arguments.max_eval_samples}
+    return raw.load_raw(arguments)
+
+
+def _limited(splits: dict[str, Any], column: str, arguments: TextArguments) -> Splits:
+    names = {"train": "train", "validation": "eval", "test": "test"}
+    limits = {s: getattr(arguments, f"max_{name}_samples", None) for s, name in names.items()}
     return Splits({name: _first(split, limits[name]) for name, split in splits.items()}, column)
 
 
@@ -237,6 +258,8 @@ def _split_stream(dataset: Any, column: str, percentage: int) -> tuple[Any, Any]
 def _first(dataset: Any, count: int | None) -> Any:
     if count is None:
         return dataset
+    if isinstance(dataset, raw.RawText | raw.Images):
+        return dataset.take(count)
     return (
         dataset.select(range(min(count, len(dataset))))
         if hasattr(dataset, "__len__")

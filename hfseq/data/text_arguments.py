@@ -13,7 +13,7 @@ from hfseq.errors import UsageError
 FILES_HELP = (
     "one or more files, quoted globs or comma-separated lists; local paths or any fsspec URL "
     "(gs://, s3://, https://); .txt, .json, .jsonl, .csv, .tsv or .parquet, "
-    "optionally .gz, .bz2, .xz or .zst"
+    "optionally .gz, .bz2, .xz or .zst; or one .npy or .npz with arrays of bytes"
 )
 
 
@@ -38,7 +38,8 @@ class TextArguments:
     )
     sample_by: str = option(
         "line",
-        "What one document of a .txt file is: 'line', 'paragraph' (blank lines) or 'document'.",
+        "What one document of a .txt file is: 'line', 'paragraph' (blank lines) or 'document'; or "
+        "'raw': files of any name are one text as they are, and splits are cut off by position.",
     )
     validation_split_percentage: int = option(
         5, "Percentage of the training text to validate on when there is no validation split."
@@ -73,8 +74,13 @@ class TextArguments:
         percentage = self.validation_split_percentage
         yield not 0 <= percentage < 100, f"--validation_split_percentage {percentage}: give 0 to 99"
         yield (
-            self.sample_by not in ("line", "paragraph", "document"),
-            f"--sample_by {self.sample_by}: give line, paragraph or document",
+            self.sample_by not in ("line", "paragraph", "document", "raw"),
+            f"--sample_by {self.sample_by}: give line, paragraph, document or raw",
+        )
+        yield (
+            self.sample_by == "raw" and (self.streaming or self.line_by_line),
+            "--sample_by raw is one text without documents, read whole: drop --streaming and "
+            "--line_by_line",
         )
         counts = ("max_seq_length", "max_train_samples", "max_eval_samples")
         for name in (*counts, "preprocessing_num_workers"):

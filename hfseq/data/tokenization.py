@@ -19,6 +19,7 @@ import numpy as np
 from hfseq.data import store
 from hfseq.data.sources import REFERENCE_COLUMN, is_blank
 from hfseq.data.store import Chunk, TokenStore
+from hfseq.data.vocabulary_bytes import byte_ids
 from hfseq.errors import DataError, UsageError
 
 BATCH = 1000  # documents a task, at most
@@ -36,20 +37,21 @@ def tokenize(
     num_proc: int | None = None,
     overwrite: bool = False,
     keep_blank: bool = False,
+    append_eos: bool = False,
     description: str = "Tokenising",
 ) -> TokenStore:
     """Tokenise every document of a map-style dataset once, and keep the result in ``cache_dir``.
 
-    Documents get the tokenizer's special tokens (``<s> … </s>``); with ``line_by_line`` they are
-    truncated to ``max_length`` tokens, specials included. Blank documents are left out, unless
-    ``keep_blank`` makes them text (a line break alone, say). The store is found again as long as
-    data, tokenizer and options are the same.
+    Documents get the tokenizer's special tokens (``<s> … </s>``), and with ``append_eos`` the end
+    of text after them; with ``line_by_line`` they are truncated to ``max_length`` tokens, specials
+    included. Blank documents are left out, unless ``keep_blank`` makes them text (a line break
+    alone, say). The store is found again as long as data, tokenizer and options are the same.
 
     Raises:
-        UsageError: ``line_by_line`` without a ``max_length``.
+        UsageError: ``line_by_line`` without a ``max_length``, ``append_eos`` without such a token.
         DataError: no document is left, a document cannot be read, or the cache cannot be written.
     """
-    encode = Encoder(tokenizer, _limit(line_by_line, max_length), keep_blank)
+    encode = Encoder(tokenizer, _limit(line_by_line, max_length), keep_blank, append_eos)
     return tokenize_with(
         encode, dataset, text_column, cache_dir=cache_dir, num_proc=num_proc, overwrite=overwrite,
         description=description,
@@ -86,18 +88,28 @@ def tokenize_with(
     return store.build(Path(cache_dir) / f"tokens-{key}", chunks, header, overwrite)
 
 
-def count_words(dataset: Any, column: str, keep_blank: bool = False) -> int:
+def count_words(dataset: Any, column: str, keep_blank: bool = False, line_ends: bool = True) -> int:
     """Count what word-level perplexity divides by: words between whitespace, and line ends.
 
     Every line ends once, its last one too, whether or not the text ends with a line break. This is
-    the count of WikiText (Merity et al., 2016), where each line has an ``<eos>``.
+    the count of WikiText (Merity et al., 2016), where each line has an ``<eos>``. Without
+    ``line_ends`` words alone count, as for PG-19 (Rae et al., 2020).
     """
     words = 0
-    for batch in dataset.select_columns([column]).iter(BATCH):
-        for text in batch[column]:
-            if text if keep_blank else not is_blank(text):
-                words += len(text.split()) + text.count("\n") + (not text.endswith("\n"))
+    for text in _kept(dataset, column, keep_blank):
+        ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
+        words += len(text.split()) + ends
     return words
+
+
+def count_bytes(dataset: Any, column: str, keep_blank: bool = False) -> int:
+    """Count the bytes of UTF-8 of the documents that are tokenised."""
+    return sum(len(text.encode()) for text in _kept(dataset, column, keep_blank))
+
+
+def _kept(dataset: Any, column: str, keep_blank: bool) -> Iterator[str]:
+    for batch in dataset.select_columns([column]).iter(BATCH):
+        yield from (text for text in batch[column] if (text if keep_blank else not is_blank(text)))
 
 
 def _limit(line_by_line: bool, max_length: int | None) -> int | None:
@@ -114,13 +126,27 @@ def pad_token_id(tokenizer: Any) -> int:
 class Encoder:
     """Turns documents into (ids, lengths); can be sent to another process."""
 
-    def __init__(self, tokenizer: Any, max_length: int | None = None, keep_blank: bool = False):
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_length: int | None = None,
+        keep_blank: bool = False,
+        append_eos: bool = False,
+    ):
         self.tokenizer, self.max_length, self.keep_blank = tokenizer, max_length, keep_blank
+        self.append_eos = append_eos
+        if append_eos and tokenizer.eos_token_id is None:
+            raise UsageError("--append_eos: the tokenizer has no end-of-text token; drop the flag")
+        # A vocabulary of bytes in which no text is a special token is a table.
+        self.bytes = (
+            byte_ids(tokenizer) if getattr(tokenizer, "split_special_tokens", False) else None
+        )
 
     @property
     def options(self) -> list[Any]:
         """What the ids depend on, beside text and tokenizer."""
-        return [self.max_length, *(["keep_blank"] if self.keep_blank else [])]
+        flags = {"keep_blank": self.keep_blank, "append_eos": self.append_eos}
+        return [self.max_length, *(name for name, on in flags.items() if on)]
 
     def keeps(self, text: str | None) -> bool:
         """Tell whether a document has anything to train on."""
@@ -128,12 +154,30 @@ class Encoder:
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts, int32 (total,), and their lengths, int64 (texts,)."""
+        if self.bytes is not None:
+            return self._bytes(texts, self.bytes)
         rows: list[list[int]] = []
         for batch in _by_size(texts):
             rows += self._rows(batch)
+        if self.append_eos:
+            rows = [[*row, self.tokenizer.eos_token_id] for row in self._cut(rows)]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         flat = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
         return flat, lengths
+
+    def _cut(self, rows: list[Any]) -> list[Any]:
+        """Leave room for the end of text."""
+        return rows if self.max_length is None else [row[: self.max_length - 1] for row in rows]
+
+    def _bytes(self, texts: Sequence[str], table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        end = np.full(int(self.append_eos), self.tokenizer.eos_token_id or 0, np.int32)
+        room = None if self.max_length is None else self.max_length - len(end)
+        rows = [
+            np.concatenate([table[np.frombuffer(text.encode()[:room], np.uint8)], end])
+            for text in texts
+        ]
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return np.concatenate(rows or [end[:0]]), lengths
 
     def _rows(self, texts: list[str]) -> list[list[int]]:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
@@ -226,12 +270,13 @@ def _start_method() -> str:
 
 
 def _fingerprint(dataset: Any, column: str, encode: Encoder) -> str:
-    state = _tokenizer_state(encode.tokenizer)
+    state = tokenizer_state(encode.tokenizer)
     content = [store.VERSION, dataset._fingerprint, column, *encode.options, state]
     return blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
 
-def _tokenizer_state(tokenizer: Any) -> Any:
+def tokenizer_state(tokenizer: Any) -> Any:
+    """Return what the ids depend on, by which caches are found again."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return [

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from hfseq.data.vocabulary_bytes import byte_backend
 from hfseq.errors import UsageError, nearest
 
-ALGORITHMS = ("bpe", "unigram", "wordpiece")
+ALGORITHMS = ("bpe", "unigram", "wordpiece", "bytes")
+UNLIMITED = 10**30  # transformers' number for a model that takes texts of any length
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,12 @@ FAMILIES = {
         pair="$A $B </s>",
         last=("<pad>",),
     ),
+    "vq_transformer": Family(
+        algorithm="bpe",
+        first=("<pad>", "</s>", "<unk>"),
+        roles={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        max_length=UNLIMITED,
+    ),
 }
 
 
@@ -104,10 +112,11 @@ def train_tokenizer(
 ) -> Any:
     """Train a tokenizer with the special tokens of ``family`` and save it in ``output_dir``.
 
-    ``algorithm`` is "bpe" (byte-level), "unigram" or "wordpiece"; by default the family's own.
-    ``vocab_size`` counts every token, special ones and T5's 100 sentinels too; a small corpus can
-    yield fewer. ``min_frequency`` does not apply to unigram. ``normalizer`` is a name ("nfc",
-    "nfkc", "nfd", "nfkd") or an object of ``tokenizers.normalizers``.
+    ``algorithm`` is "bpe" (byte-level), "unigram", "wordpiece", or "bytes", which needs no texts
+    (the special tokens and 256 bytes); by default the family's own. ``vocab_size`` counts every
+    token, special ones and T5's 100 sentinels too; a small corpus can yield fewer.
+    ``min_frequency`` does not apply to unigram. ``normalizer`` is a name ("nfc", "nfkc", "nfd",
+    "nfkd") or an object of ``tokenizers.normalizers``.
 
     Returns what ``AutoTokenizer.from_pretrained(output_dir)`` gives; ``len`` of it is the model's
     vocab_size. (The files name the generic tokenizer class, since the family's own classes rebuild
@@ -124,11 +133,24 @@ def train_tokenizer(
     algorithm = algorithm or spec.algorithm
     if algorithm not in ALGORITHMS:
         raise UsageError(f"algorithm '{algorithm}': one of {', '.join(ALGORITHMS)}")
-    backend = train_backend(
-        texts, spec, algorithm, vocab_size, min_frequency, lowercase, normalizer, show_progress
-    )
-    tokenizer = wrap(backend, spec, family, model_max_length)
+    if algorithm == "bytes":
+        tokenizer = _bytes(spec, family, model_max_length, lowercase or bool(normalizer))
+    else:
+        backend = train_backend(
+            texts, spec, algorithm, vocab_size, min_frequency, lowercase, normalizer, show_progress
+        )
+        tokenizer = wrap(backend, spec, family, model_max_length)
     return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
+
+
+def _bytes(spec: Family, family: str, model_max_length: int | None, changes: bool) -> Any:
+    """Return the tokenizer whose tokens are bytes, in which no text is a special token."""
+    if changes or spec.last or spec.single != "$A":
+        raise UsageError(
+            f"a vocabulary of bytes takes a text as it is: '{family}' has tokens around or after "
+            "it, or --lowercase or --normalizer is given; use --model_type vq_transformer or gpt2"
+        )
+    return wrap(byte_backend(spec.first), spec, family, model_max_length, verbatim=True)
 
 
 def train_backend(
@@ -235,15 +257,26 @@ def _named_normalizer(name: str) -> Any:
     return getattr(normalizers, name.upper())()
 
 
-def wrap(backend: Any, spec: Family, family: str, model_max_length: int | None = None) -> Any:
-    """Make a tokenizer of transformers that knows the roles of the special tokens."""
+def wrap(
+    backend: Any,
+    spec: Family,
+    family: str,
+    model_max_length: int | None = None,
+    verbatim: bool = False,
+) -> Any:
+    """Make a tokenizer of transformers that knows the roles of the special tokens.
+
+    With ``verbatim`` their names in a text are text.
+    """
     from transformers import PreTrainedTokenizerFast
 
+    options = {"split_special_tokens": True} if verbatim else {}
     segments = ["token_type_ids"] if family == "bert" else []
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         model_max_length=model_max_length or spec.max_length,
         model_input_names=["input_ids", *segments, "attention_mask"],
+        **options,
         **spec.roles,
     )
     if len(tokenizer) != backend.get_vocab_size() or max(backend.get_vocab().values()) >= len(

@@ -52,6 +52,10 @@ class Objective:
     # Whether --streaming, and --do_predict on a test split, mean anything here.
     streams: ClassVar[bool] = True
     predicts: ClassVar[bool] = False
+    # Whether the test split is judged like the validation split, by its loss.
+    judges_test: ClassVar[bool] = False
+    # Whether `loss` takes a "memory" of the windows before and returns the one after this.
+    carries_state: ClassVar[bool] = False
 
     def __init__(self, arguments: Any, tokenizer: Any, config: Any):
         self.arguments, self.tokenizer, self.config = arguments, tokenizer, config
@@ -120,13 +124,19 @@ class Objective:
         train: bool,
         extra: Any = None,
     ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-        """Return the sum of the losses, their count, and a dict of ``totals`` and new ``extra``."""
+        """Return what is minimised (a sum), the number of targets, and a dict of what else is new.
+
+        The dict may have ``totals`` (sums by name; a "loss" among them is reported instead of what
+        is minimised), ``extra`` (the collections after the call), ``memory`` (what the model
+        knows after the batch, where the batch has a "memory" of before), and ``divisor`` (what
+        the sum is divided by, if not by the number of targets).
+        """
         raise NotImplementedError
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Turn sums (``loss``, ``count`` and those that :meth:`loss` added) into metrics.
 
-        An evaluation's may hold ``words``, the number of words that the text has.
+        An evaluation's may hold ``words``, ``bytes`` and ``tokens`` of the text that it is of.
         """
         loss = totals["loss"] / max(totals["count"], 1)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from hfseq.data.raw import has_arrays, is_raw
+from hfseq.errors import UsageError
 from hfseq.labels import IGNORED
 from hfseq.objectives.base import Objective, cross_entropy, visible
 
@@ -16,13 +19,29 @@ class CausalLM(Objective):
     """Next-token prediction on packed rows; losses are those of the documents one by one.
 
     The target at a token is the one after it in the same document, at the end of a row the one that
-    begins the next row. With ``--cross_documents`` all text is one document.
+    begins the next row. With ``--cross_documents`` all text is one document. With
+    ``--start_with_eos`` the input is one token behind instead, the end of text before the first:
+    every token of the row is a target, whether or not anything comes before it.
     """
 
     name = "clm"
     auto_class = "ForCausalLM"
-    sums = ("correct",)
+    sums: ClassVar[tuple[str, ...]] = ("correct",)
     default_length = 1024
+    predicts = True
+    judges_test = True
+    carries_state = True
+
+    def __init__(self, arguments: Any, tokenizer: Any, config: Any):
+        super().__init__(arguments, tokenizer, config)
+        self.counts_rows = False  # whether the model asks which tokens count in its statistics
+        self.first_id = None
+        if getattr(arguments, "start_with_eos", False) or has_arrays(arguments):
+            self.first_id = tokenizer.eos_token_id
+            if self.first_id is None:
+                raise UsageError(
+                    "--start_with_eos: the tokenizer has no end-of-text token; drop the flag"
+                )
 
     @classmethod
     def configure(cls, config: Any, tokenizer: Any, fresh: bool) -> None:
@@ -30,20 +49,45 @@ class CausalLM(Objective):
         if hasattr(config, "is_decoder"):
             config.is_decoder = True
 
+    def prepare(self, model: Any) -> None:
+        """Learn whether the model adds to the loss, and what it wants to know of a batch."""
+        # A model without statistics has nothing to count, even where it takes inputs of any name.
+        self.counts_rows = bool(model.extra_shape_tree) and model.takes("code_mask")
+        if _adds_loss(model):
+            self.sums = (*type(self).sums, "auxiliary_loss")  # type: ignore[misc]
+
+    @property
+    def cross_documents(self) -> bool:
+        """Whether a row is one sequence; raw text has no documents, an image is one."""
+        return super().cross_documents or is_raw(self.arguments)
+
     def collate(
         self, rows: dict[str, np.ndarray], random: Any, groups: int
     ) -> dict[str, np.ndarray]:
         """Set each token's label to its successor, so that every position's logits are used."""
         ids, segments = rows["input_ids"], rows["segment_ids"]
-        labels = np.full_like(ids, IGNORED)
-        same = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-        labels[:, :-1] = np.where(same, ids[:, 1:], IGNORED)
-        if "next_ids" in rows:
-            follows = rows["next_ids"]
-            labels[:, -1] = np.where((segments[:, -1] > 0) & (follows >= 0), follows, IGNORED)
+        if self.first_id is not None:
+            ids, labels = self._behind(rows, self.first_id)
+        else:
+            labels = _following(rows)
         if "valid" in rows:
             labels[~rows["valid"]] = IGNORED
-        return {"input_ids": ids, "segment_ids": segments, "labels": labels}
+        batch = {"input_ids": ids, "segment_ids": segments, "labels": labels}
+        if self.counts_rows and "valid" in rows:
+            batch["valid"] = rows["valid"]
+        if "fresh" in rows:
+            batch["reset_rows"] = rows["fresh"]
+        return batch
+
+    def _behind(self, rows: dict[str, np.ndarray], first: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs one token behind the row, and the row as labels."""
+        ids, segments = rows["input_ids"], rows["segment_ids"]
+        inputs = np.empty_like(ids)
+        begins = segments[:, 1:] != segments[:, :-1]
+        inputs[:, 1:] = np.where(begins & (segments[:, 1:] > 0), first, ids[:, :-1])
+        before = rows.get("previous_ids", np.full(len(ids), -1, np.int32))
+        inputs[:, 0] = np.where(before < 0, first, before)
+        return inputs, np.where(segments > 0, ids, np.int32(IGNORED))
 
     def loss(
         self,
@@ -54,18 +98,75 @@ class CausalLM(Objective):
         train: bool,
         extra: Any = None,
     ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-        """Sum the cross-entropy of the labels."""
+        """Sum the cross-entropy of the labels, and in training what the model adds to it."""
         output, changed = model(
-            input_ids=batch["input_ids"], **visible(model, batch["segment_ids"]), params=params,
+            input_ids=batch["input_ids"], **self._inputs(model, batch), params=params,
             dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
         )  # fmt: skip
-        total, count, right = cross_entropy(output.logits, batch["labels"], model.config.vocab_size)
-        return total, count, {"extra": changed, "totals": {"correct": right}}
+        labels = batch["labels"]
+        total, count, right = cross_entropy(output.logits, labels, model.config.vocab_size)
+        more: dict[str, Any] = {"extra": changed, "totals": {"correct": right}}
+        added = getattr(output, "auxiliary_loss", None)
+        if added is not None:
+            plain = {"loss": total, "auxiliary_loss": added}
+            more["totals"] |= jax.tree.map(jax.lax.stop_gradient, plain)
+            total = total + added
+        if train and getattr(self.arguments, "loss_per_position", False):
+            more["divisor"] = jnp.asarray(labels.size, jnp.float32)
+        if "memory" in batch:
+            more["memory"] = output.past_key_values
+        return total, count, more
+
+    def _inputs(self, model: Any, batch: dict[str, jax.Array]) -> dict[str, Any]:
+        """Say which tokens are real and which count, and what is known of the windows before."""
+        inputs: dict[str, Any] = visible(model, batch["segment_ids"])
+        if "valid" in batch:
+            inputs["code_mask"] = inputs["attention_mask"] * batch["valid"][:, None]
+        if "memory" in batch:
+            inputs.pop("segment_ids", None)  # a row is one sequence here
+            inputs |= {"past_key_values": batch["memory"], "reset_rows": batch["reset_rows"]}
+        return inputs
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss, perplexity and accuracy a token; the perplexity a word where words were counted."""
-        found = {**super().metrics(totals), "accuracy": totals["correct"] / max(totals["count"], 1)}
+        """Loss, perplexity and accuracy a token; those a word and a byte where they were counted.
+
+        Bits per byte are nats a token x tokens of the text / bytes of the text / ln 2.
+        """
+        count = max(totals["count"], 1)
+        found = {**super().metrics(totals), "accuracy": totals["correct"] / count}
+        if "auxiliary_loss" in totals:
+            found["auxiliary_loss"] = totals["auxiliary_loss"] / count
         if "words" in totals:
             nats = totals["loss"] / max(totals["words"], 1)
             found["word_perplexity"] = math.exp(min(nats, 700.0))
+        if "bytes" in totals:
+            rate = totals["tokens"] / max(totals["bytes"], 1)
+            found["bits_per_byte"] = found["loss"] * rate / math.log(2)
         return found
+
+
+def _following(rows: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the token after each one of the same document, or -100."""
+    ids, segments = rows["input_ids"], rows["segment_ids"]
+    labels = np.full_like(ids, IGNORED)
+    same = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    labels[:, :-1] = np.where(same, ids[:, 1:], IGNORED)
+    if "next_ids" in rows:
+        follows = rows["next_ids"]
+        labels[:, -1] = np.where((segments[:, -1] > 0) & (follows >= 0), follows, IGNORED)
+    return labels
+
+
+def _adds_loss(model: Any) -> bool:
+    """Tell whether the output of a training call has an ``auxiliary_loss``, by its shapes alone."""
+    extra = model.extra_shape_tree
+    if not extra:
+        return False
+
+    def call(params: Any, extra: Any) -> Any:
+        ids = jnp.zeros((1, 2), jnp.int32)
+        key = jax.random.key(0)
+        return model(ids, params=params, extra=extra, dropout_rng=key, train=True)[0]
+
+    output = jax.eval_shape(call, model.params_shape_tree, extra)
+    return getattr(output, "auxiliary_loss", None) is not None

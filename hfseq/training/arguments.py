@@ -92,7 +92,7 @@ class TrainingArguments:
     do_train: bool = option(False, "Train. Without any --do_… the run trains and evaluates.")
     do_eval: bool = option(False, "Evaluate at the end (and during training, see --eval_strategy).")
     do_predict: bool = option(
-        False, "At the end let the model write for the test split, and judge it (translation)."
+        False, "At the end judge the test split: its loss (clm), what is written (translation)."
     )
     per_device_train_batch_size: int = option(8, "Rows a data shard per micro-batch.")
     per_device_eval_batch_size: int = option(8, "Rows a data shard in evaluation.")
@@ -102,6 +102,16 @@ class TrainingArguments:
     global_batch_size: int | None = option(
         None, "Rows a step over all devices, instead of per_device x data shards x accumulation."
     )
+    update_length: int | None = option(
+        None,
+        "Tokens of a row per optimizer step (truncated back-propagation): a row is trained in "
+        "windows of so many tokens, and the model's state is carried from one to the next.",
+    )
+    state_reset: str = option(
+        "sequence",
+        "With --update_length, where the state starts fresh: sequence (with each row) or never "
+        "(each row of the batch reads on through the text).",
+    )
     learning_rate: float = option(5e-5, "Peak learning rate.")
     lr_scheduler_type: str = option(
         "linear",
@@ -110,9 +120,20 @@ class TrainingArguments:
     )
     warmup_steps: int = option(0, "Steps of linear warm-up.")
     warmup_ratio: float = option(0.0, "Warm-up as a share of all steps, where warmup_steps is 0.")
+    lr_end_ratio: float = option(
+        0.0, "Share of the peak at which linear and cosine schedules end, e.g. 0.1."
+    )
+    lr_constant_steps: int = option(
+        0, "Last steps of the run, with the learning rate at which the decay ended."
+    )
     optim: str = option("adamw", "Optimizer by name; `hfseq plugins` lists them.")
     adafactor: bool = option(False, "The same as --optim adafactor.")
-    weight_decay: float = option(0.0, "Decoupled weight decay; biases and norms are exempt.")
+    weight_decay: float = option(0.0, "Weight decay; biases and norms are exempt.")
+    weight_decay_mode: str = option(
+        "decoupled",
+        "decoupled: times the learning rate; absolute: parameters are multiplied by "
+        "1 - weight_decay each step, whatever the learning rate.",
+    )
     adam_beta1: float = option(0.9, "First beta.")
     adam_beta2: float = option(0.999, "Second beta.")
     adam_epsilon: float = option(1e-8, "Epsilon.")
@@ -136,6 +157,9 @@ class TrainingArguments:
         "When to evaluate during training: no, steps or epoch; steps where eval_steps is given.",
     )
     eval_steps: int | None = option(None, "Evaluate every so many steps.")
+    max_eval_batches: int | None = option(
+        None, "During training evaluate on the first so many batches only; at the end on all."
+    )
     save_strategy: str = option("steps", "When to save: no (only at the end), steps or epoch.")
     save_steps: int = option(500, "Save every so many steps.")
     save_total_limit: int | None = option(2, "Checkpoints to keep, the best one besides.")
@@ -197,13 +221,14 @@ class TrainingArguments:
         one = (
             *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
             *("gradient_accumulation_steps", "logging_steps", "save_steps", "eval_steps"),
-            *("save_total_limit", "average_checkpoints"),
+            *("save_total_limit", "average_checkpoints", "max_eval_batches", "update_length"),
         )
         values = {name: getattr(self, name) for name in one}
         small = [(v is not None and v < 1, f"--{name} {v}: give a number of at least 1")
                  for name, v in values.items()]  # fmt: skip
         listed = {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES,
-                  "on_non_finite": ("stop", "skip"),
+                  "on_non_finite": ("stop", "skip"), "state_reset": ("sequence", "never"),
+                  "weight_decay_mode": ("decoupled", "absolute"),
                   "device": (None, "cpu", "gpu", "cuda", "tpu")}  # fmt: skip
         named = [
             (getattr(self, name) not in allowed,
@@ -221,6 +246,17 @@ class TrainingArguments:
              f"--num_train_epochs {self.num_train_epochs}: give a positive number"),
             (self.warmup_steps < 0, f"--warmup_steps {self.warmup_steps}: give 0 or more"),
             (not 0 <= self.warmup_ratio <= 1, f"--warmup_ratio {self.warmup_ratio}: give 0 to 1"),
+            (not 0 <= self.lr_end_ratio <= 1, f"--lr_end_ratio {self.lr_end_ratio}: give 0 to 1"),
+            (self.lr_end_ratio and self.lr_scheduler_type not in ("linear", "cosine"),
+             f"--lr_end_ratio {self.lr_end_ratio} is for linear and cosine: "
+             f"--lr_scheduler_type {self.lr_scheduler_type} has no end, drop one of the two"),
+            (self.lr_constant_steps < 0,
+             f"--lr_constant_steps {self.lr_constant_steps}: give 0 or more"),
+            (self.lr_constant_steps and self.lr_scheduler_type == "noam",
+             f"--lr_constant_steps {self.lr_constant_steps}: noam never ends, use inverse_sqrt"),
+            (self.state_reset != "sequence" and not self.update_length,
+             f"--state_reset {self.state_reset} needs --update_length: without it every row is "
+             "trained in one step"),
             (self.learning_rate < 0, f"--learning_rate {self.learning_rate}: give 0 or more"),
             (self.eval_strategy == "steps" and not self.eval_steps,
              "--eval_strategy steps needs --eval_steps N"),

@@ -10,35 +10,67 @@ import jax
 
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError
-from hfseq.training import setup, sharding, writing
+from hfseq.training import reporting, setup, sharding, writing
 
 if TYPE_CHECKING:
     from hfseq.training.loop import Loop
 
 
-def evaluate(loop: Loop) -> dict[str, float]:
-    """Evaluate the present parameters, report the metrics, and return them."""
-    data, started = loop.data.evaluation, time.perf_counter()
+def evaluate(loop: Loop, limit: int | None = None) -> dict[str, float]:
+    """Evaluate the present parameters, report the metrics, and return them.
+
+    With ``limit`` only so many batches are read; such numbers do not count as an evaluation of
+    the whole split.
+    """
+    started = time.perf_counter()
+    whole = limit is None or limit >= len(loop.data.evaluation)
+    measured = _measure(loop, "validation", limit)
+    measured["eval_runtime"] = time.perf_counter() - started
+    measured |= writing.write(loop, "validation")
+    loop.report(measured, loop.progress.step)
+    loop.evaluated_step = loop.progress.step if whole else -1
+    _print(loop, "Eval", measured)
+    if loop.training.max_eval_batches is None or limit is not None:
+        note_best(loop, measured)  # numbers of a part and of the whole do not compare
+    return measured
+
+
+def predict(loop: Loop) -> dict[str, float]:
+    """Judge the test split: its loss where there are rows of it, and what the model writes."""
+    if loop.data.test is None:
+        return writing.predict(loop)
+    started = time.perf_counter()
+    measured = _measure(loop, "test", None)
+    measured["predict_runtime"] = time.perf_counter() - started
+    loop.report(measured, loop.progress.step)
+    _print(loop, "Predict", measured)
+    return measured
+
+
+def _measure(loop: Loop, split: str, limit: int | None) -> dict[str, float]:
+    """Sum over the batches of a split, at most ``limit``, and turn the sums into metrics."""
+    data = loop.data.evaluation if split == "validation" else loop.data.test
     totals: dict[str, float] = {}
-    for step in range(len(data)):
+    for step in range(len(data) if limit is None else min(limit, len(data))):
         # Masks belong to the row of the data set: every evaluation draws the same.
         random = RowRandom(loop.training.seed, 0, data.indices(step)[0])
         batch = loop.objective.collate(data.fetch(step), random, sharding.data_shards(loop.mesh))
         placed = setup.place_batch(batch, loop.mesh, 1)
         sums = jax.device_get(loop.eval_step(loop.state["params"], loop.state["extra"], placed))
         totals = {name: totals.get(name, 0.0) + float(value) for name, value in sums.items()}
-    words = loop.data.description["validation"].get("words")
-    totals |= {} if words is None else {"words": words}
-    measured = {f"eval_{name}": value for name, value in loop.objective.metrics(totals).items()}
-    measured["eval_runtime"] = time.perf_counter() - started
-    measured |= writing.write(loop, "validation")
-    loop.report(measured, loop.progress.step)
-    loop.evaluated_step = loop.progress.step
+    whole = limit is None or limit >= len(data)
+    facts = loop.data.description[split]
+    # The words of the whole text say nothing about a part of it; the bytes of a token do.
+    known = ("words", "bytes", "tokens") if whole else ("bytes", "tokens")
+    totals |= {name: facts[name] for name in known if name in facts}
+    measured = loop.objective.metrics(totals) | reporting.extra_metrics(loop)
+    return {f"{writing.PREFIXES[split]}_{name}": value for name, value in measured.items()}
+
+
+def _print(loop: Loop, title: str, measured: dict[str, float]) -> None:
     if jax.process_index() == 0:
         shown = ", ".join(f"{k}: {v:.6g}" for k, v in measured.items() if not k.endswith("runtime"))
-        print(f"Eval... ({loop.progress.step} | {shown})", flush=True)
-    note_best(loop, measured)
-    return measured
+        print(f"{title}... ({loop.progress.step} | {shown})", flush=True)
 
 
 def note_best(loop: Loop, measured: dict[str, float]) -> None:
@@ -49,7 +81,7 @@ def note_best(loop: Loop, measured: dict[str, float]) -> None:
         raise UsageError(f"--metric_for_best_model {name}: there is only {', '.join(measured)}")
     greater = training.greater_is_better
     if greater is None:
-        greater = not name.endswith(("loss", "perplexity"))
+        greater = not name.endswith(("loss", "perplexity", "bits_per_byte"))
     best, value = progress.best_metric, measured[name]
     better = best is None or (value > best if greater else value < best)
     if math.isfinite(value) and better:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hfseq import cards, hub, plots, trees
@@ -25,7 +26,14 @@ logger = logging.getLogger(__name__)
 _NO_HYPERPARAMETERS = (
     *("output_dir", "push_to_hub", "hub_model_id", "hub_private_repo", "report_to", "debug"),
     *("plugin", "run_name", "disable_tqdm", "overwrite_output_dir", "train_file"),
-    *("validation_file", "tokenizer_name", "config_name", "model_name_or_path", "cache_dir"),
+    *(
+        "validation_file",
+        "test_file",
+        "tokenizer_name",
+        "config_name",
+        "model_name_or_path",
+        "cache_dir",
+    ),
     *("data_cache_dir", "compilation_cache_dir", "do_train", "do_eval", "overwrite_cache"),
     *("resume_from_checkpoint", "use_fast_tokenizer", "logging_first_step"),
 )
@@ -65,9 +73,10 @@ class Publisher:
 def save_model(loop: Loop) -> None:
     """Write weights, configuration and tokenizer into the output directory, all or nothing."""
     params = setup.to_host(loop.state["params"], loop.layout)
+    extra = jax.tree.map(np.asarray, loop.state["extra"])  # replicated: every process has it
     if jax.process_index() != 0:
         return
-    loop.model.save_pretrained(loop.folder, params=params)
+    loop.model.save_pretrained(loop.folder, params=params, **({"extra": extra} if extra else {}))
     loop.tokenizer.save_pretrained(loop.folder)
     loop.workspace.push()
 
@@ -122,7 +131,8 @@ def _load_best(loop: Loop) -> bool:
 def _average(loop: Loop, count: int) -> bool:
     """Replace the weights by the mean of the last checkpoints' (Vaswani et al., 2017, section 6.1).
 
-    Sums are of float32, one checkpoint in memory at a time.
+    Statistics beside the weights are averaged with them: they describe these weights, not the
+    last. Sums are of float32, one checkpoint in memory at a time.
     """
     steps = loop.checkpoints.steps()[-count:]
     if len(steps) < count:
@@ -132,17 +142,32 @@ def _average(loop: Loop, count: int) -> bool:
         )  # fmt: skip
     if len(steps) < 2:
         return False
-    add = jax.jit(lambda total, part: jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part))
+    add = jax.jit(lambda total, part: jax.tree.map(_add, total, part))
     total = None
     for step in steps:
-        params = loop.checkpoints.restore(step, _abstract(loop))["params"]
-        wide = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
-        total = wide if total is None else add(total, wide)
-    mean = jax.jit(lambda sums, old: jax.tree.map(lambda a, b: (a / len(steps)).astype(b.dtype),
-                                                  sums, old))  # fmt: skip
-    loop.state = {**loop.state, "params": mean(total, loop.state["params"])}
+        restored = loop.checkpoints.restore(step, _abstract(loop))
+        part = {name: restored[name] for name in ("params", "extra")}
+        total = jax.tree.map(_widen, part) if total is None else add(total, part)
+    old = {name: loop.state[name] for name in ("params", "extra")}
+    mean = jax.jit(lambda sums, old: jax.tree.map(lambda a, b: _mean(a, b, len(steps)), sums, old))
+    loop.state = {**loop.state, **mean(total, old)}
     logger.info("the mean of the weights of the steps %s is saved", ", ".join(map(str, steps)))
     return True
+
+
+def _widen(leaf: Any) -> Any:
+    return leaf.astype(np.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+def _add(total: Any, leaf: Any) -> Any:
+    floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+    return total + leaf.astype(total.dtype) if floating else leaf
+
+
+def _mean(total: Any, like: Any, count: int) -> Any:
+    """Of the sum of ``count`` leaves; what is no floating number is the last one's."""
+    floating = jnp.issubdtype(like.dtype, jnp.floating)
+    return (total / count).astype(like.dtype) if floating else total
 
 
 def _abstract(loop: Loop) -> Any:

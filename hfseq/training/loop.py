@@ -31,7 +31,7 @@ from hfseq.training import (  # noqa: E402
     setup,
     sharding,
     throughput,
-    writing,
+    windows,
 )
 from hfseq.training import state as states  # noqa: E402
 from hfseq.training.arguments import Arguments  # noqa: E402
@@ -92,13 +92,14 @@ class Loop:
         objective_class = plugins.load().objectives.get(self.objective_name)
         if training.do_predict and not objective_class.predicts:
             raise UsageError(
-                f"--do_predict: there is nothing to write in '{self.objective_name}' training; "
-                "translation has it"
+                f"--do_predict: '{self.objective_name}' training has no test split to judge; "
+                "clm (its loss) and translation (what is written) have it"
             )
         self.tokenizer = setup.load_tokenizer(self.arguments, objective_class, self.folder)
         config = setup.load_config(self.arguments, self.tokenizer, objective_class)
         self.model = setup.build_model(self.arguments, config, objective_class.auto_class)
         self.objective = objective_class(self.arguments.data, self.tokenizer, config)
+        self.model.use_mesh(self.mesh)
         self.objective.prepare(self.model)
         self.layout = setup.make_layout(self.model, self.mesh)
         # -- data: the global batch is fixed first
@@ -106,21 +107,22 @@ class Loop:
         resume.read_progress(self)
         self.batch_size, self.micro = self._batch_size()
         length = self.objective.choose_length(self.model.max_length())
+        self.windows = windows.plan(self.arguments, self.objective, self.model, length)
+        self.model.check_training(
+            self.batch_size * (self.windows.length if self.windows else length)
+        )
         shards = sharding.data_shards(self.mesh)
         eval_batch = training.per_device_eval_batch_size * shards
         self.data = setup.prepare_data(
             self.arguments, self.tokenizer, self.objective, self.objective.row_length(length),
-            self.batch_size, eval_batch,
+            self.batch_size, eval_batch, self.windows,
         )  # fmt: skip
-        if length % self.mesh.shape["sequence"]:
-            raise UsageError(
-                f"--mesh sequence={self.mesh.shape['sequence']} does not divide the {length} "
-                "tokens of a row"
-            )
+        self._check_sequence_axis(length)
         # -- state: restored, or initialised where it lies
         self._make_optimizer()
         self._make_state()
         self.eval_step = jax.jit(states.make_eval_step(self.objective, self.model))
+        self.read_extra = jax.jit(self.model.extra_metrics)
         # -- go
         self.trackers = make_trackers(
             training.report_to if jax.process_index() == 0 else "none", self.folder, training,
@@ -151,7 +153,7 @@ class Loop:
         if going and finish.choose_weights(self) and training.do_eval:
             self.metrics |= self.evaluate()
         if training.do_predict and not self.stop.received:
-            self.metrics |= writing.predict(self)
+            self.metrics |= evaluation.predict(self)
 
     # -- preparation
 
@@ -167,6 +169,15 @@ class Loop:
                 "aside before they are read: give another --output_dir"
             )
         check_output_dir(self.folder, training.overwrite_output_dir)
+
+    def _check_sequence_axis(self, length: int) -> None:
+        ways = self.mesh.shape["sequence"]
+        parts = {"row": length} | ({"window": self.windows.length} if self.windows else {})
+        for name, tokens in parts.items():
+            if tokens % ways:
+                raise UsageError(
+                    f"--mesh sequence={ways} does not divide the {tokens} tokens of a {name}"
+                )
 
     def _batch_size(self) -> tuple[int, int]:
         """Return rows a step and micro-batches; a resumed run keeps its batch on any devices."""
@@ -204,17 +215,20 @@ class Loop:
             width = getattr(self.model.config, "hidden_size", None)
             self.schedule = make_schedule(self.training, self.total_steps, width)
             factory = plugins.load().optimizers.get(self.training.optim)
-            self.optimizer = make_optimizer(factory, self.training, self.schedule)
+            self.optimizer = make_optimizer(
+                factory, self.training, self.schedule, self.model.stacked_prefixes
+            )
 
     def _make_state(self) -> None:
         """Initialise or restore the state; parameters and moments never lie whole on one host."""
-        training = self.training
+        training, memory = self.training, self._memory()
         names = tuple(sorted({"loss", "count", *self.objective.sums}))
 
-        def build(params: Any) -> Any:
+        def build(params: Any, extra: Any) -> Any:
             return states.make_state(
-                params, self.optimizer, self.model.extra, states.zero_window(names),
+                params, self.optimizer, extra, states.zero_window(names),
                 self.model.precision.compute_dtype if training.do_train else None,
+                None if memory is None else self.model.init_cache(memory.rows, 0),
             )  # fmt: skip
 
         shapes = {p: leaf for p, leaf in trees.flatten(self.model.params_shape_tree).items()}
@@ -227,12 +241,12 @@ class Loop:
             }
         )
         places = self.layout.shardings({p: leaf.shape for p, leaf in shapes.items()})
-        abstract = jax.eval_shape(build, padded)
-        self.state_shardings = states.state_shardings(abstract, places, self.mesh)
+        abstract = jax.eval_shape(build, padded, self.model.extra_shape_tree)
+        self.state_shardings = states.state_shardings(abstract, places, self.mesh, memory)
         if self.restore_step is None:
-            params, _ = setup.make_params(self.arguments, self.model, self.layout)
+            params, extra = setup.make_params(self.arguments, self.model, self.layout)
             self.state = jax.jit(build, out_shardings=self.state_shardings, donate_argnums=0)(
-                params
+                params, extra
             )
             return
         target = jax.tree.map(
@@ -242,6 +256,12 @@ class Loop:
         assert self.restore_from is not None
         self.state = self.restore_from.restore(self.restore_step, target)
         logger.info("resumed from step %d of %s", self.restore_step, training.output_dir)
+
+    def _memory(self) -> windows.Memory | None:
+        if self.windows is None:
+            return None
+        count, stacked = self.windows.count, self.model.stacked_prefixes
+        return windows.Memory(self.batch_size, count, tuple(stacked))
 
     # -- training
 
@@ -255,6 +275,7 @@ class Loop:
             self.optimizer,
             training.seed,
             training.on_non_finite == "skip",
+            self._memory(),
         )
         compiled = jax.jit(
             step,
@@ -300,7 +321,7 @@ class Loop:
             reporting.log(self, bar)
         if self._due(training.eval_strategy, training.eval_steps):
             started = time.perf_counter()
-            self.metrics |= self.evaluate()
+            self.metrics |= self.evaluate(training.max_eval_batches)
             self.meter.pause(time.perf_counter() - started)
         for function, every in self._callbacks:
             if step % every == 0:
@@ -324,9 +345,12 @@ class Loop:
 
     # -- evaluation and saving
 
-    def evaluate(self) -> dict[str, float]:
-        """Evaluate on the whole validation split, report, and note whether it is the best."""
-        return evaluation.evaluate(self)
+    def evaluate(self, limit: int | None = None) -> dict[str, float]:
+        """Evaluate on the validation split, report, and note whether it is the best.
+
+        ``limit`` is how many batches to read; by default the whole split.
+        """
+        return evaluation.evaluate(self, limit)
 
     def _save(self) -> None:
         """Save a checkpoint and the model itself, unless a step since the last log went wrong."""

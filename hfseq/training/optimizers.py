@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -20,11 +21,17 @@ Mask = Callable[[Any], Any]
 NO_DECAY = (r"(^|/)[^/]*bias$", r"norm[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
 
 
+# Optimizers whose update of a leaf depends on norms or factors of the whole leaf.
+PER_LEAF = ("adafactor", "lamb", "lars", "novograd")
+
+
 def make_schedule(arguments: Any, total_steps: int, width: int | None = None) -> optax.Schedule:
     """Return learning rate as a function of the step: linear warm-up, then the named decay.
 
-    ``noam`` (Vaswani et al., 2017, equation 3) needs the model's ``width``; the learning rate is a
-    factor there, usually 1 or 2. Its shape is that of ``inverse_sqrt``, which has a peak instead.
+    ``linear`` and ``cosine`` end at ``lr_end_ratio`` of the peak, and the last
+    ``lr_constant_steps`` steps keep the rate at which the decay ended. ``noam`` (Vaswani et al.,
+    2017, equation 3) needs the model's ``width``; the learning rate is a factor there, usually 1 or
+    2. Its shape is that of ``inverse_sqrt``, which has a peak instead.
     """
     peak = arguments.learning_rate
     warmup = arguments.warmup_steps or round(arguments.warmup_ratio * total_steps)
@@ -40,11 +47,24 @@ def make_schedule(arguments: Any, total_steps: int, width: int | None = None) ->
             f"--warmup_steps {warmup} is more than the {total_steps} steps of this run: warm "
             "up for less, or train longer"
         )
-    rest = max(total_steps - warmup, 1)
-    shift = max(warmup, 1)
+    held = arguments.lr_constant_steps
+    if held and warmup + held >= total_steps:
+        raise UsageError(
+            f"--lr_constant_steps {held} and {warmup} steps of warm-up leave nothing of the "
+            f"{total_steps} steps of this run to decay in: give less of either"
+        )
+    decay = _decay(arguments, peak, max(total_steps - warmup - held, 1), max(warmup, 1))
+    if warmup == 0:
+        return decay
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup])
+
+
+def _decay(arguments: Any, peak: float, steps: int, shift: int) -> optax.Schedule:
+    """Return what follows the warm-up: ``steps`` of decay, then the rate at which that ended."""
+    end = arguments.lr_end_ratio
     decays: dict[str, optax.Schedule] = {
-        "linear": optax.linear_schedule(peak, 0.0, rest),
-        "cosine": optax.cosine_decay_schedule(peak, rest),
+        "linear": optax.linear_schedule(peak, end * peak, steps),
+        "cosine": optax.cosine_decay_schedule(peak, steps, alpha=end),
         "inverse_sqrt": lambda step: peak * jnp.sqrt(shift / (step + shift)),
         "constant": optax.constant_schedule(peak),
         "constant_with_warmup": optax.constant_schedule(peak),
@@ -56,9 +76,10 @@ def make_schedule(arguments: Any, total_steps: int, width: int | None = None) ->
             f"--lr_scheduler_type {name} is unknown{nearest(name, known)} "
             f"(known: {', '.join(known)})"
         )
-    if warmup == 0:
-        return decays[name]
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decays[name]], [warmup])
+    chosen = decays[name]
+    if not arguments.lr_constant_steps:
+        return chosen
+    return lambda step: chosen(jnp.minimum(step, steps))
 
 
 def noam(factor: float, width: int, warmup: int) -> optax.Schedule:
@@ -84,19 +105,63 @@ def path_mask(patterns: Sequence[str], *, matching: bool) -> Mask:
 
 
 def make_optimizer(
-    factory: Callable[..., Any], arguments: Any, schedule: Any
+    factory: Callable[..., Any],
+    arguments: Any,
+    schedule: Any,
+    stacked: Sequence[trees.Path] = (),
 ) -> optax.GradientTransformation:
-    """Chain freezing, clipping and the named optimizer with its decay mask."""
+    """Chain freezing, clipping and the named optimizer with its decay mask.
+
+    ``stacked`` are path prefixes of scanned layers: an optimizer that looks at a leaf as a whole
+    takes these layer by layer, so that scanning does not change what it does.
+    """
     parts = []
     if arguments.freeze:
         parts.append(optax.masked(optax.set_to_zero(), path_mask(arguments.freeze, matching=True)))
     if arguments.max_grad_norm > 0:
         parts.append(optax.clip_by_global_norm(arguments.max_grad_norm))
     decayed = path_mask((*NO_DECAY, *arguments.no_decay), matching=False)
-    parts.append(factory(schedule, arguments, decayed))
+    absolute = arguments.weight_decay_mode == "absolute" and arguments.weight_decay
+    own = dataclasses.replace(arguments, weight_decay=0.0) if absolute else arguments
+    named = factory(schedule, own, decayed)
+    parts.append(by_layer(named, stacked) if arguments.optim in PER_LEAF and stacked else named)
+    if absolute:
+        parts.append(optax.add_decayed_weights(-arguments.weight_decay, decayed))
     if arguments.freeze:
         parts.append(optax.masked(optax.set_to_zero(), path_mask(arguments.freeze, matching=True)))
     return optax.chain(*parts)
+
+
+def by_layer(
+    inner: optax.GradientTransformation, stacked: Sequence[trees.Path]
+) -> optax.GradientTransformation:
+    """Apply ``inner`` to each layer of the stacks at the prefixes ``stacked``, and to the rest."""
+
+    def parts(tree: Any) -> dict[str, Any]:
+        found: dict[str, dict[trees.Path, Any]] = {}
+        for path, leaf in trees.flatten(tree).items():
+            inside = any(path[: len(head)] == head for head in stacked)
+            # What only some of the layers have is a shorter stack.
+            found.setdefault(f"layers_{leaf.shape[0]}" if inside else "", {})[path] = leaf
+        return {name: trees.unflatten(part) for name, part in found.items()}
+
+    def init(params: Any) -> Any:
+        return {
+            name: (jax.vmap(inner.init) if name else inner.init)(part)
+            for name, part in parts(params).items()
+        }
+
+    def update(grads: Any, state: Any, params: Any) -> Any:
+        cut_grads, cut_params = parts(grads), parts(params)
+        flat: dict[trees.Path, Any] = {}
+        states = {}
+        for name, part in cut_grads.items():
+            one = jax.vmap(inner.update) if name else inner.update
+            found, states[name] = one(part, state[name], cut_params[name])
+            flat |= trees.flatten(found)
+        return trees.unflatten({path: flat[path] for path in trees.flatten(grads)}), states
+
+    return optax.GradientTransformation(init, update)
 
 
 def _with_decay(optimizer: Any, schedule: Any, arguments: Any, mask: Mask) -> Any:

@@ -25,7 +25,7 @@ def log(loop: Loop, bar: Any) -> None:
     if bad:
         not_finite(loop, int(bad))
     rate = float(loop.schedule(step - 1))
-    measured = loop.objective.metrics(window)
+    measured = loop.objective.metrics(window) | extra_metrics(loop)
     loop.metrics |= {
         **{f"train_{name}": value for name, value in measured.items()},
         "train_learning_rate": rate,
@@ -42,6 +42,14 @@ def log(loop: Loop, bar: Any) -> None:
     if bar.disable and jax.process_index() == 0:
         line = f"Step... ({step} | Loss: {measured['loss']:.6g}, Learning Rate: {rate:.6g})"
         print(line, flush=True)
+
+
+def extra_metrics(loop: Loop) -> dict[str, float]:
+    """Read what the model reports of its collections, e.g. how many codes are in use."""
+    if not loop.state["extra"]:
+        return {}
+    found = jax.device_get(loop.read_extra(loop.state["extra"]))
+    return {name: float(value) for name, value in found.items()}
 
 
 def _empty_window(loop: Loop) -> dict[str, float]:

@@ -17,10 +17,12 @@ from hfseq.config_overrides import override, parse_overrides
 from hfseq.data.batches import Batches
 from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary
+from hfseq.data.windows import StreamBatches, WindowBatches
 from hfseq.errors import CheckpointError, UsageError, nearest
 from hfseq.resolve import native_config
 from hfseq.training import sharding
 from hfseq.training.arguments import Arguments
+from hfseq.training.windows import Windows
 
 logger = logging.getLogger(__name__)
 
@@ -159,8 +161,8 @@ def make_layout(model: Any, mesh: Mesh) -> sharding.Layout:
     )
 
 
-def make_params(arguments: Arguments, model: Any, layout: sharding.Layout) -> tuple[Any, dict]:
-    """Load or initialise the parameters where they belong; returns them with their shardings.
+def make_params(arguments: Arguments, model: Any, layout: sharding.Layout) -> tuple[Any, Any]:
+    """Load or initialise the parameters where they belong, and the collections beside them.
 
     No host holds a whole model: files are read by slices, and a fresh initialisation is compiled
     with its output shardings.
@@ -169,7 +171,7 @@ def make_params(arguments: Arguments, model: Any, layout: sharding.Layout) -> tu
     places = layout.shardings(shapes)
     path = weights_source(arguments)
     if path:
-        params = _load_params(arguments, model, layout, places, path)
+        params, extra = _load_params(arguments, model, layout, places, path)
     else:
         init = jax.jit(
             lambda key: trees.unflatten(
@@ -180,11 +182,12 @@ def make_params(arguments: Arguments, model: Any, layout: sharding.Layout) -> tu
             ),
             out_shardings=trees.unflatten(places),
         )
-        params = init(jax.random.PRNGKey(arguments.training.seed))
+        key = jax.random.PRNGKey(arguments.training.seed)
+        params, extra = init(key), model.init_extra(key)
     dtype = arguments.model.param_dtype
     return (
         params if dtype == "float32" and not path else trees.cast_floating(params, dtype)
-    ), places
+    ), extra
 
 
 def weights_source(arguments: Arguments) -> str | None:
@@ -212,17 +215,21 @@ def _load_params(
     padded = {
         name: jax.device_put(layout.pad(name, leaf), places[name]) for name, leaf in flat.items()
     }
-    return trees.unflatten(padded)
+    return trees.unflatten(padded), jax.device_put(loaded.extra, replicated)
 
 
 @dataclasses.dataclass
 class Prepared:
-    """The data of a run; ``None`` where a split is not needed."""
+    """The data of a run; ``None`` where a split is not needed.
+
+    ``test`` are rows to judge; what an objective writes texts of, it reads itself.
+    """
 
     train: Any  # Batches or StreamingBatches
     evaluation: Any  # Batches
     length: int
     description: dict[str, Any]
+    test: Any = None  # Batches
 
 
 def prepare_data(
@@ -232,8 +239,12 @@ def prepare_data(
     length: int,
     train_batch: int,
     eval_batch: int,
+    windows: Windows | None = None,
 ) -> Prepared:
-    """Load, tokenise and pack the splits that the run needs; ``length`` is tokens of text a row."""
+    """Load, tokenise and pack the splits that the run needs; ``length`` is tokens of text a row.
+
+    With ``windows`` a training batch is a window of its rows.
+    """
     data, training = arguments.data, arguments.training
     splits = objective.load_splits(plugins.load())
     wanted = {"train": training.do_train, "validation": _evaluates(training),
@@ -257,13 +268,24 @@ def prepare_data(
                 keep_blank=data.keep_blank,
             )  # fmt: skip
         else:
-            rows, description["train"] = objective.make_rows(splits, "train", length)
-            train = Batches(rows, train_batch, training.seed)
-    evaluation = None
-    if "validation" in needed:
-        rows, description["validation"] = objective.make_rows(splits, "validation", length)
-        evaluation = Batches(rows, eval_batch, training.seed, shuffle=False)
-    return Prepared(train, evaluation, length, description)
+            streams = windows is not None and windows.streams
+            row = windows.length if windows is not None and streams else length
+            rows, description["train"] = objective.make_rows(splits, "train", row)
+            train = _train_batches(rows, train_batch, training.seed, windows)
+    judged = {}
+    for split in ("validation", *(["test"] if objective.judges_test else [])):
+        if split in needed:
+            rows, description[split] = objective.make_rows(splits, split, length)
+            judged[split] = Batches(rows, eval_batch, training.seed, shuffle=False)
+    return Prepared(train, judged.get("validation"), length, description, judged.get("test"))
+
+
+def _train_batches(rows: Any, size: int, seed: int, windows: Windows | None) -> Batches:
+    if windows is None:
+        return Batches(rows, size, seed)
+    if windows.streams:
+        return StreamBatches(rows, size, seed)
+    return WindowBatches(rows, size, seed, windows.count)
 
 
 def _evaluates(training: Any) -> bool:

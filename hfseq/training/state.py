@@ -11,8 +11,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hfseq import trees
-from hfseq.nn.random import row_keys
+from hfseq.nn.random import batch_keys
 from hfseq.training import loss_scale, sharding
+from hfseq.training.windows import Memory
 
 State = dict[str, Any]
 
@@ -23,11 +24,13 @@ def make_state(
     extra: Any,
     sums: dict[str, Any],
     compute_dtype: Any = None,
+    memory: Any = None,
 ) -> State:
     """Return the state of step 0: parameters, optimizer state, collections, and the log window.
 
     ``window`` sums what was not logged yet, so that a resumed run logs the very same numbers.
-    Computing in float16 adds ``loss_scale``.
+    Computing in float16 adds ``loss_scale``; training in windows adds ``memory``, what the model
+    knows of the windows before.
     """
     scale = loss_scale.initial(compute_dtype)
     return {
@@ -37,17 +40,28 @@ def make_state(
         "step": jnp.zeros((), jnp.int32),
         "window": sums,
         **({} if scale is None else {"loss_scale": scale}),
+        **({} if memory is None else {"memory": memory}),
     }
 
 
-def state_shardings(abstract: State, params: dict[trees.Path, NamedSharding], mesh: Mesh) -> Any:
-    """Lay out the state: optimizer moments like their parameters, everything small replicated."""
+def state_shardings(
+    abstract: State,
+    params: dict[trees.Path, NamedSharding],
+    mesh: Mesh,
+    memory: Memory | None = None,
+) -> Any:
+    """Lay out the state: optimizer moments like their parameters, everything small replicated.
+
+    The memory of earlier windows lies with its rows.
+    """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(abstract["params"]).items()}
     replicated = NamedSharding(mesh, PartitionSpec())
+    apart = ("params", "opt_state", "memory")
     small = jax.tree.map(
-        lambda _: replicated,
-        {name: part for name, part in abstract.items() if name not in ("params", "opt_state")},
+        lambda _: replicated, {name: part for name, part in abstract.items() if name not in apart}
     )
+    if memory is not None:
+        small["memory"] = memory.shardings(abstract["memory"], mesh)
     return {
         "params": trees.unflatten(params),
         "opt_state": sharding.like_params(abstract["opt_state"], params, shapes, mesh),
@@ -61,50 +75,67 @@ def zero_window(names: tuple[str, ...]) -> dict[str, jax.Array]:
 
 
 def make_step(
-    objective: Any, model: Any, optimizer: Any, seed: int, skip_non_finite: bool
+    objective: Any,
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    skip_non_finite: bool,
+    memory: Memory | None = None,
 ) -> Callable[[State, Any], tuple[State, dict[str, jax.Array]]]:
     """Build ``step(state, batch)``; every leaf of the batch has a leading axis of micro-batches.
 
     Losses and gradients are summed over micro-batches and devices and divided once by the number of
     targets, so accumulation is exact. Dropout keys belong to (seed, step, row): neither the cut
-    into micro-batches nor the number of devices changes a mask.
+    into micro-batches nor the number of devices changes a mask. The collections gather what every
+    micro-batch adds and are settled once, when all have; a step that is skipped leaves them as they
+    were. With ``memory`` a batch is a window of its rows, and what the model knows of the windows
+    before is carried from step to step.
     """
 
     def sums(params: Any, extra: Any, batch: Any, keys: Any, factor: Any) -> Any:
         total, count, more = objective.loss(model, params, batch, keys, True, extra=extra)
         scaled = total if factor is None else total * factor
-        return scaled, (total, count, more.get("totals", {}), more.get("extra", extra))
+        found = {"loss": total, "count": count, "divisor": more.get("divisor", count)}
+        found |= more.get("totals", {})
+        return scaled, (found, more.get("extra", extra), more.get("memory"))
 
-    def micro_step(
-        params: Any, extra: Any, batch: dict[str, Any], key: jax.Array, factor: Any
-    ) -> Any:
+    def micro_step(params: Any, extra: Any, batch: dict[str, Any], keys: Any, factor: Any) -> Any:
         batch = dict(batch)
-        keys = row_keys(key, batch.pop("row"))
-        grads, (total, count, more, extra) = jax.grad(sums, has_aux=True)(
-            params, extra, batch, keys, factor
+        drawn = batch_keys(keys[0], batch.pop("row"), keys[1])
+        grads, (found, extra, left) = jax.grad(sums, has_aux=True)(
+            params, extra, batch, drawn, factor
         )
-        found = {"loss": total, "count": count, **more}
-        return grads, jax.tree.map(lambda x: x.astype(jnp.float32), found), extra
+        return grads, jax.tree.map(lambda x: x.astype(jnp.float32), found), extra, left
 
-    def accumulate(params: Any, extra: Any, batch: Any, key: jax.Array, factor: Any) -> Any:
+    def accumulate(params: Any, extra: Any, batch: Any, keys: Any, factor: Any) -> Any:
         first = jax.tree.map(lambda x: x[0], batch)
         if jax.tree.leaves(batch)[0].shape[0] == 1:
-            return micro_step(params, extra, first, key, factor)
+            *done, left = micro_step(params, extra, first, keys, factor)
+            return *done, jax.tree.map(lambda x: x[None], left)
 
         def body(carry: Any, part: Any) -> Any:
-            grads, found, extra = micro_step(params, carry[2], part, key, factor)
-            return (*jax.tree.map(jnp.add, carry[:2], (grads, found)), extra), None
+            grads, found, extra, left = micro_step(params, carry[2], part, keys, factor)
+            return (*jax.tree.map(jnp.add, carry[:2], (grads, found)), extra), left
 
-        shapes = jax.eval_shape(micro_step, params, extra, first, key, factor)
+        shapes = jax.eval_shape(micro_step, params, extra, first, keys, factor)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:2])
-        return jax.lax.scan(body, (*zeros, extra), batch)[0]
+        done, left = jax.lax.scan(body, (*zeros, extra), batch)
+        return *done, left
+
+    def keys_of(step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        start = step if memory is None else step - step % memory.windows
+        root = jax.random.key(seed)
+        return jax.random.fold_in(root, step), jax.random.fold_in(root, start)
 
     def step(state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
-        key = jax.random.fold_in(jax.random.key(seed), state["step"])
         scaling = state.get("loss_scale")
         factor = None if scaling is None else scaling["factor"]
-        grads, found, extra = accumulate(state["params"], state["extra"], batch, key, factor)
-        mean = 1.0 / jnp.maximum(found["count"], 1.0)
+        if memory is not None:
+            batch = batch | {"memory": memory.cut(state["memory"], batch["row"].shape[0])}
+        grads, found, extra, left = accumulate(
+            state["params"], state["extra"], batch, keys_of(state["step"]), factor
+        )
+        mean = 1.0 / jnp.maximum(found["divisor"], 1.0)
         scale = mean if factor is None else mean / factor
         # The norm of the sums, scaled: that of scaled gradients would first write them all down.
         norm = optax.tree.norm(grads) * scale
@@ -113,14 +144,17 @@ def make_step(
         new = {
             "params": optax.apply_updates(state["params"], updates),
             "opt_state": opt_state,
-            "extra": extra,
+            "extra": model.settle_extra(extra),
         }
         good = jnp.isfinite(found["loss"]) & jnp.isfinite(norm)
         overflow = loss_scale.overflowed(scaling, found["loss"], norm)
         if skip_non_finite or scaling is not None:
-            old = {name: state[name] for name in new}
-            taken = good if skip_non_finite else ~overflow
-            new = jax.tree.map(lambda a, b: jnp.where(taken, a, b), new, old)
+            new = _where(good if skip_non_finite else ~overflow, new, state)
+        if memory is not None:
+            new["memory"] = memory.join(left, state["memory"])
+            if skip_non_finite:
+                known = {"memory": new["memory"]}
+                new |= _where(jnp.isfinite(found["loss"]), known, state)
         good |= overflow
         if skip_non_finite:
             found = jax.tree.map(lambda x: jnp.where(good, x, 0.0), found)
@@ -129,9 +163,15 @@ def make_step(
             new["loss_scale"] = loss_scale.update(scaling, overflow)
         window = {name: state["window"][name] + found[name] for name in state["window"]}
         new |= {"step": state["step"] + 1, "window": window}
-        return new, {"loss": found["loss"] * mean, "grad_norm": norm, "bad": ~good}
+        loss = found["loss"] / jnp.maximum(found["count"], 1.0)
+        return new, {"loss": loss, "grad_norm": norm, "bad": ~good}
 
     return step
+
+
+def _where(taken: jax.Array, new: State, old: State) -> State:
+    """Choose the parts of ``new``, or those of ``old`` with the same names."""
+    return jax.tree.map(lambda a, b: jnp.where(taken, a, b), new, {name: old[name] for name in new})
 
 
 def make_eval_step(objective: Any, model: Any) -> Callable[..., dict[str, jax.Array]]:

@@ -22,12 +22,20 @@ PEAKS = {
 }  # fmt: skip
 
 
-def step_flops(params: Any, config: Any, tokens: int, length: int, head_tokens: int) -> float:
+def step_flops(
+    params: Any,
+    config: Any,
+    tokens: int,
+    length: int,
+    head_tokens: int,
+    attention: float | None = None,
+) -> float:
     """Return the model FLOPs of a step: 6 a weight and token, and attention's 12 L T d a token.
 
-    Embedding look-ups cost none; a tied head costs ``head_tokens`` products with the table.
-    Recomputation (remat) and padding are not counted, as usual for MFU (Chowdhery et al., 2022,
-    appendix B).
+    ``attention`` is what a token's attention takes instead, where the model says so (a linear one
+    does not grow with T). Embedding look-ups cost none; a tied head costs ``head_tokens`` products
+    with the table. Recomputation (remat) and padding are not counted, as usual for MFU (Chowdhery
+    et al., 2022, appendix B).
     """
     flat = trees.flatten(params)
     vocab = getattr(config, "vocab_size", 0)
@@ -36,7 +44,8 @@ def step_flops(params: Any, config: Any, tokens: int, length: int, head_tokens: 
     )
     width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
     layers = getattr(config, "num_hidden_layers", 0)
-    attention = 12 * layers * width * length
+    if attention is None:
+        attention = 12 * layers * width * length
     return tokens * (6.0 * kernels + attention) + 6.0 * head_tokens * vocab * width
 
 
@@ -51,7 +60,9 @@ def run_flops(model: Any, objective: Any, rows: int, length: int) -> float:
     if not targets:
         tokens = rows * length
         head = round(tokens * objective.head_share())
-        return step_flops(params, config, tokens, length, head)
+        own = getattr(model, "attention_flops", None)
+        attention = None if own is None else own(length)
+        return step_flops(params, config, tokens, length, head, attention)
     flat = trees.flatten(params)
     sides = {
         side: trees.unflatten(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import ClassVar
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from hfseq import FlaxAutoModelForCausalLM
 from hfseq.data.arguments import CausalArguments
 from hfseq.data.packing import LineRows
+from hfseq.errors import UsageError
 from hfseq.objectives.clm import CausalLM
 from tests.objectives.conftest import loss_of, loss_of_batch, rows_of, store_of
 from tests.support.models import bert_config
@@ -105,3 +109,78 @@ def test_perplexities_are_per_token_and_per_word():
     }  # fmt: skip
     with_words = objective().metrics(totals | {"words": 15})
     assert with_words["word_perplexity"] == pytest.approx(math.exp(60 / 15))
+
+
+class Known:
+    """A tokenizer of which the end of text alone is asked."""
+
+    eos_token_id = 1
+
+
+def test_behind_the_end_of_text_every_token_is_a_target():
+    rows = rows_of(DOCUMENTS, 5)
+    batch = CausalLM(CausalArguments(start_with_eos=True), Known(), None).collate(rows, None, 1)
+    assert batch["labels"].tolist() == [
+        [5, 6, 7, 8, 9],
+        [10, 11, 12, 13, 14],
+        [15, 16, -100, -100, -100],
+    ]
+    assert batch["input_ids"].tolist() == [
+        [1, 5, 6, 1, 8],
+        [1, 10, 11, 12, 1],
+        [1, 15, 16, 0, 0],
+    ]
+    windows = rows_of(DOCUMENTS, 5, cross_documents=True)
+    windows |= {"previous_ids": np.array([-1, 9, 14]), "fresh": np.array([True, False, False])}
+    batch = CausalLM(CausalArguments(start_with_eos=True), Known(), None).collate(windows, None, 1)
+    assert batch["input_ids"][:, 0].tolist() == [1, 9, 14]
+    assert batch["input_ids"][0].tolist() == [1, 5, 6, 7, 8]
+    assert batch["reset_rows"].tolist() == [True, False, False]
+
+
+def test_a_tokenizer_without_an_end_of_text_cannot_start_with_it():
+    with pytest.raises(UsageError, match="no end-of-text token"):
+        CausalLM(CausalArguments(start_with_eos=True), SimpleNamespace(eos_token_id=None), None)
+
+
+def test_bits_per_byte_and_words_follow_their_formulas():
+    totals = {"loss": 30.0, "count": 10.0, "correct": 5.0}
+    found = objective().metrics(totals | {"bytes": 44, "tokens": 11})
+    assert found["bits_per_byte"] == pytest.approx(3.0 * 11 / 44 / math.log(2))
+    assert "bits_per_byte" not in objective().metrics(totals)
+    assert objective().metrics(totals | {"auxiliary_loss": 5.0})["auxiliary_loss"] == 0.5
+
+
+class Adding:
+    """A model of two logits that adds 6 to the loss in training, and takes a code mask."""
+
+    config = SimpleNamespace(vocab_size=2)
+    extra: ClassVar[dict] = {}
+    extra_shape_tree: ClassVar[dict] = {"codebook": {}}
+    params_shape_tree: ClassVar[dict] = {}
+
+    def takes(self, name):
+        return name == "code_mask"
+
+    def __call__(self, input_ids, train=False, extra=None, **inputs):
+        self.inputs = inputs
+        logits = jnp.zeros((*input_ids.shape, 2))
+        added = jnp.float32(6.0) if train else None
+        return SimpleNamespace(logits=logits, auxiliary_loss=added), extra
+
+
+def test_what_a_model_adds_is_minimised_and_reported_apart():
+    clm, model = objective(loss_per_position=True), Adding()
+    clm.counts_rows = model.takes("code_mask")
+    rows = rows_of([[0, 1, 0], [1, 1]], 4, cross_documents=True)
+    batch = clm.collate(rows | {"valid": np.array([True, False])}, None, 1)
+    total, count, more = clm.loss(model, {}, batch, None, True, extra={})
+    plain = 4 * math.log(2)
+    assert float(total) == pytest.approx(plain + 6.0) and int(count) == 4
+    assert float(more["totals"]["loss"]) == pytest.approx(plain)
+    assert float(more["totals"]["auxiliary_loss"]) == 6.0
+    assert float(more["divisor"]) == 8.0
+    assert model.inputs["code_mask"].tolist() == [[1, 1, 1, 1], [0, 0, 0, 0]]
+    total, _, more = clm.loss(model, {}, batch, None, False, extra={})
+    assert float(total) == pytest.approx(plain) and set(more["totals"]) == {"correct"}
+    assert "divisor" not in more

@@ -59,6 +59,29 @@ def test_without_a_config_name_no_config_is_written(corpus, tmp_path, capsys):
     assert "5000 were asked for" in capsys.readouterr().out
 
 
+def test_a_vocabulary_of_bytes_needs_no_text_and_gets_its_config(tmp_path, capsys):
+    argv = ["--model_type", "vq_transformer", "--vocabulary", "bytes", "--output_dir"]
+    flags = ("--config_name", "vq_transformer", "--config_overrides", "hidden_size=64")
+    assert train_tokenizer.run([*argv, str(tmp_path), *flags]) == 0
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["vocab_size"], config["pad_token_id"], config["eos_token_id"]) == (259, 0, 1)
+    shown = capsys.readouterr().out
+    assert "259 tokens" in shown and "were asked for" not in shown
+    assert train_tokenizer.run([*argv, str(tmp_path / "x"), "--algorithm", "bpe"]) == 2
+    assert "--vocabulary bytes and --algorithm bpe disagree" in capsys.readouterr().err
+
+
+def test_a_bpe_is_trained_on_one_raw_text(corpus, tmp_path):
+    from transformers import AutoTokenizer
+
+    raw = corpus.rename(tmp_path / "enwik8")
+    flags = ("--sample_by", "raw", "--vocab_size", "300")
+    assert run(raw, tmp_path / "out", *flags, model_type="vq_transformer") == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "en lov om\nå bygge \U0001f600"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text and len(tokenizer) > 259
+
+
 def test_an_existing_tokenizer_is_kept_unless_told(corpus, tmp_path, capsys):
     output = tmp_path / "out"
     assert run(corpus, output, "--vocab_size", "300") == 0

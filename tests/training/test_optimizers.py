@@ -170,3 +170,79 @@ def test_warmup_ratio_counts_where_no_steps_are_given():
 def test_a_warmup_longer_than_the_run_is_refused():
     with pytest.raises(UsageError, match="more than the 3 steps"):
         make_schedule(arguments(warmup_steps=4), 3)
+
+
+def test_absolute_decay_multiplies_kernels_and_tables_whatever_the_learning_rate():
+    """A rate of zero leaves the decay alone, and nothing else moves."""
+    tree = {
+        "model": {
+            "embed_tokens": {"embedding": jnp.full((3, 2), 2.0)},
+            "position_scale": jnp.float32(2.0),
+            "layers": {
+                "0": {
+                    "attention": {
+                        "input_norm": {"scale": jnp.full(2, 2.0), "bias": jnp.full(2, 2.0)},
+                        "q_proj": {"kernel": jnp.full((2, 2), 2.0)},
+                        "content_bias": jnp.full(2, 2.0),
+                        "position_bias": jnp.full(2, 2.0),
+                    }
+                }
+            },
+            "norm": {"scale": jnp.full(2, 2.0)},
+        },
+        "lm_head_bias": jnp.full(3, 2.0),
+    }
+    options = arguments(learning_rate=0.0, weight_decay=0.25, weight_decay_mode="absolute")
+    for name in ("adamw", "lion", "adafactor"):
+        options = dataclasses.replace(options, optim=name)
+        factory = plugins.load().optimizers.get(name)
+        optimizer = make_optimizer(factory, options, make_schedule(options, 10))
+        updates, _ = optimizer.update(tree, optimizer.init(tree), tree)
+        moved = trees.flatten(optax.apply_updates(tree, updates))
+        decayed = {trees.join(p) for p, leaf in moved.items() if jnp.allclose(leaf, 1.5)}
+        assert decayed == {
+            "model/embed_tokens/embedding",
+            "model/position_scale",
+            "model/layers/0/attention/q_proj/kernel",
+        }
+        assert all((leaf == 2.0).all() for p, leaf in moved.items() if trees.join(p) not in decayed)
+
+
+def test_cosine_ends_at_a_share_of_the_peak_and_stays_there():
+    options = arguments(
+        lr_scheduler_type="cosine", warmup_steps=10, lr_end_ratio=0.1, lr_constant_steps=20
+    )
+    schedule = make_schedule(options, 100)
+    rates = [float(schedule(step)) for step in range(100)]
+    assert rates[0] == 0.0 and rates[10] == pytest.approx(0.1)
+    halfway = 0.1 * (0.1 + 0.9 * 0.5)
+    assert rates[45] == pytest.approx(halfway)
+    assert rates[80:] == pytest.approx([0.01] * 20)
+
+
+def test_linear_has_an_end_and_inverse_sqrt_can_be_held():
+    linear = make_schedule(arguments(lr_end_ratio=0.5), 10)
+    assert float(linear(10)) == pytest.approx(0.05)
+    options = arguments(lr_scheduler_type="inverse_sqrt", warmup_steps=10, lr_constant_steps=30)
+    held = make_schedule(options, 80)
+    assert float(held(50)) == float(held(79)) == pytest.approx(0.1 * (10 / 50) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr_end_ratio": 1.5}, "give 0 to 1"),
+        ({"lr_end_ratio": 0.1, "lr_scheduler_type": "constant"}, "is for linear and cosine"),
+        ({"lr_constant_steps": 5, "lr_scheduler_type": "noam"}, "noam never ends"),
+        ({"weight_decay_mode": "relative"}, "decoupled, absolute"),
+        ({"state_reset": "never"}, "needs --update_length"),
+    ],
+)
+def test_flags_of_schedule_and_decay_that_make_no_sense_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        arguments(**changes)
+
+
+def test_constant_steps_leave_room_for_a_decay():
+    with pytest.raises(UsageError, match="nothing of the 10 steps"):
+        make_schedule(arguments(lr_constant_steps=8, warmup_steps=2), 10)

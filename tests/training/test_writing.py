@@ -65,6 +65,6 @@ def test_no_samples_are_logged_where_none_are_asked_for(loop):
     assert not loop.shown
 
 
-def test_predicting_is_refused_where_an_objective_writes_no_texts(train):
-    with pytest.raises(UsageError, match="translation has it"):
+def test_predicting_is_refused_where_an_objective_has_no_test_split(train):
+    with pytest.raises(UsageError, match=r"clm \(its loss\) and translation"):
         train(do_predict=True)

@@ -193,6 +193,33 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
             )
         return super().init_cache(batch_size, max_length)
 
+    def attention_flops(self, length: int) -> float:
+        """Return the FLOPs of training a token beside its kernels, in rows of ``length`` tokens.
+
+        Scores meet keys of width K, weights meet values of width V; the search for codes has no
+        backward pass.
+        """
+        config, heads = self.config, self.config.query_heads
+        near, far = config.window_size + config.block_size, config.num_codes
+        positions = config.window_size + 1
+        if config.attention_type != "vq":
+            near, far, positions = length, 0, length
+        seen = config.head_dim * (near + far + positions) + config.value_width * (near + far)
+        search = config.key_heads * config.head_dim * config.num_codes
+        search = 0 if config.attention_type == "full" else search
+        modules = config.num_hidden_layers * (2 if config.gated else 1)
+        return float(modules * (6 * heads * seen + 2 * search))
+
+    def check_training(self, tokens: int) -> None:
+        """Refuse more codes than the ``tokens`` of an optimizer step could ever fill."""
+        config = self.config
+        if config.attention_type != "full" and config.num_codes > tokens:
+            raise UsageError(
+                f"num_codes={config.num_codes} is more than the {tokens} keys of an optimizer step "
+                "(rows times tokens): most codes would never be used; take fewer codes or a larger "
+                "batch"
+            )
+
     def settle_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Move every codebook once towards the keys of this optimizer step."""
         if self.config.attention_type == "full":

@@ -1,0 +1,242 @@
+"""Data that has no documents: files that are one long text, and arrays of bytes such as images."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hfseq.data import files as data_files
+from hfseq.data import store
+from hfseq.data.store import Chunk, TokenStore
+from hfseq.data.vocabulary_bytes import byte_ids
+from hfseq.errors import DataError, UsageError
+
+PIECE = 1 << 20  # bytes that are tokenised at once
+ARRAYS = (".npy", ".npz")
+SPLITS = ("train", "validation", "test")
+
+
+@dataclasses.dataclass
+class RawText:
+    """The bytes ``start`` to ``stop`` of a text that was read whole; ``content`` is all of it."""
+
+    content: np.ndarray
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def bytes(self) -> np.ndarray:
+        """The bytes of this part, uint8."""
+        return self.content[self.start : self.stop]
+
+    def take(self, count: int) -> RawText:
+        """Return the first ``count`` bytes."""
+        return dataclasses.replace(self, stop=min(self.stop, self.start + count))
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the text in pieces that end with a line where lines are not huge.
+
+        A character that a border cuts belongs to the part before it.
+
+        Raises:
+            DataError: the text is not UTF-8.
+        """
+        start, last = self._character(self.start), self._character(self.stop)
+        while start < last:
+            stop = self._character(min(start + PIECE, last))
+            breaks = np.flatnonzero(self.content[start:stop] == ord("\n"))
+            if stop < last and len(breaks):
+                stop = start + int(breaks[-1]) + 1
+            try:
+                yield self.content[start:stop].tobytes().decode()
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"--sample_by raw: byte {start + error.start} of the text is not UTF-8; a "
+                    "vocabulary of bytes (train_tokenizer.py --vocabulary bytes) takes any file"
+                ) from error
+            start = stop
+
+    def _character(self, place: int) -> int:
+        """The first place from ``place`` on that is not inside a character."""
+        while place < len(self.content) and self.content[place] & 0xC0 == 0x80:
+            place += 1
+        return place
+
+    def count_words(self, line_ends: bool = True) -> int:
+        """Count words between whitespace, and line ends, see ``tokenization.count_words``."""
+        text = "".join(self.pieces())
+        ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
+        return len(text.split()) + ends
+
+    def tokenize(self, tokenizer: Any, cache_dir: str | Path, overwrite: bool) -> TokenStore:
+        """Return the tokens of the text, one document without special tokens.
+
+        A vocabulary of bytes needs no tokenizing and no cache; others keep their tokens there.
+        """
+        table = byte_ids(tokenizer)
+        pad = tokenizer.pad_token_id or 0
+        if table is not None:
+            return TokenStore(table[self.bytes], np.array([0, len(self)], np.int64), pad)
+        from hfseq.data.tokenization import tokenizer_state
+
+        key = blake2b(repr(tokenizer_state(tokenizer)).encode(), digest_size=16)
+        key.update(self.bytes.tobytes())
+        header = {"fingerprint": key.hexdigest(), "pad_token_id": pad}
+
+        def chunks() -> Iterator[Chunk]:
+            parts = [_encode(tokenizer, piece) for piece in self.pieces()]
+            ids = np.concatenate(parts)
+            yield ids, np.array([len(ids)], np.int64), None
+
+        return store.build(Path(cache_dir) / f"raw-{key.hexdigest()}", chunks, header, overwrite)
+
+
+def _encode(tokenizer: Any, text: str) -> np.ndarray:
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return np.asarray(ids, np.int32)
+
+
+@dataclasses.dataclass
+class Images:
+    """Arrays of bytes, all of one shape: uint8 (N, ...), memory-mapped where the file allows it."""
+
+    arrays: np.ndarray
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def size(self) -> int:
+        """Bytes of one array."""
+        return int(np.prod(self.arrays.shape[1:]))
+
+    def take(self, count: int) -> Images:
+        """Return the first ``count`` arrays."""
+        return dataclasses.replace(self, stop=min(self.stop, self.start + count))
+
+
+class ImageRows:
+    """Row *i* is array *i*, flattened in row-major order, a token a byte.
+
+    Raises:
+        UsageError: the vocabulary is not one of bytes, or rows have another length than arrays.
+    """
+
+    def __init__(self, images: Images, tokenizer: Any, length: int):
+        table = byte_ids(tokenizer)
+        if table is None:
+            raise UsageError(
+                "arrays of bytes need a vocabulary of bytes: make one with "
+                "train_tokenizer.py --model_type vq_transformer --vocabulary bytes"
+            )
+        if length != images.size:
+            raise UsageError(
+                f"rows have {length} tokens and arrays of shape {images.arrays.shape[1:]} have "
+                f"{images.size} bytes: give --block_size {images.size}"
+            )
+        self.images, self.length, self.table = images, length, table
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def width(self, indices: np.ndarray) -> int:
+        """Columns of a batch: always the length."""
+        return self.length
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Copy these rows out; see ``Rows``."""
+        arrays = self.images.arrays[self.images.start + np.asarray(indices)]
+        ids = self.table[arrays.reshape(len(arrays), -1)]
+        return {
+            "input_ids": ids,
+            "segment_ids": np.ones_like(ids),
+            "position_ids": np.tile(np.arange(self.length, dtype=np.int32), (len(ids), 1)),
+            "next_ids": np.full(len(ids), -1, np.int32),
+        }
+
+
+def is_raw(arguments: Any) -> bool:
+    """Tell whether the flags name one long text, or arrays."""
+    return arguments.sample_by == "raw" or has_arrays(arguments)
+
+
+def has_arrays(arguments: Any) -> bool:
+    """Tell whether a data file is one of arrays."""
+    named = [getattr(arguments, f"{split}_file", None) or () for split in SPLITS]
+    return any(name.lower().endswith(ARRAYS) for names in named for name in names)
+
+
+def load_raw(arguments: Any) -> dict[str, Any]:
+    """Read the files that the flags name and cut off what has no file of its own, by position.
+
+    The text is training first, then validation, then test: the shares are
+    ``validation_split_percentage`` and ``test_split_percentage``.
+    """
+    read = _read_arrays if has_arrays(arguments) else _read_text
+    splits = {}
+    for split in SPLITS:
+        if patterns := getattr(arguments, f"{split}_file", None):
+            flag = f"--{split}_file"
+            splits[split] = read(data_files.expand(patterns, flag), flag)
+    if "train" not in splits:
+        return splits
+    whole, end = splits["train"], splits["train"].stop
+    for split in ("test", "validation"):
+        share = getattr(arguments, f"{split}_split_percentage", 0)
+        if split not in splits and share:
+            start = end - round(len(whole) * share / 100)
+            splits[split] = dataclasses.replace(whole, start=start, stop=end)
+            end = start
+    splits["train"] = dataclasses.replace(whole, stop=end)
+    empty = [name for name, part in splits.items() if not len(part)]
+    if empty:
+        raise DataError(
+            f"{len(whole)} bytes or arrays leave nothing for {', '.join(empty)}: give a larger "
+            "file, or other percentages"
+        )
+    return splits
+
+
+def _read_text(names: Sequence[str], flag: str) -> RawText:
+    parts = []
+    for name in names:
+        try:
+            with data_files.open_binary(name) as stream:
+                parts.append(np.frombuffer(stream.read(), np.uint8))
+        except (ImportError, OSError, ValueError, EOFError) as error:
+            raise DataError(f"{flag} {name} cannot be read: {error}") from error
+    content = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if not len(content):
+        raise DataError(f"{flag} {names[0]} is empty; give a file with text in it")
+    return RawText(content, 0, len(content))
+
+
+def _read_arrays(names: Sequence[str], flag: str) -> Images:
+    if len(names) > 1:
+        raise DataError(f"{flag} {' '.join(names)}: give one file of arrays, .npy or .npz")
+    try:
+        arrays = np.load(names[0], mmap_mode="r", allow_pickle=False)
+        if not isinstance(arrays, np.ndarray):  # .npz: an archive of named arrays
+            if len(arrays.files) > 1:
+                raise DataError(
+                    f"{flag} {names[0]} holds {', '.join(arrays.files)}: give a file with one array"
+                )
+            arrays = arrays[arrays.files[0]]
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{flag} {names[0]} cannot be read as an array: {error}") from error
+    if arrays.dtype != np.uint8 or arrays.ndim < 2:
+        raise DataError(
+            f"{flag} {names[0]} holds {arrays.dtype} of shape {arrays.shape}: give uint8 of shape "
+            "(number of arrays, ...)"
+        )
+    return Images(arrays, 0, len(arrays))

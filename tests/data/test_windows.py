@@ -1,0 +1,79 @@
+"""Windows of rows and streams: which tokens a step gets, as a function of the step alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hfseq.data.packing import PackedRows
+from hfseq.data.raw import ImageRows
+from hfseq.data.store import TokenStore
+from hfseq.data.windows import StreamBatches, WindowBatches
+from hfseq.errors import UsageError
+
+
+def packed(total, length):
+    tokens = np.arange(100, 100 + total, dtype=np.int32)
+    return PackedRows(TokenStore(tokens, np.array([0, total])), length, True)
+
+
+def test_a_step_gets_the_next_window_of_the_same_rows():
+    rows = packed(8 * 7, 8)
+    batches = WindowBatches(rows, batch_size=3, seed=1, windows=4)
+    assert len(batches) == 12
+    for epoch in range(2):
+        seen = []
+        for sequence in range(3):
+            first = epoch * 12 + sequence * 4
+            parts = [batches.fetch(step) for step in range(first, first + 4)]
+            order, valid = batches.indices(first)
+            whole = rows.fetch(order)
+            ids = np.concatenate([part["input_ids"] for part in parts], 1)
+            assert np.array_equal(ids, whole["input_ids"])
+            assert [part["fresh"].all() for part in parts] == [True, False, False, False]
+            assert all(np.array_equal(part["valid"], valid) for part in parts)
+            assert (parts[0]["previous_ids"] == -1).all()
+            for before, after in zip(parts, parts[1:], strict=False):
+                assert np.array_equal(after["previous_ids"], before["input_ids"][:, -1])
+                assert np.array_equal(before["next_ids"], after["input_ids"][:, 0])
+            assert np.array_equal(parts[-1]["next_ids"], whole["next_ids"])
+            seen += order[valid].tolist()
+        assert sorted(seen) == list(range(7))
+    assert not np.array_equal(batches.indices(0)[0], batches.indices(12)[0])
+
+
+def test_nothing_follows_the_last_token_of_a_short_row():
+    rows = packed(8 + 4, 8)  # the second row has four tokens
+    batches = WindowBatches(rows, batch_size=2, seed=0, windows=2)
+    place = batches.indices(0)[0].tolist().index(1)
+    first, second = batches.fetch(0), batches.fetch(1)
+    assert first["next_ids"][place] == -1
+    assert (second["segment_ids"][place] == 0).all()
+
+
+def test_streams_read_on_and_begin_anew_at_the_end_of_the_text():
+    rows = packed(4 * 10 - 1, 4)
+    batches = StreamBatches(rows, batch_size=3, seed=0)
+    assert len(batches) == 4
+    read = [batches.indices(step) for step in range(12)]
+    numbers = np.stack([order for order, _ in read])
+    valid = np.stack([real for _, real in read])
+    text = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, None, None]
+    for place in range(3):
+        found = [
+            int(n) if v else None for n, v in zip(numbers[:, place], valid[:, place], strict=True)
+        ]
+        assert found == text[place * 4 :] + text[: place * 4]
+    first, second = batches.fetch(0), batches.fetch(1)
+    assert first["fresh"].tolist() == [True, False, False]
+    assert first["previous_ids"].tolist() == [-1, 115, 131]
+    assert np.array_equal(second["previous_ids"], first["input_ids"][:, -1])
+    again = batches.fetch(8)  # the second place has read the two rows that are not there
+    assert again["fresh"].tolist() == [False, True, False] and again["previous_ids"][1] == -1
+
+
+def test_images_have_no_stream():
+    images = ImageRows.__new__(ImageRows)
+    images.images = np.zeros((4, 2))
+    with pytest.raises(UsageError, match="rows have nothing to do with each other"):
+        StreamBatches(images, 2, 0)

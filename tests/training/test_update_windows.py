@@ -1,0 +1,248 @@
+"""Truncated back-propagation: windows of a row, the state between them, and exact resumption."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hfseq import trees
+from hfseq.errors import UsageError
+from hfseq.training import windows
+from tests.training.conftest import losses
+from tests.training.test_loop import assert_same, stop_at
+
+DROPOUT = "residual_dropout=0.1,sinusoid_dropout=0.2,layer_dropout=0.2"
+TINY = (
+    "hidden_size=16,num_hidden_layers=1,head_dim=8,num_codes=6,window_size=8,block_size=4,"
+    f"sinusoid_base=100,commitment_cost=0.01,{DROPOUT}"
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A text of 1,000 bytes under a name without an extension, and a vocabulary of bytes."""
+    from hfseq.data.tokenizers import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("raw")
+    draw = np.random.default_rng(0)
+    (folder / "text8").write_bytes(bytes(draw.choice(list(b"abcdefgh \n"), 1000).tolist()))
+    train_tokenizer([], "vq_transformer", "bytes", output_dir=folder / "bytes")
+    return folder
+
+
+@pytest.fixture
+def run(train, text):
+    """Run the loop on that text: rows of 32 tokens in four windows."""
+
+    def start(output="run", devices=1, **changes):
+        options = {
+            "model_type": "vq_transformer", "config_overrides": TINY, "block_size": 32,
+            "tokenizer_name": text / "bytes", "train_file": text / "text8",
+            "validation_file": None, "sample_by": "raw", "update_length": 8,
+            "global_batch_size": 4, "max_steps": 10, "do_train": True,
+        }  # fmt: skip
+        return train(output, devices=devices, objective="clm", **(options | changes))
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return {}
+
+
+def reference(run, kept):
+    """Losses and state of ten steps on one device in one piece."""
+    if not kept:
+        loop = run("whole")
+        kept |= {"losses": losses(loop.folder), "state": jax.device_get(loop.state),
+                 "saved": load_file(loop.folder / "model.safetensors")}  # fmt: skip
+    return kept
+
+
+def assert_same_state(one, other, relative=2e-4):
+    for name in ("params", "extra", "memory"):
+        flat, expected = trees.flatten(one[name]), trees.flatten(other[name])
+        for path, leaf in expected.items():
+            found, wanted = np.asarray(flat[path]), np.asarray(leaf)
+            scale = max(np.abs(wanted).max(), 1.0)
+            assert np.abs(found - wanted).max() <= relative * scale, (name, path)
+
+
+def test_a_run_stopped_in_mid_sequence_goes_on_to_the_last_bit(run, kept):
+    whole = reference(run, kept)
+    with pytest.raises(SystemExit):
+        run("parts", before=stop_at(6))  # after the second of four windows
+    parts = run("parts")
+    assert losses(parts.folder) == whole["losses"]
+    for one, other in zip(
+        jax.tree.leaves(jax.device_get(parts.state)), jax.tree.leaves(whole["state"]), strict=True
+    ):
+        assert np.array_equal(one, other)
+    saved = load_file(parts.folder / "model.safetensors")
+    assert {name for name in saved if "codebook" in name} >= {
+        "model.layers.0.attention.codebook.sums", "model.layers.0.attention.codebook.counts",
+    }  # fmt: skip
+    assert all(np.array_equal(saved[name], leaf) for name, leaf in whole["saved"].items())
+
+
+def test_the_codebook_moves_and_its_batch_sums_are_empty_after_a_step(run, kept):
+    flat = trees.flatten(reference(run, kept)["state"]["extra"]["codebook"])
+    assert all(not leaf.any() for path, leaf in flat.items() if path[-1].startswith("new_"))
+    counts = [leaf for path, leaf in flat.items() if path[-1] == "counts"]
+    assert all(leaf.max() > 1.0 for leaf in counts)
+
+
+@pytest.mark.parametrize("micro", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_micro_batches_give_the_same_losses_state_and_codebook(run, kept, micro):
+    whole = reference(run, kept)
+    loop = run("micro", gradient_accumulation_steps=micro)
+    assert_same(losses(loop.folder), whole["losses"], relative=1e-4)
+    assert_same_state(loop.state, whole["state"])
+
+
+def test_a_mesh_with_accumulation_gives_the_same_losses_state_and_codebook(run, kept):
+    whole = reference(run, kept)
+    loop = run("mesh", devices=2, mesh="data=2", gradient_accumulation_steps=2)
+    assert_same(losses(loop.folder), whole["losses"], relative=1e-4)
+    assert_same_state(loop.state, whole["state"])
+    held = [leaf.addressable_shards[0].data.shape for leaf in jax.tree.leaves(loop.state["memory"])]
+    assert all(shape[0] == 2 for shape in held)
+
+
+@pytest.mark.slow
+def test_scanned_layers_give_the_same_losses_and_resume_with_their_state(run, kept):
+    options = {"scan_layers": True, "config_overrides": f"{TINY},num_hidden_layers=2"}
+    plain = losses(run("plain", config_overrides=options["config_overrides"]).folder)
+    with pytest.raises(SystemExit):
+        run("scanned", before=stop_at(5), gradient_accumulation_steps=2, **options)
+    scanned = run("scanned", gradient_accumulation_steps=2, **options)
+    assert_same(losses(scanned.folder), plain, relative=1e-4)
+
+
+def test_streams_resume_and_carry_their_state_over_the_end_of_a_row(run):
+    options = {"state_reset": "never", "max_steps": 40, "logging_steps": 8}
+    whole = run("stream", **options)
+    with pytest.raises(SystemExit):
+        run("cut", before=stop_at(21), **options)
+    assert losses(run("cut", **options).folder) == losses(whole.folder)
+    positions = next(
+        leaf for path, leaf in trees.flatten(whole.state["memory"]).items()
+        if path[-1] == "position"
+    )  # fmt: skip
+    # 950 bytes of training text are 119 rows of 8, 30 a place: the last place began anew.
+    assert len(whole.data.train) == 30
+    assert positions.tolist() == [320, 320, 320, 80]
+
+
+def test_without_dropout_windows_see_what_the_whole_row_sees(run):
+    """At learning rate 0 four windows have the loss of the row, of which the state knows all."""
+    quiet = ",".join(part for part in TINY.split(",") if "dropout" not in part)
+    options = {"learning_rate": 0.0, "warmup_steps": 0, "config_overrides": f"{quiet},ema_decay=1"}
+    steps = losses(run("windows", max_steps=4, **options).folder)
+    whole = losses(run("rows", max_steps=1, update_length=None, **options).folder)
+    assert np.mean(list(steps.values())) == pytest.approx(whole[1], rel=1e-4)
+
+
+def test_evaluation_and_results_hold_bits_per_byte_and_the_use_of_codes(run):
+    loop = run(
+        "judged", max_steps=4, do_eval=True, do_predict=True, test_split_percentage=10,
+        eval_steps=2, max_eval_batches=1, per_device_eval_batch_size=1,
+    )  # fmt: skip
+    results = json.loads((loop.folder / "eval_results.json").read_text())
+    predicted = json.loads((loop.folder / "predict_results.json").read_text())
+    for prefix, found in (("eval", results), ("predict", predicted)):
+        bits = found[f"{prefix}_loss"] / np.log(2)
+        assert found[f"{prefix}_bits_per_byte"] == pytest.approx(bits)
+        assert found[f"{prefix}_code_perplexity"] > 1
+    log = [json.loads(line) for line in (loop.folder / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [record["eval_loss"] for record in log if "eval_loss" in record]
+    assert len(evaluated) == 3  # two of one batch, and one of all at the end
+    assert evaluated[1] != evaluated[2] == results["eval_loss"]
+    assert loop.progress.best_metric == min(evaluated[:2])
+    trained = [record for record in log if "train_loss" in record]
+    assert all(record["train_auxiliary_loss"] > 0 for record in trained)
+    assert trained[0]["train_perplexity"] == pytest.approx(np.exp(trained[0]["train_loss"]))
+
+
+def test_evaluation_alone_reads_the_codebook_from_the_saved_model(run):
+    trained = run("trained", do_eval=True)
+    loop = run(
+        "evaluated", do_train=None, do_eval=True, model_name_or_path=trained.folder,
+        model_type=None, config_overrides=None, max_steps=None, update_length=None,
+        warmup_steps=None,
+    )  # fmt: skip
+    assert loop.metrics["eval_loss"] == pytest.approx(trained.metrics["eval_loss"], rel=1e-6)
+    used = "eval_code_perplexity"
+    assert loop.metrics[used] == pytest.approx(trained.metrics[used], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_mean_of_checkpoints_has_the_mean_of_their_statistics(run):
+    states = {}
+
+    def keep(loop):
+        states[loop.progress.step] = jax.device_get(loop.state["extra"])
+
+    loop = run(
+        "mean", max_steps=4, save_steps=2, average_checkpoints=2,
+        before=lambda loop: loop.add_callback(keep),
+    )  # fmt: skip
+    expected = jax.tree.map(lambda a, b: (a + b) / 2, states[2], states[4])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), loop.state["extra"], expected
+    )
+
+
+@pytest.mark.slow
+def test_a_skipped_step_leaves_the_codebook_as_it_was(run):
+    seen = {}
+
+    def poison(loop):
+        seen[loop.progress.step] = jax.device_get(loop.state["extra"])
+        if loop.progress.step == 2:
+            flat = trees.flatten(loop.state["params"])
+            path = next(p for p in flat if p[-1] == "embedding")
+            flat[path] = flat[path] * np.inf
+            loop.state["params"] = trees.unflatten(flat)
+
+    run(
+        "skipped", max_steps=3, on_non_finite="skip",
+        before=lambda loop: loop.add_callback(poison),
+    )  # fmt: skip
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), seen[3], seen[2])
+    assert all(jax.tree.leaves(same))
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), seen[2], seen[1])
+    assert any(jax.tree.leaves(moved))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"update_length": 12}, "not whole windows: give a divisor .*1, 2, 4, 8, 16, 32"),
+        ({"update_length": 64}, "not whole windows"),
+        ({"state_reset": "sometimes"}, "sequence, never"),
+        ({"sample_by": None, "dataset_name": "none"}, "add --cross_documents"),
+        (
+            {"model_type": "gpt2", "config_overrides": "n_embd=8,n_layer=1,n_head=1"},
+            "'gpt2' keeps keys and values .* vq_transformer has one",
+        ),
+    ],
+)
+def test_windows_that_cannot_be_are_refused_with_a_reason(run, changes, message):
+    changes = {"train_file": None, **changes} if "dataset_name" in changes else changes
+    with pytest.raises(UsageError, match=message):
+        run("wrong", **changes)
+
+
+def test_other_objectives_need_their_row_as_a_whole():
+    training = SimpleNamespace(update_length=8, state_reset="sequence", do_train=True)
+    objective = SimpleNamespace(carries_state=False, name="mlm")
+    model = SimpleNamespace(config=SimpleNamespace(model_type="roberta"), fixed_state=False)
+    with pytest.raises(UsageError, match="'mlm' needs a row as a whole"):
+        windows.plan(SimpleNamespace(training=training, data=None), objective, model, 32)
