@@ -27,7 +27,7 @@ TORCH_HEAD = """\
 from transformers import AutoModel{task}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModel{task}.from_pretrained("{name}")
+model = AutoModel{task}.from_pretrained("{name}"{trust})
 """
 CALL = """\
 outputs = model(**tokenizer("Some text", return_tensors="{tensors}"))"""
@@ -65,9 +65,13 @@ def jax_snippet(task: str, name: str) -> str:
     return _fill(JAX_HEAD, task, name, tensors="np", sequences=".sequences")
 
 
-def torch_snippet(task: str, name: str) -> str:
-    """Return the lines that load and call the model ``name`` with plain transformers."""
-    return _fill(TORCH_HEAD, task, name, tensors="pt", sequences="")
+def torch_snippet(task: str, name: str, custom_code: bool = False) -> str:
+    """Return the lines that load and call the model ``name`` with plain transformers.
+
+    ``custom_code`` is for checkpoints that bring their PyTorch classes along.
+    """
+    trust = ", trust_remote_code=True" if custom_code else ""
+    return _fill(TORCH_HEAD, task, name, tensors="pt", sequences="", trust=trust)
 
 
 def _fill(head: str, task: str, name: str, **values: str) -> str:

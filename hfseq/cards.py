@@ -70,7 +70,8 @@ class CardContext:
     ``architecture`` is a class name ("RobertaForMaskedLM"), ``repo_id`` the name on the Hub if the
     model has one, ``command`` what the user typed, ``duration_s`` seconds, ``throughput`` tokens a
     second, ``mfu`` a fraction, ``sample_outputs`` pairs of input and output. ``stock`` says whether
-    transformers has the architecture in PyTorch; ``pipeline_tag`` overrides the architecture's.
+    transformers has the architecture in PyTorch, ``custom_code`` whether the checkpoint brings its
+    PyTorch classes along; ``pipeline_tag`` overrides the architecture's.
     """
 
     model_name: str
@@ -101,6 +102,7 @@ class CardContext:
     base_model: str | None = None
     pipeline_tag: str | None = None
     stock: bool = True
+    custom_code: bool = False
 
     @property
     def task(self) -> str:
@@ -213,7 +215,10 @@ def _variables(context: CardContext) -> dict[str, Any]:
         "curve_file": context.curve_file,
         "auto_class": f"AutoModel{context.task}",
         "jax_snippet": jax_snippet(context.task, name),
-        "torch_snippet": torch_snippet(context.task, name) if context.stock else "",
+        "torch_snippet": torch_snippet(context.task, name, context.custom_code)
+        if context.stock or context.custom_code
+        else "",
+        "custom_code": context.custom_code,
         "samples": context.sample_outputs,
         "datasets": context.datasets,
         "tokenizer": context.tokenizer,
@@ -250,8 +255,8 @@ def _metadata(context: CardContext, results: Sequence[CardResult]) -> Any:
     return ModelCardData(
         language=context.language,
         license=context.licence,
-        library_name="transformers" if context.stock else "hfseq",
-        tags=["jax", "flax", "hfseq", context.model_type],
+        library_name="transformers" if context.stock or context.custom_code else "hfseq",
+        tags=["jax", "flax", "hfseq", context.model_type, *["custom_code"] * context.custom_code],
         datasets=[data.name for data in context.datasets if not data.files] or None,
         metrics=sorted({result.metric for result in results}) or None,
         base_model=_base_model(context),

@@ -244,3 +244,9 @@ def test_empty_log_leaves_the_card_without_numbers(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     context = BARE.with_log(tmp_path / "metrics.jsonl")
     assert context.steps == 0 and "Evaluation" not in render_model_card(context)
+
+
+def test_checkpoints_that_bring_their_classes_say_how_pytorch_loads_them():
+    card = render_model_card(replace(FULL, stock=False, custom_code=True))
+    assert "trust_remote_code=True" in card and "brings along" in card
+    assert "library_name: transformers" in card and "- custom_code" in card

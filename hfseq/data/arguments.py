@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from hfseq.data.text_arguments import FILES_HELP, TextArguments, option
+from hfseq.data.text_arguments import (
+    ARRAYS_HELP,
+    FILES_HELP,
+    TextArguments,
+    has_arrays,
+    option,
+)
 from hfseq.data.translation_arguments import TranslationArguments
 
 __all__ = [
@@ -48,8 +54,14 @@ class DataArguments(TextArguments):
 class CausalArguments(TextArguments):
     """The data flags of causal language modelling."""
 
+    train_file: list[str] | None = option(None, f"Training text: {FILES_HELP}; {ARRAYS_HELP}.")
+    validation_file: list[str] | None = option(
+        None, f"Validation text: {FILES_HELP}; {ARRAYS_HELP}."
+    )
     block_size: int | None = option(
-        None, "Tokens per row, v4's name of max_seq_length here; by default 1024 at most."
+        None,
+        "Tokens per row, v4's name of max_seq_length here; by default 1024 at most, and of images "
+        "their size.",
     )
     keep_linebreaks: bool = option(
         True, "Keep the line break at the end of each line of a .txt file."
@@ -73,10 +85,13 @@ class CausalArguments(TextArguments):
     )
     loss_per_position: bool = option(
         False,
-        "Divide the training loss by all positions of the batch, padding included, instead of by "
-        "the targets, as the VQ Transformer's reference does; reported losses stay per target.",
+        "Divide the training loss by all positions of the batch's rows, padding included, instead "
+        "of by the targets, as the VQ Transformer's reference does; reported losses stay per "
+        "target.",
     )
-    test_file: list[str] | None = option(None, f"Text for --do_predict: {FILES_HELP}.")
+    test_file: list[str] | None = option(
+        None, f"Text for --do_predict: {FILES_HELP}; {ARRAYS_HELP}."
+    )
     test_split_percentage: int = option(
         0, "Percentage of the training text to keep for --do_predict when there is no test split."
     )
@@ -97,6 +112,12 @@ class CausalArguments(TextArguments):
             (self.word_perplexity or self.bits_per_byte) and self.line_by_line,
             "--word_perplexity and --bits_per_byte need the whole text, which --line_by_line "
             "truncates: drop it",
+        )
+        without = self.sample_by == "raw" or has_arrays(self)
+        yield (
+            self.append_eos and without,
+            "--append_eos ends each document, and --sample_by raw and arrays (.npy, .npz) have "
+            "none: drop it, or give text with --sample_by document",
         )
         share = self.test_split_percentage
         yield not 0 <= share < 100, f"--test_split_percentage {share}: give 0 to 99"

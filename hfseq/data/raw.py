@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -13,12 +15,13 @@ import numpy as np
 from hfseq.data import files as data_files
 from hfseq.data import store
 from hfseq.data.store import Chunk, TokenStore
+from hfseq.data.text_arguments import ARRAYS, SPLITS, has_arrays
 from hfseq.data.vocabulary_bytes import byte_ids
 from hfseq.errors import DataError, UsageError
 
 PIECE = 1 << 20  # bytes that are tokenised at once
-ARRAYS = (".npy", ".npz")
-SPLITS = ("train", "validation", "test")
+BROKEN = (zipfile.BadZipFile, zlib.error)  # archives that were cut
+BYTES_INSTEAD = "a vocabulary of bytes (train_tokenizer.py --vocabulary bytes) takes any file"
 
 
 @dataclasses.dataclass
@@ -41,15 +44,21 @@ class RawText:
         """Return the first ``count`` bytes."""
         return dataclasses.replace(self, stop=min(self.stop, self.start + count))
 
-    def pieces(self) -> Iterator[str]:
+    def pieces(self, flag: str = "--sample_by raw", advice: str = BYTES_INSTEAD) -> Iterator[str]:
         """Yield the text in pieces that end with a line where lines are not huge.
 
-        A character that a border cuts belongs to the part before it.
+        A character that a border cuts belongs to the part before it. ``flag`` and ``advice`` are
+        what an error says of bytes that are not text.
 
         Raises:
-            DataError: the text is not UTF-8.
+            DataError: the text is not UTF-8, or less than a character.
         """
         start, last = self._character(self.start), self._character(self.stop)
+        if start >= last:
+            raise DataError(
+                f"{flag}: bytes {self.start} to {self.stop} of the text hold no whole character: "
+                "give a larger file, or a larger share"
+            )
         while start < last:
             stop = self._character(min(start + PIECE, last))
             breaks = np.flatnonzero(self.content[start:stop] == ord("\n"))
@@ -59,20 +68,20 @@ class RawText:
                 yield self.content[start:stop].tobytes().decode()
             except UnicodeDecodeError as error:
                 raise DataError(
-                    f"--sample_by raw: byte {start + error.start} of the text is not UTF-8; a "
-                    "vocabulary of bytes (train_tokenizer.py --vocabulary bytes) takes any file"
+                    f"{flag}: byte {start + error.start} of the text is not UTF-8; {advice}"
                 ) from error
             start = stop
 
     def _character(self, place: int) -> int:
-        """The first place from ``place`` on that is not inside a character."""
-        while place < len(self.content) and self.content[place] & 0xC0 == 0x80:
-            place += 1
-        return place
+        """The first place from ``place`` on that is not inside a character (of 4 bytes at most)."""
+        if not place:
+            return place  # what continues nothing is an error, not a part of a character
+        inside = self.content[place : place + 3] & 0xC0 == 0x80
+        return place + (len(inside) if inside.all() else int(inside.argmin()))
 
     def count_words(self, line_ends: bool = True) -> int:
         """Count words between whitespace, and line ends, see ``tokenization.count_words``."""
-        text = "".join(self.pieces())
+        text = "".join(self.pieces("--word_perplexity", "words are those of text: drop the flag"))
         ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
         return len(text.split()) + ends
 
@@ -170,18 +179,21 @@ def is_raw(arguments: Any) -> bool:
     return arguments.sample_by == "raw" or has_arrays(arguments)
 
 
-def has_arrays(arguments: Any) -> bool:
-    """Tell whether a data file is one of arrays."""
-    named = [getattr(arguments, f"{split}_file", None) or () for split in SPLITS]
-    return any(name.lower().endswith(ARRAYS) for names in named for name in names)
-
-
 def load_raw(arguments: Any) -> dict[str, Any]:
     """Read the files that the flags name and cut off what has no file of its own, by position.
 
     The text is training first, then validation, then test: the shares are
     ``validation_split_percentage`` and ``test_split_percentage``.
+
+    Raises:
+        UsageError: arrays are given to what trains on text alone.
+        DataError: a file cannot be read, is empty, or is too small for the shares.
     """
+    if has_arrays(arguments) and not hasattr(arguments, "block_size"):
+        raise UsageError(
+            "arrays (.npy, .npz) are no text: run_clm_flax.py trains on them, with a vocabulary "
+            "that train_tokenizer.py --vocabulary bytes makes without any data"
+        )
     read = _read_arrays if has_arrays(arguments) else _read_text
     splits = {}
     for split in SPLITS:
@@ -222,21 +234,35 @@ def _read_text(names: Sequence[str], flag: str) -> RawText:
 
 
 def _read_arrays(names: Sequence[str], flag: str) -> Images:
+    name = names[0]
     if len(names) > 1:
         raise DataError(f"{flag} {' '.join(names)}: give one file of arrays, .npy or .npz")
+    if not name.lower().endswith(ARRAYS) or "://" in name:
+        raise DataError(
+            f"{flag} {name} beside files of arrays: give one local .npy or .npz file here, too"
+        )
     try:
-        arrays = np.load(names[0], mmap_mode="r", allow_pickle=False)
-        if not isinstance(arrays, np.ndarray):  # .npz: an archive of named arrays
-            if len(arrays.files) > 1:
-                raise DataError(
-                    f"{flag} {names[0]} holds {', '.join(arrays.files)}: give a file with one array"
-                )
-            arrays = arrays[arrays.files[0]]
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{flag} {names[0]} cannot be read as an array: {error}") from error
+        arrays = _load_array(name, f"{flag} {name}")
+    except (OSError, ValueError, EOFError, *BROKEN) as error:
+        raise DataError(f"{flag} {name} cannot be read as an array: {error}") from error
+    if not arrays.size:
+        raise DataError(f"{flag} {name} is empty, of shape {arrays.shape}: give one with arrays")
     if arrays.dtype != np.uint8 or arrays.ndim < 2:
         raise DataError(
-            f"{flag} {names[0]} holds {arrays.dtype} of shape {arrays.shape}: give uint8 of shape "
+            f"{flag} {name} holds {arrays.dtype} of shape {arrays.shape}: give uint8 of shape "
             "(number of arrays, ...)"
         )
     return Images(arrays, 0, len(arrays))
+
+
+def _load_array(name: str, label: str) -> np.ndarray:
+    if name.lower().endswith(".npy"):
+        return np.load(name, mmap_mode="r", allow_pickle=False)
+    with Path(name).open("rb") as stream:  # .npz: an archive of named arrays
+        archive = np.load(stream, allow_pickle=False)
+        if isinstance(archive, np.ndarray):  # under a wrong name
+            return archive
+        if len(archive.files) != 1:
+            held = ", ".join(archive.files) or "nothing"
+            raise DataError(f"{label} holds {held}: give a file with one array")
+        return archive[archive.files[0]]

@@ -66,12 +66,24 @@ def load_splits(arguments: TextArguments, plugins: Any = None) -> Splits:
             splits[split] = _with_references(
                 splits[split], column, reference, f"--{split}_ref_file"
             )
-    split_off = _split_stream if arguments.streaming else _split
+    if "train" in splits:
+        _set_aside(splits, column, arguments)
+    return _limited(splits, column, arguments)
+
+
+def _set_aside(splits: dict[str, Any], column: str, arguments: TextArguments) -> None:
+    """Cut what has no split of its own off the training text; shares are those of all of it."""
+    whole, low = splits["train"], 0
     for split in ("validation", "test"):
         share = getattr(arguments, f"{split}_split_percentage", 0)
-        if "train" in splits and split not in splits and share:
-            splits[split], splits["train"] = split_off(splits["train"], column, share)
-    return _limited(splits, column, arguments)
+        if split in splits or not share:
+            continue
+        if arguments.streaming:
+            cut = _split_stream(splits["train"], column, low, share)
+        else:
+            cut = _split(splits["train"], round(len(whole) * share / 100), split, share)
+        splits[split], splits["train"] = cut
+        low += share
 
 
 def _raw(arguments: TextArguments) -> dict[str, Any]:
@@ -233,26 +245,30 @@ def is_blank(text: str | None) -> bool:
     return not text or text.isspace()
 
 
-def _split(dataset: Any, column: str, percentage: int) -> tuple[Any, Any]:
+def _split(dataset: Any, count: int, split: str, percentage: int) -> tuple[Any, Any]:
     if len(dataset) < 2:
+        left = " left" if split == "test" else ""
         raise DataError(
-            f"the training text has {len(dataset)} document, too few to split off {percentage}% "
-            "for validation; give --validation_file, --validation_split_percentage 0, or for a "
-            ".txt file --sample_by line"
+            f"the training text has {len(dataset)} document{left}, too few to split off "
+            f"{percentage}% for {split}; give --{split}_file, --{split}_split_percentage 0, or for "
+            "a .txt file --sample_by line"
         )
-    border = max(1, round(len(dataset) * percentage / 100))
+    border = min(max(1, count), len(dataset) - 1)
     return dataset.select(range(border)), dataset.select(range(border, len(dataset)))
 
 
-def _split_stream(dataset: Any, column: str, percentage: int) -> tuple[Any, Any]:
-    def validates(text: str | None) -> bool:
+def _split_stream(dataset: Any, column: str, low: int, share: int) -> tuple[Any, Any]:
+    """Cut off the documents whose hash is ``low`` to ``low + share`` percent of the way."""
+
+    def goes(text: str | None) -> bool:
         digest = blake2b((text or "").encode(errors="surrogatepass"), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % 10_000 < percentage * 100
+        place = int.from_bytes(digest, "little") % 10_000
+        return low * 100 <= place < (low + share) * 100
 
-    def trains(text: str | None) -> bool:
-        return not validates(text)
+    def stays(text: str | None) -> bool:
+        return not goes(text)
 
-    return tuple(dataset.filter(keep, input_columns=column) for keep in (validates, trains))
+    return tuple(dataset.filter(keep, input_columns=column) for keep in (goes, stays))
 
 
 def _first(dataset: Any, count: int | None) -> Any:

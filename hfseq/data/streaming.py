@@ -44,10 +44,12 @@ class StreamingBatches:
         line_by_line: bool = False,
         cross_documents: bool = False,
         keep_blank: bool = False,
+        append_eos: bool = False,
         block_rows: int = 4096,
     ):
         self.source = _Source(dataset, text_column, seed, shuffle)
-        self.encode = Encoder(tokenizer, length if line_by_line else None, keep_blank)
+        limit = length if line_by_line else None
+        self.encode = Encoder(tokenizer, limit, keep_blank, append_eos)
         self.pad_token_id, self.length, self.line_by_line = (
             pad_token_id(tokenizer),
             length,

@@ -13,13 +13,22 @@ from hfseq.errors import UsageError
 FILES_HELP = (
     "one or more files, quoted globs or comma-separated lists; local paths or any fsspec URL "
     "(gs://, s3://, https://); .txt, .json, .jsonl, .csv, .tsv or .parquet, "
-    "optionally .gz, .bz2, .xz or .zst; or one .npy or .npz with arrays of bytes"
+    "optionally .gz, .bz2, .xz or .zst"
 )
+ARRAYS_HELP = "or one local .npy or .npz with arrays of bytes (images)"
+ARRAYS = (".npy", ".npz")
+SPLITS = ("train", "validation", "test")
 
 
 def option(default, help: str):
     """A dataclass field with the help text that ``--help`` shows."""
     return field(default=default, metadata={"help": help})
+
+
+def has_arrays(arguments: Any) -> bool:
+    """Tell whether a data file is one of arrays."""
+    named = [getattr(arguments, f"{split}_file", None) or () for split in SPLITS]
+    return any(name.lower().endswith(ARRAYS) for names in named for name in names)
 
 
 @dataclass
@@ -80,6 +89,11 @@ class TextArguments:
         yield (
             self.sample_by == "raw" and (self.streaming or self.line_by_line),
             "--sample_by raw is one text without documents, read whole: drop --streaming and "
+            "--line_by_line",
+        )
+        yield (
+            has_arrays(self) and (self.streaming or self.line_by_line),
+            "arrays (.npy, .npz) are a row each, read where they lie: drop --streaming and "
             "--line_by_line",
         )
         counts = ("max_seq_length", "max_train_samples", "max_eval_samples")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.raw import has_arrays, is_raw
+from hfseq.data.raw import is_raw
+from hfseq.data.text_arguments import has_arrays
 from hfseq.errors import UsageError
 from hfseq.labels import IGNORED
 from hfseq.objectives.base import Objective, cross_entropy, visible
+from hfseq.objectives.text import text_row_length
 
 
 class CausalLM(Objective):
@@ -36,6 +39,7 @@ class CausalLM(Objective):
         super().__init__(arguments, tokenizer, config)
         self.counts_rows = False  # whether the model asks which tokens count in its statistics
         self.first_id = None
+        self._arrays: Mapping[str, Any] | None = None
         if getattr(arguments, "start_with_eos", False) or has_arrays(arguments):
             self.first_id = tokenizer.eos_token_id
             if self.first_id is None:
@@ -56,6 +60,19 @@ class CausalLM(Objective):
         if _adds_loss(model):
             self.sums = (*type(self).sums, "auxiliary_loss")  # type: ignore[misc]
 
+    def load_splits(self, plugins: Any) -> Mapping[str, Any]:
+        """Load the splits; arrays are opened once."""
+        return super().load_splits(plugins) if self._arrays is None else self._arrays
+
+    def choose_length(self, limit: int | None) -> int:
+        """Return tokens a row: of images as many as they have bytes, if no flag says how many."""
+        natural = None
+        if has_arrays(self.arguments) and not self.arguments.row_length:
+            self._arrays = self.load_splits(None)
+            natural = next(iter(self._arrays.values())).size
+        longest = self.default_length
+        return text_row_length(self.arguments, limit, self.tokenizer, longest, natural)
+
     @property
     def cross_documents(self) -> bool:
         """Whether a row is one sequence; raw text has no documents, an image is one."""
@@ -73,11 +90,15 @@ class CausalLM(Objective):
         if "valid" in rows:
             labels[~rows["valid"]] = IGNORED
         batch = {"input_ids": ids, "segment_ids": segments, "labels": labels}
-        if self.counts_rows and "valid" in rows:
+        if (self.counts_rows or self._per_position) and "valid" in rows:
             batch["valid"] = rows["valid"]
         if "fresh" in rows:
             batch["reset_rows"] = rows["fresh"]
         return batch
+
+    @property
+    def _per_position(self) -> bool:
+        return getattr(self.arguments, "loss_per_position", False)
 
     def _behind(self, rows: dict[str, np.ndarray], first: int) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs one token behind the row, and the row as labels."""
@@ -111,8 +132,9 @@ class CausalLM(Objective):
             plain = {"loss": total, "auxiliary_loss": added}
             more["totals"] |= jax.tree.map(jax.lax.stop_gradient, plain)
             total = total + added
-        if train and getattr(self.arguments, "loss_per_position", False):
-            more["divisor"] = jnp.asarray(labels.size, jnp.float32)
+        if train and self._per_position:
+            rows = batch["valid"].sum() if "valid" in batch else len(labels)
+            more["divisor"] = jnp.asarray(rows * labels.shape[1], jnp.float32)
         if "memory" in batch:
             more["memory"] = output.past_key_values
         return total, count, more
@@ -120,7 +142,7 @@ class CausalLM(Objective):
     def _inputs(self, model: Any, batch: dict[str, jax.Array]) -> dict[str, Any]:
         """Say which tokens are real and which count, and what is known of the windows before."""
         inputs: dict[str, Any] = visible(model, batch["segment_ids"])
-        if "valid" in batch:
+        if self.counts_rows and "valid" in batch:
             inputs["code_mask"] = inputs["attention_mask"] * batch["valid"][:, None]
         if "memory" in batch:
             inputs.pop("segment_ids", None)  # a row is one sequence here

@@ -12,12 +12,19 @@ from hfseq.data.text_arguments import TextArguments
 from hfseq.errors import UsageError
 
 
-def text_row_length(data: TextArguments, limit: int | None, tokenizer: Any, longest: int) -> int:
+def text_row_length(
+    data: TextArguments,
+    limit: int | None,
+    tokenizer: Any,
+    longest: int,
+    natural: int | None = None,
+) -> int:
     """Return tokens a row: what the flag says, else the longest that tokenizer and model allow.
 
-    ``limit`` is the model's position table, ``longest`` the default where nothing sets a limit.
+    ``limit`` is the model's position table, ``longest`` the default where nothing sets a limit;
+    ``natural`` is the length that the data has itself.
     """
-    wanted = data.row_length
+    wanted = data.row_length or natural
     if wanted and limit and wanted > limit:
         flag = "max_seq_length" if data.max_seq_length else "block_size"
         raise UsageError(

@@ -257,6 +257,12 @@ class TrainingArguments:
             (self.state_reset != "sequence" and not self.update_length,
              f"--state_reset {self.state_reset} needs --update_length: without it every row is "
              "trained in one step"),
+            (self.weight_decay < 0, f"--weight_decay {self.weight_decay}: give 0 or more"),
+            (self.weight_decay_mode == "absolute" and self.weight_decay >= 1,
+             f"--weight_decay {self.weight_decay} with --weight_decay_mode absolute leaves nothing "
+             "of the parameters: give less than 1"),
+            (self.max_grad_norm < 0,
+             f"--max_grad_norm {self.max_grad_norm}: give 0 (no clipping) or more"),
             (self.learning_rate < 0, f"--learning_rate {self.learning_rate}: give 0 or more"),
             (self.eval_strategy == "steps" and not self.eval_steps,
              "--eval_strategy steps needs --eval_steps N"),

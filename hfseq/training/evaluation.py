@@ -15,6 +15,32 @@ from hfseq.training import reporting, setup, sharding, writing
 if TYPE_CHECKING:
     from hfseq.training.loop import Loop
 
+#: Metrics of which less is better, and all that end with "_loss".
+SMALLER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
+
+
+def check_metric(loop: Loop) -> None:
+    """Refuse to choose by a number that evaluations of a part do not have.
+
+    Raises:
+        UsageError: ``--metric_for_best_model`` is the perplexity per word of a part.
+    """
+    training = loop.training
+    name = training.metric_for_best_model.removeprefix("eval_")
+    during = training.do_train and training.eval_strategy != "no"
+    if name == "word_perplexity" and during and _reads_part(loop):
+        raise UsageError(
+            f"--max_eval_batches {training.max_eval_batches} reads a part of the "
+            f"{len(loop.data.evaluation)} validation batches, whose words are not known, so "
+            "--metric_for_best_model word_perplexity has no number: drop --max_eval_batches, or "
+            "choose by loss"
+        )
+
+
+def _reads_part(loop: Loop) -> bool:
+    limit = loop.training.max_eval_batches
+    return limit is not None and limit < len(loop.data.evaluation)
+
 
 def evaluate(loop: Loop, limit: int | None = None) -> dict[str, float]:
     """Evaluate the present parameters, report the metrics, and return them.
@@ -22,7 +48,7 @@ def evaluate(loop: Loop, limit: int | None = None) -> dict[str, float]:
     With ``limit`` only so many batches are read; such numbers do not count as an evaluation of
     the whole split.
     """
-    started = time.perf_counter()
+    training, started = loop.training, time.perf_counter()
     whole = limit is None or limit >= len(loop.data.evaluation)
     measured = _measure(loop, "validation", limit)
     measured["eval_runtime"] = time.perf_counter() - started
@@ -30,8 +56,9 @@ def evaluate(loop: Loop, limit: int | None = None) -> dict[str, float]:
     loop.report(measured, loop.progress.step)
     loop.evaluated_step = loop.progress.step if whole else -1
     _print(loop, "Eval", measured)
-    if loop.training.max_eval_batches is None or limit is not None:
-        note_best(loop, measured)  # numbers of a part and of the whole do not compare
+    # Numbers of a part and of the whole do not compare: where there are parts, they count.
+    if not (whole and training.eval_strategy != "no" and _reads_part(loop)):
+        note_best(loop, measured)
     return measured
 
 
@@ -81,7 +108,8 @@ def note_best(loop: Loop, measured: dict[str, float]) -> None:
         raise UsageError(f"--metric_for_best_model {name}: there is only {', '.join(measured)}")
     greater = training.greater_is_better
     if greater is None:
-        greater = not name.endswith(("loss", "perplexity", "bits_per_byte"))
+        plain = name.removeprefix("eval_")
+        greater = plain not in SMALLER and not plain.endswith("_loss")
     best, value = progress.best_metric, measured[name]
     better = best is None or (value > best if greater else value < best)
     if math.isfinite(value) and better:

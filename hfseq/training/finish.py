@@ -250,6 +250,7 @@ def write_card(loop: Loop, curve: str) -> None:
         repo_id=loop.training.hub_model_id or "",
         base_model=arguments.model.model_name_or_path,
         stock=_is_stock(loop.model.stored_config().model_type),
+        custom_code=bool(getattr(loop.model.stored_config(), "auto_map", None)),
         sample_outputs=_samples(loop),
         language=[language for language in languages if language] or None,
     )

@@ -108,9 +108,10 @@ class Loop:
         self.batch_size, self.micro = self._batch_size()
         length = self.objective.choose_length(self.model.max_length())
         self.windows = windows.plan(self.arguments, self.objective, self.model, length)
-        self.model.check_training(
-            self.batch_size * (self.windows.length if self.windows else length)
-        )
+        resume.keep_windows(self)
+        if training.do_train:
+            tokens = self.windows.length if self.windows else length
+            self.model.check_training(self.batch_size * tokens)
         shards = sharding.data_shards(self.mesh)
         eval_batch = training.per_device_eval_batch_size * shards
         self.data = setup.prepare_data(
@@ -118,6 +119,7 @@ class Loop:
             self.batch_size, eval_batch, self.windows,
         )  # fmt: skip
         self._check_sequence_axis(length)
+        evaluation.check_metric(self)
         # -- state: restored, or initialised where it lies
         self._make_optimizer()
         self._make_state()

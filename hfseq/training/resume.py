@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from hfseq.errors import UsageError
 from hfseq.training.checkpoints import Checkpoints, find
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Progress:
     global_batch_size: int = 0
     seconds: float = 0.0
     stream: Any = None
+    windows: dict[str, Any] | None = None  # how rows are cut, see `keep_windows`
 
 
 def read_progress(loop: Loop) -> None:
@@ -43,3 +45,28 @@ def read_progress(loop: Loop) -> None:
     loop.restore_step = wanted if wanted is not None else (steps[-1] if steps else None)
     if loop.restore_step is not None:
         loop.progress = Progress(**checkpoints.read_record(loop.restore_step))
+
+
+def keep_windows(loop: Loop) -> None:
+    """Record how rows are cut into windows; the state in a checkpoint belongs to that cut.
+
+    Raises:
+        UsageError: the checkpoint to go on from was trained with another one.
+    """
+    plan, progress = loop.windows, loop.progress
+    own = None if plan is None else {
+        "update_length": plan.length, "state_reset": "never" if plan.streams else "sequence",
+        "block_size": plan.length * plan.count, "global_batch_size": loop.batch_size,
+    }  # fmt: skip
+    if loop.restore_step is not None and own != progress.windows:
+        raise UsageError(
+            f"the checkpoint of step {loop.restore_step} was trained {_told(progress.windows)}, "
+            f"and the flags say {_told(own)}: give the same flags, or another --output_dir"
+        )
+    progress.windows = own
+
+
+def _told(windows: dict[str, Any] | None) -> str:
+    if windows is None:
+        return "without --update_length"
+    return "with " + " ".join(f"--{name} {value}" for name, value in windows.items())

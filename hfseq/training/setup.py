@@ -112,11 +112,9 @@ def _fresh_config(model_type: str, tokenizer: Any, preset: str | None) -> Any:
         )
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ROLES}
     ids = {name: token for name, token in ids.items() if token is not None}
-    config = kind(
-        vocab_size=len(tokenizer),
-        **{name: ids[name] for name in ids if hasattr(kind, name)},
-        **(presets[preset] if preset else {}),
-    )
+    # The tokenizer knows its size and its special tokens better than a preset.
+    own = {name: ids[name] for name in ids if hasattr(kind, name)}
+    config = kind(**{**(presets[preset] if preset else {}), "vocab_size": len(tokenizer), **own})
     ends = getattr(kind, "eos_token_id", None)
     for name in ("decoder_start_token_id", "forced_eos_token_id"):  # BART's are its end of text
         if ends is not None and getattr(config, name, None) == ends:
@@ -265,7 +263,7 @@ def prepare_data(
             train = StreamingBatches(
                 splits["train"], tokenizer, splits.text_column, length, train_batch, training.seed,
                 line_by_line=data.line_by_line, cross_documents=objective.cross_documents,
-                keep_blank=data.keep_blank,
+                keep_blank=data.keep_blank, append_eos=getattr(data, "append_eos", False),
             )  # fmt: skip
         else:
             streams = windows is not None and windows.streams

@@ -89,7 +89,7 @@ def make_step(
     into micro-batches nor the number of devices changes a mask. The collections gather what every
     micro-batch adds and are settled once, when all have; a step that is skipped leaves them as they
     were. With ``memory`` a batch is a window of its rows, and what the model knows of the windows
-    before is carried from step to step.
+    before is carried from step to step; rows that begin with a skipped step still begin afresh.
     """
 
     def sums(params: Any, extra: Any, batch: Any, keys: Any, factor: Any) -> Any:
@@ -127,6 +127,11 @@ def make_step(
         root = jax.random.key(seed)
         return jax.random.fold_in(root, step), jax.random.fold_in(root, start)
 
+    def memory_before(state: State, batch: Any) -> Any:
+        assert memory is not None
+        fresh = model.init_cache(memory.rows, 0)
+        return memory.reset(state["memory"], batch["reset_rows"].reshape(-1), fresh)
+
     def step(state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
         scaling = state.get("loss_scale")
         factor = None if scaling is None else scaling["factor"]
@@ -153,8 +158,9 @@ def make_step(
         if memory is not None:
             new["memory"] = memory.join(left, state["memory"])
             if skip_non_finite:
+                kept = {"memory": memory_before(state, batch)}
                 known = {"memory": new["memory"]}
-                new |= _where(jnp.isfinite(found["loss"]), known, state)
+                new |= _where(jnp.isfinite(found["loss"]), known, kept)
         good |= overflow
         if skip_non_finite:
             found = jax.tree.map(lambda x: jnp.where(good, x, 0.0), found)

@@ -12,9 +12,11 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hfseq import trees
+from hfseq.data.text_arguments import has_arrays
 from hfseq.errors import UsageError
 from hfseq.training import sharding
 
@@ -61,7 +63,7 @@ class Memory:
 
         def one(axis: int, leaf: jax.Array) -> jax.Array:
             shape = (*leaf.shape[:axis], micro, self.rows // micro, *leaf.shape[axis + 1 :])
-            return jax.numpy.moveaxis(leaf.reshape(shape), axis, 0)
+            return jnp.moveaxis(leaf.reshape(shape), axis, 0)
 
         return self._map(one, tree)
 
@@ -69,9 +71,18 @@ class Memory:
         """Undo :meth:`cut`; the types are those of ``like``."""
 
         def one(axis: int, leaf: jax.Array, old: jax.Array) -> jax.Array:
-            return jax.numpy.moveaxis(leaf, 0, axis).reshape(old.shape).astype(old.dtype)
+            return jnp.moveaxis(leaf, 0, axis).reshape(old.shape).astype(old.dtype)
 
         return self._map(one, tree, like)
+
+    def reset(self, tree: Any, rows: jax.Array, fresh: Any) -> Any:
+        """Put the state ``fresh`` in the place of the rows that ``rows`` (bool) names."""
+
+        def one(axis: int, leaf: jax.Array, new: jax.Array) -> jax.Array:
+            shape = (1,) * axis + (-1,) + (1,) * (leaf.ndim - axis - 1)
+            return jnp.where(rows.reshape(shape), new.astype(leaf.dtype), leaf)
+
+        return self._map(one, tree, fresh)
 
 
 def plan(arguments: Any, objective: Any, model: Any, length: int) -> Windows | None:
@@ -102,6 +113,15 @@ def _problem(arguments: Any, objective: Any, model: Any, length: int) -> str | N
         return (
             f"'{name}' keeps keys and values of every token it has seen, so there is no state of "
             "fixed size to carry; vq_transformer has one. Drop the flag"
+        )
+    try:
+        jax.eval_shape(lambda: model.init_cache(1, 0))
+    except UsageError as error:  # an option of the configuration leaves it without a state
+        return str(error)
+    if has_arrays(data) and arguments.training.state_reset == "never":
+        return (
+            "--state_reset never needs one text to read on in, and images are rows of their own; "
+            "drop --state_reset"
         )
     if length % window:
         fits = [n for n in range(1, length + 1) if length % n == 0][-6:]

@@ -1,6 +1,6 @@
 import pytest
 
-from hfseq.data.arguments import DataArguments
+from hfseq.data.arguments import CausalArguments, DataArguments
 from hfseq.errors import UsageError
 
 
@@ -43,6 +43,20 @@ def test_every_flag_has_help():
 def test_impossible_values_are_usage_errors_that_name_the_flag(flags, named):
     with pytest.raises(UsageError, match=named):
         DataArguments(**flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"train_file": ["a.npy"], "streaming": True}, "arrays .* drop --streaming"),
+        ({"validation_file": ["a.NPZ"], "line_by_line": True}, "and --line_by_line"),
+        ({"train_file": ["a.npy"], "append_eos": True}, "--append_eos ends each document"),
+        ({"train_file": ["a"], "sample_by": "raw", "append_eos": True}, "--append_eos ends each"),
+    ],
+)
+def test_what_has_no_documents_takes_no_flags_of_documents(flags, named):
+    with pytest.raises(UsageError, match=named):
+        CausalArguments(**flags)
 
 
 def test_all_problems_are_reported_at_once():

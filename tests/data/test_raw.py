@@ -7,11 +7,12 @@ import gzip
 import numpy as np
 import pytest
 
-from hfseq.data.arguments import CausalArguments
+from hfseq.data.arguments import CausalArguments, DataArguments
 from hfseq.data.raw import ImageRows, RawText
-from hfseq.data.sources import load_splits
+from hfseq.data.sources import Splits, load_splits
 from hfseq.data.tokenizers import train_tokenizer
 from hfseq.errors import DataError, UsageError
+from hfseq.objectives.clm import CausalLM
 from hfseq.objectives.text import text_rows
 
 
@@ -90,6 +91,28 @@ def test_bytes_that_are_no_text_are_refused_by_vocabularies_of_text():
         list(RawText(content, 0, len(content)).pieces())
 
 
+@pytest.mark.parametrize("content", [b"\x80\x80hello", b"a" + b"\x80" * 9 + b"b"])
+def test_bytes_that_continue_no_character_are_not_dropped(content):
+    with pytest.raises(DataError, match="is not UTF-8"):
+        list(RawText(np.frombuffer(content, np.uint8), 0, len(content)).pieces())
+
+
+def test_a_part_of_a_character_is_no_text(tokenizer, tmp_path):
+    content = np.frombuffer("\U0001f600".encode(), np.uint8)
+    assert "".join(RawText(content, 0, 1).pieces()) == "\U0001f600"
+    with pytest.raises(DataError, match="bytes 1 to 3 of the text hold no whole character"):
+        RawText(content, 1, 3).tokenize(tokenizer, tmp_path, False)
+
+
+def test_words_of_bytes_that_are_no_text_are_not_counted(bytes_tokenizer):
+    text = RawText(np.frombuffer(b"good \xff bad", np.uint8), 0, 10)
+    with pytest.raises(DataError, match="--word_perplexity: byte 5 .* drop the flag"):
+        rows_of(
+            Splits({"validation": text}, "text"), "validation", bytes_tokenizer, 8,
+            word_perplexity=True,
+        )  # fmt: skip
+
+
 @pytest.fixture
 def images(tmp_path):
     arrays = np.random.default_rng(0).integers(0, 256, (20, 2, 3, 3), np.uint8)
@@ -124,13 +147,42 @@ def test_what_is_no_array_of_bytes_is_refused(tmp_path):
     np.save(tmp_path / "floats.npy", np.zeros((3, 2)))
     (tmp_path / "broken.npy").write_bytes(b"nothing")
     np.savez(tmp_path / "two.npz", a=np.zeros((2, 2), np.uint8), b=np.zeros(2))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "two.npz").read_bytes()[:200])
+    np.savez(tmp_path / "none.npz")
+    np.save(tmp_path / "empty.npy", np.zeros((0, 2, 2), np.uint8))
     for name, message in (
         ("floats.npy", "float64 of shape .* give uint8"),
         ("broken.npy", "cannot be read as an array"),
         ("two.npz", "holds a, b: give a file with one array"),
+        ("cut.npz", "cannot be read as an array"),
+        ("none.npz", "holds nothing: give a file with one array"),
+        ("empty.npy", r"is empty, of shape \(0, 2, 2\)"),
     ):
         with pytest.raises(DataError, match=message):
             splits_of(train_file=[str(tmp_path / name)])
+
+
+def test_a_file_beside_arrays_has_to_be_one_too(images):
+    folder, _ = images
+    (folder / "valid.txt").write_text("text")
+    np.save(folder / "empty.npy", np.zeros((0, 18), np.uint8))
+    for name, message in (("valid.txt", "beside files of arrays"), ("empty.npy", "is empty")):
+        with pytest.raises(DataError, match=f"--validation_file .*{message}"):
+            splits_of(train_file=[str(folder / "images.npy")], validation_file=[str(folder / name)])
+
+
+def test_images_are_rows_of_their_size_where_no_flag_says_so(images, bytes_tokenizer):
+    flags = CausalArguments(train_file=[str(images[0] / "images.npz")])
+    objective = CausalLM(flags, bytes_tokenizer, None)
+    assert objective.choose_length(None) == 18
+    assert len(objective.load_splits(None)["train"]) == 19
+    with pytest.raises(UsageError, match="--block_size 18 is longer than the position table"):
+        objective.choose_length(16)
+
+
+def test_other_objectives_do_not_take_arrays(images):
+    with pytest.raises(UsageError, match="are no text: run_clm_flax.py trains on them"):
+        load_splits(DataArguments(train_file=[str(images[0] / "images.npy")]))
 
 
 def test_mistakes_about_raw_text_are_named(tmp_path):

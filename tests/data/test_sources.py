@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hfseq.data.arguments import DataArguments
+from hfseq.data.arguments import CausalArguments, DataArguments
 from hfseq.data.sources import load_splits
 from hfseq.errors import DataError, UsageError
 
@@ -97,6 +97,38 @@ def test_a_stream_is_split_by_the_hash_of_the_document(corpus, texts):
     assert 15 <= len(validation) <= 65  # 40 expected of 200
     again = load(corpus, streaming=True, validation_split_percentage=20)
     assert documents(again["validation"]) == validation
+
+
+@pytest.mark.parametrize("validation", [0, 20])
+def test_a_stream_has_a_test_split_of_its_own(corpus, texts, validation):
+    splits = load_splits(
+        CausalArguments(
+            train_file=[str(corpus)], streaming=True, validation_split_percentage=validation,
+            test_split_percentage=20,
+        )
+    )  # fmt: skip
+    parts = [documents(splits[name]) for name in splits]
+    assert sorted(sum(parts, [])) == sorted(texts)
+    assert len(splits) == (3 if validation else 2) and all(len(part) > 15 for part in parts)
+
+
+def test_the_share_of_the_test_split_is_one_of_the_whole_text(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"{i}\n" for i in range(10)))
+    for shares, sizes in (((50, 40), (1, 5, 4)), ((49, 50), (1, 5, 4)), ((0, 30), (7, 0, 3))):
+        splits = load_splits(
+            CausalArguments(
+                train_file=[str(tmp_path / "a.txt")], validation_split_percentage=shares[0],
+                test_split_percentage=shares[1],
+            )
+        )  # fmt: skip
+        assert tuple(len(splits.get(n, ())) for n in ("train", "validation", "test")) == sizes
+
+
+def test_too_few_documents_for_a_test_split_are_told_with_its_flags(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    flags = CausalArguments(train_file=[str(tmp_path / "a.txt")], test_split_percentage=5)
+    with pytest.raises(DataError, match="1 document left, .* for test; give --test_file"):
+        load_splits(flags)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -46,7 +46,13 @@ def same(a, b):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"cross_documents": True}, {"cross_documents": True, "keep_blank": True}]
+    "options",
+    [
+        {},
+        {"cross_documents": True},
+        {"cross_documents": True, "keep_blank": True},
+        {"append_eos": True},
+    ],
 )
 def test_without_shuffling_a_stream_gives_the_rows_of_the_store(
     shards, tokenizer, tmp_path, options
@@ -54,7 +60,7 @@ def test_without_shuffling_a_stream_gives_the_rows_of_the_store(
     arguments = DataArguments(train_file=[shards], validation_split_percentage=0)
     store = tokenize(
         load_splits(arguments)["train"], tokenizer, "text", cache_dir=tmp_path,
-        keep_blank=options.get("keep_blank", False),
+        keep_blank=options.get("keep_blank", False), append_eos=options.get("append_eos", False),
     )  # fmt: skip
     rows = PackedRows(store, LENGTH, options.get("cross_documents", False))
     expected = rows.fetch(np.arange(len(rows)))

@@ -236,6 +236,9 @@ def test_linear_has_an_end_and_inverse_sqrt_can_be_held():
         ({"lr_constant_steps": 5, "lr_scheduler_type": "noam"}, "noam never ends"),
         ({"weight_decay_mode": "relative"}, "decoupled, absolute"),
         ({"state_reset": "never"}, "needs --update_length"),
+        ({"weight_decay": -0.1}, "--weight_decay -0.1: give 0 or more"),
+        ({"weight_decay": 1.0, "weight_decay_mode": "absolute"}, "give less than 1"),
+        ({"max_grad_norm": -1.0}, "--max_grad_norm -1.0: give 0"),
     ],
 )
 def test_flags_of_schedule_and_decay_that_make_no_sense_are_refused(changes, message):

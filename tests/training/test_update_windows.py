@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from hfseq import trees
 from hfseq.errors import UsageError
 from hfseq.training import windows
+from hfseq.training.resume import Progress, keep_windows
 from tests.training.conftest import losses
 from tests.training.test_loop import assert_same, stop_at
 
@@ -221,6 +222,57 @@ def test_a_skipped_step_leaves_the_codebook_as_it_was(run):
     assert any(jax.tree.leaves(moved))
 
 
+def test_rows_that_begin_with_a_skipped_step_begin_afresh(run):
+    def poison(loop):
+        if loop.progress.step == 4:  # the next step is the first window of other rows
+            flat = trees.flatten(loop.state["params"])
+            path = next(p for p in flat if p[-1] == "embedding")
+            loop.state["params"] = trees.unflatten(flat | {path: flat[path] * np.inf})
+
+    loop = run(
+        "poisoned", max_steps=5, on_non_finite="skip", gradient_accumulation_steps=2,
+        before=lambda loop: loop.add_callback(poison),
+    )  # fmt: skip
+    left, empty = loop.state["memory"], loop.model.init_cache(4, 0)
+    jax.tree.map(np.testing.assert_array_equal, left, empty)
+
+
+def test_a_checkpoint_of_another_cut_is_refused_with_both_cuts(run):
+    with pytest.raises(SystemExit):
+        run("cut", before=stop_at(3))
+    for changes, message in (
+        ({"update_length": 16}, "step 3 .* --update_length 8 .* say with --update_length 16"),
+        ({"state_reset": "never"}, "--state_reset sequence .* --state_reset never"),
+        ({"block_size": 16}, "--block_size 32 .* --block_size 16"),
+        ({"global_batch_size": 8}, "--global_batch_size 4, .* --global_batch_size 8: give the"),
+        ({"update_length": None}, "the flags say without --update_length"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run("cut", **changes)
+
+
+def test_a_checkpoint_without_windows_does_not_go_on_in_windows():
+    loop = SimpleNamespace(
+        windows=windows.Windows(8, 4, True), batch_size=4, restore_step=1, progress=Progress()
+    )
+    with pytest.raises(UsageError, match="without --update_length, .* --state_reset never"):
+        keep_windows(loop)
+    loop.restore_step = None
+    keep_windows(loop)  # a fresh run records its own
+    loop.restore_step = 1
+    keep_windows(loop)
+
+
+def test_rows_are_reset_on_the_second_axis_of_stacks():
+    memory = windows.Memory(3, 4, (("layers",),))
+    old = {"layers": {"a": np.ones((2, 3, 5))}, "position": np.array([7, 8, 9])}
+    found = memory.reset(
+        old, np.array([False, True, False]), jax.tree.map(np.zeros_like, old)
+    )  # fmt: skip
+    assert found["position"].tolist() == [7, 0, 9]
+    assert found["layers"]["a"].sum(axis=(0, 2)).tolist() == [10, 0, 10]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -231,6 +283,11 @@ def test_a_skipped_step_leaves_the_codebook_as_it_was(run):
         (
             {"model_type": "gpt2", "config_overrides": "n_embd=8,n_layer=1,n_head=1"},
             "'gpt2' keeps keys and values .* vq_transformer has one",
+        ),
+        ({"config_overrides": f"{TINY},attention_type=full"}, "attention_type=full .* no state"),
+        (
+            {"train_file": "images.npy", "sample_by": None, "state_reset": "never"},
+            "images are rows of their own; drop --state_reset",
         ),
     ],
 )

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hfseq_plugins.vq_transformer.positions import window_scores
+from hfseq_plugins.vq_transformer.positions import EXACT, window_scores
 from hfseq_plugins.vq_transformer.state import (
     Cache,
     State,
@@ -45,10 +45,12 @@ class Inputs(NamedTuple):
 class Terms(NamedTuple):
     """What scores are made of: the ``codebook`` (Hk, S, K), the ``relative`` rows (M + 1, Hk, K),
     and the offsets of queries, ``content`` and ``position`` (Hk, G, 1, K).
+
+    For one token ``relative`` is a pair, sinusoids (M + 1, D) and their projection (D, Hk, K).
     """
 
     codebook: jax.Array
-    relative: jax.Array
+    relative: Any
     content: jax.Array
     position: jax.Array
 
@@ -85,7 +87,7 @@ def mix(block: Block, cache: Cache, terms: Terms, how: How) -> jax.Array:
     log n (equation 20). The weights are divided before they meet the values.
     """
     content = block.query + terms.content
-    near = jnp.einsum("bhglk,bhck->bhglc", content, block.key)
+    near = jnp.einsum("bhglk,bhck->bhglc", content, block.key, precision=EXACT)
     near += window_scores(block.query + terms.position, terms.relative)
     near = jnp.where(_visible(block, terms.codebook.shape[1], how), near, LOWEST)
     top = near.max(-1, keepdims=True)
@@ -119,7 +121,8 @@ def weigh(weights: jax.Array, values: jax.Array, dtype: Any) -> jax.Array:
 def cache_scores(content: jax.Array, count: jax.Array, codebook: jax.Array) -> jax.Array:
     """Score the codes, (B, Hk, G, L, S); one that stands for n tokens has log n added."""
     bonus = jnp.where(count > 0, jnp.log(jnp.maximum(count, 1).astype(jnp.float32)), LOWEST)
-    return jnp.einsum("bhglk,hsk->bhgls", content, codebook) + bonus[:, :, None, None]
+    scores = jnp.einsum("bhglk,hsk->bhgls", content, codebook, precision=EXACT)
+    return scores + bonus[:, :, None, None]
 
 
 def _visible(block: Block, codes: int, how: How) -> jax.Array:

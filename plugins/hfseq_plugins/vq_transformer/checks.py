@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hfseq import trees
 from hfseq.errors import UsageError
+from hfseq_plugins.vq_transformer.state import RANKS
 
 
-def check_call(config: Any, given: Mapping[str, Any], state: Mapping[str, Any] | None) -> None:
-    """Raise one UsageError for inputs and a state that do not fit each other or the model."""
+class Layout(NamedTuple):
+    """Where a model's attentions are: below ``root``, and ``stacked`` over layers or one by one."""
+
+    stacked: bool = False
+    root: tuple[str, ...] = ("model",)
+
+
+def check_call(
+    config: Any, given: Mapping[str, Any], state: Mapping[str, Any] | None, layout: Layout
+) -> None:
+    """Raise one UsageError for inputs and a state that do not fit each other or the model.
+
+    Options may have been changed since the configuration was made, so they are checked again.
+    """
+    config.check()
     problems = [*_wrong_pairs(given, state), *_wrong_shapes(given)]
-    problems += [] if not state else _wrong_state(config, state)
+    problems += [] if not state else dict.fromkeys(_wrong_state(config, state, layout))
     if problems:
         raise UsageError("; ".join(problems))
 
@@ -30,9 +45,12 @@ def _wrong_pairs(given: Mapping[str, Any], state: Mapping[str, Any] | None) -> I
 
 def _wrong_shapes(given: Mapping[str, Any]) -> Iterator[str]:
     ids = given["input_ids"]
-    if isinstance(ids, (str, list, tuple)):
+    if ids is None or isinstance(ids, (str, list, tuple)):
         return  # the base class has its own messages for these
     shape = np.shape(ids)
+    if len(shape) != 2 or not shape[1]:
+        yield f"input_ids are {shape}: they have to be (batch, length) with at least one token"
+        return
     for name, wanted in (
         ("attention_mask", shape), ("segment_ids", shape), ("code_mask", shape),
         ("reset_rows", shape[:1]),
@@ -42,20 +60,65 @@ def _wrong_shapes(given: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is {np.shape(value)}, but input_ids are {shape}: it has to be {wanted}"
 
 
-def _wrong_state(config: Any, state: Mapping[str, Any]) -> list[str]:
-    """Compare the first attention's entries with the configuration."""
-    while "position" not in state:
-        state = next(part for part in state.values() if isinstance(part, Mapping))
-    key, value = np.shape(state["window_key"]), np.shape(state["window_value"])
+def _wrong_state(config: Any, state: Any, layout: Layout) -> Iterator[str]:
+    """Compare the entries of every attention with the configuration."""
+    parts: dict[trees.Path, dict[str, Any]] = {}
+    for path, leaf in trees.flatten(state).items() if isinstance(state, Mapping) else ():
+        parts.setdefault(path[:-1], {})[path[-1]] = leaf
+    if not parts or not all(map(_complete, parts.values())):
+        yield (
+            "past_key_values is no state of a VQ Transformer: give init_cache(rows) or what a call "
+            "returned"
+        )
+        return
+    stacked = any(np.ndim(part["position"]) > 1 for part in parts.values())
+    if stacked != layout.stacked:
+        made, own = ("with", "without") if stacked else ("without", "with")
+        yield f"past_key_values was made {made} scan_layers, the model is {own}: use its init_cache"
+        return
+    layers = config.num_hidden_layers
+    deep = {len(part["position"]) if stacked else layers for part in parts.values()}
+    wanted = _paths(config, layout)
+    if parts.keys() != wanted or deep != {layers}:
+        yield (
+            f"past_key_values was made for {_told(parts, deep, stacked)}, the model has "
+            f"{_told(wanted, {layers}, stacked)}"
+        )
+    for part in parts.values():
+        yield from _wrong_sizes(config, part)
+
+
+def _complete(part: Mapping[str, Any]) -> bool:
+    """Tell whether an attention has all its entries, with their axes."""
+    if part.keys() != RANKS.keys():
+        return False
+    more = np.ndim(part["position"]) - RANKS["position"]
+    return more in (0, 1) and all(np.ndim(part[n]) == rank + more for n, rank in RANKS.items())
+
+
+def _paths(config: Any, layout: Layout) -> set[trees.Path]:
+    """Return where the model has attentions."""
+    numbers = [()] if layout.stacked else [(str(n),) for n in range(config.num_hidden_layers)]
+    names = ("attention", "attention_2") if config.gated else ("attention",)
+    return {(*layout.root, "layers", *number, name) for number in numbers for name in names}
+
+
+def _told(paths: Iterable[trees.Path], deep: set[int], stacked: bool) -> str:
+    named = sorted(trees.join(path) for path in paths)
+    some = named if len(named) < 3 else [named[0], "...", named[-1]]
+    layers = f" in {'/'.join(map(str, sorted(deep)))} layers" if stacked else ""
+    return f"{len(named)} attentions{layers} ({', '.join(some)})"
+
+
+def _wrong_sizes(config: Any, part: Mapping[str, Any]) -> Iterator[str]:
+    key, value = np.shape(part["window_key"]), np.shape(part["window_value"])
     sizes = {
         "window_size": (key[-2], config.window_size),
-        "num_codes": (np.shape(state["cache_count"])[-1], config.num_codes),
+        "num_codes": (np.shape(part["cache_count"])[-1], config.num_codes),
         "key heads": (key[-3], config.key_heads),
         "head_dim": (key[-1], config.head_dim),
         "value_dim": (value[-1], config.value_width),
     }
-    return [
-        f"past_key_values was made for {name}={found}, the model has {name}={wanted}"
-        for name, (found, wanted) in sizes.items()
-        if found != wanted
-    ]
+    for name, (found, wanted) in sizes.items():
+        if found != wanted:
+            yield f"past_key_values was made for {name}={found}, the model has {name}={wanted}"

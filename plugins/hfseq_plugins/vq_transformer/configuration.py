@@ -1,11 +1,12 @@
 """The configuration of the VQ Transformer and the reference's sizes."""
 
-from __future__ import annotations
+# Types are not postponed here (``from __future__``): as texts they would not be checked.
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import PretrainedConfig
 
 from hfseq.errors import UsageError, nearest
@@ -21,6 +22,8 @@ POSITIVE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "head_dim", "num_codes", "block_size"),
     *("sinusoid_base", "rms_norm_eps", "count_floor"),
 )
+COUNTS = ("num_attention_heads", "num_key_value_heads", "value_dim", "intermediate_size")
+NOT_NEGATIVE = ("commitment_cost", "initializer_scale", "embedding_initializer_range")
 #: What the throughput study and the data sets share (Lingle, 2024, appendix).
 _ENWIK8 = {"hidden_size": 768, "num_hidden_layers": 24, "head_dim": 128, "value_dim": 1536}
 _LARGE = {
@@ -28,8 +31,30 @@ _LARGE = {
     "tie_word_embeddings": True, "head_bias": True, "final_norm": True, "logit_scale": 0.005,
 }  # fmt: skip
 
+Kind = TypeVar("Kind")
 
-@strict
+
+def typed(kind: type[Kind]) -> type[Kind]:
+    """Make a configuration refuse values of wrong types, whenever they are set, as UsageError."""
+    checked: Any = strict(kind)
+    assign = checked.__setattr__
+
+    def set_option(self: Any, name: str, value: Any) -> None:
+        try:
+            assign(self, name, value)
+        except StrictDataclassFieldValidationError as error:
+            wanted = checked.__dataclass_fields__[name].type
+            wanted = wanted.__name__ if isinstance(wanted, type) else wanted
+            raise UsageError(
+                f"{kind.__name__}: {name}={value!r} is of type {type(value).__name__} and has to "
+                f"be {wanted}"
+            ) from error
+
+    checked.__setattr__ = set_option
+    return checked
+
+
+@typed
 class VQTransformerConfig(PretrainedConfig):
     """The options of a VQ Transformer; sizes are those of the reference's enwik8 model.
 
@@ -109,7 +134,7 @@ class VQTransformerConfig(PretrainedConfig):
         self.check()
 
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> VQTransformerConfig:
+    def preset(cls, name: str, **changes: Any) -> "VQTransformerConfig":
         """Return the configuration of a preset, with ``changes``."""
         if name not in cls.presets:
             known = ", ".join(cls.presets)
@@ -158,7 +183,9 @@ class VQTransformerConfig(PretrainedConfig):
     def check(self) -> None:
         """Raise one UsageError that lists every option that cannot work."""
         problems = [*self._wrong_choices(), *self._wrong_numbers()]
-        problems = problems or [*self._wrong_heads()]
+        sizes = (self.hidden_size, self.head_dim, self.query_heads, self.key_heads)
+        if min(sizes) > 0 and self.head_type in CHOICES["head_type"]:
+            problems += self._wrong_heads()
         if problems:
             raise UsageError("VQTransformerConfig: " + "; ".join(problems))
 
@@ -172,7 +199,7 @@ class VQTransformerConfig(PretrainedConfig):
         for name in POSITIVE:
             if not getattr(self, name) > 0:
                 yield f"{name}={getattr(self, name)} has to be above 0"
-        for name in ("num_attention_heads", "num_key_value_heads", "value_dim"):
+        for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 yield f"{name}={value} has to be at least 1"
@@ -186,8 +213,9 @@ class VQTransformerConfig(PretrainedConfig):
                 yield f"{name}={getattr(self, name)} has to be in [0, 1)"
         if not 0 <= self.ema_decay <= 1:
             yield f"ema_decay={self.ema_decay} has to be in [0, 1]"
-        if self.commitment_cost < 0:
-            yield f"commitment_cost={self.commitment_cost} has to be 0 or more"
+        for name in NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                yield f"{name}={getattr(self, name)} has to be 0 or more"
         if self.hidden_size % 2:
             yield (
                 f"hidden_size={self.hidden_size} is odd, but its sinusoids are pairs of sine and "

@@ -86,6 +86,7 @@ class Attention(StateAttention):
         self.position_bias = nnx.Param(jnp.zeros(queries))
         sizes = (config.key_heads, config.num_codes, config.head_dim)
         self.codebook = Codebook(*sizes, config.count_floor, rngs)
+        self.wave_dropout = nn.Dropout(config.sinusoid_dropout)
         # sqrt(K) divides the scores: half of it is in the queries, half in all they meet.
         self.scale = config.head_dim**-0.25
 
@@ -137,17 +138,26 @@ class Attention(StateAttention):
             codes = jnp.where(tokens.valid[..., None], codes, self.config.num_codes)
         return found.keys, codes, loss
 
-    def _terms(self, distances: int, rngs: Keys | None) -> Terms:
-        """Return what scores are made of, with positions for distances below ``distances``."""
+    def _terms(self, distances: int, rngs: Keys | None, one: bool = False) -> Terms:
+        """Return what scores are made of, with positions for distances below ``distances``.
+
+        For ``one`` token the rows stay apart in two factors: the query meets the projection, which
+        is less work than to project all sinusoids.
+        """
         config, heads = self.config, self.config.key_heads
         waves = sinusoids(jnp.arange(distances), config.hidden_size, config.sinusoid_base)
         # One mask for the batch, and for all windows of a sequence.
-        waves = nn.dropout(waves, config.sinusoid_dropout, rngs and rngs.steady.shared)
-        relative = self.r_proj(waves).astype(jnp.float32) * self.scale
+        waves = self.wave_dropout(waves, rngs and rngs.steady.shared)
         shape = (heads, -1, 1, config.head_dim)
+        if one:
+            kernel = self.r_proj.kernel[...].astype(jnp.float32) * self.scale
+            relative = waves, kernel.reshape(-1, heads, config.head_dim)
+        else:
+            rows = self.r_proj(waves).astype(jnp.float32) * self.scale
+            relative = rows.reshape(distances, heads, config.head_dim)
         return Terms(
             self.codebook.rows(),
-            relative.reshape(distances, heads, config.head_dim),
+            relative,
             self.content_bias[...].reshape(shape) * self.scale,
             self.position_bias[...].reshape(shape) * self.scale,
         )
@@ -155,8 +165,10 @@ class Attention(StateAttention):
     def _mix(self, inputs: Inputs, tokens: Tokens, rngs: Keys | None) -> jax.Array:
         """Attend, and keep the state where there is one: (B, Hq, T, V) float32."""
         config, held = self.config, self.read_cache()
+        # A short call is one short block.
+        block = min(config.block_size, inputs.code.shape[-1])
         how = How(
-            config.window_size, config.block_size, config.reduction, config.use_compressive_cache,
+            config.window_size, block, config.reduction, config.use_compressive_cache,
             config.stop_gradient_cache,
         )  # fmt: skip
         kind, inputs = config.attention_type, split_heads(inputs)
@@ -168,7 +180,8 @@ class Attention(StateAttention):
             state = None if held is None else State(**held)
             if state is not None and tokens.fresh is not None:
                 state = reset(state, tokens.fresh, config.num_codes)
-            terms = self._terms(config.window_size + 1, rngs)
+            one = state is not None and inputs.code.shape[-1] == 1
+            terms = self._terms(config.window_size + 1, rngs, one)
             out, after = attend(inputs, terms, how, state, tokens.lengths)
             if after is not None:
                 self.write_cache(after._asdict())
@@ -195,7 +208,8 @@ class Layer(nnx.Module):
         self.attention = Attention(config, rngs)
         self.attention_2 = Attention(config, rngs) if config.gated else nnx.data(None)
         self.mlp = nnx.data(None) if config.gated else MLP(config, rngs)
-        self.residual_rate, self.layer_rate = config.residual_dropout, config.layer_dropout
+        self.dropout = nn.Dropout(config.residual_dropout)
+        self.layer_dropout = nn.Dropout(config.layer_dropout)
 
     def __call__(self, x: jax.Array, tokens: Tokens, *, rngs: Keys | None) -> Any:
         """Map (B, T, D) to the next layer's input, and the sum of the errors of its keys."""
@@ -209,11 +223,10 @@ class Layer(nnx.Module):
     def _attend(self, part: Attention, x: jax.Array, tokens: Tokens, rngs: Keys | None) -> Any:
         own = rngs and rngs.child()
         change, loss = part(x, tokens, own)
-        return x + self._whole(nn.dropout(change, self.residual_rate, own), own), loss
+        return x + self._whole(self.dropout(change, own), own), loss
 
     def _whole(self, change: jax.Array, rngs: Keys | None) -> jax.Array:
         """Leave a part out for some rows, for as long as their sequences last (LayerDrop)."""
-        if rngs is None or not self.layer_rate:
+        if rngs is None or not self.layer_dropout.rate:
             return change
-        kept = nn.dropout(jnp.ones((len(change), 1, 1), change.dtype), self.layer_rate, rngs.steady)
-        return change * kept
+        return change * self.layer_dropout(jnp.ones((len(change), 1, 1), change.dtype), rngs.steady)

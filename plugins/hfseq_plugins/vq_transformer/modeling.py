@@ -15,12 +15,12 @@ from hfseq.errors import UsageError
 from hfseq.generation import FixedStateGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq_plugins.vq_transformer import torch_twin
-from hfseq_plugins.vq_transformer.checks import check_call
+from hfseq_plugins.vq_transformer.checks import Layout, check_call
 from hfseq_plugins.vq_transformer.codebook import perplexities, settle
 from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 from hfseq_plugins.vq_transformer.layers import Layer, Norm, Tokens, linear
 from hfseq_plugins.vq_transformer.positions import sinusoids
-from hfseq_plugins.vq_transformer.rows import Rows, find_rows
+from hfseq_plugins.vq_transformer.rows import Rows, find_rows, real_in_segments
 
 
 class Transformer(nnx.Module):
@@ -46,7 +46,10 @@ class Transformer(nnx.Module):
                 "output_hidden_states works"
             )
         rows = find_rows(attention_mask, segment_ids)
-        tokens = self._tokens(rows, input_ids.shape[1], segment_ids, code_mask, reset_rows)
+        valid = rows.valid(input_ids.shape[1])
+        if segment_ids is not None:
+            valid = real_in_segments(segment_ids, attention_mask)
+        tokens = self._tokens(rows, valid, segment_ids, code_mask, reset_rows)
         x = self.embed(rows.pack(input_ids), tokens, rngs)
         x, losses, inputs = nn.run_layers(
             self.layers, x, tokens, rngs=rngs, collect=output_hidden_states
@@ -59,8 +62,11 @@ class Transformer(nnx.Module):
             auxiliary_loss=None if losses[0] is None else cost * jnp.stack(losses).sum(),
         )
 
-    def _tokens(self, rows: Rows, count: int, segment: Any, counted: Any, fresh: Any) -> Tokens:
-        valid, counted = rows.valid(count), rows.pack(counted)
+    def _tokens(self, rows: Rows, valid: Any, segment: Any, counted: Any, fresh: Any) -> Tokens:
+        counted = rows.pack(counted)
+        if segment is not None and self.config.attention_type != "vq":
+            # All pairs are compared by their documents: hidden tokens are in one of their own.
+            segment = jnp.where(valid, segment, -segment)
         if counted is None or valid is None:
             counted = valid if counted is None else counted
         else:
@@ -79,7 +85,7 @@ class Transformer(nnx.Module):
     def _places(self, ids: jax.Array, tokens: Tokens) -> jax.Array:
         """Number the tokens from where the state stands, in every document from 0."""
         if tokens.segment is not None:
-            return nn.positions_in_segments(tokens.segment)
+            return nn.positions_in_segments(jnp.abs(tokens.segment))
         places = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
         first = self.layers[0] if isinstance(self.layers, nnx.List) else self.layers
         held = first.attention.read_cache()
@@ -92,7 +98,7 @@ class Transformer(nnx.Module):
 
 
 class CausalLM(nnx.Module):
-    """Next-token prediction; the head is computed in float32."""
+    """Next-token prediction; logits are scaled and returned in float32."""
 
     def __init__(self, config: Any, rngs: nnx.Rngs):
         self.config, sizes = config, (config.hidden_size, config.vocab_size)
@@ -114,10 +120,10 @@ class CausalLM(nnx.Module):
         """Map hidden states (B, T, D) to logits (B, T, vocabulary)."""
         scale = self.config.logit_scale
         head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
-        logits = head(x)
+        logits = head(x).astype(jnp.float32)
         if self.lm_head_bias is None:
             return logits * scale
-        bias = self.lm_head_bias[...].astype(logits.dtype)
+        bias = self.lm_head_bias[...].astype(jnp.float32)
         if self.config.scale_head_bias:
             return (logits + bias) * scale
         return logits * scale + bias
@@ -157,16 +163,17 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
 
     def __call__(
         self, input_ids, attention_mask=None, params=None, past_key_values=None, dropout_rng=None,
-        train=False, output_hidden_states=None, return_dict=None, *, segment_ids=None,
-        code_mask=None, reset_rows=None, extra=None,
+        train=False, output_hidden_states=None, return_dict=None, *, output_attentions=None,
+        segment_ids=None, code_mask=None, reset_rows=None, extra=None,
     ):  # fmt: skip
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` (batch, length); tokens that ``attention_mask`` (batch, length) hides leave no
         trace. ``segment_ids`` (batch, length) numbers the documents of packed rows, which do not
-        see each other; 0 is padding, on the right. ``past_key_values`` is the state of
-        :meth:`init_cache`; rows that ``reset_rows`` (batch,) names begin afresh. While training,
-        tokens that ``code_mask`` (batch, length) hides do not count for the codebooks.
+        see each other; 0 is padding on any side, and tokens that the mask hides within a document
+        keep their places. ``past_key_values`` is the state of :meth:`init_cache`; rows that
+        ``reset_rows`` (batch,) names begin afresh. While training, tokens that ``code_mask``
+        (batch, length) hides do not count for the codebooks.
 
         **Raises:** UsageError for a state of another batch or model, or together with
         ``segment_ids``, and for masks of another shape than ``input_ids``.
@@ -175,9 +182,10 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
             "input_ids": input_ids, "attention_mask": attention_mask, "segment_ids": segment_ids,
             "code_mask": code_mask, "reset_rows": reset_rows,
         }  # fmt: skip
-        check_call(self.config, given, past_key_values)
+        root = () if self.module_class is Transformer else ("model",)
+        check_call(self.config, given, past_key_values, Layout(self.scan_layers, root))
         return self.run(
-            given, params, dropout_rng, train, None, output_hidden_states, return_dict,
+            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
             past_key_values, extra,
         )  # fmt: skip
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from hfseq_plugins.vq_transformer.attention import (
     LOWEST,
@@ -15,6 +17,7 @@ from hfseq_plugins.vq_transformer.attention import (
     cache_scores,
     weigh,
 )
+from hfseq_plugins.vq_transformer.positions import EXACT
 from hfseq_plugins.vq_transformer.state import State, take
 
 
@@ -24,20 +27,27 @@ def step(inputs: Inputs, terms: Terms, how: How, state: State) -> tuple[jax.Arra
     Returns (B, Hk, G, 1, V) float32 and the new state. Tokens that are none change nothing.
     """
     codes, window = terms.codebook.shape[1], how.window
+    if how.stop_gradient:
+        state = State(*map(lax.stop_gradient, state))
     real = inputs.code[:, 0, 0] < codes
     content = inputs.query + terms.content
-    biases = jnp.einsum("bhglk,dhk->bhgld", inputs.query + terms.position, terms.relative)
+    waves, projection = terms.relative
+    biases = _dot("bhglk,dhk->bhgld", inputs.query + terms.position, projection)
+    biases = _dot("bhglk,dk->bhgld", biases, waves)
     # The slots are 1 to M places behind the token, which will replace the last of them.
     behind = (state.position[:, None] - 1 - jnp.arange(window)) % max(window, 1) + 1
-    near = jnp.einsum("bhglk,bhck->bhglc", content, state.window_key)
+    near = _dot("bhglk,bhck->bhglc", content, state.window_key)
     near += jnp.take_along_axis(biases, behind[:, None, None, None], axis=-1, mode="clip")
     near = jnp.where(state.window_code[:, :1, None, None] < codes, near, LOWEST)
-    own = jnp.einsum("bhglk,bhck->bhglc", content, inputs.key) + biases[..., :1]
+    own = _dot("bhglk,bhck->bhglc", content, inputs.key) + biases[..., :1]
     groups = [(own, inputs.value), (near, state.window_value)]
     if how.compressive:
         groups.append((cache_scores(content, state.cache_count, terms.codebook), state.cache_mean))
     out = _mix(groups, inputs.value.dtype)
     return out, _advance(inputs, state, real, codes, _zero(out))
+
+
+_dot = functools.partial(jnp.einsum, precision=EXACT)
 
 
 def _mix(groups: list[tuple[jax.Array, jax.Array]], dtype: Any) -> jax.Array:
@@ -90,5 +100,6 @@ def _advance(inputs: Inputs, state: State, real: jax.Array, codes: int, after: j
 
 
 def _zero(x: jax.Array) -> jax.Array:
-    """Return an int32 0 that depends on ``x``, whose values are above -2e9 and below 3e38."""
-    return (x.reshape(-1)[0].astype(jnp.float32) > 3e38).astype(jnp.int32)
+    """Return an int32 0 that the compiler takes for something that depends on ``x``."""
+    first = x.reshape(-1)[0].astype(jnp.float32)
+    return ((first > 3e38) & (first < -3e38)).astype(jnp.int32)

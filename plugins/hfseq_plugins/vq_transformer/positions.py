@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+#: Scores are float32 on every device; by default a GPU rounds the factors, and a TPU to bfloat16.
+EXACT = lax.Precision.HIGHEST
 
 
 def sinusoids(positions: jax.Array, width: int, base: float) -> jax.Array:
@@ -35,4 +39,4 @@ def window_scores(query: jax.Array, rows: jax.Array) -> jax.Array:
     ``rows[d]`` stands for distance d. Returns (B, Hk, G, L, M + L): column c is the key M places
     before the block's first token, plus c; 0 where the distance is not 0 to M.
     """
-    return shift_right(jnp.einsum("bhglk,dhk->bhgld", query, rows[::-1]))
+    return shift_right(jnp.einsum("bhglk,dhk->bhgld", query, rows[::-1], precision=EXACT))

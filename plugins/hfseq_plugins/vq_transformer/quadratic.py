@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from hfseq_plugins.vq_transformer.attention import LOWEST, How, Inputs, Terms
-from hfseq_plugins.vq_transformer.positions import shift_right
+from hfseq_plugins.vq_transformer.positions import EXACT, shift_right
 
 
 def attend_to_all(
@@ -25,7 +25,7 @@ def attend_to_all(
         scores = _gradient_where(exact, content, inputs.key)
     else:
         exact = None
-        scores = jnp.einsum("bhglk,bhck->bhglc", content, inputs.key)
+        scores = jnp.einsum("bhglk,bhck->bhglc", content, inputs.key, precision=EXACT)
     scores += _position_scores(inputs.query + terms.position, terms.relative, tokens)
     seen = _seen(inputs, lengths, tokens)
     if quantised and not how.compressive:
@@ -55,15 +55,18 @@ def _exact(tokens: int, how: How) -> jax.Array:
 def _gradient_where(exact: jax.Array, content: jax.Array, key: jax.Array) -> jax.Array:
     """Score all keys; only the ``exact`` ones get a gradient."""
     fixed = lax.stop_gradient(key)
-    scores = jnp.einsum("bhglk,bhck->bhglc", content, fixed)
-    nothing = jnp.einsum("bhglk,bhck->bhglc", lax.stop_gradient(content), key - fixed)
+    scores = jnp.einsum("bhglk,bhck->bhglc", content, fixed, precision=EXACT)
+    nothing = jnp.einsum(
+        "bhglk,bhck->bhglc", lax.stop_gradient(content), key - fixed, precision=EXACT
+    )
     return scores + jnp.where(exact, nothing, 0.0)
 
 
 def _position_scores(query: jax.Array, rows: jax.Array, tokens: int) -> jax.Array:
     """Score the distances 0 to len(rows) - 1 of all pairs, (B, Hk, G, T, T)."""
     reach = min(len(rows), tokens)
-    scores = shift_right(jnp.einsum("bhglk,dhk->bhgld", query, rows[:reach][::-1]))
+    rows = rows[:reach][::-1]
+    scores = shift_right(jnp.einsum("bhglk,dhk->bhgld", query, rows, precision=EXACT))
     return scores[..., reach - 1 : reach - 1 + tokens]
 
 

@@ -37,10 +37,11 @@ class Rows(NamedTuple):
 
 
 def find_rows(attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> Rows:
-    """Find the real tokens by either mask (B, T); packed rows are padded on the right only."""
-    if segment_ids is not None:
-        return Rows((segment_ids > 0).sum(1, dtype=jnp.int32))
-    if attention_mask is None:
+    """Find the real tokens by ``attention_mask`` (B, T); tokens of packed rows stay in place.
+
+    What ``segment_ids`` (B, T) separate needs no order, and moving it would cost time in training.
+    """
+    if attention_mask is None or segment_ids is not None:
         return Rows()
     real = (attention_mask > 0).astype(jnp.int32)
     lengths = real.sum(1)
@@ -48,3 +49,9 @@ def find_rows(attention_mask: jax.Array | None, segment_ids: jax.Array | None) -
         return Rows(lengths)
     order = jnp.argsort(1 - real, axis=1, stable=True)
     return Rows(lengths, order, jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0))
+
+
+def real_in_segments(segment_ids: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
+    """Tell which tokens of packed rows are real, (B, T): in a document, and not hidden."""
+    real = segment_ids > 0
+    return real if attention_mask is None else real & (attention_mask > 0)

@@ -1,6 +1,6 @@
 """The configuration of the WMT Transformer, its presets, and its twin among the stock models."""
 
-from __future__ import annotations
+# Types are not postponed here (``from __future__``): as texts they would not be checked.
 
 from typing import Any, ClassVar
 
@@ -121,7 +121,7 @@ class WMTTransformerConfig(PretrainedConfig):
         self.check()
 
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> WMTTransformerConfig:
+    def preset(cls, name: str, **changes: Any) -> "WMTTransformerConfig":
         """Return the configuration of a preset, with ``changes``."""
         if name not in cls.presets:
             known = ", ".join(cls.presets)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,13 @@ import pytest
 
 from hfseq.errors import UsageError, WeightsError
 from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
-from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
+from hfseq_plugins.vq_transformer.modeling import (
+    FlaxVQTransformerForCausalLM,
+    FlaxVQTransformerModel,
+)
+from hfseq_plugins.vq_transformer.torch_files.configuration_vq_transformer import (
+    VQTransformerConfig as TorchConfig,
+)
 from tests.plugins.vq_transformer.vq_cases import config, ids, model, variables
 
 WRONG = {
@@ -27,6 +36,9 @@ WRONG = {
     "commitment_cost=-1": {"commitment_cost": -1.0},
     "layer_dropout=1": {"layer_dropout": 1.0},
     "value_dim=0": {"value_dim": 0},
+    "intermediate_size=-3": {"intermediate_size": -3},
+    "initializer_scale=-1": {"initializer_scale": -1.0},
+    "embedding_initializer_range=nan": {"embedding_initializer_range": math.nan},
     "reduction='assoc'.*associative_scan": {"reduction": "assoc"},
     "head_type='shgaa'.*did you mean 'shga'": {"head_type": "shgaa"},
     "attention_type='linear'.*vq_quadratic": {"attention_type": "linear"},
@@ -45,18 +57,50 @@ WRONG = {
 }  # fmt: skip
 
 
+CLASSES = {VQTransformerConfig: UsageError, TorchConfig: ValueError}
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=["flax", "torch"])
 @pytest.mark.parametrize("message", WRONG)
-def test_configurations_that_cannot_work(message):
+def test_configurations_that_cannot_work(message, kind):
     sizes = {"hidden_size": 16, "head_dim": 8, "num_hidden_layers": 1}
-    with pytest.raises(UsageError, match=message):
-        VQTransformerConfig(**{**sizes, **WRONG[message]})
+    # The file beside a checkpoint makes no suggestions.
+    told = message if kind is VQTransformerConfig else message.partition(".*did you mean")[0]
+    with pytest.raises(CLASSES[kind], match=told):
+        kind(**{**sizes, **WRONG[message]})
 
 
-def test_all_problems_are_told_at_once():
-    with pytest.raises(UsageError) as caught:
-        VQTransformerConfig(window_size=-2, num_codes=0, hidden_size=17)
-    for part in ("window_size=-2", "num_codes=0", "hidden_size=17"):
-        assert part in str(caught.value)
+@pytest.mark.parametrize("kind", CLASSES, ids=["flax", "torch"])
+def test_all_problems_are_told_at_once(kind):
+    wrong = {"window_size": -2, "num_codes": 0, "hidden_size": 17, "num_attention_heads": 3}
+    with pytest.raises(CLASSES[kind]) as caught:
+        kind(**wrong)
+    for name, value in wrong.items():
+        assert f"{name}={value}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("block_size", 4.5, "int"), ("window_size", None, "int"),
+        ("use_compressive_cache", "no", "bool"), ("value_dim", "wide", "int | None"),
+    ],
+)  # fmt: skip
+def test_options_of_wrong_types_are_refused_whenever_they_are_set(name, value, wanted):
+    told = rf"{name}={value!r} is of type .* be {re.escape(wanted)}"
+    with pytest.raises(UsageError, match=told):
+        config("mqa", **{name: value})
+    made = config("mqa")
+    with pytest.raises(UsageError, match=told):
+        setattr(made, name, value)
+
+
+def test_options_that_are_changed_later_are_checked_by_the_next_call():
+    made = model("mqa")
+    params, extra = variables(made)
+    made.config.block_size = 0
+    with pytest.raises(UsageError, match="block_size=0 has to be above 0"):
+        made(ids(2, 4), params=params, extra=extra)
 
 
 def test_unknown_presets_are_refused():
@@ -96,6 +140,15 @@ def test_presets_have_the_number_of_parameters_of_the_reference(name, total):
     assert count + sum(books) + unused == total
 
 
+def call_with(chosen, state):
+    """Call a model with ``state``; shapes are enough to refuse it."""
+    params, extra = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+        (chosen.params_shape_tree, chosen.extra_shape_tree),
+    )
+    return chosen(ids(2, 4), params=params, extra=extra, past_key_values=state)
+
+
 @pytest.fixture(scope="module")
 def made():
     chosen = model("mqa")
@@ -113,6 +166,72 @@ def test_states_of_another_model_are_refused(made):
     other = model("mqa", window_size=9, num_codes=6).init_cache(2)
     with pytest.raises(UsageError, match="window|num_codes"):
         chosen(ids(2, 4), params=params, extra=extra, past_key_values=other)
+
+
+@pytest.mark.parametrize(("layers", "other"), [(2, 1), (1, 2)])
+def test_states_of_another_depth_are_refused(layers, other):
+    with pytest.raises(UsageError, match=f"made for {other} attentions.*the model has {layers} "):
+        call_with(
+            model("mqa", num_hidden_layers=layers),
+            model("mqa", num_hidden_layers=other).init_cache(2),
+        )
+
+
+def test_states_of_another_kind_of_layer_are_refused():
+    with pytest.raises(UsageError, match=r"made for 2 attentions.*attention_2.*layers/1"):
+        call_with(model("mqa", num_hidden_layers=2), model("shga", value_dim=8).init_cache(2))
+
+
+def test_states_of_another_head_are_refused(made):
+    base = FlaxVQTransformerModel(made[0].config, _do_init=False)
+    with pytest.raises(UsageError, match=r"\(model/layers/0/attention\).*\(layers/0/attention\)"):
+        call_with(base, made[0].init_cache(2))
+    output, _ = call_with(base, base.init_cache(2))
+    assert output.past_key_values.keys() == {"layers"}
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_states_of_layers_stacked_otherwise_are_refused(scan):
+    one, other = (
+        FlaxVQTransformerForCausalLM(
+            config("mqa", num_hidden_layers=2), _do_init=False, scan_layers=way
+        )
+        for way in (scan, not scan)
+    )
+    own, its = ("with", "without") if scan else ("without", "with")
+    with pytest.raises(UsageError, match=f"made {its} scan_layers, the model is {own}"):
+        call_with(one, other.init_cache(2))
+
+
+def test_stacked_states_of_another_depth_are_refused():
+    one, other = (
+        FlaxVQTransformerForCausalLM(
+            config("mqa", num_hidden_layers=depth), _do_init=False, scan_layers=True
+        )
+        for depth in (2, 3)
+    )
+    with pytest.raises(UsageError, match="1 attentions in 3 layers.* 1 attentions in 2 layers"):
+        call_with(one, other.init_cache(2))
+
+
+FOREIGN = {
+    "a cache of keys": {"a": {"cached_key": np.zeros((2, 4, 1, 8)), "cache_index": np.zeros(())}},
+    "a state without its window": {"a": {"position": np.zeros(2, np.int32)}},
+    "nothing in it": {"a": {}},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_caches_of_other_families_are_refused(made, name):
+    with pytest.raises(UsageError, match="is no state of a VQ Transformer.*init_cache"):
+        call_with(made[0], FOREIGN[name])
+
+
+@pytest.mark.parametrize("tokens", [np.zeros(4, np.int32), np.zeros((2, 0), np.int32)])
+def test_tokens_that_are_no_rows_are_refused(made, tokens):
+    chosen, params, extra = made
+    with pytest.raises(UsageError, match=r"input_ids are \(.*\(batch, length\) with at least one"):
+        chosen(tokens, params=params, extra=extra)
 
 
 def test_packed_rows_cannot_go_on_from_a_state(made):

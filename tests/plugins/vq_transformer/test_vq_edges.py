@@ -98,6 +98,25 @@ def test_an_empty_cache_takes_no_part():
     assert np.isfinite(two).all()
 
 
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_cache_that_is_switched_off_takes_no_part_whatever_it_holds(length):
+    made = model("mqa", use_compressive_cache=False)
+    params, extra = variables(made)
+
+    def call(tokens, state):
+        output, _ = made(tokens, params=params, extra=extra, past_key_values=state)
+        return output.logits, output.past_key_values
+
+    _, state = call(ids(2, 5), made.init_cache(2))
+    huge = {"cache_count": 10**6, "cache_mean": 1e6}
+    full = trees.unflatten({
+        path: jnp.full_like(leaf, huge[path[-1]]) if path[-1] in huge else leaf
+        for path, leaf in trees.flatten(state).items()
+    })  # fmt: skip
+    one, two = (call(ids(2, length, 1), before)[0] for before in (state, full))
+    assert np.array_equal(one, two)
+
+
 def test_first_values_are_those_of_the_reference():
     """Kernels and codes have variances of 1 / fan-in, counts are 1, offsets and biases 0."""
     made = type(model())(

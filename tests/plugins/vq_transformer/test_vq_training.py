@@ -11,7 +11,10 @@ import optax
 import pytest
 
 from hfseq import trees
+from hfseq.data.arguments import CausalArguments
 from hfseq.nn.random import batch_keys
+from hfseq.objectives.clm import CausalLM
+from hfseq.training.optimizers import NO_DECAY, path_mask
 from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
 from hfseq_plugins.vq_transformer.reference import convert_reference
 from tests.plugins.vq_transformer.vq_cases import (
@@ -154,6 +157,42 @@ def test_scanned_layers_train_as_the_loop_does():
         assert mine.keys() == wanted.keys()
         for path, leaf in wanted.items():
             assert apart(mine[path], leaf) <= 1e-5, trees.join(path)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_u_and_v_are_not_decayed(scan):
+    made = FlaxVQTransformerForCausalLM(
+        config("gqa", num_hidden_layers=2), _do_init=False, scan_layers=scan
+    )
+    mask = trees.flatten(path_mask(NO_DECAY, matching=False)(made.params_shape_tree))
+    kept = {path[-1] for path, decayed in mask.items() if not decayed}
+    assert {"content_bias", "position_bias"} <= kept
+    decayed = {path[-1] for path, decayed in mask.items() if decayed}
+    assert decayed == {"kernel", "embedding", "position_scale"}
+
+
+def test_hidden_rows_change_neither_loss_nor_gradients():
+    """The loss is divided by its targets: half a batch of padding does not halve it."""
+    made = model("mqa")
+    params, extra = variables(made)
+    objective = CausalLM(CausalArguments(), None, made.config)
+    objective.prepare(made)
+    tokens, real = ids(4, 7), np.array([[1], [1], [0], [0]])
+    segments = np.broadcast_to(real, tokens.shape).astype(np.int32)
+    labels = np.where(segments > 0, ids(4, 7, 1), -100)
+    batch = {"input_ids": tokens, "segment_ids": segments, "labels": labels}
+
+    def loss(params, batch):
+        total, count, more = objective.loss(made, params, batch, None, True, extra)
+        assert "divisor" not in more
+        return total / count
+
+    found = [
+        quick(jax.value_and_grad(loss))(params, part)
+        for part in (batch, {name: leaf[:2] for name, leaf in batch.items()})
+    ]
+    assert float(found[0][0]) == pytest.approx(float(found[1][0]), rel=1e-6)
+    assert_gradients_close(found[0][1], found[1][1])
 
 
 # -- dropout

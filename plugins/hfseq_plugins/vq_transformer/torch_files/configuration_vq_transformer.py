@@ -7,13 +7,18 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-HEAD_TYPES = ("shga", "mhga", "mha", "mqa", "gqa")
-ATTENTION_TYPES = ("vq", "full", "vq_quadratic")
+CHOICES = {
+    "head_type": ("shga", "mhga", "mha", "mqa", "gqa"),
+    "attention_type": ("vq", "full", "vq_quadratic"),
+    "reduction": ("recurrent", "serial", "matmul", "associative_scan"),
+}
 DROPOUTS = ("embedding_dropout", "sinusoid_dropout", "residual_dropout", "layer_dropout")
 POSITIVE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "head_dim", "num_codes", "block_size"),
     *("sinusoid_base", "rms_norm_eps", "count_floor"),
 )
+COUNTS = ("num_attention_heads", "num_key_value_heads", "value_dim", "intermediate_size")
+NOT_NEGATIVE = ("commitment_cost", "initializer_scale", "embedding_initializer_range")
 
 
 class VQTransformerConfig(PretrainedConfig):
@@ -49,7 +54,7 @@ class VQTransformerConfig(PretrainedConfig):
     attention_type: str = "vq"
     use_compressive_cache: bool = True
     stop_gradient_cache: bool = False
-    sinusoid_base: float = 1e5
+    sinusoid_base: float | int = 1e5
     absolute_positions: bool = False
     norm_affine: bool = True
     rms_norm_eps: float = 1e-6
@@ -57,16 +62,16 @@ class VQTransformerConfig(PretrainedConfig):
     tie_word_embeddings: bool = False
     head_bias: bool = False
     scale_head_bias: bool = True
-    logit_scale: float = 1.0
-    commitment_cost: float = 1e-4
-    ema_decay: float = 0.99
-    count_floor: float = 0.01
-    embedding_dropout: float = 0.0
-    sinusoid_dropout: float = 0.0
-    residual_dropout: float = 0.0
-    layer_dropout: float = 0.0
-    initializer_scale: float = 1.0
-    embedding_initializer_range: float = 1.0
+    logit_scale: float | int = 1.0
+    commitment_cost: float | int = 1e-4
+    ema_decay: float | int = 0.99
+    count_floor: float | int = 0.01
+    embedding_dropout: float | int = 0.0
+    sinusoid_dropout: float | int = 0.0
+    residual_dropout: float | int = 0.0
+    layer_dropout: float | int = 0.0
+    initializer_scale: float | int = 1.0
+    embedding_initializer_range: float | int = 1.0
     use_cache: bool = True
     pad_token_id: int | None = 0
     bos_token_id: int | None = None
@@ -116,18 +121,20 @@ class VQTransformerConfig(PretrainedConfig):
     def check(self) -> None:
         """Raise one ValueError that lists every option that cannot work."""
         problems = list(self._wrong_options())
-        problems = problems or list(self._wrong_heads())
+        sizes = (self.hidden_size, self.head_dim, self.query_heads, self.key_heads)
+        if min(sizes) > 0 and self.head_type in CHOICES["head_type"]:
+            problems += self._wrong_heads()
         if problems:
             raise ValueError("VQTransformerConfig: " + "; ".join(problems))
 
     def _wrong_options(self) -> Iterator[str]:
-        for name, known in (("head_type", HEAD_TYPES), ("attention_type", ATTENTION_TYPES)):
+        for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 yield f"{name}='{getattr(self, name)}' is unknown (known: {', '.join(known)})"
         for name in POSITIVE:
             if not getattr(self, name) > 0:
                 yield f"{name}={getattr(self, name)} has to be above 0"
-        for name in ("num_attention_heads", "num_key_value_heads", "value_dim"):
+        for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 yield f"{name}={value} has to be at least 1"
@@ -138,6 +145,9 @@ class VQTransformerConfig(PretrainedConfig):
                 yield f"{name}={getattr(self, name)} has to be in [0, 1)"
         if not 0 <= self.ema_decay <= 1:
             yield f"ema_decay={self.ema_decay} has to be in [0, 1]"
+        for name in NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                yield f"{name}={getattr(self, name)} has to be 0 or more"
         if self.hidden_size % 2:
             yield f"hidden_size={self.hidden_size} is odd, sinusoids need pairs: take an even width"
 
@@ -156,4 +166,14 @@ class VQTransformerConfig(PretrainedConfig):
             yield (
                 f"num_attention_heads={self.query_heads} does not divide by "
                 f"num_key_value_heads={self.key_heads}"
+            )
+        if not self.gated and queries is None and self.hidden_size % self.head_dim:
+            yield (
+                f"hidden_size={self.hidden_size} does not divide by head_dim={self.head_dim}: give "
+                "num_attention_heads"
+            )
+        if self.gated and self.value_dim is None and 2 * self.hidden_size % self.query_heads:
+            yield (
+                f"2 * hidden_size={2 * self.hidden_size} does not divide by num_attention_heads="
+                f"{self.query_heads}: give value_dim"
             )

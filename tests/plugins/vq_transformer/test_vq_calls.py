@@ -1,0 +1,86 @@
+"""What calls promise beside their numbers: dropout needs a key, rows do not meet, wide types."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hfseq.errors import UsageError
+from hfseq_plugins.vq_transformer import one_token
+from hfseq_plugins.vq_transformer.attention import How, Inputs, Terms
+from hfseq_plugins.vq_transformer.configuration import RATES, VQTransformerConfig
+from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
+from hfseq_plugins.vq_transformer.state import empty_state
+
+SIZES = {
+    "vocab_size": 17, "hidden_size": 16, "num_hidden_layers": 1, "head_dim": 8, "num_codes": 10,
+    "window_size": 3, "block_size": 4,
+}  # fmt: skip
+IDS = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
+
+
+def model(**changes):
+    return FlaxVQTransformerForCausalLM(VQTransformerConfig(**{**SIZES, **changes}))
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_training_with_any_dropout_needs_a_key(rate):
+    made = FlaxVQTransformerForCausalLM(VQTransformerConfig(**SIZES, **{rate: 0.5}), _do_init=False)
+    with pytest.raises(UsageError, match="dropout_rng"):
+        made(IDS, params={"any": 0}, train=True)
+
+
+def test_logits_are_float32_whatever_computes():
+    made = model(head_bias=True)
+    assert made(IDS, params=made.params).logits.dtype == jnp.float32
+    half = FlaxVQTransformerForCausalLM(made.config, dtype=jnp.bfloat16, _do_init=False)
+    output = half(IDS, params=made.params, extra=made.extra)[0]
+    assert output.logits.dtype == jnp.float32
+
+
+def one_token_of(value, **changes):
+    """Attend with one token a row, the state being full; returns output and state."""
+    config = VQTransformerConfig(**SIZES, value_dim=4)
+    key = jax.random.key(0)
+    state = empty_state(2, config, jnp.float32)
+    state = state._replace(
+        window_key=jax.random.normal(key, state.window_key.shape),
+        window_value=value(state.window_value.shape),
+        window_code=jnp.array([[[1, 2, 3]], [[4, 5, 6]]]),
+        position=jnp.full(2, 3),
+    )
+    inputs = Inputs(
+        jax.random.normal(key, (2, 1, 1, 1, 8)), jax.random.normal(key, (2, 1, 1, 8)),
+        jnp.ones((2, 1, 1, 4)), jnp.full((2, 1, 1), 7),
+    )  # fmt: skip
+    relative = jnp.ones((4, 16)), jax.random.normal(key, (16, 1, 8))
+    offsets = jnp.zeros((1, 1, 1, 8))
+    terms = Terms(jax.random.normal(key, (1, 10, 8)), relative, offsets, offsets)
+    return one_token.step(inputs, terms, How(window=3, block=4, **changes), state)
+
+
+def test_infinite_values_of_a_row_stay_in_it():
+    def poisoned(shape):
+        return jnp.ones(shape).at[0].set(jnp.inf)
+
+    (clean, after), (out, state) = one_token_of(jnp.ones), one_token_of(poisoned)
+    assert not np.isfinite(out[0]).all()
+    np.testing.assert_array_equal(out[1], clean[1])
+    for name, leaf in state._asdict().items():
+        np.testing.assert_array_equal(leaf[1], getattr(after, name)[1], err_msg=name)
+
+
+def test_gradients_stop_at_the_state_for_one_token_too():
+    def total(factor, stop):
+        return one_token_of(lambda shape: factor * jnp.ones(shape), stop_gradient=stop)[0].sum()
+
+    assert jax.grad(total)(1.0, True) == 0.0
+    assert jax.grad(total)(1.0, False) != 0.0
+
+
+def test_short_calls_take_short_blocks():
+    made = model(block_size=512)
+    text = jax.make_jaxpr(lambda ids: made(ids, params=made.params).logits)(IDS).pretty_print()
+    assert "512" not in text

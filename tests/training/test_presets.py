@@ -1,0 +1,37 @@
+"""Named sizes make configurations with the tokenizer's vocabulary and special tokens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from hfseq import plugins
+from hfseq.errors import UsageError
+from hfseq.training.setup import _fresh_config
+
+
+class Tokenizer(SimpleNamespace):
+    def __len__(self):
+        return 300
+
+
+TOKENIZER = Tokenizer(pad_token_id=0, bos_token_id=None, eos_token_id=1)
+NAMES = [
+    (kind, preset)
+    for kind in ("vq_transformer", "wmt_transformer")
+    for preset in plugins.load().architectures.get(kind).load_config().presets
+]
+
+
+@pytest.mark.parametrize(("kind", "preset"), NAMES)
+def test_a_preset_takes_the_vocabulary_of_the_tokenizer(kind, preset):
+    config = _fresh_config(kind, TOKENIZER, preset)
+    values = type(config).presets[preset]
+    assert config.vocab_size == 300 and config.eos_token_id == 1
+    assert all(getattr(config, n) == v for n, v in values.items() if n != "vocab_size")
+
+
+def test_an_unknown_preset_is_answered_with_those_there_are():
+    with pytest.raises(UsageError, match="enwik8, pg19, imagenet64, throughput"):
+        _fresh_config("vq_transformer", TOKENIZER, "enwik9")
