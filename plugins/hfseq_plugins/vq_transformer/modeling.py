@@ -98,7 +98,7 @@ class Transformer(nnx.Module):
 
 
 class CausalLM(nnx.Module):
-    """Next-token prediction; logits are scaled and returned in float32."""
+    """Next-token prediction; scale and bias of the head are applied in float32."""
 
     def __init__(self, config: Any, rngs: nnx.Rngs):
         self.config, sizes = config, (config.hidden_size, config.vocab_size)
@@ -117,16 +117,16 @@ class CausalLM(nnx.Module):
         )
 
     def head(self, x: jax.Array) -> jax.Array:
-        """Map hidden states (B, T, D) to logits (B, T, vocabulary)."""
-        scale = self.config.logit_scale
+        """Map hidden states (B, T, D) to logits (B, T, vocabulary) in their type."""
         head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
-        logits = head(x).astype(jnp.float32)
+        logits, scale = head(x).astype(jnp.float32), self.config.logit_scale
         if self.lm_head_bias is None:
-            return logits * scale
-        bias = self.lm_head_bias[...].astype(jnp.float32)
-        if self.config.scale_head_bias:
-            return (logits + bias) * scale
-        return logits * scale + bias
+            logits = logits * scale
+        elif self.config.scale_head_bias:
+            logits = (logits + self.lm_head_bias[...]) * scale
+        else:
+            logits = logits * scale + self.lm_head_bias[...]
+        return logits.astype(x.dtype)
 
 
 class SequenceClassification(nnx.Module):

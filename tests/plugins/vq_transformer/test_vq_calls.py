@@ -32,12 +32,12 @@ def test_training_with_any_dropout_needs_a_key(rate):
         made(IDS, params={"any": 0}, train=True)
 
 
-def test_logits_are_float32_whatever_computes():
+def test_logits_have_the_type_of_computation():
     made = model(head_bias=True)
     assert made(IDS, params=made.params).logits.dtype == jnp.float32
     half = FlaxVQTransformerForCausalLM(made.config, dtype=jnp.bfloat16, _do_init=False)
     output = half(IDS, params=made.params, extra=made.extra)[0]
-    assert output.logits.dtype == jnp.float32
+    assert output.logits.dtype == jnp.bfloat16
 
 
 def one_token_of(value, **changes):
