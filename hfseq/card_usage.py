@@ -26,7 +26,7 @@ model = FlaxAutoModel{task}.from_pretrained("{name}")
 TORCH_HEAD = """\
 from transformers import AutoModel{task}, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})
 model = AutoModel{task}.from_pretrained("{name}"{trust})
 """
 CALL = """\
