@@ -41,6 +41,7 @@ def test_from_config_returns_the_class_that_the_plugin_names(model_type, task):
     auto = getattr(hfseq, "FlaxAutoModel" + task.removeprefix("Model"))
     sides = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}  # BART's
     more = sides if model_type in ("bart", "marian", "pegasus") else {}
+    more |= {"head_type": "mha"} if model_type == "vq_transformer" else {}  # its default has one
     model = auto.from_config(spec.load_config()(**SMALL, **more), _do_init=False)
     assert type(model) is spec.load_head(task)
 

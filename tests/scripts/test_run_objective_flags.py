@@ -154,7 +154,11 @@ def test_every_flag_has_a_help_text(objective):
     [
         ("clm", ["--block_size", "1"], "--block_size 1: give at least 2"),
         ("clm", ["--block_size", "64", "--max_seq_length", "32"], "disagree: give one"),
-        ("clm", ["--word_perplexity", "--line_by_line"], "--word_perplexity needs the whole text"),
+        (
+            "clm",
+            ["--word_perplexity", "--line_by_line"],
+            "--word_perplexity and --bits_per_byte need",
+        ),
         ("clm", ["--mlm_probability", "0.2"], "unknown flag --mlm_probability"),
         ("span_mlm", ["--mlm_probability", "1"], "--mlm_probability 1.0: give a number between"),
         ("span_mlm", ["--mean_noise_span_length", "0.5"], "--mean_noise_span_length 0.5"),

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
-from hfseq import trees
 from hfseq.errors import UsageError
 from hfseq_plugins.vq_transformer.state import RANKS
+
+Path = tuple[str, ...]
 
 
 class Layout(NamedTuple):
@@ -62,8 +64,8 @@ def _wrong_shapes(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _wrong_state(config: Any, state: Any, layout: Layout) -> Iterator[str]:
     """Compare the entries of every attention with the configuration."""
-    parts: dict[trees.Path, dict[str, Any]] = {}
-    for path, leaf in trees.flatten(state).items() if isinstance(state, Mapping) else ():
+    parts: dict[Path, dict[str, Any]] = {}
+    for path, leaf in flatten_dict(dict(state)).items() if isinstance(state, Mapping) else ():
         parts.setdefault(path[:-1], {})[path[-1]] = leaf
     if not parts or not all(map(_complete, parts.values())):
         yield (
@@ -96,15 +98,15 @@ def _complete(part: Mapping[str, Any]) -> bool:
     return more in (0, 1) and all(np.ndim(part[n]) == rank + more for n, rank in RANKS.items())
 
 
-def _paths(config: Any, layout: Layout) -> set[trees.Path]:
+def _paths(config: Any, layout: Layout) -> set[Path]:
     """Return where the model has attentions."""
     numbers = [()] if layout.stacked else [(str(n),) for n in range(config.num_hidden_layers)]
     names = ("attention", "attention_2") if config.gated else ("attention",)
     return {(*layout.root, "layers", *number, name) for number in numbers for name in names}
 
 
-def _told(paths: Iterable[trees.Path], deep: set[int], stacked: bool) -> str:
-    named = sorted(trees.join(path) for path in paths)
+def _told(paths: Iterable[Path], deep: set[int], stacked: bool) -> str:
+    named = sorted("/".join(path) for path in paths)
     some = named if len(named) < 3 else [named[0], "...", named[-1]]
     layers = f" in {'/'.join(map(str, sorted(deep)))} layers" if stacked else ""
     return f"{len(named)} attentions{layers} ({', '.join(some)})"
