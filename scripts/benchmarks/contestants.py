@@ -84,8 +84,8 @@ def hfseq_step(
     objective = models.objective(model, config, targets)
     flags = SimpleNamespace(
         adam_beta1=ADAMW["betas"][0], adam_beta2=ADAMW["betas"][1], adam_epsilon=ADAMW["eps"],
-        weight_decay=ADAMW["weight_decay"], weight_decay_mode="decoupled", freeze=[], no_decay=[],
-        max_grad_norm=0.0,
+        weight_decay=ADAMW["weight_decay"], weight_decay_mode="decoupled", optim="adamw", freeze=[],
+        no_decay=[], max_grad_norm=0.0,
     )  # fmt: skip
     schedule = optax.constant_schedule(ADAMW["lr"])
     optimizer = optimizers.make_optimizer(optimizers.adamw, flags, schedule)
