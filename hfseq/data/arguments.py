@@ -12,6 +12,7 @@ from hfseq.data.text_arguments import (
     TextArguments,
     has_arrays,
     option,
+    split_problems,
 )
 from hfseq.data.translation_arguments import TranslationArguments
 
@@ -119,13 +120,7 @@ class CausalArguments(TextArguments):
             "--append_eos ends each document, and --sample_by raw and arrays (.npy, .npz) have "
             "none: drop it, or give text with --sample_by document",
         )
-        share = self.test_split_percentage
-        yield not 0 <= share < 100, f"--test_split_percentage {share}: give 0 to 99"
-        both = share + self.validation_split_percentage
-        yield (
-            both >= 100,
-            f"validation and test shares of {both} % leave no training text: give less",
-        )
+        yield from split_problems(self, "text")
         samples = self.max_test_samples
         yield (
             samples is not None and samples < 1,

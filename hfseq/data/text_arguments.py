@@ -124,3 +124,11 @@ class TextArguments:
         return Path(
             self.data_cache_dir or os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq"
         ).expanduser()
+
+
+def split_problems(data: Any, kind: str) -> Iterator[tuple[Any, str]]:
+    """Check the shares that validation and test take of the training text; ``kind`` names it."""
+    share = data.test_split_percentage
+    yield not 0 <= share < 100, f"--test_split_percentage {share}: give 0 to 99"
+    both = share + data.validation_split_percentage
+    yield both >= 100, f"validation and test shares of {both} % leave no training {kind}: give less"

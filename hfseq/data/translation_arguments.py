@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hfseq.data.text_arguments import TextArguments, option
+from hfseq.data.text_arguments import TextArguments, option, split_problems
 from hfseq.errors import UsageError
 
 PARALLEL_HELP = (
@@ -101,13 +101,7 @@ class TranslationArguments(TextArguments):
                 value is not None and value < 1,
                 f"--{name} {value}: give a number of at least 1",
             )
-        share = self.test_split_percentage
-        yield not 0 <= share < 100, f"--test_split_percentage {share}: give 0 to 99"
-        both = share + self.validation_split_percentage
-        yield (
-            both >= 100,
-            f"validation and test shares of {both} % leave no training pairs: give less",
-        )
+        yield from split_problems(self, "pairs")
         smoothing = self.label_smoothing_factor
         yield not 0 <= smoothing < 1, f"--label_smoothing_factor {smoothing}: give 0 to below 1"
         yield (
