@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install the test dependencies and run the tests; arguments go to pytest:
+# Install the test dependencies and run the tests, a process for each core (WORKERS=0: one for all,
+# as a debugger wants it); arguments go to pytest:
 #
 #     bash scripts/test.sh
 #     bash scripts/test.sh -m slow
@@ -9,4 +10,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
 prepare test
-exec "$PYTHON" -m pytest "$@"
+exec "$PYTHON" -m pytest -n "${WORKERS:-auto}" --dist loadfile "$@"
