@@ -12,12 +12,13 @@ OPTIMIZERS = (
 
 @hookimpl
 def register_objectives(register: Register) -> None:
-    """Masked and causal language modeling, span corruption, denoising and translation."""
+    """Language modeling (masked, causal), span corruption, denoising, translation, classes."""
     register("mlm", "hfseq.objectives.mlm:MaskedLM")
     register("clm", "hfseq.objectives.clm:CausalLM")
     register("span_mlm", "hfseq.objectives.span_mlm:SpanMaskedLM")
     register("denoising", "hfseq.objectives.denoising:Denoising")
     register("translation", "hfseq.objectives.translation:Translation")
+    register("classification", "hfseq.objectives.classification:Classification")
 
 
 @hookimpl
@@ -36,9 +37,13 @@ def register_attention(register: Register) -> None:
 
 @hookimpl
 def register_precisions(register: Register) -> None:
-    """The plain floating-point types; parameters stay in float32."""
+    """The plain floating-point types, FP8, and what qwix adds for inference."""
     for name in ("float32", "bfloat16", "float16"):
         register(name, f"hfseq.nn.precision:{name.upper()}")
+    register("fp8_delayed", "hfseq.nn.fp8:delayed")
+    register("fp8_current", "hfseq.nn.fp8:current")
+    for name in ("qwix_int8", "qwix_fp8"):
+        register(name, f"hfseq.nn.qwix:{name}")
 
 
 @hookimpl

@@ -36,6 +36,7 @@ TORCH_FILES = (TORCH_BIN, TORCH_BIN_INDEX)
 
 _WEIGHTS = re.compile(
     r"(model|flax_model)(-\d{5}-of-\d{5})?\.(safetensors|msgpack)(\.index\.json)?"
+    r"|fp8_params\.safetensors"
 )
 _STAGE = ".hfseq-save-"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -303,6 +304,8 @@ def staged(folder: Path) -> Iterator[Path]:
         for name in names:
             with open(stage / name, "rb+") as file:
                 os.fsync(file.fileno())
+            # safetensors makes files that nobody else may read, whatever the umask says.
+            os.chmod(stage / name, 0o666 & ~_umask())
     except BaseException as error:
         shutil.rmtree(stage, ignore_errors=True)
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
@@ -315,6 +318,12 @@ def staged(folder: Path) -> Iterator[Path]:
     for name in sorted(names, key=lambda name: name.endswith(".index.json")):
         os.replace(stage / name, folder / name)
     _clean(folder, keep=set(names))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _clean(folder: Path, keep: set[str]) -> None:

@@ -8,13 +8,14 @@ known to the model class alone, through the hooks below.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 from flax import nnx
 
-from hfseq import trees
+from hfseq import trees, weights
 from hfseq.errors import UsageError
+from hfseq.sidecar import Sidecar
 
 
 class ExtraMixin:
@@ -24,6 +25,7 @@ class ExtraMixin:
     stored_collections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     extra: dict[str, Any]
     _extra_types: dict[str, tuple[type[nnx.Variable], dict[str, Any]]]
+    _paths: dict[trees.Path, Any]
 
     def check_training(self, tokens: int) -> None:
         """Raise a UsageError if ``tokens`` a step cannot train the collections."""
@@ -38,6 +40,21 @@ class ExtraMixin:
     def extra_metrics(self, extra: dict[str, Any]) -> dict[str, jax.Array]:
         """Return numbers worth logging (0-d arrays by name) on the collections; traced."""
         return {}
+
+    @property
+    def overwritten_extra(self) -> tuple[str, ...]:
+        """The collections whose next values the backward pass returns in place of gradients."""
+        return tuple(
+            name
+            for name, (kind, _) in self._extra_types.items()
+            if getattr(kind, "overwritten", False)
+        )
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The collections in which a call counts the tokens that it sees."""
+        moved = self.overwritten_extra
+        return tuple(name for name in self._extra_types if name not in moved)
 
     @property
     def extra_shape_tree(self) -> dict[str, Any]:
@@ -55,6 +72,25 @@ class ExtraMixin:
 
     def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
         raise NotImplementedError
+
+    if TYPE_CHECKING:
+
+        def _names(self, shapes: Mapping[trees.Path, Any]) -> weights.WeightMap: ...
+
+    def sidecars(self) -> dict[str, Sidecar]:
+        """Return what checkpoints hold in files of their own, by collection."""
+        found = {}
+        for name, (kind, tree) in self._extra_types.items():
+            if file := getattr(kind, "sidecar", None):
+                shapes = {path: leaf.shape for path, leaf in trees.flatten(tree).items()}
+                owners = {path[: path.index("dot_general")] for path in shapes}
+                kernels = {
+                    path: leaf.shape
+                    for path, leaf in self._paths.items()
+                    if path[:-1] in owners and path[-1] == "kernel"
+                }
+                found[name] = Sidecar(file, shapes, self._names(kernels), self._names)
+        return found
 
     def _stored_paths(self) -> dict[trees.Path, tuple[str, Any]]:
         """Return the variables that checkpoints hold: path -> (collection, shape and type)."""

@@ -27,8 +27,9 @@ from hfseq.errors import UsageError, WeightsError  # noqa: E402
 from hfseq.extra import ExtraMixin  # noqa: E402
 from hfseq.generation import FlaxGenerationMixin  # noqa: E402
 from hfseq.inputs import accepted_inputs, as_array, check_ids, check_length  # noqa: E402
+from hfseq.mesh import MeshMixin  # noqa: E402
 from hfseq.module_face import FlaxModule, face_class  # noqa: E402
-from hfseq.nn import kv_cache  # noqa: E402
+from hfseq.nn import kv_cache, shard  # noqa: E402
 from hfseq.nn.attention import resolve_attention  # noqa: E402
 from hfseq.nn.layers import Dropout  # noqa: E402
 from hfseq.nn.precision import Precision, apply_precision, resolve_precision  # noqa: E402
@@ -45,7 +46,7 @@ _NO_PARAMS = (
 )
 
 
-class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
+class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGenerationMixin):
     """Base class of all models.
 
     **Arguments:** ``config`` a Hugging Face configuration; ``input_shape`` is kept for
@@ -76,6 +77,8 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
     )
     # Exceptions to the naming rule: symmetric templates, ours -> theirs (hfseq.weights).
     weight_templates: ClassVar[Mapping[str, str]] = {}
+    # Linears beside those in the layers that train in FP8 under its recipes, as expressions.
+    precision_sites: ClassVar[tuple[str, ...]] = ()
     framework = "flax"
     _face: ClassVar[type[FlaxModule]]
     _auto_class: ClassVar[str | None] = None
@@ -131,11 +134,12 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
 
     def _build(self, rngs: nnx.Rngs, cache: kv_cache.CacheSize | None = None) -> nnx.Module:
         module = self.module_class(self._config, rngs=rngs, **self._module_kwargs)
-        apply_precision(module, self.precision)
+        apply_precision(module, self.precision, self.precision_sites)
         if cache:
             kv_cache.add_cache(module, cache, self.precision.compute_dtype or jnp.float32)
         if self.scan_layers:
             stack_layers(module)
+        shard.assign(module, self._weight_axes)
         return module
 
     def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -219,10 +223,6 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
     def enable_gradient_checkpointing(self) -> None:
         """Recompute every layer in the backward pass instead of keeping its activations."""
         self._options = dataclasses.replace(self._options, remat=True)
-
-    def use_mesh(self, mesh: jax.sharding.Mesh | None) -> None:
-        """Compute on ``mesh``: for layers that divide their work over its axes by themselves."""
-        self._options = dataclasses.replace(self._options, mesh=mesh)
 
     def init_cache(self, batch_size: int, max_length: int, *_: Any, **__: Any) -> dict[str, Any]:
         """Return an empty key-value cache for ``past_key_values``, mirroring the parameter tree."""

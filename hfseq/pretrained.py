@@ -99,6 +99,7 @@ class PretrainedMixin(SavingMixin):
         read = _Reader(model.file_map, found, set(report.missing), opened.native, _do_init)
         params = model._read(read, sharding, param_dtype)
         model.extra = model._read_extra(read, extra_sharding)
+        model._read_sidecars(source, download)
         model._warn(report, source, _do_init, kept=param_dtype is None)
         model.load_generation_config(source, **download)
         if not _do_init:
@@ -170,6 +171,22 @@ class PretrainedMixin(SavingMixin):
             if path not in read.missing:
                 flat[name][path] = read(path, leaf.shape, leaf.dtype, sharding)
         return {name: trees.unflatten(leaves) for name, leaves in flat.items()}
+
+    def _read_sidecars(self, source: str, download: dict[str, Any]) -> None:
+        """Replace collections by those in files beside the weights, where there are such files."""
+        sidecars = self.sidecars()
+        if not sidecars:
+            return
+        beside = str(Path(source).parent) if Path(source).is_file() else source
+        fetch = resolve.fetcher(beside, download)
+        for name, sidecar in sidecars.items():
+            path, fresh = fetch(sidecar.file), trees.flatten(self.extra[name])
+            if path is None:
+                logger.info("%s has no %s: %s begin fresh", source, sidecar.file, name)
+                continue
+            read = sidecar.read(path, fresh)
+            placed = {p: jax.device_put(leaf, fresh[p].sharding) for p, leaf in read.items()}
+            self.extra[name] = trees.unflatten(placed)
 
     def _warn(self, report: weights.LoadReport, source: str, initialised: bool, kept: bool) -> None:
         """Say once, together, what did not come from the checkpoint, in v4's sentences."""

@@ -13,6 +13,7 @@ import numpy as np
 from hfseq import checkpoint_files as files
 from hfseq import trees, weights
 from hfseq.errors import CheckpointError, UsageError
+from hfseq.sidecar import Sidecar
 
 logger = logging.getLogger("hfseq.modeling")
 
@@ -21,6 +22,8 @@ class SavingMixin:
     """Saving for :class:`hfseq.modeling.FlaxPreTrainedModel`, which has all below."""
 
     params: Any
+    extra: dict[str, Any]
+    precision: Any
     generation_config: Any
 
     if TYPE_CHECKING:
@@ -32,6 +35,10 @@ class SavingMixin:
         def file_map(self) -> weights.WeightMap: ...  # noqa: D102
 
         def _stored_leaves(self, extra: Mapping[str, Any] | None) -> dict[trees.Path, Any]: ...
+
+        def _require_extra(self, extra: Mapping[str, Any]) -> Mapping[str, Any]: ...
+
+        def sidecars(self) -> dict[str, Sidecar]: ...  # noqa: D102
 
     def stored_config(self) -> Any:
         """Return the configuration to write: the model's own, unless it is stored as another's.
@@ -81,6 +88,9 @@ class SavingMixin:
                 self._write_torch(stage, flat, max_shard_size)
             else:
                 files.write_msgpack(stage, self.file_map.listed(flat), max_shard_size)
+            for name, sidecar in self.sidecars().items():
+                kept = self._require_extra(self.extra if extra is None else extra)[name]
+                sidecar.write(stage, trees.flatten(kept), self.precision.name)
             self.save_config(stage)
         if push_to_hub:
             self.push_to_hub(

@@ -33,7 +33,10 @@ SKIPPED = (
     SYNC,
 )
 
-WEIGHTS = ("model*.safetensors*", "flax_model*.msgpack*", "pytorch_model*.bin*")
+WEIGHTS = (
+    *("model*.safetensors*", "flax_model*.msgpack*", "pytorch_model*.bin*"),
+    "fp8_params.safetensors",
+)
 CHECKPOINTS = ("checkpoints", "checkpoint-*")
 LOGS = (
     *("runs", "wandb", "wandb_run_id", "metrics.jsonl", "profile", "logs", "plots", "*.png"),

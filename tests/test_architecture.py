@@ -70,6 +70,7 @@ def test_models_import_neither_training_nor_data(name):
         *(ROOT / "hfseq" / f"{name}.py" for name in ("translate_command", "metrics")),
         *(ROOT / "hfseq" / f"translation_{name}.py" for name in ("files", "stream")),
         ROOT / "hfseq" / "training" / "arguments.py",
+        ROOT / "hfseq" / "training" / "process_arguments.py",
         *sorted((ROOT / "hfseq" / "training").glob("tracking.py")),
     ],
     ids=named,
@@ -103,6 +104,7 @@ def test_plugins_use_only_what_a_third_party_can_use():
         ),
         ("tensorboardX", set()),
         ("flax.nnx.nn.fp8", set()),
+        ("jax._src", {"hfseq/training/coordinator.py"}),
     ],
 )
 def test_a_module_is_known_to_few_files(module, files):
@@ -113,3 +115,8 @@ def test_a_module_is_known_to_few_files(module, files):
 def test_nothing_in_the_library_imports_an_architecture():
     for path in (ROOT / "hfseq").rglob("*.py"):
         assert not within(imports(path), "hfseq_plugins"), named(path)
+
+
+def test_one_file_touches_the_fp8_functions_of_flax():
+    users = [named(path) for path in FILES if "fp8_ops" in path.read_text(encoding="utf-8")]
+    assert users == ["hfseq/nn/fp8.py"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+
+from hfseq.errors import UsageError
+from hfseq.nn import fused, shard
+from hfseq.nn.stack import current_options
 
 DotGeneral = Callable[..., jax.Array]
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
@@ -28,13 +33,16 @@ class Precision:
 
     **Arguments:** ``compute_dtype`` is the type of activations and products (``None`` leaves them
     as they come); ``make_dot_general`` builds one operation for each matching Linear; ``sites`` are
-    regular expressions searched in the Linear's path (``encoder/layer/0/attention/self/query``).
+    regular expressions searched in the Linear's path (``encoder/layer/0/attention/self/query``),
+    and the other Linears compute in ``compute_dtype``; with ``fused`` query, key and value of an
+    attention are one product (:mod:`hfseq.nn.fused`).
     """
 
     name: str
     compute_dtype: Any = None
     make_dot_general: Callable[[], DotGeneral] | None = None
     sites: tuple[str, ...] = (".*",)
+    fused: bool = False
 
     def matches(self, path: str) -> bool:
         """Tell whether the Linear at ``path`` gets this recipe's operation."""
@@ -54,23 +62,27 @@ def low_precision_dot_general(
     without an operation, ``Precision("plain", jnp.float32)``.
     """
     axis = dimension_numbers[0][1][0]
-    return _product(lhs, rhs, axis)
+    return _product(lhs, rhs, axis, not shard.splits_length(current_options()))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x: jax.Array, w: jax.Array, axis: int) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _product(x: jax.Array, w: jax.Array, axis: int, flatten: bool) -> jax.Array:
     return _contract(x, w.astype(x.dtype), x.ndim - 1, axis).astype(x.dtype)
 
 
-def _product_forward(x: jax.Array, w: jax.Array, axis: int) -> tuple[jax.Array, tuple]:
-    return _product(x, w, axis), (x, w)
+def _product_forward(
+    x: jax.Array, w: jax.Array, axis: int, flatten: bool
+) -> tuple[jax.Array, tuple]:
+    return _product(x, w, axis, flatten), (x, w)
 
 
-def _product_backward(axis: int, saved: tuple, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _product_backward(
+    axis: int, flatten: bool, saved: tuple, g: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     g = g.astype(x.dtype)
     dx = _contract(g, w.astype(x.dtype), g.ndim - 1, 1 - axis).astype(x.dtype)
-    rows, columns = _apart(x, g) if axis == 0 else _apart(g, x)
+    rows, columns = _apart(flatten, *((x, g) if axis == 0 else (g, x)))
     batch = tuple(range(rows.ndim - 1))
     dw = lax.dot_general(
         rows, columns, ((batch, batch), ((), ())), preferred_element_type=jnp.float32
@@ -78,17 +90,18 @@ def _product_backward(axis: int, saved: tuple, g: jax.Array) -> tuple[jax.Array,
     return dx, dw.astype(w.dtype)
 
 
-def _apart(*parts: jax.Array) -> Iterator[jax.Array]:
+def _apart(flatten: bool, *parts: jax.Array) -> Iterator[jax.Array]:
     """Lay out the factors of a weight's gradient as XLA's CPU kernels want them; nothing elsewhere.
 
     The barrier keeps what made a factor out of the product, where it would be repeated element by
-    transposed element. With one leading axis float32 needs no transposed copy; half types reach
-    the matrix units only with two.
+    transposed element. With one leading axis float32 needs no transposed copy (``flatten``: where
+    rows that are split by their length would have to be gathered for it, it is not made); half
+    types reach the matrix units only with two.
     """
     for part in parts:
         if jax.default_backend() == "cpu":
             part = lax.optimization_barrier(part)
-            if part.dtype == jnp.float32:
+            if flatten and part.dtype == jnp.float32:
                 part = part.reshape(-1, part.shape[-1])
         yield part
 
@@ -140,19 +153,68 @@ def resolve_precision(precision: str | Precision | None, dtype: Any) -> Precisio
         return precision
     if precision is None:
         return precision_for(dtype)
+    return choose_precision(precision)
+
+
+def choose_precision(
+    name: str, dtype: Any = None, sites: tuple[str, ...] = (), **options: Any
+) -> Precision:
+    """Return the recipe ``name``, made with ``options`` and changed where the others are given.
+
+    ``dtype`` is its type of computation, ``sites`` the Linears where its product is used.
+    """
     from hfseq import plugins
 
-    recipe = plugins.load().precisions.get(precision)
-    return recipe if isinstance(recipe, Precision) else recipe()
+    recipe = plugins.load().precisions.get(name)
+    given = {option: value for option, value in options.items() if value is not None}
+    if given and (isinstance(recipe, Precision) or not given.keys() <= _options_of(recipe)):
+        raise UsageError(
+            f"precision '{name}' takes no {', '.join(given)}: fp8_delayed does, or drop them"
+        )
+    made = recipe if isinstance(recipe, Precision) else recipe(**given)
+    changes: dict[str, Any] = {"sites": tuple(sites)} if sites else {}
+    if dtype is not None:
+        changes["compute_dtype"] = precision_for(dtype).compute_dtype
+    return dataclasses.replace(made, **changes)
 
 
-def apply_precision(module: nnx.Module, precision: Precision) -> None:
-    """Set the computation type of every layer and the operation of every matching Linear."""
-    for path, layer in nnx.iter_graph(module):
+def _options_of(factory: Callable[..., Precision]) -> set[str]:
+    return set(inspect.signature(factory).parameters)
+
+
+def apply_precision(module: nnx.Module, precision: Precision, sites: tuple[str, ...] = ()) -> None:
+    """Set the computation type of every layer and the operation of every Linear.
+
+    ``sites`` are places beside the recipe's own (a model class may name some). UsageError where a
+    recipe with an operation of its own finds no Linear at all.
+    """
+    named = {"/".join(map(str, path)): layer for path, layer in nnx.iter_graph(module)}
+    for layer in named.values():
         if hasattr(layer, "compute_dtype"):
             layer.compute_dtype = precision.compute_dtype
-        if hasattr(layer, "dot_general") and precision.make_dot_general:
-            if precision.matches("/".join(map(str, path))):
-                operation = precision.make_dot_general()
-                stateful = isinstance(operation, nnx.Module)
-                layer.dot_general = nnx.data(operation) if stateful else operation
+    make = precision.make_dot_general
+    if make is None:
+        return
+    recipe = dataclasses.replace(precision, sites=(*precision.sites, *sites))
+    products = {place: layer for place, layer in named.items() if hasattr(layer, "dot_general")}
+    chosen = {
+        place: layer
+        for place, layer in products.items()
+        # A table is multiplied only as a head: no place for a state that every step must renew.
+        if recipe.matches(place) and (hasattr(layer, "kernel") or not precision.fused)
+    }
+    if products and not chosen:
+        linears = sorted(place for place, layer in products.items() if hasattr(layer, "kernel"))
+        raise UsageError(
+            f"precision '{precision.name}': no Linear matches {', '.join(recipe.sites)}; this "
+            f"model has {', '.join(linears[:8])}{' ...' if len(linears) > 8 else ''}"
+        )
+    for place, layer in products.items():
+        if place in chosen:
+            operation = make()
+            stateful = isinstance(operation, nnx.Module)
+            layer.dot_general = nnx.data(operation) if stateful else operation
+        else:
+            layer.dot_general = low_precision_dot_general
+    if precision.fused:
+        fused.fuse(module, chosen.__contains__, low_precision_dot_general)

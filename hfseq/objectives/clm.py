@@ -56,7 +56,7 @@ class CausalLM(Objective):
     def prepare(self, model: Any) -> None:
         """Learn whether the model adds to the loss, and what it wants to know of a batch."""
         # A model without statistics has nothing to count, even where it takes inputs of any name.
-        self.counts_rows = bool(model.extra_shape_tree) and model.takes("code_mask")
+        self.counts_rows = bool(model.statistics) and model.takes("code_mask")
         if _adds_loss(model):
             self.sums = (*type(self).sums, "auxiliary_loss")  # type: ignore[misc]
 
@@ -181,8 +181,7 @@ def _following(rows: dict[str, np.ndarray]) -> np.ndarray:
 
 def _adds_loss(model: Any) -> bool:
     """Tell whether the output of a training call has an ``auxiliary_loss``, by its shapes alone."""
-    extra = model.extra_shape_tree
-    if not extra:
+    if not model.statistics:
         return False
 
     def call(params: Any, extra: Any) -> Any:
@@ -190,5 +189,5 @@ def _adds_loss(model: Any) -> bool:
         key = jax.random.key(0)
         return model(ids, params=params, extra=extra, dropout_rng=key, train=True)[0]
 
-    output = jax.eval_shape(call, model.params_shape_tree, extra)
+    output = jax.eval_shape(call, model.params_shape_tree, model.extra_shape_tree)
     return getattr(output, "auxiliary_loss", None) is not None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
+from hfseq import trees
 from hfseq.errors import UsageError
 from hfseq.training.checkpoints import Checkpoints, find
 
@@ -24,6 +26,7 @@ class Progress:
     seconds: float = 0.0
     stream: Any = None
     windows: dict[str, Any] | None = None  # how rows are cut, see `keep_windows`
+    collections: dict[str, Any] | None = None  # what is beside the parameters, and by which recipe
 
 
 def read_progress(loop: Loop) -> None:
@@ -45,6 +48,30 @@ def read_progress(loop: Loop) -> None:
     loop.restore_step = wanted if wanted is not None else (steps[-1] if steps else None)
     if loop.restore_step is not None:
         loop.progress = Progress(**checkpoints.read_record(loop.restore_step))
+    _keep_collections(loop)
+
+
+def _keep_collections(loop: Loop) -> None:
+    """Record what the state holds beside parameters, which a run cannot change on its way."""
+    sizes = {
+        name: sum(math.prod(leaf.shape) for leaf in trees.flatten(tree).values())
+        for name, tree in loop.model.extra_shape_tree.items()
+    }
+    own = {"precision": loop.model.precision.name, "sizes": sizes}
+    before = loop.progress.collections
+    if before is not None and before["sizes"] != sizes:
+        raise UsageError(
+            f"the checkpoint of step {loop.restore_step} was trained with --precision "
+            f"{before['precision']} and holds {_listed(before['sizes'])}; with --precision "
+            f"{own['precision']} and these flags it would hold {_listed(sizes)}. Give the flags of "
+            f"the run; or begin another with its weights: --model_name_or_path "
+            f"{loop.training.output_dir} and a new --output_dir"
+        )
+    loop.progress.collections = own
+
+
+def _listed(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({size} numbers)" for name, size in sizes.items()) or "no collections"
 
 
 def keep_windows(loop: Loop) -> None:

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hfseq import trees
+from hfseq.nn import fp8
 from hfseq.nn.random import batch_keys
 from hfseq.training import loss_scale, sharding
 from hfseq.training.windows import Memory
@@ -81,6 +82,7 @@ def make_step(
     seed: int,
     skip_non_finite: bool,
     memory: Memory | None = None,
+    calibrate: bool = False,
 ) -> Callable[[State, Any], tuple[State, dict[str, jax.Array]]]:
     """Build ``step(state, batch)``; every leaf of the batch has a leading axis of micro-batches.
 
@@ -90,37 +92,55 @@ def make_step(
     micro-batch adds and are settled once, when all have; a step that is skipped leaves them as they
     were. With ``memory`` a batch is a window of its rows, and what the model knows of the windows
     before is carried from step to step; rows that begin with a skipped step still begin afresh.
-    """
 
-    def sums(params: Any, extra: Any, batch: Any, keys: Any, factor: Any) -> Any:
+    Collections that the backward pass overwrites (FP8 scales and histories) are the same for all
+    micro-batches of a step; of what these leave the maximum counts. With ``calibrate`` the step
+    trains nothing and moves nothing else but these, which it sets from the batch itself.
+    """
+    overwritten = model.overwritten_extra
+
+    def sums(params: Any, scales: Any, extra: Any, batch: Any, keys: Any, factor: Any) -> Any:
+        extra = extra | fp8.for_gradient(scales)
         total, count, more = objective.loss(model, params, batch, keys, True, extra=extra)
         scaled = total if factor is None else total * factor
         found = {"loss": total, "count": count, "divisor": more.get("divisor", count)}
         found |= more.get("totals", {})
-        return scaled, (found, more.get("extra", extra), more.get("memory"))
+        after = {k: v for k, v in more.get("extra", extra).items() if k not in overwritten}
+        return scaled, (found, after, more.get("memory"))
 
-    def micro_step(params: Any, extra: Any, batch: dict[str, Any], keys: Any, factor: Any) -> Any:
+    def micro_step(
+        params: Any, scales: Any, extra: Any, batch: dict[str, Any], keys: Any, factor: Any
+    ) -> Any:
         batch = dict(batch)
         drawn = batch_keys(keys[0], batch.pop("row"), keys[1])
-        grads, (found, extra, left) = jax.grad(sums, has_aux=True)(
-            params, extra, batch, drawn, factor
+        (grads, scales), (found, extra, left) = jax.grad(sums, argnums=(0, 1), has_aux=True)(
+            params, scales, extra, batch, drawn, factor
         )
-        return grads, jax.tree.map(lambda x: x.astype(jnp.float32), found), extra, left
+        found = jax.tree.map(lambda x: x.astype(jnp.float32), found)
+        return grads, found, fp8.from_gradient(scales), extra, left
 
     def accumulate(params: Any, extra: Any, batch: Any, keys: Any, factor: Any) -> Any:
+        scales, extra = (
+            {name: tree for name, tree in extra.items() if (name in overwritten) == moved}
+            for moved in (True, False)
+        )
         first = jax.tree.map(lambda x: x[0], batch)
         if jax.tree.leaves(batch)[0].shape[0] == 1:
-            *done, left = micro_step(params, extra, first, keys, factor)
-            return *done, jax.tree.map(lambda x: x[None], left)
+            grads, found, after, extra, left = micro_step(
+                params, scales, extra, first, keys, factor
+            )
+            left = jax.tree.map(lambda x: x[None], left)
+            return grads, found, extra | fp8.overwrite(scales, after), left
 
         def body(carry: Any, part: Any) -> Any:
-            grads, found, extra, left = micro_step(params, carry[2], part, keys, factor)
-            return (*jax.tree.map(jnp.add, carry[:2], (grads, found)), extra), left
+            *sums, after, extra, left = micro_step(params, scales, carry[3], part, keys, factor)
+            added = jax.tree.map(jnp.add, carry[:2], tuple(sums))
+            return (*added, jax.tree.map(jnp.maximum, carry[2], after), extra), left
 
-        shapes = jax.eval_shape(micro_step, params, extra, first, keys, factor)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:2])
-        done, left = jax.lax.scan(body, (*zeros, extra), batch)
-        return *done, left
+        shapes = jax.eval_shape(micro_step, params, scales, extra, first, keys, factor)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3])
+        (grads, found, after, extra), left = jax.lax.scan(body, (*zeros, extra), batch)
+        return grads, found, extra | fp8.overwrite(scales, after), left
 
     def keys_of(step: jax.Array) -> tuple[jax.Array, jax.Array]:
         start = step if memory is None else step - step % memory.windows
@@ -140,6 +160,9 @@ def make_step(
         grads, found, extra, left = accumulate(
             state["params"], state["extra"], batch, keys_of(state["step"]), factor
         )
+        if calibrate:
+            seen = {name: extra[name] for name in overwritten}
+            return state | {"extra": state["extra"] | seen}, {}
         mean = 1.0 / jnp.maximum(found["divisor"], 1.0)
         scale = mean if factor is None else mean / factor
         # The norm of the sums, scaled: that of scaled gradients would first write them all down.
@@ -172,7 +195,14 @@ def make_step(
         loss = found["loss"] / jnp.maximum(found["count"], 1.0)
         return new, {"loss": loss, "grad_norm": norm, "bad": ~good}
 
-    return step
+    if not calibrate:
+        return step
+
+    def calibration(state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
+        with fp8.calibrating():
+            return step(state, batch)
+
+    return calibration
 
 
 def _where(taken: jax.Array, new: State, old: State) -> State:

@@ -9,7 +9,15 @@ import pytest
 from flax import nnx
 
 from hfseq import nn
-from hfseq.nn.precision import BFLOAT16, FLOAT32, Precision, apply_precision, precision_for
+from hfseq.errors import UsageError
+from hfseq.nn.precision import (
+    BFLOAT16,
+    FLOAT32,
+    Precision,
+    apply_precision,
+    choose_precision,
+    precision_for,
+)
 from hfseq.nn.precision import low_precision_dot_general as product
 from tests.support.models import close
 
@@ -58,15 +66,18 @@ def test_backward_products_are_of_half_types():
 def test_sites_choose_the_linears():
     made = []
 
+    def own(*arguments):
+        return product(*arguments)
+
     def make():
-        made.append(product)
-        return product
+        made.append(own)
+        return own
 
     module = Two(nnx.Rngs(0))
     apply_precision(module, Precision("mixed", jnp.bfloat16, make, sites=(r"^second$",)))
     assert len(made) == 1
-    assert module.second.dot_general is product
-    assert module.first.dot_general is jax.lax.dot_general
+    assert module.second.dot_general is own
+    assert module.first.dot_general is product
     assert module.norm.compute_dtype == jnp.bfloat16
     assert module(random(2, 8)).dtype == jnp.bfloat16
 
@@ -93,3 +104,26 @@ def test_operations_with_state_are_one_for_each_linear():
 )
 def test_types_name_their_recipe(dtype, recipe):
     assert precision_for(dtype) is recipe
+
+
+def test_sites_that_match_no_linear_are_refused_with_those_there_are():
+    recipe = Precision("mixed", jnp.bfloat16, lambda: product, sites=("attention",))
+    with pytest.raises(UsageError, match="no Linear matches attention; this model has first, sec"):
+        apply_precision(Two(nnx.Rngs(0)), recipe)
+
+
+def test_a_recipe_takes_another_type_and_other_sites():
+    recipe = choose_precision("fp8_current", "float32", ("mlp",))
+    assert (recipe.compute_dtype, recipe.sites) == (jnp.float32, ("mlp",))
+    assert choose_precision("fp8_current").compute_dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "fp8_current"])
+def test_options_that_a_recipe_does_not_have_are_refused(name):
+    with pytest.raises(UsageError, match=f"'{name}' takes no margin"):
+        choose_precision(name, margin=1)
+
+
+def test_an_unknown_recipe_is_named_with_the_nearest():
+    with pytest.raises(UsageError, match=r"fp8_delaid.*fp8_delayed"):
+        choose_precision("fp8_delaid")

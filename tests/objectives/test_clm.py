@@ -157,6 +157,7 @@ class Adding:
     config = SimpleNamespace(vocab_size=2)
     extra: ClassVar[dict] = {}
     extra_shape_tree: ClassVar[dict] = {"codebook": {}}
+    statistics = ("codebook",)
     params_shape_tree: ClassVar[dict] = {}
 
     def takes(self, name):

@@ -1,0 +1,124 @@
+"""Collections that lie in a file of their own beside the weights (``fp8_params.safetensors``).
+
+PyTorch's classes never look at it, and a checkpoint without it loads: then the collection begins
+fresh. Names are those of the weights, one entry a layer, so that scanned and unscanned models, and
+base model and head, read one another's files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hfseq import checkpoint_files as files
+from hfseq import trees, weights
+from hfseq.errors import CheckpointError, WeightsError, nearest
+
+logger = logging.getLogger("hfseq.modeling")
+
+HISTORY = "_amax_history"
+Names = Callable[[Mapping[trees.Path, tuple[int, ...]]], weights.WeightMap]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sidecar:
+    """One collection and its file.
+
+    **Arguments:** ``file`` its name; ``shapes`` the shape of every variable; ``kernels`` the weight
+    map of the parameters that the collection belongs to, by which a file of a model of another size
+    is recognised; ``names`` makes weight maps.
+    """
+
+    file: str
+    shapes: Mapping[trees.Path, tuple[int, ...]]
+    kernels: weights.WeightMap
+    names: Names
+
+    def write(self, folder: Path, leaves: Mapping[trees.Path, Any], recipe: str) -> None:
+        """Write the variables, and the shapes of the kernels that they were measured on."""
+        from safetensors.numpy import save_file
+
+        metadata = {"format": "hfseq", "recipe": recipe, "kernels": json.dumps(self._sizes())}
+        save_file(self.names(self.shapes).to_torch(leaves), folder / self.file, metadata)
+
+    def read(self, path: str, fresh: Mapping[trees.Path, Any]) -> dict[trees.Path, Any]:
+        """Return the variables at ``path``, those of ``fresh`` where it has none.
+
+        A history of another length is cut, or begins with fewer entries. WeightsError for a file
+        that belongs to another model, CheckpointError for one that cannot be read.
+        """
+        tensors, metadata = _open(path)
+        names = self.names(self.shapes)
+        lengths = {leaf[-1] for where, leaf in self.shapes.items() if where[-1].endswith(HISTORY)}
+        fitted = {
+            name: _refit(tensor, max(lengths)) if name.endswith(HISTORY) else tensor
+            for name, tensor in tensors.items()
+        }
+        found, report = names.match(fitted)
+        self._check(path, metadata, report)
+        if report.missing:
+            logger.warning(
+                "%s has nothing for %d of the %d scales and histories of this model, which begin "
+                "fresh", path, len(report.missing), len(self.shapes),
+            )  # fmt: skip
+        missing = set(report.missing)
+        return {
+            where: leaf if where in missing else names.fill(found, where)
+            for where, leaf in fresh.items()
+        }
+
+    def _sizes(self) -> dict[str, list[int]]:
+        return {
+            slot.name: list(self.kernels.shapes[slot.path][slot.layer is not None :])
+            for slot in self.kernels.slots
+        }
+
+    def _check(self, path: str, metadata: Mapping[str, str], report: weights.LoadReport) -> None:
+        known = [".".join(path) for path in self.shapes]
+        problems = [
+            f"  {name}: this model has no FP8 product there{nearest(name, known)}"
+            for name in report.unexpected
+        ]
+        problems += [f"  {name}: {given}, not {due}" for name, given, due in report.mismatched]
+        prefix = f"{self.kernels.prefix}."
+        own = {name.removeprefix(prefix): size for name, size in self._sizes().items()}
+        for name, size in json.loads(metadata.get("kernels", "{}")).items():
+            ours = own.get(name.removeprefix(prefix))
+            if ours is not None and ours != size:
+                problems.append(f"  {name}: measured on a kernel {size}, but this one is {ours}")
+        if problems:
+            more = [f"  and {len(problems) - 6} more"] if len(problems) > 6 else []
+            raise WeightsError(
+                f"{path} belongs to another model, or to other FP8 sites:\n"
+                + "\n".join((*problems[:6], *more))
+                + "\nDelete it, and the scales are measured afresh; or give the --precision_sites "
+                "that it was made with"
+            )
+
+
+def _open(path: str) -> tuple[dict[str, weights.Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as opened:
+            tensors = {name: files.in_memory(opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118
+            return tensors, opened.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot read {path}: {error}. Delete it, and the scales are measured afresh"
+        ) from error
+
+
+def _refit(tensor: weights.Tensor, length: int) -> weights.Tensor:
+    """Cut or pad a history, whose newest entry is the first."""
+    kept = np.asarray(tensor.read(...)).reshape(-1)[:length]
+    return files.in_memory(np.pad(kept, (0, length - len(kept))))
+
+
+__all__ = ["Sidecar"]

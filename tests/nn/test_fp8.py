@@ -1,0 +1,216 @@
+"""FP8 products: their numbers, the recursion of scales and histories, guards, calibration."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+
+from hfseq.nn import fp8
+from hfseq.nn.stack import Options, options
+from tests.support.models import close
+
+MATRIX = (((1,), (0,)), ((), ()))
+E4M3, E5M2 = 448.0, 57344.0
+
+
+def random(*shape, seed=0, scale=1.0):
+    return jnp.asarray(scale * np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def run(module, x, w, g):
+    """Value, gradients and next state of one training step's product."""
+    graph, state = nnx.split(module)
+
+    def value(x, w, state):
+        product = nnx.merge(graph, fp8.for_gradient(state))
+        with options(Options(train=True)):
+            y = product(x, w, (((x.ndim - 1,), (0,)), ((), ())))
+        return (y.astype(jnp.float32) * g).sum(), y
+
+    (dx, dw, after), y = jax.jit(jax.grad(value, (0, 1, 2), has_aux=True))(x, w, state)
+    return y, dx, dw, fp8.from_gradient(after)
+
+
+def advance(module, after):
+    nnx.update(module, after)
+    return module
+
+
+def rounded(x, scale, kind):
+    limit = float(ml_dtypes.finfo(kind).max)
+    return np.clip(np.asarray(x, np.float32) / scale, -limit, limit).astype(kind).astype(np.float64)
+
+
+def by_hand(x, w, g, scales):
+    """The three products in NumPy, from operands rounded to FP8."""
+    sx, sw, sg = (np.float32(scale) for scale in scales)
+    qx, qw = (rounded(a, s, ml_dtypes.float8_e4m3fn) for a, s in ((x, sx), (w, sw)))
+    qg = rounded(g, sg, ml_dtypes.float8_e5m2)
+    return qx @ qw * sx * sw, qg @ qw.T * sg * sw, qx.T @ qg * sx * sg
+
+
+def test_current_scaling_is_the_product_of_rounded_operands():
+    x, w, g = random(6, 16), random(16, 8, seed=1, scale=0.02), random(6, 8, seed=2, scale=1e-5)
+
+    def value(x, w):
+        return (fp8.current_product(x, w, MATRIX) * g).sum()
+
+    dx, dw = jax.grad(value, (0, 1))(x, w)
+    scales = [float(jnp.abs(a).max()) / limit for a, limit in ((x, E4M3), (w, E4M3), (g, E5M2))]
+    y, dx_due, dw_due = by_hand(x, w, g, scales)
+    assert close(fp8.current_product(x, w, MATRIX), y, 1e-6)
+    assert np.allclose(dx, dx_due, rtol=1e-5, atol=1e-12)
+    assert np.allclose(dw, dw_due, rtol=1e-5, atol=1e-12)
+
+
+def test_errors_are_those_of_three_and_two_bits():
+    x, w, g = random(64, 128), random(128, 64, seed=1), random(64, 64, seed=2)
+    dx, dw = jax.grad(lambda x, w: (fp8.current_product(x, w, MATRIX) * g).sum(), (0, 1))(x, w)
+    for given, due in ((fp8.current_product(x, w, MATRIX), x @ w), (dx, g @ w.T), (dw, x.T @ g)):
+        error = float(jnp.linalg.norm(given - due) / jnp.linalg.norm(due))
+        assert 0.01 < error < 0.08
+
+
+def test_a_kernel_of_three_axes_and_one_stored_by_outputs_give_the_same():
+    x, w = random(2, 3, 16), random(16, 8, seed=1)
+    plain = fp8.current_product(x, w, (((2,), (0,)), ((), ())))
+    turned = fp8.current_product(x, w.T, (((2,), (1,)), ((), ())))
+    stacked = fp8.current_product(x, jnp.stack([w, w], 1), (((2,), (0,)), ((), ())))
+    assert np.array_equal(plain, turned)
+    assert np.array_equal(plain, stacked[..., 0, :])
+
+    def gradient(w, axis):
+        dims = (((2,), (axis,)), ((), ()))
+        return jax.grad(lambda w: (fp8.current_product(x, w, dims) ** 2).sum())(w)
+
+    assert close(gradient(w, 0), gradient(w.T, 1).T, 1e-6)
+
+
+@pytest.mark.parametrize("margin", [0, 2])
+def test_scales_and_histories_follow_their_recursion(margin):
+    """Each scale is the largest of the last L values over FP8's, the newest value comes first."""
+    length = 3
+    module = fp8.Fp8Product(length, margin)
+    seen = {"input": [], "kernel": [], "output_grad": []}
+    limits = {"input": E4M3, "kernel": E4M3, "output_grad": E5M2}
+    for step in range(6):
+        sizes = (10.0 / (step + 1), 0.1 * (step + 1), 1e-4)
+        x, w, g = (
+            random(*s, seed=step, scale=k)
+            for s, k in zip(((4, 8), (8, 4), (4, 4)), sizes, strict=True)
+        )
+        before = {n: max(values[-length:], default=0.0) for n, values in seen.items()}
+        advance(module, run(module, x, w, g)[3])
+        for name, array in (("input", x), ("kernel", w), ("output_grad", g)):
+            seen[name].append(float(jnp.abs(array).max()))
+            history = getattr(module, f"{name}_amax_history")[...]
+            due = ([*reversed(seen[name])] + [0.0] * length)[:length]
+            assert np.allclose(history, due, rtol=1e-6)
+            scale = before[name] / limits[name] * 2**margin if before[name] else 1.0
+            assert np.allclose(getattr(module, f"{name}_scale")[...], scale, rtol=1e-6)
+
+
+def test_delayed_products_use_the_scale_of_the_steps_before():
+    module = fp8.Fp8Product(4)
+    x, w, g = random(4, 8), random(8, 4, seed=1), random(4, 4, seed=2)
+    advance(module, run(module, x, w, g)[3])
+    y, dx, dw, _ = run(module, 2 * x, w, g)  # twice as large as what the history knows: clipped
+    scales = [float(jnp.abs(a).max()) / limit for a, limit in ((x, E4M3), (w, E4M3), (g, E5M2))]
+    due = by_hand(2 * x, w, g, scales)
+    for given, expected in zip((y, dx, dw), due, strict=True):
+        assert close(given, expected, 1e-5)
+    assert float(jnp.abs(y - 2 * x @ w).max()) > 0.1
+
+
+def test_an_operation_that_did_not_run_keeps_its_state():
+    old = {"fc": {"dot_general": state_of(fp8.Fp8Product(4))}}
+    zero = jax.tree.map(jnp.zeros_like, old)
+    kept = fp8.overwrite(old, zero)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), kept, old))
+
+
+def state_of(module):
+    return {"/".join(map(str, p)): v[...] for p, v in nnx.to_flat_state(nnx.state(module))}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_does_not_stay_in_the_history(bad):
+    module = fp8.Fp8Product(4)
+    x, w, g = random(4, 8), random(8, 4, seed=1), random(4, 4, seed=2)
+    advance(module, run(module, x, w, g)[3])
+    before = state_of(module)
+    advance(module, run(module, x.at[0, 0].set(bad), w, g)[3])
+    after = state_of(module)
+    assert all(np.isfinite(leaf).all() for leaf in after.values())
+    assert after["input_amax_history"][0] == 0
+    assert after["input_amax_history"][1] == before["input_amax_history"][0]
+    y, *_ = run(module, x, w, g)
+    assert np.isfinite(y).all() and close(y, x @ w, 0.1)
+
+
+def test_not_a_number_is_not_hidden_by_the_cast():
+    x = random(4, 8).at[0, 0].set(jnp.nan)
+    assert np.isnan(fp8.current_product(x, random(8, 4), MATRIX)[0]).all()
+
+
+def test_an_operation_used_twice_keeps_the_maximum():
+    module = fp8.Fp8Product(4)
+    graph, state = nnx.split(module)
+    x, w = random(4, 8), random(8, 8, seed=1)
+
+    def value(state):
+        product = nnx.merge(graph, fp8.for_gradient(state))
+        with options(Options(train=True)):
+            return sum(product(k * x, w, MATRIX).sum() for k in (1.0, 3.0, 2.0))
+
+    after = fp8.from_gradient(jax.jit(jax.grad(value))(state))
+    assert np.allclose(after["input_amax_history"][...][0], 3 * jnp.abs(x).max(), rtol=1e-6)
+    assert float(after["input_scale"][...][0]) == 1.0  # one step's scale, not the sum of three
+
+
+def test_evaluation_without_a_history_measures_the_tensors():
+    """What is loaded without scales is computed with those of the tensors themselves."""
+    x, w = random(4, 8), random(8, 4, seed=1, scale=1e-4)
+    fresh = fp8.Fp8Product(4)
+    assert np.array_equal(fresh(x, w, MATRIX), fp8.current_product(x, w, MATRIX))
+    with options(Options(train=True)):  # scale 1 would round the kernel to zero
+        assert float(jnp.abs(fresh(x, w, MATRIX)).max()) == 0.0
+
+
+@pytest.mark.parametrize(("tokens", "gain"), [(64, None), (16384, 10)])
+def test_calibration_saves_the_first_step_of_a_large_batch(tokens, gain):
+    """Gradients of a mean over 16k tokens are below what e5m2 holds with scale 1."""
+    x, w = random(tokens, 32), random(32, 32, seed=1, scale=0.2)
+    g = random(tokens, 32, seed=2, scale=0.05 / tokens)
+    due = x.T @ g
+
+    def error(module):
+        return float(jnp.linalg.norm(run(module, x, w, g)[2] - due) / jnp.linalg.norm(due))
+
+    blind = error(fp8.Fp8Product(16))
+    module = fp8.Fp8Product(16)
+    with fp8.calibrating():
+        *_, dw, after = run(module, x, w, g)
+    calibrated = error(advance(module, after))
+    assert calibrated < 0.08
+    if gain:
+        assert blind > gain * calibrated
+
+
+def test_a_warning_says_that_products_are_emulated(messages):
+    fp8.warn_without_units.cache_clear()
+    fp8.current()
+    fp8.current()
+    assert messages().count("no FP8 units") == 1
+
+
+@pytest.mark.parametrize("options", [{"amax_history_length": 0}, {"margin": -1}])
+def test_impossible_histories_and_margins_are_refused(options):
+    from hfseq.errors import UsageError
+
+    with pytest.raises(UsageError, match="must be 1 or more"):
+        fp8.delayed(**options)
