@@ -26,6 +26,18 @@ def bert_config(**changes: Any) -> Any:
     return BertConfig(**{**TINY, **changes})
 
 
+def megatron_bert_config(**changes: Any) -> Any:
+    from transformers import MegatronBertConfig
+
+    return MegatronBertConfig(**{**TINY, **changes})
+
+
+def fp8_encoder_config(**changes: Any) -> Any:
+    from hfseq_plugins.fp8_encoder.configuration import Fp8EncoderConfig
+
+    return Fp8EncoderConfig(**{**TINY, **changes})
+
+
 def roberta_config(**changes: Any) -> Any:
     from transformers import RobertaConfig
 

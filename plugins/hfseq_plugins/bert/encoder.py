@@ -1,8 +1,11 @@
-"""BERT (Devlin et al., 2018) on Flax NNX; attribute names are the checkpoint's."""
+"""BERT (Devlin et al., 2018) on Flax NNX; attribute names are the checkpoint's.
+
+A sibling names its own parts in ``kinds`` and its own Linear in ``linear``.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +42,8 @@ class Embeddings(nnx.Module):
 class SelfAttention(nn.CachedAttention):
     """Attention of a sequence to itself (with a cache in decoders), or to an encoder's output."""
 
+    linear = staticmethod(dense)
+
     def __init__(self, config: Any, rngs: nnx.Rngs, cross: bool = False):
         super().__init__()
         self.kv_heads = config.num_attention_heads
@@ -46,7 +51,9 @@ class SelfAttention(nn.CachedAttention):
         self.rate, self.cross = config.attention_probs_dropout_prob, cross
         self.causal = getattr(config, "is_decoder", False) and not cross
         width = config.hidden_size
-        self.query, self.key, self.value = (dense(config, width, width, rngs) for _ in range(3))
+        self.query, self.key, self.value = (
+            self.linear(config, width, width, rngs) for _ in range(3)
+        )
 
     def __call__(self, x, source, mask, rngs, head_mask=None, return_weights=False):
         heads = (*x.shape[:2], self.kv_heads, self.head_dim)
@@ -81,9 +88,12 @@ class Output(nnx.Module):
 class Attention(nnx.Module):
     """Attention and its output projection."""
 
+    kinds: ClassVar[tuple[Any, ...]] = (SelfAttention, Output)
+
     def __init__(self, config: Any, rngs: nnx.Rngs, cross: bool = False):
-        self.self = SelfAttention(config, rngs, cross)
-        self.output = Output(config, config.hidden_size, rngs)
+        mixing, output = self.kinds
+        self.self = mixing(config, rngs, cross)
+        self.output = output(config, config.hidden_size, rngs)
 
     def __call__(self, x, source, mask, rngs, head_mask=None, return_weights=False):
         mixed, weights = self.self(x, source, mask, rngs, head_mask, return_weights)
@@ -93,8 +103,10 @@ class Attention(nnx.Module):
 class Intermediate(nnx.Module):
     """The wide half of the feed-forward block."""
 
+    linear = staticmethod(dense)
+
     def __init__(self, config: Any, rngs: nnx.Rngs):
-        self.dense = dense(config, config.hidden_size, config.intermediate_size, rngs)
+        self.dense = self.linear(config, config.hidden_size, config.intermediate_size, rngs)
         self.act = nn.activation(config.hidden_act)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -104,12 +116,15 @@ class Intermediate(nnx.Module):
 class Layer(nnx.Module):
     """Self-attention, cross-attention where the configuration asks for it, feed-forward."""
 
+    kinds: ClassVar[tuple[Any, ...]] = (Attention, Intermediate, Output)
+
     def __init__(self, config: Any, rngs: nnx.Rngs):
-        self.attention = Attention(config, rngs)
+        attention, intermediate, output = self.kinds
+        self.attention = attention(config, rngs)
         crossed = getattr(config, "add_cross_attention", False)
-        self.crossattention = Attention(config, rngs, cross=True) if crossed else nnx.data(None)
-        self.intermediate = Intermediate(config, rngs)
-        self.output = Output(config, config.intermediate_size, rngs)
+        self.crossattention = attention(config, rngs, cross=True) if crossed else nnx.data(None)
+        self.intermediate = intermediate(config, rngs)
+        self.output = output(config, config.intermediate_size, rngs)
 
     def __call__(
         self, x, mask, encoded, encoded_mask, *, rngs, head_mask=None, return_weights=False
@@ -120,14 +135,24 @@ class Layer(nnx.Module):
             x, cross_weights = self.crossattention(
                 x, encoded, encoded_mask, rngs, None, return_weights
             )
-        return self.output(self.intermediate(x), x, rngs), (weights, cross_weights)
+        return self.feed_forward(x, rngs), (weights, cross_weights)
+
+    def feed_forward(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+        """Run the wide block on (batch, length, hidden_size)."""
+        return self.output(self.intermediate(x), x, rngs)
 
 
 class Encoder(nnx.Module):
     """The stack of layers."""
 
+    kind: ClassVar[Any] = Layer
+
     def __init__(self, config: Any, rngs: nnx.Rngs):
-        self.layer = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
+        self.layer = nn.Layers([self.kind(config, rngs) for _ in range(config.num_hidden_layers)])
+
+    def finish(self, x: jax.Array) -> jax.Array:
+        """Return the last hidden state for the output of the last layer: the same here."""
+        return x
 
 
 class Pooler(nnx.Module):
@@ -143,9 +168,12 @@ class Pooler(nnx.Module):
 class BertModule(nnx.Module):
     """The encoder (or decoder) without a head."""
 
+    kinds: ClassVar[tuple[Any, ...]] = (Embeddings, Encoder)
+
     def __init__(self, config: Any, rngs: nnx.Rngs, add_pooling_layer: bool = True):
-        self.embeddings = Embeddings(config, rngs)
-        self.encoder = Encoder(config, rngs)
+        embeddings, encoder = self.kinds
+        self.embeddings = embeddings(config, rngs)
+        self.encoder = encoder(config, rngs)
         self.pooler = Pooler(config, rngs) if add_pooling_layer else nnx.data(None)
 
     def positions(self, input_ids: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
@@ -169,6 +197,7 @@ class BertModule(nnx.Module):
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
             per_layer=None if head_mask is None else {"head_mask": head_mask},
         )  # fmt: skip
+        x = self.encoder.finish(x)
         crossed = output_attentions and encoder_hidden_states is not None
         return out.FlaxBaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=x,

@@ -2,7 +2,7 @@
 
 RULES = [
     (r"shared/embedding$", "embedding"),
-    (r"relative_attention_bias/embedding$", "replicated"),
+    (r"relative_attention_bias/embedding$", "heads"),
     (r"(Self|EncDec)Attention/(q|k|v)/kernel$", "column"),
     (r"DenseReluDense/wi(_0|_1)?/kernel$", "column"),
     (r"(Attention/o|DenseReluDense/wo)/kernel$", "row"),

@@ -172,6 +172,13 @@ def attend(
     mesh = sequence.mesh_for(inputs.code.shape[-1], how.block)
     if mesh is not None:
         return sequence.attend(mesh, inputs, terms, how, state, lengths)
+    return attend_here(inputs, terms, how, state, lengths)
+
+
+def attend_here(
+    inputs: Inputs, terms: Terms, how: How, state: State | None, lengths: jax.Array | None
+) -> tuple[jax.Array, State | None]:
+    """Do what :func:`attend` does for many tokens, on one device."""
     past = None if state is None else Past(*in_order(state), state.cache)
     tape = Tape(inputs, terms.codebook.shape[1], how, past, lengths)
     out, cache = run(tape, terms, how)

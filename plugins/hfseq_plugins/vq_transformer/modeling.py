@@ -159,6 +159,7 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
     base_model_prefix = "model"
     weight_aliases = {"lm_head.weight": "model.embed_tokens.weight"}
     stored_collections = {"codebook": ("sums", "counts")}
+    head_counts = ()  # a single head can be split, by the columns of its values
     fixed_state = True
 
     def __call__(

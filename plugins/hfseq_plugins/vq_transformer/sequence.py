@@ -1,8 +1,9 @@
-"""Attention of rows that are cut over the ``sequence`` axis of a mesh.
+"""Attention on a mesh, above all of rows that are cut over its ``sequence`` axis.
 
-Every device has a piece of the text. What leaves its window is summed up by code there, and the
-sums of all pieces before one are its cache when it begins: the cache is a monoid. The window before
-a piece comes from its left neighbours. Keys and values never come together on one device.
+Every device of that axis has a piece of the text. What leaves its window is summed up by code
+there, and the sums of all pieces before one are its cache when it begins: the cache is a monoid.
+The window before a piece comes from its left neighbours. Keys and values never come together on one
+device.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from hfseq import nn
-from hfseq_plugins.vq_transformer.attention import How, Inputs, Past, Tape, Terms, run
+from hfseq_plugins.vq_transformer.attention import (
+    How,
+    Inputs,
+    Past,
+    Tape,
+    Terms,
+    attend_here,
+    run,
+)
 from hfseq_plugins.vq_transformer.state import Cache, State, in_order, merge, summarise
 
 logger = logging.getLogger(__name__)
@@ -34,18 +43,22 @@ _STATE = {
 
 
 def mesh_for(tokens: int, block: int) -> Mesh | None:
-    """Return the mesh whose ``sequence`` axis cuts rows of ``tokens`` into whole blocks, if any.
+    """Return the mesh, if any, if its ``sequence`` axis cuts rows of ``tokens`` into whole blocks.
 
     Pieces of other lengths would have other blocks than one device has, and so other gradients.
     """
     mesh = nn.current_options().mesh
-    ways = 1 if mesh is None else dict(mesh.shape).get(AXIS, 1)
-    if ways == 1:
+    if mesh is None or mesh.size == 1:
         return None
-    if tokens % (ways * block):
+    ways = _pieces(mesh)
+    if ways > 1 and tokens % (ways * block):
         _say_whole(tokens, ways, block)
         return None
     return mesh
+
+
+def _pieces(mesh: Mesh) -> int:
+    return dict(mesh.shape).get(AXIS, 1)
 
 
 @functools.cache
@@ -72,7 +85,9 @@ def attend(
     split = _split(mesh, inputs)
 
     def local(inputs: Inputs, terms: Terms, state: Any, lengths: Any) -> Any:
-        return _attend_here(inputs, terms, how, state, lengths, mesh.shape[AXIS])
+        if _pieces(mesh) == 1:
+            return attend_here(inputs, terms, how, state, lengths)
+        return _attend_piece(inputs, terms, how, state, lengths, _pieces(mesh))
 
     states = _specs(state, _STATE, split)
     call = jax.shard_map(
@@ -88,7 +103,7 @@ def _split(mesh: Mesh, inputs: Inputs) -> dict[str, Any]:
     """Return the axes of the mesh that cut each kind of axis, where their size divides it."""
     batch, heads, groups = inputs.query.shape[:3]
     rows = tuple(name for name in ("data", "fsdp") if name in mesh.shape)
-    split: dict[str, Any] = {"t": AXIS}
+    split: dict[str, Any] = {"t": AXIS} if AXIS in mesh.shape else {}
     if batch % math.prod(mesh.shape[name] for name in rows) == 0:
         split["b"] = rows
     ways = dict(mesh.shape).get("tensor", 1)
@@ -109,7 +124,7 @@ def _specs(leaves: Any, kinds: dict[str, str], split: dict[str, Any]) -> Any:
     return leaves._replace(**{name: _spec(kinds[name], split) for name in present})
 
 
-def _attend_here(
+def _attend_piece(
     inputs: Inputs, terms: Terms, how: How, state: Any, lengths: Any, ways: int
 ) -> tuple[jax.Array, State | None]:
     """Attend with this device's piece; the state after the whole row comes out everywhere."""

@@ -8,6 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PretrainedConfig
 
 from hfseq.errors import UsageError, nearest
+from hfseq_plugins.common import Presets, way_back
 
 CHOICES = {
     "norm": ("pre", "post"),
@@ -43,7 +44,7 @@ def _sizes(width: int, heads: int, inner: int, layers: int) -> dict[str, int]:
 
 
 @strict
-class WMTTransformerConfig(PretrainedConfig):
+class WMTTransformerConfig(Presets, PretrainedConfig):
     """The Transformer of flax/examples/wmt; sizes are those of its base model, see ``presets``.
 
     Options have the names of PEGASUS and Marian where these have them. Beside them: ``norm`` (pre,
@@ -119,16 +120,6 @@ class WMTTransformerConfig(PretrainedConfig):
             kwargs.pop(name, None)
         super().__post_init__(**kwargs)
         self.check()
-
-    @classmethod
-    def preset(cls, name: str, **changes: Any) -> "WMTTransformerConfig":
-        """Return the configuration of a preset, with ``changes``."""
-        if name not in cls.presets:
-            known = ", ".join(cls.presets)
-            raise UsageError(
-                f"no preset '{name}'{nearest(name, list(cls.presets))} (known: {known})"
-            )
-        return cls(**{**cls.presets[name], **changes})
 
     @property
     def inner_width(self) -> int:
@@ -239,14 +230,8 @@ class WMTTransformerConfig(PretrainedConfig):
         kind = PegasusConfig if self.norm == "pre" else MarianConfig
         twin = kind.from_dict(described)
         twin.architectures = self.architectures
-        twin.hfseq = self._way_back(twin.to_diff_dict())
+        twin.hfseq = way_back(self, twin.to_diff_dict())
         return twin
-
-    def _way_back(self, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return what the twin's file does not say about this configuration."""
-        own = self.to_diff_dict()
-        own.pop("transformers_version", None)
-        return {name: v for name, v in own.items() if name not in stored or stored[name] != v}
 
 
 NATIVE = (

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any, ClassVar
-
 import numpy as np
 
 from hfseq.modeling import Derived
 from hfseq.seq2seq import Seq2SeqGeneration
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
 from hfseq_plugins.bart.positions import sinusoids
+from hfseq_plugins.common import StoredAsTwin
 from hfseq_plugins.wmt_transformer import layers
 from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
-
-logger = logging.getLogger(__name__)
 
 SIDES = ("encoder", "decoder")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
-class FlaxWMTTransformerPreTrainedModel(FlaxBartPreTrainedModel):
+class FlaxWMTTransformerPreTrainedModel(StoredAsTwin, FlaxBartPreTrainedModel):
     """Base of the WMT Transformer's classes.
 
     ``save_pretrained`` writes the stock twin of the configuration (PEGASUS for ``norm="pre"``,
@@ -29,32 +25,6 @@ class FlaxWMTTransformerPreTrainedModel(FlaxBartPreTrainedModel):
     """
 
     config_class = WMTTransformerConfig
-    twin_names: ClassVar[dict[str, str]]
-
-    def __init__(self, config: Any, *args: Any, **kwargs: Any):
-        super().__init__(config, *args, **kwargs)
-        self._warned = False
-        # Which class PyTorch has for it depends on the configuration.
-        self.torch_class_name = self._stored_class_name  # type: ignore[method-assign]
-
-    def _stored_class_name(self) -> str:
-        if self.config.twin_problems():
-            return type(self).__name__.removeprefix("Flax")
-        return self.twin_names[self.config.twin_type]
-
-    def stored_config(self) -> Any:
-        """Return the configuration of the stock twin, or the model's own with a warning."""
-        problems = self.config.twin_problems()
-        if not problems:
-            return self.config.twin()
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "%s is saved in hfseq's own format, which PyTorch's AutoModel classes cannot load: "
-                "it has no exact twin among the stock classes of transformers, since %s",
-                type(self).__name__, "; and ".join(problems),
-            )  # fmt: skip
-        return self.config
 
     def derived_weights(self) -> dict[str, Derived]:
         """Return what the twin stores beside our parameters: zero biases, copies, places."""

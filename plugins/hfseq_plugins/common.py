@@ -1,0 +1,76 @@
+"""What several plugins share: named sizes, and checkpoints that are stored as a stock twin's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from hfseq.errors import UsageError, nearest
+
+logger = logging.getLogger(__name__)
+
+
+class Presets:
+    """Named sizes of a configuration class, in ``presets``."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Any:
+        """Return the configuration of a preset, with ``changes``.
+
+        **Raises:** UsageError for a name that is no preset.
+        """
+        if name not in cls.presets:
+            known = ", ".join(cls.presets)
+            raise UsageError(
+                f"no preset '{name}'{nearest(name, list(cls.presets))} (known: {known})"
+            )
+        return cls(**{**cls.presets[name], **changes})
+
+
+class StoredAsTwin:
+    """Saving under the name of a stock class that computes the same, for a model class.
+
+    Its configuration has ``twin()``, ``twin_type`` and ``twin_problems()``; ``twin_names`` gives
+    PyTorch's class for each type of twin. Configurations without a twin are written natively, with
+    a warning that says why.
+    """
+
+    twin_names: ClassVar[Mapping[str, str]]
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        self._warned = False
+        # Which class PyTorch has for it depends on the configuration.
+        self.torch_class_name = self._stored_class_name
+
+    def _stored_class_name(self: Any) -> str:
+        if self.config.twin_problems():
+            return type(self).__name__.removeprefix("Flax")
+        return self.twin_names[self.config.twin_type]
+
+    def stored_config(self: Any) -> Any:
+        """Return the configuration of the stock twin, or the model's own with a warning."""
+        problems = self.config.twin_problems()
+        if not problems:
+            return self.config.twin()
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s is saved in hfseq's own format, which PyTorch's AutoModel classes cannot load: "
+                "it has no exact twin among the stock classes of transformers, since %s",
+                type(self).__name__, "; and ".join(problems),
+            )  # fmt: skip
+        return self.config
+
+
+def way_back(config: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``stored``, the description of the twin, does not say about ``config``."""
+    own = config.to_diff_dict()
+    own.pop("transformers_version", None)
+    return {name: v for name, v in own.items() if name not in stored or stored[name] != v}
+
+
+__all__ = ["Presets", "StoredAsTwin", "way_back"]

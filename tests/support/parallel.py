@@ -1,0 +1,126 @@
+"""Every architecture, tiny and with eight heads, on meshes of the eight test devices."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq import plugins, trees
+from hfseq.objectives.base import cross_entropy
+from hfseq.training import setup
+from hfseq.training.sharding import batch_sharding, make_mesh
+from tests.support import models
+
+_ENCODER = {"num_attention_heads": 8, "num_hidden_layers": 1}
+_SIDES = {
+    f"{side}_{name}": size
+    for side in ("encoder", "decoder")
+    for name, size in (("layers", 1), ("attention_heads", 8))
+}
+#: How a family's tiny configuration gets eight heads and one layer.
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": _ENCODER,
+    "roberta": _ENCODER,
+    "fp8_encoder": _ENCODER,
+    "megatron-bert": _ENCODER,
+    "gpt2": {"n_head": 8, "n_layer": 1},
+    "t5": {"num_heads": 8, "d_kv": 4, "num_layers": 1},
+    "bart": _SIDES,
+    "marian": _SIDES,
+    "pegasus": _SIDES,
+    "wmt_transformer": _SIDES,
+    "vq_transformer": {"num_hidden_layers": 1},
+}
+LANGUAGE = ("ForMaskedLM", "ForCausalLM", "ForSeq2SeqLM")
+ROWS, LENGTH, VOCABULARY = 8, 16, 72
+
+
+def main_head(name: str) -> str:
+    """The head that is trained on text: the first of three that the family has."""
+    heads = plugins.load().architectures.get(name).heads
+    order = ("ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM")
+    return next(task for task in order if task in heads)
+
+
+def make_model(name: str, task: str, **options: Any) -> Any:
+    """A model without parameters."""
+    # Of a size that nothing else has, so that it can be told from its shape.
+    changes = {"vocab_size": VOCABULARY, **SIZES[name], **options.pop("config", {})}
+    config = getattr(models, f"{name.replace('-', '_')}_config")(**changes)
+    if task == "ForCausalLM" and hasattr(config, "is_decoder"):
+        config.is_decoder = True
+    spec = plugins.load().architectures.get(name)
+    return spec.load_head(task)(config, _do_init=False, **options)
+
+
+@functools.cache
+def variables(name: str, task: str) -> tuple[Any, Any]:
+    """Parameters away from their special values at the start, and collections."""
+    model, random = make_model(name, task), np.random.default_rng(0)
+
+    def shake(leaf: jax.Array) -> np.ndarray:
+        return np.asarray(leaf) + random.normal(size=leaf.shape).astype(np.float32) * 0.05
+
+    return (
+        jax.tree.map(shake, model.init_weights(jax.random.key(0))),
+        jax.device_get(model.init_extra(jax.random.key(1))),
+    )
+
+
+def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
+    """Eight rows, two of them padded; the target of an encoder-decoder is as long as its source."""
+    ids = models.ids(ROWS, LENGTH)
+    mask = np.ones_like(ids)
+    mask[1, 11:] = mask[5, 9:] = 0
+    given = {"input_ids": ids, "attention_mask": mask}
+    if task == "ForMultipleChoice":
+        return {key: np.stack([value, value], 1) for key, value in given.items()}
+    if getattr(model.config, "is_encoder_decoder", False) and task != "ForCausalLM":
+        given |= {"decoder_input_ids": ids[:, ::-1].copy()}
+    return given
+
+
+@functools.cache
+def compiled(name: str, task: str, mesh: str | None, sequence_parallel: bool = False) -> Any:
+    """The model, its layout, and the compiled ``(parameters, batch) -> (loss, gradients)``."""
+    model, layout = make_model(name, task), None
+    options = {}
+    params, extra = variables(name, task)
+    if mesh is not None:
+        grid = make_mesh(mesh)
+        layout = setup.lay_out(model, grid, sequence_parallel)
+        places = trees.unflatten(
+            layout.shardings({p: leaf.shape for p, leaf in trees.flatten(params).items()})
+        )
+        batch = {
+            key: batch_sharding(grid, value.ndim, lead=0)
+            for key, value in inputs(model, task).items()
+        }
+        everywhere = jax.NamedSharding(grid, jax.P())
+        options = {"in_shardings": (places, batch), "out_shardings": (everywhere, places)}
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        output, _ = model(**batch, params=params, extra=extra)
+        if task in LANGUAGE:
+            total, count, _ = cross_entropy(output.logits, batch["input_ids"], VOCABULARY)
+            return total / count
+        leaves = [x for x in jax.tree.leaves(output.to_tuple()) if x.dtype == jnp.float32]
+        return sum(jnp.sin(3 * x).mean() for x in leaves)
+
+    step = jax.jit(jax.value_and_grad(loss), **options)
+    # Half of the time to compile; the exchange between devices is the same.
+    quick = {"xla_backend_optimization_level": 0}
+    return model, layout, step.lower(params, inputs(model, task)).compile(quick)
+
+
+def run(name: str, task: str, mesh: str | None, sequence_parallel: bool = False) -> Any:
+    """Loss and gradients, on the host."""
+    model, _, step = compiled(name, task, mesh, sequence_parallel)
+    given = (variables(name, task)[0], inputs(model, task))
+    if mesh is not None:
+        given = jax.device_put(given, step.input_shardings[0])
+    return jax.device_get(step(*given))
