@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from hfseq.data.classification_arguments import ClassificationArguments
 from hfseq.data.text_arguments import (
     ARRAYS_HELP,
     FILES_HELP,
@@ -17,8 +18,9 @@ from hfseq.data.text_arguments import (
 from hfseq.data.translation_arguments import TranslationArguments
 
 __all__ = [
-    "FILES_HELP", "OBJECTIVES", "CausalArguments", "DataArguments", "DenoisingArguments",
-    "SpanArguments", "TextArguments", "TranslationArguments", "convert", "option",
+    "FILES_HELP", "OBJECTIVES", "CausalArguments", "ClassificationArguments", "DataArguments",
+    "DenoisingArguments", "SpanArguments", "TextArguments", "TranslationArguments", "convert",
+    "option",
 ]  # fmt: skip
 
 REFERENCE_HELP = (
@@ -184,6 +186,7 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "span_mlm": SpanArguments,
     "denoising": DenoisingArguments,
     "translation": TranslationArguments,
+    "classification": ClassificationArguments,
 }
 
 Part = TypeVar("Part", bound=TextArguments)

@@ -29,6 +29,11 @@ def vocabulary_in(folder: Path, arguments: Any, load: Callable[[], Mapping[str, 
     Raises:
         DataError: there is no tokenizer, and no training pair to make it of.
     """
+    return once(folder, lambda: _train(folder, arguments, load()))
+
+
+def once(folder: Path, train: Callable[[], None]) -> Any:
+    """Return the tokenizer in ``folder``; the first process to find none has it made."""
     from filelock import FileLock
     from transformers import AutoTokenizer
 
@@ -39,13 +44,12 @@ def vocabulary_in(folder: Path, arguments: Any, load: Callable[[], Mapping[str, 
         lock = folder / "tokenizer.lock"
         with FileLock(str(lock)):
             if not (folder / FILE).exists():  # another process may have been quicker
-                _train(folder, arguments, load())
+                train()
         lock.unlink(missing_ok=True)
     return AutoTokenizer.from_pretrained(str(folder))
 
 
 def _train(folder: Path, arguments: Any, splits: Mapping[str, Any]) -> None:
-    """Train a vocabulary; its main file appears last, so that a killed run leaves none."""
     from hfseq.data.vocabulary import joint_tokenizer
 
     if "train" not in splits:
@@ -53,17 +57,26 @@ def _train(folder: Path, arguments: Any, splits: Mapping[str, Any]) -> None:
             f"there are no training pairs to make a vocabulary of, and {folder} has none: give "
             "--train_file or --tokenizer_name"
         )
+
+    def make(temporary: Path) -> None:
+        joint_tokenizer(
+            _texts(splits["train"]), arguments.tokenizer_algorithm, arguments.vocab_size,
+            output_dir=temporary, max_corpus_chars=arguments.max_corpus_chars,
+        )  # fmt: skip
+
+    install(folder, make)
+
+
+def install(folder: Path, make: Callable[[Path], Any]) -> None:
+    """Have ``make`` write a tokenizer; its main file appears last, so a killed run leaves none."""
     temporary = folder / "tokenizer.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    joint_tokenizer(
-        _texts(splits["train"]), arguments.tokenizer_algorithm, arguments.vocab_size,
-        output_dir=temporary, max_corpus_chars=arguments.max_corpus_chars,
-    )  # fmt: skip
+    make(temporary)
     for file in sorted(temporary.iterdir(), key=lambda file: file.name == FILE):
         os.replace(file, folder / file.name)
     temporary.rmdir()
-    logger.info("a joint vocabulary of the training pairs is saved in %s", folder)
+    logger.info("a vocabulary of the training data is saved in %s", folder)
 
 
 def _texts(pairs: Any) -> Iterator[list[str]]:

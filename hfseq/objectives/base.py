@@ -65,6 +65,10 @@ class Objective:
         """Set what the objective needs in ``config`` (``fresh``: no weights are loaded)."""
 
     @classmethod
+    def configure_data(cls, config: Any, arguments: Any, plugins: Any) -> None:
+        """Set what the data decides in ``config``, e.g. its classes, before the model is made."""
+
+    @classmethod
     def make_tokenizer(cls, arguments: Any, folder: Path, plugins: Any) -> Any:
         """Return the tokenizer of a run that names none, or None where one must be named.
 
@@ -127,9 +131,10 @@ class Objective:
         """Return what is minimised (a sum), the number of targets, and a dict of what else is new.
 
         The dict may have ``totals`` (sums by name; a "loss" among them is reported instead of what
-        is minimised), ``extra`` (the collections after the call), ``memory`` (what the model
-        knows after the batch, where the batch has a "memory" of before), and ``divisor`` (what
-        the sum is divided by, if not by the number of targets).
+        is minimised; in evaluation also arrays with an entry for each row, which
+        :meth:`row_metrics` gets for the whole split), ``extra`` (the collections after the call),
+        ``memory`` (what the model knows after the batch, where the batch has a "memory" of
+        before), and ``divisor`` (what the sum is divided by, if not by the number of targets).
         """
         raise NotImplementedError
 
@@ -140,6 +145,13 @@ class Objective:
         """
         loss = totals["loss"] / max(totals["count"], 1)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+    def row_metrics(self, rows: dict[str, np.ndarray], split: str) -> dict[str, float]:
+        """Return metrics that are no sums, from arrays with an entry for each row of the split."""
+        return {}
+
+    def save_predictions(self, rows: dict[str, np.ndarray], split: str, folder: Path) -> None:
+        """Write what was predicted for the rows of a split into the run's ``folder``."""
 
     def tokens(self, rows: dict[str, np.ndarray]) -> int:
         """Return how many real tokens the rows hold."""

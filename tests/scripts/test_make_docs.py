@@ -16,7 +16,11 @@ import train_tokenizer  # noqa: E402
 
 from hfseq import plugins  # noqa: E402
 from hfseq.data.arguments import OBJECTIVES  # noqa: E402
-from hfseq.training.arguments import ModelArguments, TrainingArguments  # noqa: E402
+from hfseq.training.arguments import (  # noqa: E402
+    ModelArguments,
+    ProcessArguments,
+    TrainingArguments,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +34,7 @@ def only_our_plugins(tmp_path, monkeypatch):
 FAMILIES = [
     f"docs/families/{path.stem}.md" for path in sorted((ROOT / "docs/families").glob("*.md"))
 ]
-PARTS = (ModelArguments, *OBJECTIVES.values(), TrainingArguments)
+PARTS = (ModelArguments, *OBJECTIVES.values(), TrainingArguments, ProcessArguments)
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/flags.md", *FAMILIES])
@@ -59,7 +63,8 @@ def test_every_script_with_an_objective_has_its_flags_listed():
 def test_the_table_has_every_architecture_and_leads_to_its_page():
     table = make_docs.architectures()
     for name in plugins.load().architectures:
-        assert f"| [`{name}`](docs/families/{name}.md) |" in table
+        page = name.replace("-", "_")
+        assert f"| [`{name}`](docs/families/{page}.md) |" in table
 
 
 def test_the_table_has_every_class_in_full_or_by_its_stem():

@@ -13,11 +13,17 @@ import pytest
 
 from hfseq.data.arguments import DataArguments
 from hfseq.errors import UsageError
-from hfseq.training.arguments import Arguments, ModelArguments, TrainingArguments, parse
+from hfseq.training.arguments import (
+    Arguments,
+    ModelArguments,
+    ProcessArguments,
+    TrainingArguments,
+    parse,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "run_mlm_flax.py"
-PARTS = (ModelArguments, DataArguments, TrainingArguments)
+PARTS = (ModelArguments, DataArguments, TrainingArguments, ProcessArguments)
 
 # Transformers 4.56, examples/flax/language-modeling/run_mlm_flax.py: every flag and its default.
 V4 = {

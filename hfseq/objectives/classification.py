@@ -1,0 +1,241 @@
+"""Classification of sentences and pairs, and regression (Devlin et al., 2018, section 4)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq.data.classification import load_examples
+from hfseq.data.classification_glue import GLUE
+from hfseq.data.classification_labels import Labels, class_names, is_regression
+from hfseq.data.classification_rows import ExampleRows, words_in
+from hfseq.data.packing import Rows
+from hfseq.labels import IGNORED
+from hfseq.metrics_classification import judge, load_metric
+from hfseq.objectives.base import Objective, cross_entropy
+
+logger = logging.getLogger(__name__)
+
+#: What is reported where neither a task nor a flag says.
+TWO_CLASSES = ("accuracy", "f1", "matthews_correlation")
+MORE_CLASSES = ("accuracy", "f1_macro", "matthews_correlation")
+NUMBERS = ("pearson", "spearmanr")
+
+
+class Classification(Objective):
+    """Cross-entropy of the class of each example, or the squared error of its number.
+
+    Every example is a row; losses and metrics are over examples. Metrics are computed on the host,
+    from the predictions for all examples of a split.
+    """
+
+    name = "classification"
+    auto_class = "ForSequenceClassification"
+    streams = False
+    predicts = True
+    judges_test = True
+
+    def __init__(self, arguments: Any, tokenizer: Any, config: Any):
+        super().__init__(arguments, tokenizer, config)
+        self.splits = load_examples(arguments)
+        self.regression = config.problem_type == "regression"
+        names = None if self.regression else [config.id2label[i] for i in range(config.num_labels)]
+        self.labels = Labels(names, by_number="train" not in self.splits)
+        self.sums = () if self.regression else ("correct",)  # type: ignore[misc]
+        self.metric_names = self._metric_names()
+        self.scores = [load_metric(name) for name in self.metric_names]
+        self.types = False
+        self._numbers: dict[str, np.ndarray] = {}  # the labels of each split
+
+    def _metric_names(self) -> tuple[str, ...]:
+        task = GLUE.get(self.splits.task or "")
+        if self.arguments.metrics:
+            return tuple(self.arguments.metrics)
+        if task:
+            return task.metrics
+        if self.regression:
+            return NUMBERS
+        return TWO_CLASSES if self.config.num_labels == 2 else MORE_CLASSES
+
+    @classmethod
+    def make_tokenizer(cls, arguments: Any, folder: Path, plugins: Any) -> Any:
+        """Load the words that the run found when it first began, or find them, if it may."""
+        if arguments.vocabulary is None:
+            return None
+        return words_in(folder, arguments, lambda: load_examples(arguments, plugins))
+
+    @classmethod
+    def configure_data(cls, config: Any, arguments: Any, plugins: Any) -> None:
+        """Let the model have the classes of the data, or one number to predict."""
+        splits = load_examples(arguments, plugins)
+        if is_regression(splits, arguments, config):
+            config.num_labels, config.problem_type = 1, "regression"
+            return
+        names = class_names(splits, config)
+        if names != [config.id2label[i] for i in sorted(config.id2label)] and not (
+            "train" not in splits and names == list(map(str, range(config.num_labels)))
+        ):
+            config.id2label = dict(enumerate(names))
+            config.label2id = {name: number for number, name in enumerate(names)}
+        config.problem_type = "single_label_classification"
+
+    def prepare(self, model: Any) -> None:
+        """Learn whether the model tells the sentences of a pair apart."""
+        pairs = any(examples.second is not None for examples in self.splits.values())
+        kinds = getattr(self.config, "type_vocab_size", 0) or 0
+        # As whoever calls the model with what the tokenizer gives.
+        given = "token_type_ids" in self.tokenizer.model_input_names
+        self.types = pairs and given and kinds > 1 and model.takes("token_type_ids")
+
+    def load_splits(self, plugins: Any) -> Mapping[str, Any]:
+        """Return the examples, which the model's classes were made of already."""
+        return self.splits
+
+    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+        """Tokenise a split, an example a row; log how many examples each class has."""
+        examples = splits[split]
+        labels = self._numbers[split] = self.labels.numbers(examples, split)
+        pads = self.arguments.pad_to_max_length
+        rows = ExampleRows(examples, labels, self.tokenizer, length, pads, self.types)
+        if rows.truncated:
+            logger.info(
+                "%d of the %d %s examples are longer than %d tokens and were cut",
+                rows.truncated, len(rows), split, length,
+            )  # fmt: skip
+        self._log_classes(labels, split)
+        return rows, {"documents": len(rows), "tokens": rows.total_tokens}
+
+    def _log_classes(self, labels: np.ndarray, split: str) -> None:
+        if self.labels.names is None:
+            known = labels[~np.isnan(labels)]
+            if len(known):
+                logger.info(
+                    "%s: %d examples, numbers from %g to %g, mean %.4g",
+                    split, len(labels), known.min(), known.max(), known.mean(),
+                )  # fmt: skip
+            return
+        counts = Counter(labels.tolist())
+        shown = [f"{name} {counts[number]}" for number, name in enumerate(self.labels.names)]
+        shown += [f"without a label {counts[IGNORED]}"] if IGNORED in counts else []
+        logger.info("%s: %d examples: %s", split, len(labels), ", ".join(shown))
+
+    def collate(
+        self, rows: dict[str, np.ndarray], random: Any, groups: int
+    ) -> dict[str, np.ndarray]:
+        """Hide the labels of rows that only fill a batch up."""
+        labels = rows["labels"]
+        known = ~np.isnan(labels) if self.regression else labels != IGNORED
+        valid = rows["valid"] if "valid" in rows else np.ones(len(labels), bool)
+        batch = {
+            "input_ids": rows["input_ids"], "attention_mask": rows["segment_ids"],
+            "labels": np.where(known, labels, 0).astype(labels.dtype), "counts": known & valid,
+            "valid": valid,
+        }  # fmt: skip
+        return batch | ({"token_type_ids": rows["token_type_ids"]} if self.types else {})
+
+    def loss(
+        self,
+        model: Any,
+        params: Any,
+        batch: dict[str, jax.Array],
+        rngs: Any,
+        train: bool,
+        extra: Any = None,
+    ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        """Sum the loss over examples; in evaluation the outputs of each row come along."""
+        inputs = {"token_type_ids": batch["token_type_ids"]} if self.types else {}
+        mask, counts = batch["attention_mask"], batch["counts"]
+        if model.statistics and model.takes("code_mask"):
+            inputs["code_mask"] = mask * batch["valid"][:, None]  # copies count in no statistics
+        output, changed = model(
+            batch["input_ids"], attention_mask=mask, params=params, dropout_rng=rngs, train=train,
+            extra=model.extra if extra is None else extra, **inputs,
+        )  # fmt: skip
+        total, totals = self._sums(output.logits, batch["labels"], counts)
+        count = counts.sum()
+        added = getattr(output, "auxiliary_loss", None)
+        if train and added is not None:  # a sum over tokens, and this one is over examples
+            totals["loss"] = jax.lax.stop_gradient(total)
+            total = total + added * count / jnp.maximum(mask.sum(), 1)
+        if not train:
+            totals["row_outputs"] = output.logits.astype(jnp.float32)
+        return total, count, {"extra": changed, "totals": totals}
+
+    def _sums(
+        self, logits: jax.Array, labels: jax.Array, counts: jax.Array
+    ) -> tuple[jax.Array, dict[str, Any]]:
+        if not self.regression:
+            total, _, right = cross_entropy(logits, jnp.where(counts, labels, IGNORED))
+            return total, {"correct": right}
+        errors = jnp.where(counts, logits[:, 0].astype(jnp.float32) - labels, 0.0)
+        return jnp.square(errors).sum(), {}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Return the loss, and of classes the accuracy; nothing where there were no labels."""
+        if not totals["count"]:
+            return {}
+        found = {"loss": totals["loss"] / totals["count"]}
+        return found | ({"accuracy": totals["correct"] / totals["count"]} if self.sums else {})
+
+    def row_metrics(self, rows: dict[str, np.ndarray], split: str) -> dict[str, float]:
+        """Judge the predictions for a split, and for each of its parts (``in_domain_dev_…``)."""
+        outputs = rows["row_outputs"]
+        labels = self._numbers[split][: len(outputs)]
+        found = self._judge(outputs, labels)
+        for name, part in self.splits[split].parts.items():
+            own = slice(part.start, min(part.stop, len(labels)))
+            scores = self._judge(outputs[own], labels[own], with_loss=True)
+            found |= {f"{name}_{metric}": value for metric, value in scores.items()}
+        return found
+
+    def _judge(
+        self, outputs: np.ndarray, labels: np.ndarray, with_loss: bool = False
+    ) -> dict[str, float]:
+        known = ~np.isnan(labels) if self.regression else labels != IGNORED
+        if not known.any():
+            return {}
+        outputs, labels = outputs[known], labels[known]
+        found = judge(self.scores, self.predictions(outputs), labels)
+        return found | ({"loss": self._mean_loss(outputs, labels)} if with_loss else {})
+
+    def _mean_loss(self, outputs: np.ndarray, labels: np.ndarray) -> float:
+        wide = outputs.astype(np.float64)
+        if self.regression:
+            return float(np.square(wide[:, 0] - labels).mean())
+        top = wide.max(1, keepdims=True)
+        totals = np.log(np.exp(wide - top).sum(1)) + top[:, 0]
+        return float((totals - wide[np.arange(len(labels)), labels]).mean())
+
+    def predictions(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the class of each row of logits, or its number."""
+        return outputs[:, 0] if self.regression else outputs.argmax(1)
+
+    def save_predictions(self, rows: dict[str, np.ndarray], split: str, folder: Path) -> None:
+        """Write ``test_results_<task>.tsv`` (index, prediction), a file for each part."""
+        predictions = self.predictions(rows["row_outputs"])
+        names = self.labels.names
+        shown = [f"{x:.3f}" if names is None else names[x] for x in predictions.tolist()]
+        task = f"_{self.splits.task}" if self.splits.task else ""
+        parts = self.splits[split].parts or {"": range(len(shown))}
+        for name, part in parts.items():
+            path = folder / f"test_results{task}{f'_{name}' if name else ''}.tsv"
+            lines = [f"{number}\t{shown[row]}\n" for number, row in enumerate(part)]
+            temporary = path.with_suffix(".tsv.tmp")
+            temporary.write_text("index\tprediction\n" + "".join(lines), "utf-8")
+            os.replace(temporary, path)
+
+    def tokens(self, rows: dict[str, np.ndarray]) -> int:
+        """Return how many real tokens the rows hold."""
+        return int(rows["segment_ids"][rows["valid"]].sum())
+
+    def head_share(self) -> float:
+        """No head runs over the vocabulary."""
+        return 0.0

@@ -1,0 +1,54 @@
+#!/usr/bin/env python
+r"""Classify sentences or pairs of sentences, or predict a number for them: GLUE, or your own data.
+
+CoLA from its own files, with both development sets (together GLUE's) and a tokenizer of your own
+choice; --task_name cola instead of the files takes it from the Hub:
+
+    python scripts/run_classification_flax.py --output_dir my-cola \
+        --train_file "$COLA/raw/in_domain_train.tsv" \
+        --validation_file "$COLA/raw/in_domain_dev.tsv" "$COLA/raw/out_of_domain_dev.tsv" \
+        --model_name_or_path FacebookAI/roberta-base --max_seq_length 64 \
+        --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 3 \
+        --eval_strategy epoch --metric_for_best_model eval_matthews_correlation \
+        --load_best_model_at_end
+
+The FP8 encoder of the Transformer Engine example in its own shape, with words for tokens:
+
+    python scripts/run_classification_flax.py --output_dir te-cola \
+        --train_file "$COLA/raw/in_domain_train.tsv" \
+        --validation_file "$COLA/raw/in_domain_dev.tsv" "$COLA/raw/out_of_domain_dev.tsv" \
+        --model_type fp8_encoder --preset te --vocabulary words --max_seq_length 32 \
+        --per_device_train_batch_size 64 --learning_rate 1e-4 --weight_decay 1e-4 \
+        --num_train_epochs 3 --precision fp8_delayed
+
+Your own pairs, with columns by name, and predictions for a file without labels:
+
+    python scripts/run_classification_flax.py --output_dir my-pairs --do_train --do_eval \
+        --do_predict --train_file train.csv --validation_file dev.csv --test_file test.csv \
+        --sentence1_column question --sentence2_column answer --label_column relevant \
+        --model_name_or_path my-bert
+
+Run the same command again and a run that was stopped goes on where its last checkpoint is.
+"""
+
+import sys
+
+from hfseq.errors import run_command
+
+OBJECTIVE = "classification"
+
+
+def main() -> int:
+    """Parse the flags, then train: jax is imported only after the flags are known to be good."""
+    from hfseq.training.arguments import parse
+
+    arguments = parse(description=__doc__, objective=OBJECTIVE)
+
+    from hfseq.training.loop import Loop
+
+    Loop(arguments, OBJECTIVE).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, debug="--debug" in sys.argv))

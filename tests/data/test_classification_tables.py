@@ -1,0 +1,176 @@
+"""Tables of examples: formats, headers, quotes, columns, and what is said of other files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from hfseq.data.classification_arguments import ClassificationArguments
+from hfseq.data.classification_tables import choose_columns, read_table
+from hfseq.errors import DataError, UsageError
+
+COLA = 'gj04\t1\t\tThe dog "ran.\ngj04\t0\t*\tDog the ran.\n'
+
+
+def arguments(**flags):
+    return ClassificationArguments(train_file=["given"], **flags)
+
+
+def read(path, text, **flags):
+    if isinstance(text, bytes):
+        path.write_bytes(text)
+    else:
+        path.write_text(text, encoding="utf-8")
+    return read_table(str(path), "--train_file", arguments(**flags))
+
+
+def columns(table, labelled=True, **flags):
+    return choose_columns(table, arguments(**flags), labelled)
+
+
+def test_a_tsv_has_no_quotes_and_a_csv_has(tmp_path):
+    table = read(tmp_path / "a.tsv", 'label\tsentence\n1\t"Yes," he said\n')
+    assert table.columns == {"label": ["1"], "sentence": ['"Yes," he said']}
+    table = read(tmp_path / "a.csv", 'label,sentence\n1,"Yes, he said\nno"\n0,b\n')
+    assert table.columns["sentence"] == ["Yes, he said\nno", "b"]
+    assert table.place(1) == f"--train_file {tmp_path}/a.csv, line 4"
+
+
+def test_quoting_can_be_turned_on_and_off(tmp_path):
+    table = read(tmp_path / "a.tsv", 'label\tsentence\n1\t"a\tb"\n', quoting=True)
+    assert table.columns["sentence"] == ["a\tb"]
+    table = read(tmp_path / "a.csv", 'label,sentence\n1,"a\n', no_quoting=True)
+    assert table.columns["sentence"] == ['"a']
+
+
+@pytest.mark.parametrize("flags", [{"header": False}, {"label_column": "0"}])
+def test_without_a_header_columns_have_numbers(tmp_path, flags):
+    table = read(tmp_path / "a.tsv", "good\tfine text\nbad\tother text\n", **flags)
+    assert table.columns == {"0": ["good", "bad"], "1": ["fine text", "other text"]}
+    wanted = {"sentence1_column": "1", "label_column": "0"}
+    assert columns(table, **wanted) == ("1", None, "0")
+
+
+def test_numbers_name_columns_of_a_header_too(tmp_path):
+    table = read(tmp_path / "a.tsv", "kind\tbody\ngood\ttext\n", header=True, label_column="0")
+    assert columns(table, label_column="0", sentence1_column="1") == ("body", None, "kind")
+
+
+def test_colas_own_files_are_recognised(tmp_path):
+    table = read(tmp_path / "in_domain_train.tsv", COLA)
+    assert table.task == "cola" and table.lines == [1, 2]
+    assert columns(table) == ("sentence", None, "label")
+    assert table.columns["sentence"] == ['The dog "ran.', "Dog the ran."]
+    assert read(tmp_path / "b.tsv", COLA, header=True).task is None
+    assert read(tmp_path / "b.tsv", COLA.replace("*", "x")).task is None
+
+
+def test_json_lines_arrays_and_packed_files_are_read(tmp_path):
+    records = [{"text": "a", "label": 1}, {"text": "b", "label": "no", "more": 2}]
+    lines = "".join(json.dumps(record) + "\n\n" for record in records)
+    table = read(tmp_path / "a.jsonl.gz", gzip.compress(lines.encode()))
+    assert table.columns == {"text": ["a", "b"], "label": [1, "no"], "more": [None, 2]}
+    assert table.place(1).endswith("line 3")
+    table = read(tmp_path / "a.json", json.dumps(records))
+    assert table.columns["text"] == ["a", "b"] and table.place(1).endswith("row 2")
+
+
+def test_parquet_is_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a"], "label": [1.5]}), path)
+    table = read_table(str(path), "--train_file", arguments())
+    assert table.columns == {"text": ["a"], "label": [1.5]}
+    path.write_bytes(b"PAR1 is all it has")
+    with pytest.raises(DataError, match="is not valid parquet"):
+        read_table(str(path), "--train_file", arguments())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.tsv", "", "is empty"),
+        ("a.tsv", "label\tsentence\n", "has a header and no examples"),
+        ("a.tsv", "label\tsentence\n1\ta\tb\n", r"line 2 has 3 columns where .* has 2; --quoting"),
+        ("a.csv", "label,sentence\n1,a,b\n", "line 2 has 3 columns .* --no_quoting"),
+        ("a.tsv", "1\t1\n0\tb\n", "two columns have one name .* --header False"),
+        ("a.txt", "text", r"extension '.txt' is not known .* use .tsv"),
+        ("a.jsonl", '{"label": 1}\n{"label": 1,\n', "line 2 is not valid JSON"),
+        ("a.jsonl", '"words"\n', "line 1 is not a JSON object"),
+        ("a.tsv", b"label\tsentence\n1\tbl\xe5\n", "is not UTF-8: byte 0xe5"),
+        ("a.tsv", b"label\tsentence\0", "is binary"),
+    ],
+)
+def test_a_file_that_is_no_table_is_named_with_the_line(tmp_path, name, text, message):
+    with pytest.raises(DataError, match=message) as caught:
+        read(tmp_path / name, text)
+    assert f"--train_file {tmp_path / name}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("idx\tsentence1\tsentence2\tlabel", ("sentence1", "sentence2", "label")),
+        ("premise\thypothesis\tgold_label\tx", ("premise", "hypothesis", "gold_label")),
+        ("id\tquestion1\tquestion2\tis_duplicate", ("question1", "question2", "is_duplicate")),
+        ("id\ttext\tlabel\tx", ("text", None, "label")),
+        ("a\tb\tlabel", ("a", "b", "label")),
+    ],
+)
+def test_usual_columns_are_found(tmp_path, header, expected):
+    table = read(tmp_path / "a.tsv", f"{header}\n" + "\t".join("1" for _ in header.split()) + "\n")
+    assert columns(table) == expected
+
+
+@pytest.mark.parametrize(
+    ("header", "flags", "kind", "message"),
+    [
+        ("text\tkind", {}, UsageError, "no column 'label' but text, kind: .*--label_column NAME"),
+        ("a\tb\tc\tlabel", {}, UsageError, "no column 'sentence' or 'text' but a, b, c, label"),
+        ("text\tlabel", {"label_column": "lable"}, DataError, "did you mean 'label'"),
+        ("text\tlabel", {"label_column": "7", "header": True}, DataError, "numbers 0 to 1"),
+        ("text\tlabel", {"sentence2_column": "other"}, DataError, "--sentence2_column other"),
+        ("sentence1\tlabel", {"task_name": "rte"}, DataError,
+         r"rte compares two sentences \(sentence1, sentence2\), .* has one"),
+    ],
+)  # fmt: skip
+def test_a_missing_column_is_named_with_those_that_are_there(
+    tmp_path, header, flags, kind, message
+):
+    table = read(tmp_path / "a.tsv", f"{header}\n" + "\t".join("x" * len(header.split())) + "\n",
+                 **flags)  # fmt: skip
+    with pytest.raises(kind, match=message):
+        columns(table, **flags)
+
+
+def test_a_test_file_needs_no_label(tmp_path):
+    table = read(tmp_path / "a.tsv", "text\tid\nx\t1\n")
+    assert columns(table, labelled=False) == ("text", None, None)
+    assert columns(table, labelled=False, label_column="label") == ("text", None, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"task_name": "colla"}, "--task_name colla: give one of cola, sst2"),
+        ({"task_type": "ranking"}, "give classification or regression"),
+        ({"task_name": "cola", "task_type": "regression"}, "disagree: that is classification"),
+        ({"vocabulary": "letters"}, "give words, or a tokenizer"),
+        ({"streaming": True}, "every example is a row"),
+        ({"max_predict_samples": 0}, "--max_predict_samples 0"),
+        ({"test_split_percentage": 96}, "leave no training examples"),
+    ],
+)
+def test_flags_that_cannot_work_are_named(flags, message):
+    with pytest.raises(UsageError, match=message):
+        ClassificationArguments(**flags)
+
+
+def test_a_task_is_a_configuration_of_glue_unless_files_are_given():
+    found = ClassificationArguments(task_name="SST-2")
+    assert (found.dataset_name, found.dataset_config_name) == ("nyu-mll/glue", "sst2")
+    assert ClassificationArguments(task_name="sst2", train_file=["a"]).dataset_name is None

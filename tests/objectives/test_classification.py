@@ -1,0 +1,252 @@
+"""The objective: losses and gradients per example, what a row's prediction is judged by, files."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from hfseq.data.batches import Batches
+from hfseq.data.classification_arguments import ClassificationArguments
+from hfseq.errors import DataError, UsageError
+from hfseq.objectives.classification import Classification
+from tests.objectives.conftest import numbers
+from tests.support.models import bert_config, roberta_config, vq_transformer_config
+
+PAIRS = [
+    ("a cat sat there", "a dog", "yes"), ("the dog sat", "nobody sat", "no"),
+    ("cats sit", "a cat", "yes"), ("a dog", "the dog", "no"), ("one cat and a dog", "two", "no"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def made(tmp_path, tokenizer_of):
+    """Write records, make objective and model; returns (objective, model, rows of validation)."""
+
+    def make(records, config=None, family="bert", kind=None, **flags):
+        file = tmp_path / "data.jsonl"
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        tokenizer, config = tokenizer_of(family), config or bert_config
+        files = {"train_file": [str(file)], "validation_file": [str(file)]}
+        arguments = ClassificationArguments(**(files | flags))
+        config = config(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+        Classification.configure_data(config, arguments, None)
+        from hfseq import FlaxAutoModelForSequenceClassification
+
+        model = FlaxAutoModelForSequenceClassification.from_config(config)
+        objective = Classification(arguments, tokenizer, config)
+        objective.prepare(model)
+        rows, facts = objective.make_rows(objective.splits, "validation", 32)
+        assert facts["documents"] == len(records)
+        return objective, model, rows
+
+    return make
+
+
+def pairs(records=PAIRS):
+    names = ("sentence1", "sentence2", "label")
+    return [dict(zip(names, record, strict=True)) for record in records]
+
+
+def scored(values):
+    return [{"text": "a cat " * (i + 1), "label": v} for i, v in enumerate(values)]
+
+
+def batch_of(objective, rows, size=8):
+    found = Batches(rows, size, 0, shuffle=False).fetch(0)
+    return objective.collate(found, numbers(found), 1)
+
+
+def logits_of(model, tokenizer, first, second=None):
+    given = dict(tokenizer(first, second, return_tensors="np", padding=True))
+    call = jax.jit(lambda params, given: model(**given, params=params).logits)
+    return np.asarray(call(model.params, given), np.float64)
+
+
+def judged(objective, model, batch):
+    """What `loss` gives in evaluation, compiled as one program."""
+    step = jax.jit(lambda params, batch: objective.loss(model, params, batch, None, False))
+    return step(model.params, batch)
+
+
+def test_the_loss_is_the_cross_entropy_of_each_example_and_copies_count_for_nothing(made):
+    objective, model, rows = made(pairs())
+    assert model.config.num_labels == 2 and model.config.id2label == {0: "no", 1: "yes"}
+    batch = batch_of(objective, rows)  # five examples and three copies of some
+    assert batch["counts"].tolist() == [True] * 5 + [False] * 3
+    assert set(np.unique(batch["token_type_ids"])) == {0, 1}
+    first, second, labels = zip(*PAIRS, strict=True)
+    logits = logits_of(model, objective.tokenizer, list(first), list(second))
+    right = np.array([label == "yes" for label in labels], int)
+    expected = (np.log(np.exp(logits).sum(1)) - logits[np.arange(5), right]).sum()
+    total, count, more = judged(objective, model, batch)
+    assert float(total) == pytest.approx(expected, rel=1e-5) and int(count) == 5
+    assert int(more["totals"]["correct"]) == (logits.argmax(1) == right).sum()
+    np.testing.assert_allclose(more["totals"]["row_outputs"][:5], logits, atol=1e-5)
+
+
+def test_the_loss_of_numbers_is_their_squared_error(made):
+    objective, model, rows = made(scored([0.5, 1.5, 4.25]))
+    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
+    texts = [record["text"] for record in scored([1, 1, 1])]
+    logits = logits_of(model, objective.tokenizer, texts)[:, 0]
+    batch = batch_of(objective, rows)
+    total, count, more = judged(objective, model, batch)
+    assert float(total) == pytest.approx(((logits - [0.5, 1.5, 4.25]) ** 2).sum(), rel=1e-5)
+    assert int(count) == 3 and objective.sums == () and set(more["totals"]) == {"row_outputs"}
+    found = objective.metrics({"loss": float(total), "count": 3.0})
+    assert found == {"loss": pytest.approx(float(total) / 3)}
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_gradients_are_those_of_pytorchs_loss(made, tmp_path, numbers):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForSequenceClassification
+
+    records = scored([0.5, 1.5, 4.25]) if numbers else pairs()
+    objective, model, rows = made(records)
+    batch = batch_of(objective, rows, len(records))
+    model.save_pretrained(tmp_path / "saved")
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").eval()
+    names = ("input_ids", "attention_mask", "token_type_ids", "labels")
+    given = {name: torch.tensor(batch[name]) for name in names if name in batch}
+    if not numbers:
+        given["labels"] = given["labels"].long()
+    output = theirs(**given)
+    output.loss.backward()
+
+    def mean(params):
+        total, count, _ = objective.loss(model, params, batch, None, False)
+        return total / count
+
+    value, grads = jax.jit(jax.value_and_grad(mean))(model.params)
+    assert float(value) == pytest.approx(output.loss.item(), rel=1e-5)
+    kernel = np.asarray(grads["classifier"]["kernel"])
+    np.testing.assert_allclose(kernel, theirs.classifier.weight.grad.numpy().T, atol=1e-5)
+    table = grads["bert"]["embeddings"]["word_embeddings"]["embedding"]
+    expected = theirs.bert.embeddings.word_embeddings.weight.grad.numpy()
+    np.testing.assert_allclose(np.asarray(table), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "family"),
+    [(roberta_config, "roberta"), (vq_transformer_config, "vq_transformer")],
+)
+def test_encoders_without_token_types_train_too(made, config, family):
+    objective, model, rows = made(pairs(), config, family)
+    batch = batch_of(objective, rows)
+    assert "token_type_ids" not in batch
+    key = jax.random.key(0)
+    short = {name: value[:, :24] if value.ndim == 2 else value for name, value in batch.items()}
+
+    def total(params, batch):
+        return objective.loss(model, params, batch, key, True, extra=model.extra)[0]
+
+    grads = jax.jit(jax.grad(total))(model.params, short)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+    assert the_loss_is_that_of_any_padding(objective, model, batch)
+
+
+def the_loss_is_that_of_any_padding(objective, model, batch):
+    def widened(array):
+        return np.pad(array, ((0, 0), (0, 8))) if array.ndim == 2 else array
+
+    wide = {name: widened(array) for name, array in batch.items()}
+    losses = [judged(objective, model, part)[0] for part in (batch, wide)]
+    return float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-5)
+
+
+def test_copies_leave_no_trace_in_the_statistics_of_a_model(made):
+    objective, model, rows = made(pairs(), vq_transformer_config, "vq_transformer")
+    key, extras = jax.random.key(0), []
+
+    def after(params, batch):
+        _, _, more = objective.loss(model, params, batch, key, True, extra=model.extra)
+        return model.settle_extra(more["extra"])
+
+    for size in (5, 8):
+        batch = batch_of(objective, rows, size)
+        extras.append(jax.jit(after)(model.params, batch))
+    flat = [jax.tree.leaves(extra) for extra in extras]
+    for one, other in zip(*flat, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_scores_are_of_all_rows_and_of_each_part(made):
+    objective, _, _ = made(pairs(), metrics=["accuracy", "matthews_correlation"])
+    objective.splits["validation"].parts = {"old": range(3), "new": range(3, 5)}
+    right = [1, 0, 1, 0, 0]
+    found = [1, 0, 0, 0, 1]
+    outputs = np.eye(2, dtype=np.float32)[found]
+    scores = objective.row_metrics({"row_outputs": outputs}, "validation")
+    assert scores["accuracy"] == 0.6 and scores["old_accuracy"] == pytest.approx(2 / 3)
+    assert scores["new_accuracy"] == 0.5 and -1 < scores["old_matthews_correlation"] < 1
+    losses = np.log(1 + np.exp(np.where(np.array(found) == right, -1.0, 1.0)))
+    assert scores["old_loss"] == pytest.approx(losses[:3].mean())
+    part = objective.row_metrics({"row_outputs": outputs[:4]}, "validation")
+    assert part["accuracy"] == 0.75 and part["new_accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("records", "flags", "expected"),
+    [
+        (pairs(), {}, ("accuracy", "f1", "matthews_correlation")),
+        (scored(["a", "b", "c"]), {}, ("accuracy", "f1_macro", "matthews_correlation")),
+        (scored([0.5, 1.5]), {}, ("pearson", "spearmanr")),
+        (scored(["0", "1"]), {"task_name": "cola", "sentence1_column": "text"},
+         ("matthews_correlation", "accuracy")),
+        (pairs(), {"metrics": ["f1"]}, ("f1",)),
+    ],
+)  # fmt: skip
+def test_metrics_are_those_of_the_task(made, records, flags, expected):
+    assert made(records, **flags)[0].metric_names == expected
+
+
+def test_predictions_are_written_with_names_of_classes_and_a_file_for_each_part(made, tmp_path):
+    objective, _, _ = made(pairs())
+    objective.splits["test"] = SimpleNamespace(parts={})
+    rows = {"row_outputs": np.array([[0.0, 1.0], [2.0, 1.0]])}
+    objective.save_predictions(rows, "test", tmp_path)
+    expected = "index\tprediction\n0\tyes\n1\tno\n"
+    assert (tmp_path / "test_results.tsv").read_text() == expected
+    objective.splits.task = "mnli"
+    objective.splits["test"].parts = {"matched": range(1), "mismatched": range(1, 2)}
+    objective.save_predictions(rows, "test", tmp_path)
+    found = (tmp_path / "test_results_mnli_mismatched.tsv").read_text()
+    assert found == "index\tprediction\n0\tno\n"
+
+
+def test_predicted_numbers_have_three_digits(made, tmp_path):
+    objective, _, _ = made(scored([0.5, 1.5]))
+    objective.splits["test"] = SimpleNamespace(parts={})
+    objective.save_predictions({"row_outputs": np.array([[1.23456]])}, "test", tmp_path)
+    assert (tmp_path / "test_results.tsv").read_text() == "index\tprediction\n0\t1.235\n"
+
+
+def test_how_many_examples_a_class_has_is_logged(made, messages, caplog):
+    with caplog.at_level(logging.INFO, logger="hfseq"):
+        made(pairs())
+    assert "validation: 5 examples: no 3, yes 2" in messages()
+    with caplog.at_level(logging.INFO, logger="hfseq"):
+        made(scored([0.5, 1.5]))
+    assert "2 examples, numbers from 0.5 to 1.5, mean 1" in messages()
+
+
+def test_what_cannot_be_trained_is_refused_before_any_step(made):
+    with pytest.raises(DataError, match="every training example has the label 'a'"):
+        made(scored(["a", "a"]))
+    with pytest.raises(DataError, match="the label 'a' is no number"):
+        made(scored([1.5, "a"]), task_type="regression")
+    with pytest.raises(UsageError, match="--metrics nothing"):
+        made(pairs(), metrics=["nothing"])
+
+
+def test_a_batch_has_the_shapes_the_step_needs(made):
+    objective, _, rows = made(pairs())
+    batch = batch_of(objective, rows, 4)
+    assert batch["labels"].shape == (4,) and batch["labels"].dtype == np.int32
+    assert {len(array) for array in batch.values()} == {4}

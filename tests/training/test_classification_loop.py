@@ -1,0 +1,247 @@
+"""Classification runs from files to a directory that PyTorch loads."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from hfseq.errors import DataError, UsageError
+from tests.training.conftest import TINY, losses
+from tests.training.test_loop import assert_same, stop_at
+
+GOOD, BAD = "the cat sat here and slept".split(), "no dog barked there or ran".split()
+SIDES = "encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,decoder_attention_heads=4"
+BART = f"d_model=32,max_position_embeddings=64,{SIDES},encoder_ffn_dim=64,decoder_ffn_dim=64"
+VQ = "hidden_size=32,num_hidden_layers=1,head_dim=8,num_codes=8,window_size=4,block_size=4"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two kinds of sentences as CoLA's files, as pairs and with numbers, and a tokenizer."""
+    from hfseq.data.tokenizers import train_tokenizer
+
+    path, draw = tmp_path_factory.mktemp("labelled"), random.Random(0)
+
+    def sentence():
+        kind = draw.random() < 0.6
+        return int(kind), " ".join(draw.choices(GOOD if kind else BAD, k=draw.randint(2, 14)))
+
+    texts = []
+    for name, count in (("train", 100), ("in_dev", 17), ("out_dev", 12)):
+        rows = [sentence() for _ in range(count)]
+        texts += [text for _, text in rows]
+        lines = [f"src\t{kind}\t{'' if kind else '*'}\t{text}" for kind, text in rows]
+        (path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+        pairs = [
+            {"sentence1": text, "sentence2": texts[i], "label": "good" if kind else "bad",
+             "score": kind * 2.5 + 0.25}
+            for i, (kind, text) in enumerate(rows)
+        ]  # fmt: skip
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(p) + "\n" for p in pairs))
+    for family in ("bert", "roberta", "bart", "vq_transformer"):
+        train_tokenizer(texts, family, vocab_size=300, output_dir=path / family, min_frequency=1)
+    return path
+
+
+@pytest.fixture
+def classify(folder, tmp_path):
+    """Run the loop in this process; keywords add or replace flags, None takes one away."""
+
+    def run(output="run", devices=1, before=None, **changes):
+        import jax
+
+        from hfseq.training.arguments import parse
+        from hfseq.training.loop import Loop
+
+        values = {
+            "output_dir": tmp_path / output, "model_type": "bert", "config_overrides": TINY,
+            "tokenizer_name": folder / "bert", "train_file": folder / "train.tsv",
+            "validation_file": f"{folder}/in_dev.tsv,{folder}/out_dev.tsv", "max_seq_length": 32,
+            "global_batch_size": 16, "learning_rate": 3e-3, "max_steps": 6, "logging_steps": 1,
+            "report_to": "jsonl", "compilation_cache_dir": "none",
+        } | changes  # fmt: skip
+        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
+        arguments = parse(flags, objective="classification")
+        loop = Loop(arguments, "classification", devices=jax.devices()[:devices])
+        if before:
+            before(loop)
+        loop.run()
+        return loop
+
+    return run
+
+
+def pairs(folder, **more):
+    files = {"train_file": folder / "train.jsonl", "validation_file": folder / "in_dev.jsonl"}
+    return files | {"sentence1_column": "sentence1", "sentence2_column": "sentence2"} | more
+
+
+def test_a_run_learns_reports_each_part_and_leaves_what_both_worlds_load(classify, folder):
+    loop = classify(
+        max_steps=40, eval_steps=20, save_steps=20, logging_steps=10,
+        metric_for_best_model="eval_matthews_correlation", load_best_model_at_end=True,
+    )  # fmt: skip
+    seen = losses(loop.folder)
+    assert seen[40] < 0.2 < seen[1] and loop.metrics["train_accuracy"] > 0.9
+    found = {name: value for name, value in loop.metrics.items() if name.startswith("eval_")}
+    for part in ("", "in_dev_", "out_dev_"):
+        assert found[f"eval_{part}matthews_correlation"] == 1.0
+        assert found[f"eval_{part}accuracy"] == 1.0 and found[f"eval_{part}loss"] < 0.4
+    mean = (17 * found["eval_in_dev_loss"] + 12 * found["eval_out_dev_loss"]) / 29
+    assert found["eval_loss"] == pytest.approx(mean, rel=1e-5)
+    assert loop.progress.best_metric == 1.0
+    results = json.loads((loop.folder / "eval_results.json").read_text())
+    assert results["eval_matthews_correlation"] == 1.0
+    card = (loop.folder / "README.md").read_text()
+    assert "matthews_correlation" in card and "text-classification" in card
+    logged = [json.loads(line) for line in (loop.folder / "metrics.jsonl").read_text().split("\n")
+              if "eval_matthews_correlation" in line]  # fmt: skip
+    assert len(logged) >= 2
+    pytest.importorskip("torch")
+    from transformers import pipeline
+
+    classifier = pipeline("text-classification", str(loop.folder))
+    assert classifier("the cat sat")[0]["label"] == "acceptable"
+    assert classifier("no dog ran")[0]["label"] == "unacceptable"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "roberta", "tokenizer_name": "roberta"},
+        {"model_type": "bart", "tokenizer_name": "bart", "config_overrides": BART},
+        {"model_type": "vq_transformer", "tokenizer_name": "vq_transformer",
+         "config_overrides": VQ},
+        {"model_type": "fp8_encoder"},
+    ],
+    ids=lambda changes: changes["model_type"],
+)  # fmt: skip
+def test_every_encoder_with_the_head_learns(classify, folder, changes):
+    if "tokenizer_name" in changes:
+        changes = changes | {"tokenizer_name": folder / changes["tokenizer_name"]}
+    loop = classify(max_steps=25, **changes)
+    # Six of ten examples are good: who learns nothing has a loss of 0.673 and is right in 60 %.
+    assert loop.metrics["eval_loss"] < 0.62 and loop.metrics["eval_accuracy"] > 0.85
+
+
+@pytest.mark.parametrize("mesh", ["data=4", "data=2,tensor=2", "fsdp=2,tensor=2,sequence=2"])
+def test_neither_devices_nor_micro_batches_change_losses_and_scores(classify, mesh):
+    one = classify("one", do_train=True, do_eval=True)
+    devices = int(np.prod([int(part[-1]) for part in mesh.split(",")]))
+    many = classify("many", devices, mesh=mesh, gradient_accumulation_steps=2, do_train=True,
+                    do_eval=True, per_device_eval_batch_size=3)  # fmt: skip
+    assert_same(losses(many.folder), losses(one.folder))
+    for name, value in one.metrics.items():
+        if name.startswith("eval_") and not name.endswith("runtime"):
+            assert many.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(classify):
+    options = {"tokenizer_name": None, "vocabulary": "words", "do_train": True, "save_steps": 2}
+    whole = classify("whole", **options)
+    with pytest.raises(SystemExit):
+        classify("parts", before=stop_at(3), **options)
+    parts = classify("parts", **options)
+    assert losses(parts.folder) == losses(whole.folder)
+    assert parts.tokenizer.get_vocab() == whole.tokenizer.get_vocab()
+    assert parts.model.config.vocab_size == len(parts.tokenizer)
+
+
+def test_an_epoch_visits_every_example_once(classify):
+    loop = classify(max_steps=None, num_train_epochs=1, do_train=True)
+    assert loop.progress.step == 7  # 100 examples, 16 a step: the last batch has four
+    assert loop.progress.tokens_seen == loop.data.train.rows.total_tokens
+
+
+def test_pairs_are_told_apart_and_predictions_written(classify, folder):
+    loop = classify(
+        **pairs(folder, test_file=folder / "out_dev.jsonl"), label_column="label",
+        do_train=True, do_eval=True, do_predict=True, max_steps=12, learning_rate=1e-3,
+    )  # fmt: skip
+    assert loop.objective.types and loop.model.config.label2id == {"bad": 0, "good": 1}
+    lines = (loop.folder / "test_results.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction" and len(lines) == 13
+    assert {line.split("\t")[1] for line in lines[1:]} <= {"good", "bad"}
+    assert {"predict_accuracy", "predict_f1", "eval_f1", "eval_matthews_correlation"} <= set(
+        loop.metrics
+    )
+
+
+def test_unlabelled_examples_are_predicted_and_not_judged(classify, folder, tmp_path):
+    unlabelled = tmp_path / "unlabelled.jsonl"
+    unlabelled.write_text("".join(json.dumps({"text": f"the cat {i}"}) + "\n" for i in range(5)))
+    labelled = tmp_path / "labelled.jsonl"
+    records = [{"text": f"a cat {i}", "label": i % 2} for i in range(18)]
+    labelled.write_text("".join(json.dumps(record) + "\n" for record in records))
+    loop = classify(train_file=labelled, validation_file=None, test_file=unlabelled,
+                    do_train=True, do_predict=True, max_steps=2)  # fmt: skip
+    assert len((loop.folder / "test_results.tsv").read_text().splitlines()) == 6
+    assert {n for n in loop.metrics if n.startswith("predict_")} == {"predict_runtime"}
+
+
+def test_numbers_are_learnt_and_correlate(classify, folder):
+    loop = classify(
+        **pairs(folder, sentence2_column=None), label_column="score", max_steps=60,
+        learning_rate=1e-2, metric_for_best_model="spearmanr",
+    )  # fmt: skip
+    assert loop.model.config.problem_type == "regression" and loop.model.config.num_labels == 1
+    assert loop.metrics["eval_pearson"] > 0.8 and loop.metrics["eval_loss"] < 1
+    assert "train_accuracy" not in loop.metrics
+    assert loop.progress.best_metric == pytest.approx(loop.metrics["eval_spearmanr"])
+
+
+def test_an_evaluation_alone_takes_classes_and_words_from_the_model(classify, folder):
+    one = classify("one", tokenizer_name=None, vocabulary="words")
+    again = classify(
+        "again", train_file=None, model_type=None, config_overrides=None, tokenizer_name=None,
+        model_name_or_path=one.folder, do_eval=True,
+    )  # fmt: skip
+    for name in ("eval_loss", "eval_matthews_correlation", "eval_in_dev_accuracy"):
+        assert again.metrics[name] == pytest.approx(one.metrics[name], rel=1e-5)
+
+
+def test_a_model_of_other_classes_needs_a_new_classifier(classify, folder, tmp_path):
+    three = tmp_path / "three.jsonl"
+    three.write_text("".join(json.dumps({"text": f"t {i}", "label": i % 3}) + "\n"
+                             for i in range(30)))  # fmt: skip
+    one = classify("one", do_train=True)
+    changes = {
+        "model_type": None, "config_overrides": None, "model_name_or_path": one.folder,
+        "train_file": three, "validation_file": None, "do_train": True, "max_steps": 2,
+    }  # fmt: skip
+    with pytest.raises(Exception, match="ignore_mismatched_sizes"):
+        classify("other", **changes)
+    loop = classify("new", ignore_mismatched_sizes=True, **changes)
+    assert loop.model.config.id2label == {0: "0", 1: "1", 2: "2"}
+
+
+def test_batches_of_other_widths_compile_four_times_at_most(classify):
+    loop = classify(max_steps=14, per_device_eval_batch_size=1)
+    widths = loop.data.train.rows.widths
+    assert 1 < len(widths) <= 4 and widths[-1] <= 32
+    assert loop.eval_step._cache_size() <= 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"train_file": "in_dev.jsonl", "label_column": "nobody"}, DataError,
+         "--label_column nobody"),
+        ({"model_type": "gpt2", "config_overrides": None, "tokenizer_name": "roberta"}, UsageError,
+         "'gpt2' has no class ForSequenceClassification"),
+        ({"task_name": "rte"}, UsageError, "no column 'label' .*--label_column NAME"),
+        ({"metric_for_best_model": "f1"}, UsageError, "metric_for_best_model eval_f1"),
+        ({"max_seq_length": 500}, UsageError, "longer than the position table"),
+        ({"do_train": True, "do_predict": True}, UsageError, "no test split: give --test_file"),
+        ({"tokenizer_name": None}, UsageError, "no tokenizer: give --tokenizer_name"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_said(classify, folder, changes, kind, message):
+    for name in ("train_file", "tokenizer_name"):
+        if changes.get(name):
+            changes = changes | {name: folder / changes[name]}
+    with pytest.raises(kind, match=message):
+        classify(**changes)
