@@ -42,6 +42,11 @@ SCALE, HISTORY = "_scale", "_amax_history"
 # Every Linear inside a numbered layer: projections and feed-forward blocks, no embeddings, no head.
 SITES = (r"(^|/)\d+/",)
 HISTORY_LENGTH = 1024
+# The largest value of a tensor below which all of it counts as zero: its scale, or the inverse of
+# that, would leave float32.
+SMALLEST = 2.0**-100
+# e4m3 holds 18 binary orders: with more headroom than this nothing is left of a tensor.
+LARGEST_MARGIN = 16
 
 State = dict[str, jax.Array]
 _calibrating: contextvars.ContextVar[bool] = contextvars.ContextVar("calibrating", default=False)
@@ -151,7 +156,10 @@ def _quantised(
     limit = fp8_ops.get_fp8_max(kind, jnp.float32)
     amax = jnp.abs(x).max().astype(jnp.float32)
     # A value that is not finite must not stay in the history and set its scale for 1024 steps.
-    amax = jnp.where(jnp.isfinite(amax), amax, 0.0)
+    amax = jnp.where(jnp.isfinite(amax) & (amax > SMALLEST), amax, 0.0)
+    # Clipped, an overflow would be a finite number, and neither a loss scale nor a check of the
+    # gradients would see it.
+    x = jnp.where(jnp.isinf(x), jnp.nan, x)
     if not state:
         scale = fp8_ops.compute_scale(amax, jnp.ones(1), limit)
         return fp8_ops.quantize(x, kind, scale, jnp.float32), scale, {}
@@ -224,10 +232,10 @@ def overwrite(old: Any, new: Any) -> Any:
 
 def delayed(amax_history_length: int = HISTORY_LENGTH, margin: int = 0) -> Precision:
     """Return the recipe ``fp8_delayed``."""
-    if amax_history_length < 1 or margin < 0:
+    if amax_history_length < 1 or not 0 <= margin <= LARGEST_MARGIN:
         raise UsageError(
             f"fp8_delayed: amax_history_length={amax_history_length} must be 1 or more, "
-            f"margin={margin} 0 or more"
+            f"margin={margin} from 0 to {LARGEST_MARGIN}"
         )
     warn_without_units()
     make = functools.partial(Fp8Product, amax_history_length, margin)

@@ -14,8 +14,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from hfseq.nn import shard
 from hfseq.nn.precision import add_bias
 from hfseq.nn.random import Keys
+from hfseq.nn.stack import current_options
 
 Initializer = Callable[..., jax.Array]
 
@@ -29,6 +31,10 @@ class Linear(nnx.Module):
     """``y = x @ kernel + bias`` with ``kernel`` of shape (in, out), the Flax layout."""
 
     compute_dtype: Any = None
+    # The product of this Linear and of others with the same input, where they are one.
+    fused: Any = None
+    # How the kernel is split over the mesh, if it is (hfseq.nn.shard).
+    weight_axes: Any = None
     # The axis of ``kernel`` that holds the input features.
     input_axis: ClassVar[int] = 0
 
@@ -48,12 +54,23 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map (..., in_features) to (..., out_features)."""
-        kernel, dtype = self.kernel[...], self.compute_dtype
-        x = x if dtype is None else x.astype(dtype)
+        kernel, dtype = self.gathered_kernel(), self.compute_dtype
+        # Not cast where it need not be: fused products know their input by its identity.
+        x = x if dtype is None or x.dtype == dtype else x.astype(dtype)
         if self.dot_general is lax.dot_general:
             kernel = kernel.astype(x.dtype)
-        y = self.dot_general(x, kernel, (((x.ndim - 1,), (self.input_axis,)), ((), ())))
+        given, dimensions = x, (((x.ndim - 1,), (self.input_axis,)), ((), ()))
+        x = shard.product_input(x, self.weight_axes, self.input_axis, current_options())
+        if self.fused is None:
+            y = self.dot_general(x, kernel, dimensions)
+        else:
+            y = self.fused(given, x, kernel, dimensions)
+        y = shard.product_output(y, self.weight_axes, 1 - self.input_axis, current_options())
         return y if self.bias is None else add_bias(y, self.bias[...])
+
+    def gathered_kernel(self) -> jax.Array:
+        """Return the kernel as the product needs it, put together where ``fsdp`` splits it."""
+        return shard.weight(self.kernel[...], self.weight_axes, current_options())
 
 
 class Conv1D(Linear):
@@ -66,6 +83,7 @@ class Embed(nnx.Module):
     """A table of vectors, read by id and, where the head is tied, multiplied from the right."""
 
     compute_dtype: Any = None
+    weight_axes: Any = None
 
     def __init__(self, num_embeddings: int, features: int, init: Initializer, rngs: nnx.Rngs):
         self.embedding = nnx.Param(init(rngs.params(), (num_embeddings, features), jnp.float32))
@@ -74,14 +92,21 @@ class Embed(nnx.Module):
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Return the rows of ``ids``: (...) to (..., features)."""
         # Take first, cast afterwards: the table is far larger than the rows that are read.
-        return jnp.take(self.embedding[...], ids, axis=0).astype(self._dtype)
+        ids = shard.token_ids(ids, self.weight_axes, current_options())
+        rows = jnp.take(self._table(), ids, axis=0).astype(self._dtype)
+        return shard.looked_up(rows, self.weight_axes, current_options())
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Return ``x @ embedding.T``: logits for hidden states (..., features)."""
-        table, x = self.embedding[...], x.astype(self._dtype)
+        table, x = self._table(), x.astype(self._dtype)
         if self.dot_general is lax.dot_general:
             table = table.astype(x.dtype)
-        return self.dot_general(x, table, (((x.ndim - 1,), (1,)), ((), ())))
+        x = shard.product_input(x, self.weight_axes, 1, current_options())
+        y = self.dot_general(x, table, (((x.ndim - 1,), (1,)), ((), ())))
+        return shard.product_output(y, self.weight_axes, 0, current_options())
+
+    def _table(self) -> jax.Array:
+        return shard.weight(self.embedding[...], self.weight_axes, current_options())
 
     @property
     def _dtype(self) -> Any:

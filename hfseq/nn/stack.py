@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hfseq import trees
+from hfseq.nn import shard
 from hfseq.nn.random import Keys
 
 
@@ -32,8 +33,14 @@ class Options:
     fill_encoder_cache: bool = False
     train: bool = False
     mesh: jax.sharding.Mesh | None = None
+    sequence_parallel: bool = False
+    # What was put together for several products, by the id of its parts (hfseq.nn.shard).
+    gathered: dict[int, Any] = dataclasses.field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
 
+_DEFAULT = Options()
 _options: contextvars.ContextVar[Options | None] = contextvars.ContextVar(
     "hfseq_options", default=None
 )
@@ -41,7 +48,7 @@ _options: contextvars.ContextVar[Options | None] = contextvars.ContextVar(
 
 def current_options() -> Options:
     """Return the options of the forward pass being traced."""
-    return _options.get() or Options()
+    return _options.get() or _DEFAULT
 
 
 @contextlib.contextmanager
@@ -111,7 +118,8 @@ def run_layers(
     run = _loop if isinstance(layers, nnx.List) else _scan
     # A child, so that no two stacks and no dropout beside them share a key.
     keys = None if rngs is None else rngs.child()
-    return run(layers, hidden_states, args, kwargs, per_layer or {}, keys, collect)
+    x = shard.hidden_states(hidden_states, current_options())
+    return run(layers, x, args, kwargs, per_layer or {}, keys, collect)
 
 
 def _functional(graph: Any, args: Any, kwargs: Any, rngs: Keys | None) -> Callable[..., Any]:
@@ -122,6 +130,7 @@ def _functional(graph: Any, args: Any, kwargs: Any, rngs: Keys | None) -> Callab
         keys = None if rngs is None else rngs.fold_in(number)
         layer = nnx.merge(graph, params, others, copy=True)
         out, second = layer(x, *args, rngs=keys, **kwargs, **own)
+        out = shard.hidden_states(out, current_options())
         return out, (second, trees.split(layer)[2])
 
     chosen = current_options()
@@ -143,6 +152,7 @@ def _loop(
         else:
             keys = None if rngs is None else rngs.fold_in(number)
             x, second = layer(x, *args, rngs=keys, **kwargs, **mine)
+            x = shard.hidden_states(x, current_options())
         seconds.append(second)
     return x, tuple(seconds), tuple(inputs) if collect else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.data.windows import StreamBatches, WindowBatches
 from hfseq.errors import CheckpointError, UsageError, nearest
+from hfseq.nn.precision import choose_precision
 from hfseq.resolve import native_config
 from hfseq.training import sharding
 from hfseq.training.arguments import Arguments
@@ -97,6 +99,7 @@ def load_config(arguments: Arguments, tokenizer: Any, objective: Any) -> Any:
     if model.config_overrides:
         override(config, parse_overrides(model.config_overrides))
     objective.configure(config, tokenizer, weights_source(arguments) is None)
+    objective.configure_data(config, arguments.data, plugins.load())
     check_vocabulary(tokenizer, config)
     return config
 
@@ -137,7 +140,13 @@ def build_model(arguments: Arguments, config: Any, task: str) -> Any:
         config,
         seed=arguments.training.seed,
         _do_init=False,
-        precision=model.recipe,
+        precision=choose_precision(
+            model.recipe,
+            model.computed_in,
+            model.sites,
+            amax_history_length=model.fp8_amax_history_length,
+            margin=model.fp8_margin,
+        ),
         scan_layers=model.scan_layers,
         gradient_checkpointing=model.gradient_checkpointing,
         attn_implementation=model.attn_implementation,
@@ -148,15 +157,19 @@ def build_model(arguments: Arguments, config: Any, task: str) -> Any:
     return made
 
 
-def make_layout(model: Any, mesh: Mesh) -> sharding.Layout:
-    """Pair the architecture's sharding rules with the mesh."""
+def lay_out(model: Any, mesh: Mesh, sequence_parallel: bool = False) -> sharding.Layout:
+    """Pair the architecture's sharding rules with the mesh, and have the model compute on it."""
     spec = plugins.load().architectures.get(model.config.model_type)
-    return sharding.Layout(
+    layout = sharding.Layout(
         mesh,
         spec.load_sharding(),
         getattr(model.config, "vocab_size", None),
         tuple(model.stacked_prefixes),
     )
+    sharding.check_heads(model, mesh)
+    shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
+    model.use_mesh(mesh, layout.axes(shapes), sequence_parallel)
+    return layout
 
 
 def make_params(arguments: Arguments, model: Any, layout: sharding.Layout) -> tuple[Any, Any]:
@@ -206,7 +219,8 @@ def _load_params(
 
     loaded = type(model).from_pretrained(
         path, config=model.config, sharding=place, scan_layers=model.scan_layers,
-        seed=arguments.training.seed,
+        seed=arguments.training.seed, precision=model.precision,
+        ignore_mismatched_sizes=getattr(arguments.data, "ignore_mismatched_sizes", False),
         **_hub_options(arguments),
     )  # fmt: skip
     flat = trees.flatten(loaded.params)
@@ -313,10 +327,14 @@ def to_host(params: Any, layout: sharding.Layout) -> Any:
 
     def gather(path: trees.Path, leaf: jax.Array) -> np.ndarray:
         if not leaf.is_fully_addressable:
-            replicated = NamedSharding(layout.mesh, PartitionSpec())
-            leaf = jax.jit(lambda x: x, out_shardings=replicated)(leaf)
+            leaf = _replicate(leaf, NamedSharding(layout.mesh, PartitionSpec()))
         return np.asarray(layout.cut(path, jnp.asarray(leaf)))
 
     return trees.unflatten(
         {path: gather(path, leaf) for path, leaf in trees.flatten(params).items()}
     )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _replicate(leaf: jax.Array, everywhere: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(leaf, everywhere)

@@ -3,8 +3,9 @@
 A rule is a pair (pattern, tactic); the first pattern found in a parameter's path decides, and a
 parameter that no rule matches is an error. Tactics: ``column`` and ``row`` (Megatron's split of a
 product's output and input), ``embedding`` (split by vocabulary), ``vocab`` (a vector over the
-vocabulary), ``column_bias`` (the bias of a column-split product), ``vector`` (norms and other
-biases) and ``replicated``. ``fsdp`` splits what ``tensor`` leaves whole.
+vocabulary), ``column_bias`` (the bias of a column-split product), ``heads`` (a table with a column
+for each head), ``vector`` (norms and other biases) and ``replicated``. ``fsdp`` splits what
+``tensor`` leaves whole.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ TACTICS: dict[str, tuple[Any, ...]] = {
     "vocab_column": ("fsdp", "tensor"),
     "vocab_row": (None, "tensor"),
     "column_bias": (("tensor", "fsdp"),),
+    "heads": (None, "tensor"),
     "vector": ("fsdp",),
     "replicated": (),
 }
@@ -90,6 +92,23 @@ def data_shards(mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
+def check_heads(model: Any, mesh: Mesh) -> None:
+    """Refuse to cut an attention head in two.
+
+    Raises:
+        UsageError: the ``tensor`` axis does not divide a number of heads in the configuration.
+    """
+    ways, config = mesh.shape["tensor"], model.config.to_dict()
+    for name in model.head_counts:
+        heads = config.get(name)
+        if heads and heads % ways:
+            fits = [n for n in range(1, heads + 1) if heads % n == 0]
+            raise UsageError(
+                f"--mesh tensor={ways} does not divide the {heads} attention heads of the "
+                f"configuration ({name}): give tensor one of {', '.join(map(str, fits))}"
+            )
+
+
 class Layout:
     """The rules of an architecture on a mesh: the sharding of every parameter.
 
@@ -142,6 +161,10 @@ class Layout:
         body = axes[len(axes) - (ndim - len(lead)) :] if len(axes) > ndim - len(lead) else axes
         return PartitionSpec(*lead, *body)
 
+    def own_shape(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one layer's parameter, where layers are stacked."""
+        return shape[int(self._is_stacked(path)) :]
+
     def _is_stacked(self, path: trees.Path) -> bool:
         return any(path[: len(head)] == head for head in self.stacked)
 
@@ -159,6 +182,11 @@ class Layout:
                     f"by {'x'.join(names)}={ways} (what divides it: {', '.join(map(str, fits))})"
                 )
         return problems
+
+    def axes(self, shapes: dict[trees.Path, tuple[int, ...]]) -> dict[trees.Path, tuple[Any, ...]]:
+        """Return the axes that split each parameter, without that of stacked layers."""
+        lead = {path: int(self._is_stacked(path)) for path in shapes}
+        return {path: tuple(spec)[lead[path] :] for path, spec in self.specs(shapes).items()}
 
     def shardings(
         self, shapes: dict[trees.Path, tuple[int, ...]]

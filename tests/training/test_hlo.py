@@ -1,0 +1,70 @@
+"""Collectives read from HLO text: sizes, loops, and groups of devices in every way of writing."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from hfseq.training.hlo import collectives
+
+MESH = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("data", "tensor", "sequence"))
+
+
+def line(groups: str, kind: str = "all-gather", result: str = "f32[4,16]{1,0}") -> str:
+    source = 'metadata={op_name="jit(step)/a/dot"}'
+    return f"  %x.1 = {result} {kind}(%y), {groups}, dimensions={{0}}, {source}"
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes"),
+    [
+        ("replica_groups={{0,1},{2,3},{4,5},{6,7}}", ("sequence",)),
+        ("replica_groups=[4,2]<=[8]", ("sequence",)),
+        ("replica_groups=[4,2]<=[2,2,2]T(0,2,1)", ("tensor",)),
+        ("replica_groups=[2,4]<=[4,2]T(1,0)", ("data", "tensor")),
+        ("replica_groups=mesh['a'=2,'b'=4] {'a'}", ("data",)),
+        ("replica_groups=mesh['a'=2,'b'=4] {'b':(1)2}", ("tensor",)),
+        ("replica_groups=mesh['a'=2,'b'=4] {'b':(2)2}", ("sequence",)),
+        ("replica_groups=mesh['a'=2,'b'=4], device_ids=([2,2,2]T(1,0,2)) {'a'}", ("tensor",)),
+        ("replica_groups={}", ("data", "tensor", "sequence")),
+    ],
+)
+def test_groups_of_devices_are_axes_of_the_mesh(groups, axes):
+    (one,) = collectives(line(groups), MESH)
+    assert one.axes == axes and one.arrays == ((4, 16),) and one.size == 256
+    assert (one.kind, one.dimension, one.source) == ("all-gather", 0, "a/dot")
+
+
+def test_permutations_have_axes_too():
+    text = line("source_target_pairs={{0,4},{4,0},{1,5}}", "collective-permute", "bf16[8]{0}")
+    (one,) = collectives(text, MESH)
+    assert one.axes == ("data",) and one.size == 16
+
+
+def test_what_was_started_counts_once_and_what_is_done_not_at_all():
+    started = "(f32[2,8]{1,0}, f32[4,8]{1,0})"
+    text = line("replica_groups=[4,2]<=[8]", "all-gather-start", started)
+    text += "\n  %d = f32[4,8]{1,0} all-gather-done(%x.1)"
+    (one,) = collectives(text, MESH)
+    assert one.arrays == ((4, 8),)
+
+
+def test_groups_of_one_device_exchange_nothing():
+    assert collectives(line("replica_groups=[8,1]<=[8]", "all-reduce"), MESH) == []
+
+
+def test_a_loop_counts_as_often_as_it_turns():
+    @jax.jit
+    def run(x):
+        def body(x, _):
+            whole = jax.lax.with_sharding_constraint(x * 2, jax.NamedSharding(MESH, jax.P()))
+            return jax.lax.with_sharding_constraint(whole + 1, place), None
+
+        return jax.lax.scan(body, x, None, length=5)[0]
+
+    place = jax.NamedSharding(MESH, jax.P("tensor"))
+    text = run.lower(jax.device_put(np.ones((8, 8), np.float32), place)).compile().as_text()
+    (one,) = [one for one in collectives(text, MESH) if one.kind == "all-gather"]
+    assert one.times == 5 and one.axes == ("tensor",) and one.size == 256

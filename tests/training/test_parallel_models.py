@@ -1,0 +1,82 @@
+"""Every architecture on meshes of eight devices: numbers of one device, no needless exchange."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from hfseq import plugins
+from hfseq.training.hlo import collectives
+from hfseq.training.inspect import unasked_gathers
+from tests.support import parallel
+
+NAMES = sorted(plugins.load().architectures)
+ALL_AXES = "data=2,fsdp=2,tensor=2"
+MESHES = ("data=8", "data=4,tensor=2", ALL_AXES, "tensor=8", "data=2,sequence=4")
+# Quick for every family; the others are slow.
+DEFAULT = {(ALL_AXES, False), ("data=4,tensor=2", True)}
+SPLIT_LENGTH = ("data=4,tensor=2", "data=2,tensor=2,sequence=2", "tensor=8")
+
+
+def cases():
+    for name in NAMES:
+        for mesh, parallel_length in (
+            *((mesh, False) for mesh in MESHES),
+            *((mesh, True) for mesh in SPLIT_LENGTH),
+        ):
+            quick = (mesh, parallel_length) in DEFAULT
+            label = f"{name}-{mesh}{'-sequence_parallel' if parallel_length else ''}"
+            marks = () if quick else pytest.mark.slow
+            yield pytest.param(name, mesh, parallel_length, marks=marks, id=label)
+
+
+def assert_same(ours, theirs):
+    loss, gradients = jax.tree.leaves(ours[0])[0], jax.tree.flatten_with_path(ours[1])[0]
+    assert abs(loss - theirs[0]) <= 1e-5 * max(1, abs(theirs[0]))
+    for (path, a), b in zip(gradients, jax.tree.leaves(theirs[1]), strict=True):
+        error = np.abs(a - b).max()
+        assert error <= 1e-5 * max(1, np.abs(b).max()), (jax.tree_util.keystr(path), error)
+
+
+def test_every_architecture_has_sizes_here():
+    assert set(NAMES) <= set(parallel.SIZES), "add the new family to tests/support/parallel.py"
+
+
+@pytest.mark.parametrize(("name", "mesh", "split_length"), list(cases()))
+def test_losses_and_gradients_are_those_of_one_device(name, mesh, split_length):
+    task = parallel.main_head(name)
+    assert_same(parallel.run(name, task, mesh, split_length), parallel.run(name, task, None))
+
+
+@pytest.mark.parametrize(("name", "mesh", "split_length"), list(cases()))
+def test_nothing_is_gathered_that_no_rule_asks_for(name, mesh, split_length):
+    model, layout, step = parallel.compiled(name, parallel.main_head(name), mesh, split_length)
+    found = collectives(step.as_text(), layout.mesh)
+    assert [f"{one.arrays} {one.axes} {one.source}" for one in found if one.kind == "all-gather"
+            and one in unasked_gathers(found, layout, model)] == []  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_neither_logits_nor_tables_of_words_come_together_on_a_device(name):
+    """The vocabulary is split in the look-up, the head and the loss."""
+    task = parallel.main_head(name)
+    model, layout, step = parallel.compiled(name, task, "data=4,tensor=2", True)
+    vocabulary = model.config.vocab_size
+    shapes = [shape for one in collectives(step.as_text(), layout.mesh) for shape in one.arrays]
+    assert shapes and not [shape for shape in shapes if vocabulary in shape]
+
+
+OTHER_HEADS = [
+    (name, task)
+    for name in NAMES
+    for task in plugins.load().architectures.get(name).heads
+    if task != parallel.main_head(name)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "task"), OTHER_HEADS)
+@pytest.mark.parametrize(("mesh", "split_length"), [(ALL_AXES, False), ("data=4,tensor=2", True)])
+def test_other_heads_give_the_numbers_of_one_device(name, task, mesh, split_length):
+    assert_same(parallel.run(name, task, mesh, split_length), parallel.run(name, task, None))

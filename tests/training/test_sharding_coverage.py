@@ -1,0 +1,81 @@
+"""Every parameter of every architecture on tensor=2: half of it on a device, or a reason."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import jax
+import pytest
+
+from hfseq import plugins, trees
+from hfseq.training import setup
+from hfseq.training.sharding import make_mesh
+from tests.support import parallel
+
+#: What stays whole on every device of the tensor axis, and why.
+WHOLE = {
+    # Norms, and biases that are added behind the sum over devices: a vector each.
+    r"(norm(_embedding|alization)?|LayerNorm|ln(_\w+)?)/(scale|bias|weight)$": "norms",
+    r"(output/dense|attention/output|c_proj|out_proj|fc2|o_proj|down_proj)/bias$": "row biases",
+    r"(position|token_type)_embeddings/embedding$|wpe/|embed_positions/": "positions and types",
+    # Heads on a token or a row: small, and their classes are few.
+    r"(pooler|transform|lm_head|classifier|classification_head)(/dense)?/(kernel|bias)$": "heads",
+    r"(classifier|qa_outputs|seq_relationship|out_proj|score)/(kernel|bias)$": "few classes",
+    r"lambda_(q|k)[12]$|head_norm/scale$": "a vector for each head",
+    # One key head of the VQ Transformer: its values are split, keys and codes are needed whole.
+    r"attention(_2)?/((q|k|r)_proj/kernel|content_bias|position_bias|position_scale)$": "one head",
+}
+# Of the heads, what is as large as the vocabulary is split all the same.
+NEVER_WHOLE = re.compile(r"(lm_head|decoder)/kernel$|(word_embeddings|wte|shared|embed_tokens)/")
+CASES = [
+    (name, task)
+    for name in sorted(plugins.load().architectures)
+    for task in plugins.load().architectures.get(name).heads
+]
+_used: set[str] = set()
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh("tensor=2", jax.devices()[:2])
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_half_of_every_parameter_lies_on_a_device(name, task, mesh):
+    model = parallel.make_model(name, task)
+    layout = setup.lay_out(model, mesh)
+    shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
+    split = whole = local = 0
+    for path, place in layout.shardings(shapes).items():
+        size, mine = math.prod(shapes[path]), math.prod(place.shard_shape(shapes[path]))
+        place_name = trees.join(path)
+        reasons = [pattern for pattern in WHOLE if re.search(pattern, place_name)]
+        if mine == size and reasons and not NEVER_WHOLE.search(place_name):
+            _used.update(reasons)
+            whole += size
+            continue
+        assert abs(mine / size - 1 / 2) < 1e-4, f"{place_name} {shapes[path]}: {place.spec}"
+        split, local = split + size, local + mine
+    assert abs(local - split / 2) <= 1e-4 * split / 2
+    assert split > whole, "most of the model is whole"
+
+
+@pytest.mark.parametrize("name", sorted(plugins.load().architectures))
+def test_scanned_layers_are_split_alike(name, mesh):
+    task = parallel.main_head(name)
+    apart, stacked = (
+        setup.lay_out(model, mesh).axes(
+            {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
+        )
+        for model in (
+            parallel.make_model(name, task), parallel.make_model(name, task, scan_layers=True)
+        )
+    )  # fmt: skip
+    for path, axes in stacked.items():
+        single = {axes_of for other, axes_of in apart.items() if _without_numbers(other) == path}
+        assert single in ({axes}, set()) or path in apart, path
+
+
+def _without_numbers(path: trees.Path) -> trees.Path:
+    return tuple(part for part in path if not part.isdigit())
