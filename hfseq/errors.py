@@ -48,6 +48,12 @@ class NonFiniteLoss(HfseqError):
     """The loss became NaN or infinite; the last good checkpoint is kept."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the name of its type where it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """Return a ``did you mean`` clause for the closest candidate, or an empty string."""
     close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)

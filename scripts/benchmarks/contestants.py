@@ -66,6 +66,15 @@ def jax_facts(params: Any) -> dict[str, Any]:
 # -- a training step
 
 
+def adamw_flags() -> SimpleNamespace:
+    """Return the arguments that the training loop's optimizer reads, with PyTorch's defaults."""
+    return SimpleNamespace(
+        adam_beta1=ADAMW["betas"][0], adam_beta2=ADAMW["betas"][1], adam_epsilon=ADAMW["eps"],
+        weight_decay=ADAMW["weight_decay"], weight_decay_mode="decoupled", optim="adamw", freeze=[],
+        no_decay=[], max_grad_norm=0.0,
+    )  # fmt: skip
+
+
 def hfseq_step(
     model: str, dtype: str, rows: int, length: int, targets: int, size: dict[str, Any],
     dropout: float | None, weights: str,
@@ -82,13 +91,8 @@ def hfseq_step(
     face = models.hfseq_class(model)
     module = face.from_config(config, _do_init=False, precision=precision.precision_for(dtype))
     objective = models.objective(model, config, targets)
-    flags = SimpleNamespace(
-        adam_beta1=ADAMW["betas"][0], adam_beta2=ADAMW["betas"][1], adam_epsilon=ADAMW["eps"],
-        weight_decay=ADAMW["weight_decay"], weight_decay_mode="decoupled", optim="adamw", freeze=[],
-        no_decay=[], max_grad_norm=0.0,
-    )  # fmt: skip
     schedule = optax.constant_schedule(ADAMW["lr"])
-    optimizer = optimizers.make_optimizer(optimizers.adamw, flags, schedule)
+    optimizer = optimizers.make_optimizer(optimizers.adamw, adamw_flags(), schedule)
     names = tuple(sorted({"loss", "count", *objective.sums}))
     params = face.from_pretrained(weights, config=config).params
     make = jax.jit(
