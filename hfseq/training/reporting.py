@@ -55,10 +55,14 @@ def extra_metrics(loop: Loop) -> dict[str, float]:
 def _empty_window(loop: Loop) -> dict[str, float]:
     window = loop.state["window"]
     sums = {name: float(value) for name, value in jax.device_get(window).items()}
-    loop.state["window"] = jax.tree.map(
-        lambda x: jax.device_put(np.zeros_like(x), x.sharding), window
-    )
+    loop.state["window"] = jax.tree.map(_zeros, window)
     return sums
+
+
+def _zeros(like: jax.Array) -> jax.Array:
+    """Return zeros of the same place; device_put would have all processes compare theirs."""
+    zero = np.zeros(like.shape, like.dtype)
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: zero[index])
 
 
 def not_finite(loop: Loop, count: int) -> None:

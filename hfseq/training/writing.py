@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from hfseq import trees
 from hfseq.objectives.base import Written
+from hfseq.training import setup
 
 if TYPE_CHECKING:
     from hfseq.training.loop import Loop
@@ -26,7 +31,9 @@ PREDICTIONS, REFERENCES = "generated_predictions.txt", "generated_references.txt
 def write(loop: Loop, split: str) -> dict[str, float]:
     """Let the model write for a split; report the samples and return the scores by name."""
     started = time.perf_counter()
-    written = loop.objective.write_texts(loop.model, _whole(loop), split)
+    model, params, extra = _writer(loop)
+    with _holding(model, extra):
+        written = loop.objective.write_texts(model, params, split)
     if written is None:
         return {}
     loop.written = written
@@ -77,6 +84,30 @@ def sample_table(written: Written, count: int) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
+
+
+@contextlib.contextmanager
+def _holding(model: Any, extra: Any) -> Iterator[None]:
+    """Give the model the run's collections; the next step will donate their buffers."""
+    before, model.extra = model.extra, extra
+    try:
+        yield
+    finally:
+        model.extra = before
+
+
+def _writer(loop: Loop) -> tuple[Any, Any, Any]:
+    """Return the model that writes, its parameters and its collections.
+
+    One of several processes writes all texts by itself, on one device: none waits for another's.
+    """
+    if jax.process_count() == 1:
+        return loop.model, _whole(loop), loop.state["extra"]
+    alone = copy.copy(loop.model)
+    alone.use_mesh(None)
+    params = setup.to_host(loop.state["params"], loop.layout)
+    extra = jax.tree.map(np.asarray, loop.state["extra"])  # replicated: every process has it
+    return alone, *jax.device_put((params, extra), jax.local_devices()[0])
 
 
 def _whole(loop: Loop) -> Any:

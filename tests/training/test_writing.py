@@ -25,7 +25,8 @@ def loop(tmp_path):
     tracker = SimpleNamespace(text=lambda tag, text, step: shown.append((tag, text, step)))
     return SimpleNamespace(
         objective=SimpleNamespace(write_texts=lambda model, params, split: WRITTEN),
-        model=None, state={"params": {"a": {"kernel": 1}}}, notes={}, trackers=[tracker],
+        model=SimpleNamespace(extra={}), state={"params": {"a": {"kernel": 1}}, "extra": {}},
+        notes={}, trackers=[tracker],
         layout=SimpleNamespace(cut=lambda path, leaf: leaf), folder=tmp_path,
         arguments=SimpleNamespace(data=SimpleNamespace(text_samples=3)),
         progress=SimpleNamespace(step=7), written=None, shown=shown, reported=reported,

@@ -1,0 +1,270 @@
+"""What processes say to each other, without starting any: flags, detection, agreement, failures."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from hfseq.errors import HfseqError, UsageError
+from hfseq.training import coordinator, distributed, failures, rendezvous
+from hfseq.training.arguments import parse
+from hfseq.training.process_arguments import ProcessArguments
+from hfseq.training.survival import StopSignal
+
+CLUSTERS = (
+    *("COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"),
+    *("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"),
+)
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    for name in CLUSTERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+class Store:
+    """The coordinator's key-value store, for one process after the other."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def key_value_set(self, key, value, overwrite):
+        if key in self.values and not overwrite:
+            raise RuntimeError("ALREADY_EXISTS")
+        self.values[key] = value
+
+    def key_value_try_get(self, key):
+        return self.values[key]
+
+    def blocking_key_value_get(self, key, timeout):
+        return self.values[key]
+
+    def key_value_dir_get(self, folder):
+        return [item for item in self.values.items() if item[0].startswith(folder)]
+
+
+# -- flags and where they come from ----------------------------------------------------------------
+
+
+def test_without_flags_a_run_is_one_process(monkeypatch):
+    monkeypatch.setenv("NUM_PROCESSES", "4")  # somebody else's, without an address
+    assert not parse(["--output_dir=x"]).processes.several
+    assert coordinator.process_count() == 1
+
+
+def test_flags_and_environment_say_the_same(monkeypatch):
+    flags = ["--coordinator_address=a:1", "--num_processes=4", "--process_id=2"]
+    found = parse(["--output_dir=x", *flags, "--local_device_ids=0,3"]).processes
+    assert rendezvous.whereabouts(found) == ("a:1", 4, 2) and found.devices == [0, 3]
+    for name, value in (("COORDINATOR_ADDRESS", "a:1"), ("NUM_PROCESSES", "4")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PROCESS_ID", "2")
+    told = ProcessArguments()
+    assert told.several and rendezvous.whereabouts(told) == ("a:1", 4, 2)
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "b:2")
+    monkeypatch.delenv("COORDINATOR_ADDRESS")
+    assert told.address == "b:2"
+
+
+def test_slurm_is_detected(monkeypatch):
+    for name, value in {
+        "SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "node[3-4]", "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "1", "SLURM_LOCALID": "0",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    address, count, number = rendezvous.whereabouts(ProcessArguments(distributed=True))
+    assert address.startswith("node3:") and (count, number) == (2, 1)
+
+
+def test_flags_do_not_reach_logs_and_cards():
+    arguments = parse(["--output_dir=x", "--coordinator_address=a:1", "--process_id=1"])
+    assert not {"process_id", "coordinator_address"} & arguments.as_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"coordinator_address": "a"}, "--coordinator_address a: give host:port"),
+        ({"coordinator_address": "a:1"}, "need --num_processes, --process_id"),
+        ({"distributed": True}, "none of Slurm, Open MPI and Kubernetes"),
+        (
+            {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
+            "--process_id 2: with --num_processes 2 give 0 to 1",
+        ),
+        ({"num_processes": 0}, "--num_processes 0"),
+        ({"process_id": -1}, "--process_id -1"),
+        ({"local_device_ids": "a"}, "--local_device_ids a"),
+        ({"coordinator_timeout": 0}, "--coordinator_timeout 0"),
+        ({"heartbeat_timeout": 1}, "--heartbeat_timeout 1"),
+    ],
+)
+def test_flags_that_cannot_work(flags, text):
+    with pytest.raises(UsageError, match=text):
+        found = ProcessArguments(**flags)
+        assert found.several
+        rendezvous.whereabouts(found)
+
+
+def test_an_environment_that_is_no_number(monkeypatch):
+    monkeypatch.setenv("PROCESS_ID", "first")
+    with pytest.raises(UsageError, match="PROCESS_ID in the environment is 'first'"):
+        rendezvous.whereabouts(ProcessArguments(coordinator_address="a:1", num_processes=2))
+
+
+def test_a_coordinator_that_does_not_answer():
+    address = f"localhost:{free_port()}"
+    with pytest.raises(HfseqError, match=f"{address} did not answer within 1 s") as caught:
+        rendezvous.join(
+            ProcessArguments(
+                coordinator_address=address, num_processes=2, process_id=1, coordinator_timeout=1
+            )
+        )
+    assert caught.value.exit_code == 1
+
+
+def test_one_process_of_one_needs_no_coordinator():
+    given = {"coordinator_address": f"localhost:{free_port()}", "num_processes": 1}
+    rendezvous.join(ProcessArguments(**given, process_id=0))
+    assert coordinator.client() is None
+
+
+# -- agreement -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """A function that makes this process number ``me`` of two, with one store for both."""
+    kept = Store()
+
+    def become(me: int) -> Store:
+        monkeypatch.setattr(coordinator, "client", lambda: kept)
+        monkeypatch.setattr(coordinator, "process_count", lambda: 2)
+        monkeypatch.setattr(coordinator, "process_index", lambda: me)
+        monkeypatch.setattr(distributed, "_rounds", iter(range(9)))
+        return kept
+
+    return become
+
+
+def test_differences_are_named_once_with_both_values():
+    own = {"--seed": "1", "--optim": '"adamw"'}
+    theirs = {1: {"--seed": "2", "--optim": '"adamw"'}, 2: {"--seed": "3"}}
+    assert distributed.differences(own, theirs) == [
+        '--optim is "adamw" in process 0 and absent in process 2',
+        "--seed is 1 in process 0 and 2 in process 1",
+    ]
+
+
+def test_processes_that_agree_go_on_and_others_end(store):
+    for seed, problem in ((1, ""), (2, "--seed is 1 in process 0 and 2 in process 1")):
+        kept = store(1)
+        kept.values.clear()
+        kept.values["hfseq/agree/0/verdict"] = "[]"
+        distributed.agree({"--seed": seed}, "mend it")  # writes the facts of process 1
+        del kept.values["hfseq/agree/0/verdict"]
+        store(0)
+        if not problem:
+            distributed.agree({"--seed": 1}, "mend it")
+            continue
+        with pytest.raises(UsageError, match=f"{problem}: mend it"):
+            distributed.agree({"--seed": 1}, "mend it")
+
+
+def test_what_belongs_to_a_machine_may_differ(store, monkeypatch):
+    facts = []
+    monkeypatch.setattr(distributed, "agree", lambda found, advice: facts.append(found))
+    store(0)
+    for cache, seed in (("a", 1), ("b", 1)):
+        flags = ["--output_dir=x", f"--data_cache_dir={cache}", f"--seed={seed}"]
+        distributed.agree_on_flags(parse([*flags, f"--process_id={seed}"]), "mlm")
+    assert facts[0] == facts[1] and facts[0]["--seed"] == 1
+
+
+def test_an_output_folder_that_is_not_shared(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "VISIBLE", 0.2)
+    kept = store(1)
+    kept.values["hfseq/mark/0"] = "1 2"
+    with pytest.raises(UsageError, match="is not the folder that process 0 writes"):
+        distributed.check_shared(tmp_path)
+
+
+def test_alone_nothing_is_asked(tmp_path):
+    distributed.agree({"--seed": 1}, "")
+    distributed.check_shared(tmp_path / "new")
+    distributed.wait()
+    with distributed.first() as leads, distributed.session(ProcessArguments()):
+        assert leads and not (tmp_path / "new").exists()
+    assert not distributed.agreed_to_stop(1)
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leaving(monkeypatch):
+    """The exit codes with which this process would have ended."""
+    codes: list[int] = []
+    monkeypatch.setattr(failures.atexit, "register", lambda leave, code: codes.append(code))
+    monkeypatch.setattr(failures, "LEAVE_TIME", 0.1)
+    monkeypatch.setattr(failures, "LOST_TIME", 0.1)
+    return codes
+
+
+def test_an_error_is_told_to_the_others_with_its_exit_code(store, leaving):
+    kept = store(0)
+    with pytest.raises(UsageError, match="bad"), failures.shared():
+        raise UsageError("bad\nlines")
+    assert leaving == [2]
+    assert '"text": "process 0 on ' in kept.values[failures.FAILURE]
+    assert ': bad", "code": 2' in kept.values[failures.FAILURE]
+
+
+def test_a_broken_connection_is_explained_by_who_broke_it(store, leaving):
+    kept = store(1)
+    kept.values[failures.FAILURE] = '{"text": "process 0 on here: bad", "code": 2}'
+    with pytest.raises(HfseqError, match="^process 0 on here: bad$"), failures.shared():
+        raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
+    assert leaving == [2]
+
+
+def test_a_broken_connection_without_a_word(store, leaving):
+    store(1)
+    with pytest.raises(HfseqError, match="connection to another process was lost"):  # noqa: SIM117
+        with failures.shared():
+            raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
+    assert leaving == [1]
+
+
+def test_an_exit_that_all_agreed_on_is_no_failure(store, leaving):
+    kept = store(0)
+    with pytest.raises(SystemExit), failures.shared():
+        raise SystemExit(143)
+    assert leaving == [] and not kept.values
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+
+def test_a_signal_to_one_of_several_stops_at_the_step_that_is_agreed(store, monkeypatch):
+    import os
+    import signal
+
+    sent = []
+    monkeypatch.setattr(distributed, "agreed_to_stop", lambda step: step == 3 and bool(sent))
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
+    store(1)
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignal() as stop:
+        assert signal.getsignal(signal.SIGTERM) is before  # jax's own
+        signal.raise_signal(signal.SIGINT)
+        assert sent == [signal.SIGTERM]
+        assert [stop.after(step) for step in (1, 2, 3, 4)] == [False, False, True, True]
+    assert stop.received == signal.SIGINT

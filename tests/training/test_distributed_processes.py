@@ -1,0 +1,255 @@
+"""Real processes on this machine: their result is one process's, and they end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.training.conftest import losses
+from tests.training.test_distributed import free_port
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+OF_OBJECTIVE = {
+    "mlm": "run_mlm_flax.py",
+    "clm": "run_clm_flax.py",
+    "span_mlm": "run_t5_mlm_flax.py",
+    "translation": "run_translation_flax.py",
+    "classification": "run_classification_flax.py",
+}
+
+
+class Processes:
+    """The processes of one run; ``flags`` are one list for all, or one for each."""
+
+    def __init__(
+        self, flags: Sequence[Any], count: int, devices: int = 1, objective: str = "mlm",
+        cwd: Sequence[Path] | None = None, only: int | None = None,
+    ):  # fmt: skip
+        each = flags if isinstance(flags[0], list) else [flags] * count
+        address = f"localhost:{free_port()}"
+        environment = os.environ | {
+            "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": str(devices),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        self.running = [
+            subprocess.Popen(
+                [
+                    sys.executable, str(SCRIPTS / OF_OBJECTIVE[objective]), *each[number],
+                    f"--coordinator_address={address}", f"--num_processes={count}",
+                    f"--process_id={number}",
+                ],
+                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                cwd=cwd[number] if cwd else None,
+            )
+            for number in range(count) if only is None or number == only
+        ]  # fmt: skip
+
+    def ends(self, *codes: int, within: float = 900) -> list[str]:
+        """Wait, check the exit codes (of all, or one by one), and return what each printed."""
+        end = time.monotonic() + within
+        try:
+            texts = [p.communicate(timeout=max(end - time.monotonic(), 1))[0] for p in self.running]
+        finally:
+            for process in self.running:
+                process.kill()
+        found = [process.returncode for process in self.running]
+        wanted = list(codes) if len(codes) > 1 else list(codes) * len(found)
+        assert found == wanted, "\n---\n".join(texts)
+        return texts
+
+    def reaches(self, step: int, folder: Path, within: float = 600) -> None:
+        """Wait until the log has a step."""
+        end = time.monotonic() + within
+        while time.monotonic() < end:
+            if (folder / "metrics.jsonl").exists() and max(losses(folder), default=0) >= step:
+                return
+            if any(process.poll() is not None for process in self.running):
+                break
+            time.sleep(0.05)
+        self.ends(0, within=5)
+        pytest.fail(f"step {step} was never logged")
+
+
+def results(folder: Path) -> dict[str, float]:
+    return json.loads((folder / "eval_results.json").read_text())
+
+
+def assert_same(one: Path, other: Path) -> None:
+    first, second = (losses(folder) for folder in (one, other))
+    assert first.keys() == second.keys()
+    assert max(abs(first[step] - second[step]) for step in first) < 1e-5
+    kept, found = (load_file(folder / "model.safetensors") for folder in (one, other))
+    assert kept.keys() == found.keys()
+    for name, value in kept.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_two_processes_are_one_and_the_first_alone_writes(flags, train, tmp_path):
+    options = {"save_steps": 3, "eval_steps": 3}
+    train("one", devices=2, **options)
+    texts = Processes(flags("two", **options), 2).ends(0)
+    assert_same(tmp_path / "one", tmp_path / "two")
+    names = {path.name for path in (tmp_path / "one").iterdir()}
+    assert names == {path.name for path in (tmp_path / "two").iterdir()}
+    one, two = (results(tmp_path / name)["eval_loss"] for name in ("one", "two"))
+    assert one == pytest.approx(two, abs=1e-5)
+    assert "Step... (6 |" in texts[0] and "Step..." not in texts[1] and "Eval" not in texts[1]
+    # Its checkpoints serve any number of processes: here one goes on where two stopped.
+    on = train("two", devices=4, **options | {"max_steps": 8})
+    assert on.restore_step == 6 and on.progress.step == 8
+
+
+def test_processes_of_two_devices_share_a_tensor_axis(flags, train, tmp_path):
+    options = {"objective": "clm", "mesh": "data=1,fsdp=2,tensor=2", "max_steps": 4}
+    train("one", devices=4, **options)
+    Processes(flags("two", **options), 2, devices=2, objective="clm").ends(0)
+    assert_same(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_signal_to_one_process_stops_all_at_one_step(flags, train, tmp_path):
+    options = {"max_steps": 400, "logging_steps": 10, "save_strategy": "no", "do_train": True}
+    running = Processes(flags("run", **options | {"sigterm_exit_code": 143}), 2)
+    running.reaches(20, tmp_path / "run")
+    running.running[1].send_signal(signal.SIGTERM)
+    texts = running.ends(143)
+    assert "all processes save and stop at step" in texts[0]
+    stopped = int(texts[0].split("stop at step ")[1].split()[0])
+    assert 20 < stopped < 400
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [str(stopped)]
+
+
+def test_a_killed_process_ends_the_others_soon(flags, tmp_path):
+    options = {"max_steps": 4000, "logging_steps": 10, "save_strategy": "no"}
+    running = Processes([*flags("run", **options), "--heartbeat_timeout=30"], 2)
+    running.reaches(10, tmp_path / "run")
+    running.running[1].kill()
+    texts = running.ends(1, -signal.SIGKILL, within=60)
+    assert "the connection to another process was lost" in texts[0]
+
+
+def test_processes_that_disagree_all_end(flags):
+    each = [flags("run", learning_rate=rate) for rate in (0.1, 0.2)]
+    for text in Processes(each, 2).ends(2, within=120):
+        assert "--learning_rate is 0.1 in process 0 and 0.2 in process 1" in text
+
+
+def test_a_process_that_never_comes_is_named(flags):
+    alone = Processes([*flags("run"), "--coordinator_timeout=3"], 2, only=0)
+    assert "not all 2 processes had come to the coordinator at localhost:" in alone.ends(1)[0]
+
+
+# -- slow ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("objective", "count", "devices", "mesh"),
+    [
+        ("mlm", 4, 1, "data=4"),
+        ("mlm", 4, 1, "data=2,tensor=2"),
+        ("mlm", 2, 4, "data=2,fsdp=2,tensor=2"),
+        ("clm", 4, 2, "data=4,tensor=2"),
+        ("clm", 2, 1, "data=1,tensor=2"),
+        ("span_mlm", 2, 2, "data=2,fsdp=2"),
+        ("translation", 2, 1, "data=2"),
+    ],
+)
+def test_more_processes_meshes_and_objectives(
+    flags, train, tmp_path, objective, count, devices, mesh
+):
+    options = {"objective": objective, "mesh": mesh, "max_steps": 4, "save_steps": 2}
+    train("one", devices=count * devices, **options)
+    Processes(flags("several", **options), count, devices, objective).ends(0)
+    assert_same(tmp_path / "one", tmp_path / "several")
+
+
+@pytest.mark.slow
+def test_every_process_writes_all_translations(flags, train, tmp_path):
+    options = {"objective": "translation", "predict_with_generate": True, "max_steps": 2}
+    one = train("one", devices=2, **options)
+    Processes(flags("two", **options), 2, objective="translation").ends(0)
+    assert_same(tmp_path / "one", tmp_path / "two")
+    assert results(tmp_path / "two")["eval_chrf"] == pytest.approx(
+        one.metrics["eval_chrf"], abs=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes(flags, train, tmp_path):
+    options = {"save_steps": 2, "lr_scheduler_type": "constant_with_warmup"}
+    train("whole", devices=4, **options)
+    for count, devices, until in ((4, 1, 2), (2, 2, 4), (1, 4, 6)):
+        Processes(flags("parts", **options | {"max_steps": until}), count, devices).ends(0)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_a_killed_coordinator_ends_the_others_soon(flags, tmp_path):
+    options = {"max_steps": 4000, "logging_steps": 10, "save_strategy": "no"}
+    options["global_batch_size"] = 12
+    running = Processes([*flags("run", **options), "--heartbeat_timeout=10"], 3)
+    running.reaches(10, tmp_path / "run")
+    running.running[0].kill()
+    for process in running.running:
+        process.communicate(timeout=60)
+    ended = [process.returncode for process in running.running]
+    assert ended[0] == -signal.SIGKILL and all(ended)
+
+
+@pytest.mark.slow
+def test_a_directory_of_each_machine_is_refused(flags, tmp_path):
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+    given = [*flags(), "--output_dir=run"]
+    for text in Processes(given, 2, cwd=folders).ends(2, within=120):
+        assert "is not the folder that process 0 writes" in text
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_all(flags, tmp_path):
+    missing = tmp_path / "missing"  # a cache that one machine cannot write
+    missing.write_text("a file")
+    given = flags()
+    each = [given, [*given, f"--data_cache_dir={missing}"]]
+    first, second = Processes(each, 2).ends(1, within=120)
+    assert "error: process 1 on " in first and "Not a directory" in first
+    assert "Not a directory" in second
+
+
+@pytest.mark.slow
+def test_classification_gathers_the_predictions_of_all_processes(flags, tmp_path):
+    import jax
+
+    from hfseq.training.arguments import parse
+    from hfseq.training.loop import Loop
+
+    for name, count in (("labelled", 40), ("judged", 19), ("asked", 11)):
+        rows = ({"sentence": "the law" * (i % 3 + 1), "label": i % 2} for i in range(count))
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    options = {
+        "train_file": tmp_path / "labelled.jsonl", "validation_file": tmp_path / "judged.jsonl",
+        "test_file": tmp_path / "asked.jsonl", "per_device_eval_batch_size": 4, "do_train": True,
+        "do_eval": True, "do_predict": True,
+    }  # fmt: skip
+    given = flags("one", **options)
+    Loop(parse(given, objective="classification"), "classification", jax.devices()[:2]).run()
+    Processes(flags("two", **options), 2, objective="classification").ends(0)
+    assert_same(tmp_path / "one", tmp_path / "two")
+    one, two = (results(tmp_path / name) for name in ("one", "two"))
+    assert one["eval_accuracy"] == two["eval_accuracy"]
+    written = [sorted((tmp_path / name).glob("*results*.tsv"))[0] for name in ("one", "two")]
+    assert written[0].read_text() == written[1].read_text()
