@@ -109,10 +109,16 @@ class CardContext:
         """The Auto class suffix: "ForMaskedLM" of RobertaForMaskedLM, "" of RobertaModel."""
         return task_of(self.architecture)
 
-    def with_log(self, metrics_jsonl: str | os.PathLike[str], dataset: str = "") -> CardContext:
+    def with_log(
+        self,
+        metrics_jsonl: str | os.PathLike[str],
+        dataset: str = "",
+        own: Mapping[str, str] | None = None,
+    ) -> CardContext:
         """Return a copy whose numbers are those of the run's log.
 
         ``dataset`` names the evaluation data; without it, the training data's name is used.
+        ``own`` names that of splits ("validation", "test") that have data of their own.
         """
         numbers = load_training_numbers(metrics_jsonl)
         dataset = dataset or ", ".join(data.name for data in self.datasets) or "validation data"
@@ -120,7 +126,8 @@ class CardContext:
         for name, value in numbers.last.items():
             prefix, _, metric = name.partition("_")
             if prefix in SPLITS and not name.endswith(("_second", "runtime", "_samples")):
-                results.append(CardResult(metric, value, dataset, SPLITS[prefix]))
+                split = SPLITS[prefix]
+                results.append(CardResult(metric, value, (own or {}).get(split, dataset), split))
         tokens = numbers.last.get("tokens_seen")
         return replace(
             self,

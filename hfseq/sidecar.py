@@ -73,6 +73,16 @@ class Sidecar:
             for where, leaf in fresh.items()
         }
 
+    def _of_a_head(self, name: str, metadata: Mapping[str, str]) -> bool:
+        """Tell whether ``name`` is beside the base model, in a file whose base model is this one.
+
+        Another head, or none, has no use for it; the weights of that head were not taken either.
+        """
+        prefix = f"{self.kernels.prefix}."
+        stored = json.loads(metadata.get("kernels", "{}"))
+        inside = any(kernel.startswith(prefix) for kernel in stored)
+        return bool(self.kernels.prefix) and inside and not name.startswith(prefix)
+
     def _sizes(self) -> dict[str, list[int]]:
         return {
             slot.name: list(self.kernels.shapes[slot.path][slot.layer is not None :])
@@ -84,6 +94,7 @@ class Sidecar:
         problems = [
             f"  {name}: this model has no FP8 product there{nearest(name, known)}"
             for name in report.unexpected
+            if not self._of_a_head(name, metadata)
         ]
         problems += [f"  {name}: {given}, not {due}" for name, given, due in report.mismatched]
         prefix = f"{self.kernels.prefix}."

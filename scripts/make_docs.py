@@ -38,12 +38,14 @@ TRAINING = {
     "push_to_hub": "Hub",
     "plugin": "Plugins and errors",
 }
+PROCESSES = {"distributed": "Several processes"}
 SCRIPTS = {
     "run_mlm_flax.py": "mlm",
     "run_clm_flax.py": "clm",
     "run_t5_mlm_flax.py": "span_mlm",
     "run_bart_dlm_flax.py": "denoising",
     "run_translation_flax.py": "translation",
+    "run_classification_flax.py": "classification",
 }
 
 FLAGS = """# Flags
@@ -78,11 +80,16 @@ def architectures() -> str:
     lines = ["| Model type | Tasks | Classes |", "|---|---|---|"]
     for spec in _specs():
         tasks = ", ".join(_words(task) for task in spec.heads if task != "Model")
-        page = f"docs/families/{spec.model_type}.md"
+        page = f"docs/families/{_page(spec.model_type)}.md"
         name = f"`{spec.model_type}`"
         shown = f"[{name}]({page})" if (ROOT / page).exists() else name
         lines.append(f"| {shown} | {tasks} | {', '.join(_short(spec))} |")
     return "\n".join(lines)
+
+
+def _page(model_type: str) -> str:
+    """Name the page of an architecture like its plugin: megatron_bert for megatron-bert."""
+    return model_type.replace("-", "_")
 
 
 def _specs() -> list[Any]:
@@ -103,9 +110,9 @@ def _short(spec: Any) -> list[str]:
     return [f"`{name}`" for name in names]
 
 
-def classes(model_type: str) -> str:
-    """Return the table of the public classes of an architecture."""
-    spec = next(spec for spec in _specs() if spec.model_type == model_type)
+def classes(page: str) -> str:
+    """Return the table of the public classes of the architecture that has this page."""
+    spec = next(spec for spec in _specs() if _page(spec.model_type) == page)
     lines = ["| Class | Suffix of `FlaxAutoModel` | What it is |", "|---|---|---|"]
     for kind, tasks in _tasks(spec).items():
         suffixes = ", ".join(f"`{task}`" if task != "Model" else "none" for task in tasks)
@@ -143,9 +150,12 @@ def flags() -> str:
     from train_tokenizer import TokenizerArguments
 
     from hfseq.data.arguments import OBJECTIVES, TextArguments
-    from hfseq.training.arguments import ModelArguments, TrainingArguments
+    from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments
 
-    parts = ((ModelArguments, MODEL), (TextArguments, DATA), (TrainingArguments, TRAINING))
+    parts = (
+        (ModelArguments, MODEL), (TextArguments, DATA), (TrainingArguments, TRAINING),
+        (ProcessArguments, PROCESSES),
+    )  # fmt: skip
     shared = "\n".join(_tables(part, titles) for part, titles in parts)
     common = {field.name for field in dataclasses.fields(TextArguments)}
     scripts = "\n".join(

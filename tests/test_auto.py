@@ -103,7 +103,8 @@ def test_the_error_lists_what_is_known_and_what_is_broken(project, caplog):
 
     (project / "hfseqfile.py").write_text("import no_such_module_here")
     pattern = (
-        "model type is 'opt'; known are: bart, bert, roberta; not loaded: .*no_such_module_here"
+        "model type is 'opt'; known are: bart, bert, fp8_encoder, megatron-bert, roberta; "
+        "not loaded: .*no_such_module_here"
     )
     with pytest.raises(UsageError, match=pattern):
         hfseq.FlaxAutoModelForMaskedLM.from_config(OPTConfig())
@@ -169,7 +170,9 @@ def test_the_mappings_are_dicts_from_configuration_to_model_class():
     assert dict(mapping)[BertConfig] is hfseq.FlaxBertForMaskedLM
     assert OPTConfig not in mapping and mapping.get(OPTConfig) is None
     assert len(mapping) == len(list(mapping))
-    assert sorted(key.model_type for key in mapping) == ["bart", "bert", "roberta"]
+    assert sorted(key.model_type for key in mapping) == [
+        *("bart", "bert", "fp8_encoder", "megatron-bert", "roberta")
+    ]
     with pytest.raises(KeyError):
         mapping[OPTConfig]
 

@@ -240,6 +240,13 @@ def test_card_shows_the_numbers_of_the_log(tmp_path: Path) -> None:
     assert "900 tokens/s" in card and "20.0%" in card and "| loss | 7.75 | held-out laws |" in card
 
 
+def test_a_split_with_data_of_its_own_is_named_by_it(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "metrics.jsonl")
+    for split, expected in (("validation", "dev.tsv"), ("test", "laws")):
+        context = BARE.with_log(log, dataset="laws", own={split: "dev.tsv"})
+        assert {result.dataset for result in context.eval_results} == {expected}
+
+
 def test_empty_log_leaves_the_card_without_numbers(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     context = BARE.with_log(tmp_path / "metrics.jsonl")

@@ -12,8 +12,8 @@ from tests.support import models
 
 FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
 NAMES = [
-    "bart", "bert", "gpt2", "marian", "pegasus", "roberta", "t5", "vq_transformer",
-    "wmt_transformer",
+    "bart", "bert", "fp8_encoder", "gpt2", "marian", "megatron-bert", "pegasus", "roberta", "t5",
+    "vq_transformer", "wmt_transformer",
 ]  # fmt: skip
 SECTIONS = [
     "Classes", "Configuration", "Train", "Use", "Convert", "Parameters", "On several devices",
@@ -21,6 +21,8 @@ SECTIONS = [
 ]  # fmt: skip
 WIDE = {
     "bert": {"add_cross_attention": True, "is_decoder": True},
+    "fp8_encoder": {"hidden_act": "geglu", "head": "te_flatten", "flatten_length": 8},
+    "megatron-bert": {"add_cross_attention": True, "is_decoder": True},
     "gpt2": {"add_cross_attention": True},
     "t5": {"feed_forward_proj": "gated-gelu"},
     "marian": {"tie_word_embeddings": False},
@@ -41,12 +43,16 @@ def only_our_plugins(tmp_path, monkeypatch):
 
 
 def text_of(name: str) -> str:
-    return (FAMILIES / f"{name}.md").read_text(encoding="utf-8")
+    return (FAMILIES / f"{page_of(name)}.md").read_text(encoding="utf-8")
+
+
+def page_of(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def test_every_registered_architecture_has_a_page():
     assert sorted(plugins.load().architectures) == NAMES
-    assert sorted(page.stem for page in FAMILIES.glob("*.md")) == NAMES
+    assert sorted(page.stem for page in FAMILIES.glob("*.md")) == sorted(map(page_of, NAMES))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,7 +95,7 @@ def test_every_part_of_the_parameter_tree_is_in_the_sketch(name):
     if name == "roberta":  # which refers to BERT
         sketch |= set(re.findall(r"\w+", text_of("bert").split("## Parameters")[1]))
     sketch |= {f"{part}_embeddings" for part in ("word", "position", "token_type")}
-    config = getattr(models, f"{name}_config")(**WIDE.get(name, {}))
+    config = getattr(models, f"{page_of(name)}_config")(**WIDE.get(name, {}))
     for task in spec.heads:
         model = spec.load_head(task)(config, _do_init=False)
         for path in trees.flatten(model.params_shape_tree):

@@ -20,6 +20,7 @@ from hfseq.data.sources import load_named
 from hfseq.errors import DataError, UsageError
 
 SPLITS = ("train", "validation", "test")
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write
 
 
 @dataclass
@@ -176,9 +177,12 @@ def _examples(tables: dict[str, Table], arguments: ClassificationArguments, spli
 
 def _texts(table: Table, column: str) -> list[str]:
     cells = table.columns[column]
-    wrong = next((row for row, cell in enumerate(cells) if not isinstance(cell, str)), None)
+    wrong = next(
+        (i for i, cell in enumerate(cells) if not isinstance(cell, str) or SURROGATE.search(cell)),
+        None,
+    )
     if wrong is not None:
-        found = "nothing" if cells[wrong] is None else f"{cells[wrong]!r}, which is no text,"
+        found = "nothing" if cells[wrong] is None else f"{cells[wrong]!r:.80}, which is no text,"
         raise DataError(f"{table.place(wrong)} has {found} in the column '{column}'")
     return cells
 
@@ -188,6 +192,7 @@ def _labels(table: Table, column: str, arguments: ClassificationArguments) -> li
     task = GLUE.get(arguments.task_name or table.task or "")
     names = table.classes or (task.labels if task else ())
     known = task is not None or bool(table.classes)
+    numbered = {str(number): name for number, name in enumerate(names)}
 
     def read(cell: Any) -> Any:
         if isinstance(cell, float) and math.isnan(cell):
@@ -197,7 +202,7 @@ def _labels(table: Table, column: str, arguments: ClassificationArguments) -> li
             return None
         if isinstance(cell, float):
             return cell
-        return names[int(text)] if text.isdigit() and int(text) < len(names) else text
+        return numbered.get(text, text)
 
     return [read(cell) for cell in table.columns[column]]
 

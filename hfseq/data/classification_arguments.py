@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -127,4 +128,4 @@ class ClassificationArguments(TextArguments):
     def by_number(self) -> bool:
         """Whether a column is named by its number."""
         named = (self.sentence1_column, self.sentence2_column, self.label_column)
-        return any(name is not None and name.isdigit() for name in named)
+        return any(re.fullmatch(r"[0-9]{1,9}", name or "") for name in named)

@@ -67,6 +67,11 @@ def _score(label: Any, examples: Examples, row: int) -> float:
         value = float(label)
     except (TypeError, ValueError):
         value = float("nan")
+    if math.isfinite(value) and abs(value) > float(np.finfo(np.float32).max):
+        raise DataError(
+            f"{examples.place(row)}: the label {label!r} is beyond float32, in which models "
+            "compute; scale the labels"
+        )
     if not math.isfinite(value):
         raise DataError(
             f"{examples.place(row)}: the label {label!r} is no number, which regression needs; "
@@ -137,5 +142,5 @@ def _known_names(splits: LabelledSplits) -> list[str]:
 def sorted_names(labels: Iterable[str]) -> list[str]:
     """Return the distinct labels: whole numbers in their order, others by the alphabet."""
     names = set(labels)
-    numbers = all(re.fullmatch(r"[-+]?\d+", name) for name in names)
+    numbers = all(re.fullmatch(r"[-+]?\d{1,99}", name) for name in names)
     return sorted(names, key=(lambda name: (int(name), name)) if numbers else None)

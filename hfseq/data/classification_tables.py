@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -73,20 +74,25 @@ def _delimited(file: str, flag: str, separator: str, arguments: ClassificationAr
     quoted = separator == "," if arguments.quoting is None else arguments.quoting
     lines, rows = [], []
     for line, row in _cells(file, flag, separator, quoted):
-        if any(row):  # blank lines are nobody's example
-            lines.append(line)
-            rows.append(row)
-        if len(row) != len(rows[0]) and any(row):
+        if not any(row):  # blank lines are nobody's example
+            continue
+        lines.append(line)
+        rows.append(row)
+        if len(row) != len(rows[0]):
             hint = "--no_quoting" if quoted else "--quoting True"
             raise DataError(
                 f"{flag} {file}, line {line} has {len(row)} columns where the first line has "
                 f'{len(rows[0])}; {hint} reads " {"as any character" if quoted else "as quotes"}'
             )
+    if not rows:
+        raise DataError(f"{flag} {file} is empty; give a file with examples in it")
     cola = separator == "\t" and _is_cola(rows, arguments)
     if cola:
         names: tuple[str, ...] = COLA
     elif arguments.header is False or (arguments.header is None and arguments.by_number):
         names = tuple(map(str, range(len(rows[0]))))
+        if arguments.header is None:
+            _check_first(rows, arguments.label_column, f"{flag} {file}, line {lines[0]}")
     else:
         names, lines, rows = tuple(name.strip() for name in rows[0]), lines[1:], rows[1:]
     if len(set(names)) < len(names):
@@ -96,6 +102,27 @@ def _delimited(file: str, flag: str, separator: str, arguments: ClassificationAr
         )
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
     return Table(columns, f"{flag} {file}", lines, "cola" if cola else None)
+
+
+def _check_first(rows: list[list[str]], label: str | None, place: str) -> None:
+    """Refuse a first line whose label is no other line's: it may be a header or an example."""
+    number = column_number(label, len(rows[0]))
+    if number is None:
+        return
+    first, *others = (row[number].strip() for row in rows)
+    few = len(set(others)) <= len(others) / 2  # classes, not the numbers of a regression
+    if few and first not in others and re.search(r"[^\W\d]", first):
+        raise DataError(
+            f"{place} has the label '{first}', and no other line has: say whether it names the "
+            "columns (--header True) or is an example (--header False)"
+        )
+
+
+def column_number(name: str | None, count: int) -> int | None:
+    """Return which of ``count`` columns a flag means, where it gives a number of one."""
+    if name is None or not re.fullmatch(r"[0-9]{1,9}", name) or int(name) >= count:
+        return None
+    return int(name)
 
 
 def _cells(file: str, flag: str, separator: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
@@ -138,9 +165,10 @@ def _records(file: str, flag: str) -> Table:
             continue
         try:
             found = json.loads(line)
-        except json.JSONDecodeError as error:
-            where = f"line {error.lineno if whole else number}"
-            raise DataError(f"{flag} {file}, {where} is not valid JSON: {error.msg}") from error
+        except (ValueError, RecursionError) as error:  # numbers and nesting have limits, too
+            where = f"line {getattr(error, 'lineno', number) if whole else number}"
+            reason = getattr(error, "msg", error)
+            raise DataError(f"{flag} {file}, {where} is not valid JSON: {reason}") from error
         found = found if whole else [found]
         if not all(isinstance(record, dict) for record in found):
             raise DataError(f"{flag} {file}, line {number} is not a JSON object with named columns")
@@ -205,6 +233,12 @@ def choose_columns(
             f"{task.sentences[1]}), and {table.origin} has one: its columns are "
             f"{', '.join(names)}; give --sentence2_column"
         )
+    chosen = [name for name in (first, second, label) if name is not None]
+    if twice := next((name for name in chosen if chosen.count(name) > 1), None):
+        raise UsageError(
+            f"{table.origin}: the column '{twice}' is chosen for two of first sentence, second "
+            "sentence and label; look at --sentence1_column, --sentence2_column and --label_column"
+        )
     return first, second, label
 
 
@@ -213,8 +247,8 @@ def _asked(table: Table, flag: str, name: str | None, required: bool = True) -> 
     names = list(table.columns)
     if name is None or name in names:
         return name
-    if name.isdigit() and int(name) < len(names):
-        return names[int(name)]
+    if (number := column_number(name, len(names))) is not None:
+        return names[number]
     if not required:
         return None
     raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -19,7 +20,10 @@ class Session:
     """A model with the plan and the operands of one run; everything here is traced."""
 
     def __init__(self, model: Any, plan: Plan, operands: Operands):
-        self.model, self.plan, self.operands = model, plan, operands
+        self.plan, self.operands = plan, operands
+        # The collections are operands of the compiled search, not constants in it.
+        self.model = copy.copy(model)
+        self.model.extra = operands.extra
         self.rows_per_input = plan.options.rows_per_input
 
     def first_inputs(self) -> dict[str, Any]:
@@ -97,10 +101,7 @@ class Session:
 
     def _call(self, tokens: jax.Array, inputs: dict[str, Any]) -> Any:
         call = self.model.decode if self.plan.encoder_decoder else self.model
-        given = {"params": self.operands.params, "return_dict": True, **inputs}
-        if self.plan.encoder_decoder or not self.operands.extra:
-            return call(tokens, **given)
-        return call(tokens, **given, extra=self.operands.extra)[0]
+        return call(tokens, **{"params": self.operands.params, "return_dict": True, **inputs})
 
     def _expand(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Repeat the decoder's rows; what belongs to the encoder is shared by the beams."""

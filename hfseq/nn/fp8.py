@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import logging
 import re
@@ -42,6 +41,7 @@ SCALE, HISTORY = "_scale", "_amax_history"
 # Every Linear inside a numbered layer: projections and feed-forward blocks, no embeddings, no head.
 SITES = (r"(^|/)\d+/",)
 HISTORY_LENGTH = 1024
+PAYS_FROM = 1024
 # The largest value of a tensor below which all of it counts as zero: its scale, or the inverse of
 # that, would leave float32.
 SMALLEST = 2.0**-100
@@ -92,7 +92,7 @@ class Fp8Product(nnx.Module):
     def __call__(
         self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Dimensions, **ignored: Any
     ) -> jax.Array:
-        """Multiply (..., k) by a kernel of any rank over one of its axes, as ``lax.dot_general``."""
+        """Multiply (..., k) by a kernel of any rank over one axis, as ``lax.dot_general``."""
         state = {
             name + part: getattr(self, name + part)[...]
             for name in OPERANDS
@@ -248,22 +248,42 @@ def current() -> Precision:
     return Precision("fp8_current", jnp.bfloat16, lambda: current_product, SITES, fused=True)
 
 
+def advise(precision: Precision, width: int | None) -> None:
+    """Say where FP8 is not expected to save time: below ``PAYS_FROM`` features.
+
+    The number is an expectation from the cost of casts beside products, not a measurement.
+    """
+    wanted = precision.name in ("fp8_delayed", "fp8_current") and width and width < PAYS_FROM
+    if wanted and has_units():
+        logger.warning(
+            "%s with %d features a token: products this narrow are not expected to be faster in "
+            "FP8 than in bfloat16 (--precision bfloat16; docs/fp8.md, When it pays)",
+            precision.name, width,
+        )  # fmt: skip
+
+
 @functools.cache
 def warn_without_units() -> None:
     """Say once if the device has no FP8 units: numbers are right there, speed is not."""
+    if not has_units():
+        device = jax.devices()[0]
+        capability = getattr(device, "compute_capability", None)
+        logger.warning(
+            "FP8 on %s%s, which has no FP8 units that hfseq knows of: products are emulated, with "
+            "FP8's numbers but slower than bfloat16", device.device_kind,
+            f" (compute capability {capability})" if capability else "",
+        )  # fmt: skip
+
+
+def has_units() -> bool:
+    """Tell whether the device is an NVIDIA GPU of compute capability 8.9 or more."""
     device = jax.devices()[0]
     capability = str(getattr(device, "compute_capability", None) or "")
     numbers = re.fullmatch(r"(\d+)\.(\d+)", capability)  # NVIDIA's; ROCm has gfx942
-    if device.platform == "gpu" and numbers and tuple(map(int, numbers.groups())) >= (8, 9):
-        return
-    shown = f"{device.device_kind}" + (f" (compute capability {capability})" if capability else "")
-    logger.warning(
-        "FP8 on %s, which has no FP8 units that hfseq knows of: products are emulated, with FP8's "
-        "numbers but slower than bfloat16", shown,
-    )  # fmt: skip
+    return bool(numbers) and tuple(map(int, capability.split("."))) >= (8, 9)
 
 
 __all__ = [
-    "COLLECTION", "Fp8Param", "Fp8Product", "calibrating", "current", "current_product", "delayed",
-    "for_gradient", "from_gradient", "overwrite",
+    "COLLECTION", "Fp8Param", "Fp8Product", "advise", "calibrating", "current", "current_product",
+    "delayed", "for_gradient", "from_gradient", "has_units", "overwrite",
 ]  # fmt: skip

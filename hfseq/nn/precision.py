@@ -171,6 +171,14 @@ def choose_precision(
         raise UsageError(
             f"precision '{name}' takes no {', '.join(given)}: fp8_delayed does, or drop them"
         )
+    for site in sites:
+        try:
+            re.compile(site)
+        except re.error as error:
+            raise UsageError(
+                f"precision_sites: '{site}' is no regular expression ({error}); commas separate "
+                "them, so none can hold one"
+            ) from error
     made = recipe if isinstance(recipe, Precision) else recipe(**given)
     changes: dict[str, Any] = {"sites": tuple(sites)} if sites else {}
     if dtype is not None:

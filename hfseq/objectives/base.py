@@ -150,6 +150,10 @@ class Objective:
         """Return metrics that are no sums, from arrays with an entry for each row of the split."""
         return {}
 
+    def reported(self, split: str) -> set[str] | None:
+        """Return the names of all metrics of a split; None where that is not known beforehand."""
+        return None
+
     def save_predictions(self, rows: dict[str, np.ndarray], split: str, folder: Path) -> None:
         """Write what was predicted for the rows of a split into the run's ``folder``."""
 

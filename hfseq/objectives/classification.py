@@ -18,8 +18,9 @@ from hfseq.data.classification_glue import GLUE
 from hfseq.data.classification_labels import Labels, class_names, is_regression
 from hfseq.data.classification_rows import ExampleRows, words_in
 from hfseq.data.packing import Rows
+from hfseq.errors import UsageError
 from hfseq.labels import IGNORED
-from hfseq.metrics_classification import judge, load_metric
+from hfseq.metrics_classification import Metric, judge, load_metric
 from hfseq.objectives.base import Objective, cross_entropy
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Classification(Objective):
         self.sums = () if self.regression else ("correct",)  # type: ignore[misc]
         self.metric_names = self._metric_names()
         self.scores = [load_metric(name) for name in self.metric_names]
+        self._check_metrics()
         self.types = False
         self._numbers: dict[str, np.ndarray] = {}  # the labels of each split
 
@@ -64,6 +66,21 @@ class Classification(Objective):
         if self.regression:
             return NUMBERS
         return TWO_CLASSES if self.config.num_labels == 2 else MORE_CLASSES
+
+    def _check_metrics(self) -> None:
+        """Refuse metrics that the first evaluation would stumble over."""
+        own = [metric for metric in self.scores if isinstance(metric, Metric)]
+        for metric in own:
+            if self.regression and not metric.of_numbers:
+                raise UsageError(
+                    f"--metrics {metric.name} is of classes, and numbers are predicted here: give "
+                    f"{', '.join(NUMBERS)}, or --task_type classification"
+                )
+            if metric.name == "f1" and self.config.num_labels > 2:
+                raise UsageError(
+                    f"--metrics f1 is of two classes and there are {self.config.num_labels}: use "
+                    "f1_macro"
+                )
 
     @classmethod
     def make_tokenizer(cls, arguments: Any, folder: Path, plugins: Any) -> Any:
@@ -195,6 +212,14 @@ class Classification(Objective):
             scores = self._judge(outputs[own], labels[own], with_loss=True)
             found |= {f"{name}_{metric}": value for metric, value in scores.items()}
         return found
+
+    def reported(self, split: str) -> set[str] | None:
+        """Return the names of all metrics of a split; other libraries' metrics name their own."""
+        if not all(isinstance(metric, Metric) for metric in self.scores):
+            return None
+        names = {"loss", *self.metric_names}
+        found = names | set(() if self.regression else ("accuracy",))
+        return found | {f"{part}_{name}" for part in self.splits[split].parts for name in names}
 
     def _judge(
         self, outputs: np.ndarray, labels: np.ndarray, with_loss: bool = False

@@ -14,8 +14,10 @@ from typing import Any
 from hfseq.data.arguments import OBJECTIVES, DataArguments, TextArguments, option
 from hfseq.errors import UsageError, nearest
 from hfseq.flags import names, parse_flags
+from hfseq.training.process_arguments import ProcessArguments
 
 STRATEGIES = ("no", "steps", "epoch")
+TYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass
@@ -47,10 +49,25 @@ class ModelArguments:
         True, "Kept for old commands; tokenizers are always fast now."
     )
     dtype: str | None = option(
-        None, "Type of computation: float32, bfloat16 or float16 (old name of --precision)."
+        None,
+        "Type of computation: float32, bfloat16 or float16 (old name of --precision; beside an FP8 "
+        "recipe, the type of all that is not in FP8: bfloat16 by default).",
     )
     precision: str | None = option(
-        None, "Precision recipe; `hfseq plugins` lists them. float32 by default."
+        None,
+        "Precision recipe: float32 (default), bfloat16, float16, fp8_delayed, fp8_current, or a "
+        "plugin's; `hfseq plugins` lists them.",
+    )
+    precision_sites: str | None = option(
+        None,
+        "Where the recipe's products are used: regular expressions on the paths of Linears, "
+        r"separated by commas. FP8 by default in the layers, (^|/)\d+/ .",
+    )
+    fp8_amax_history_length: int | None = option(
+        None, "Steps whose largest value sets a scale of fp8_delayed (1024 by default)."
+    )
+    fp8_margin: int | None = option(
+        None, "Binary orders of headroom above that value (0 by default)."
     )
     param_dtype: str = option("float32", "Type of the parameters themselves: float32 or bfloat16.")
     token: str | None = option(None, "Hub token; better taken from HF_TOKEN or `hf auth login`.")
@@ -66,17 +83,34 @@ class ModelArguments:
     )
 
     def __post_init__(self) -> None:
-        if self.dtype and self.precision and self.dtype != self.precision:
+        plain = self.precision in TYPES
+        if self.dtype and plain and self.dtype != self.precision:
             raise UsageError(
                 f"--dtype {self.dtype} and --precision {self.precision} disagree: give one"
             )
         if self.param_dtype not in ("float32", "bfloat16"):
             raise UsageError(f"--param_dtype {self.param_dtype}: give float32 or bfloat16")
 
+        if self.dtype and self.dtype not in TYPES:
+            raise UsageError(
+                f"--dtype {self.dtype}: give {', '.join(TYPES)}{nearest(self.dtype, TYPES)}; "
+                "recipes have --precision"
+            )
+
     @property
     def recipe(self) -> str:
         """The name of the precision recipe."""
         return self.precision or self.dtype or "float32"
+
+    @property
+    def computed_in(self) -> str | None:
+        """The type of computation, where a recipe of another name leaves it open."""
+        return self.dtype if self.recipe not in TYPES else None
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The regular expressions of ``precision_sites``; none means the recipe's own."""
+        return tuple(filter(None, (self.precision_sites or "").split(",")))
 
 
 @dataclass
@@ -92,7 +126,9 @@ class TrainingArguments:
     do_train: bool = option(False, "Train. Without any --do_… the run trains and evaluates.")
     do_eval: bool = option(False, "Evaluate at the end (and during training, see --eval_strategy).")
     do_predict: bool = option(
-        False, "At the end judge the test split: its loss (clm), what is written (translation)."
+        False,
+        "At the end judge the test split: its loss (clm), what is written (translation), "
+        "or what is predicted (classification).",
     )
     per_device_train_batch_size: int = option(8, "Rows a data shard per micro-batch.")
     per_device_eval_batch_size: int = option(8, "Rows a data shard in evaluation.")
@@ -178,6 +214,12 @@ class TrainingArguments:
     device: str | None = option(None, "cpu, gpu (cuda) or tpu; asked for and absent is an error.")
     mesh: str | None = option(
         None, "Layout, e.g. data=2,fsdp=4 (axes data, fsdp, tensor, sequence)."
+    )
+    sequence_parallel: bool = option(
+        False, "Split hidden states between the blocks by length over tensor, too: less memory."
+    )
+    inspect_sharding: bool = option(
+        False, "Before the first step print what lies where and what the devices exchange."
     )
     on_non_finite: str = option("stop", "On a NaN or infinite loss: stop, or skip the step.")
     report_to: list[str] = dataclasses.field(
@@ -269,7 +311,7 @@ class TrainingArguments:
         ]  # fmt: skip
 
 
-PARTS = (ModelArguments, DataArguments, TrainingArguments)
+PARTS = (ModelArguments, DataArguments, TrainingArguments, ProcessArguments)
 
 
 @dataclass
@@ -280,9 +322,10 @@ class Arguments:
     data: TextArguments
     training: TrainingArguments
     command: str
+    processes: ProcessArguments = dataclasses.field(default_factory=ProcessArguments)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values without secrets, for logs and cards."""
+        """Return all values for logs and cards: without secrets, and alike in all processes."""
         merged: dict[str, Any] = {}
         for part in (self.model, self.data, self.training):
             merged |= dataclasses.asdict(part)
@@ -296,16 +339,17 @@ def parse(
 
     The flags of the data, and their defaults, are those of ``objective``.
     """
-    parts = (ModelArguments, OBJECTIVES.get(objective, DataArguments), TrainingArguments)
+    data_part = OBJECTIVES.get(objective, DataArguments)
+    parts = (ModelArguments, data_part, TrainingArguments, ProcessArguments)
     given = list(sys.argv[1:] if argv is None else argv)
     if given and given[0].endswith((".yaml", ".yml", ".json")):
         given = _from_file(Path(given[0]), names(parts)) + given[1:]
-    model, data, training = parse_flags(parts, given, description)
+    model, data, training, processes = parse_flags(parts, given, description)
     # A token on the command line must reach neither a log nor a card, however the flag was spelt.
     command = shlex.join(["python", Path(sys.argv[0]).name, *given])
     for secret in filter(None, (model.token, training.hub_token)):
         command = command.replace(secret, "***")
-    return Arguments(model, data, training, command)
+    return Arguments(model, data, training, command, processes)
 
 
 def _from_file(path: Path, known: set[str]) -> list[str]:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
 
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError
@@ -20,10 +21,11 @@ SMALLER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 
 
 def check_metric(loop: Loop) -> None:
-    """Refuse to choose by a number that evaluations of a part do not have.
+    """Refuse to choose by a number that there is not, or not in evaluations of a part.
 
     Raises:
-        UsageError: ``--metric_for_best_model`` is the perplexity per word of a part.
+        UsageError: ``--metric_for_best_model`` is the perplexity per word of a part, or nothing
+            that the objective reports.
     """
     training = loop.training
     name = training.metric_for_best_model.removeprefix("eval_")
@@ -34,6 +36,12 @@ def check_metric(loop: Loop) -> None:
             f"{len(loop.data.evaluation)} validation batches, whose words are not known, so "
             "--metric_for_best_model word_perplexity has no number: drop --max_eval_batches, or "
             "choose by loss"
+        )
+    known = None if loop.data.evaluation is None else loop.objective.reported("validation")
+    if known is not None and name not in known and not loop.model.statistics:
+        raise UsageError(
+            f"--metric_for_best_model {training.metric_for_best_model}: there is only "
+            f"{', '.join(f'eval_{metric}' for metric in sorted(known))}"
         )
 
 
@@ -50,7 +58,7 @@ def evaluate(loop: Loop, limit: int | None = None) -> dict[str, float]:
     """
     training, started = loop.training, time.perf_counter()
     whole = limit is None or limit >= len(loop.data.evaluation)
-    measured = _measure(loop, "validation", limit)
+    measured, _ = _measure(loop, "validation", limit)
     measured["eval_runtime"] = time.perf_counter() - started
     measured |= writing.write(loop, "validation")
     loop.report(measured, loop.progress.step)
@@ -67,36 +75,53 @@ def predict(loop: Loop) -> dict[str, float]:
     if loop.data.test is None:
         return writing.predict(loop)
     started = time.perf_counter()
-    measured = _measure(loop, "test", None)
+    measured, rows = _measure(loop, "test", None)
+    if jax.process_index() == 0:
+        loop.folder.mkdir(parents=True, exist_ok=True)
+        loop.objective.save_predictions(rows, "test", loop.folder)
     measured["predict_runtime"] = time.perf_counter() - started
     loop.report(measured, loop.progress.step)
     _print(loop, "Predict", measured)
     return measured
 
 
-def _measure(loop: Loop, split: str, limit: int | None) -> dict[str, float]:
-    """Sum over the batches of a split, at most ``limit``, and turn the sums into metrics."""
+def _measure(
+    loop: Loop, split: str, limit: int | None
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Sum over the batches of a split, at most ``limit``, and turn the sums into metrics.
+
+    Returns what the objective says of each row, too, in the order of the split.
+    """
     data = loop.data.evaluation if split == "validation" else loop.data.test
     totals: dict[str, float] = {}
+    parts: dict[str, list[np.ndarray]] = {}
     for step in range(len(data) if limit is None else min(limit, len(data))):
         # Masks belong to the row of the data set: every evaluation draws the same.
-        random = RowRandom(loop.training.seed, 0, data.indices(step)[0])
+        numbers, valid = data.indices(step)
+        random = RowRandom(loop.training.seed, 0, numbers)
         batch = loop.objective.collate(data.fetch(step), random, sharding.data_shards(loop.mesh))
         placed = setup.place_batch(batch, loop.mesh, 1)
-        sums = jax.device_get(loop.eval_step(loop.state["params"], loop.state["extra"], placed))
-        totals = {name: totals.get(name, 0.0) + float(value) for name, value in sums.items()}
+        found = jax.device_get(loop.eval_step(loop.state["params"], loop.state["extra"], placed))
+        for name in [name for name, value in found.items() if value.ndim]:
+            parts.setdefault(name, []).append(found.pop(name)[valid])
+        totals = {name: totals.get(name, 0.0) + float(value) for name, value in found.items()}
+    rows = {name: np.concatenate(part) for name, part in parts.items()}
     whole = limit is None or limit >= len(data)
     facts = loop.data.description[split]
     # The words of the whole text say nothing about a part of it; the bytes of a token do.
     known = ("words", "bytes", "tokens") if whole else ("bytes", "tokens")
     totals |= {name: facts[name] for name in known if name in facts}
     measured = loop.objective.metrics(totals) | reporting.extra_metrics(loop)
-    return {f"{writing.PREFIXES[split]}_{name}": value for name, value in measured.items()}
+    if rows:
+        measured |= loop.objective.row_metrics(rows, split)
+    prefix = writing.PREFIXES[split]
+    return {f"{prefix}_{name}": value for name, value in measured.items()}, rows
 
 
 def _print(loop: Loop, title: str, measured: dict[str, float]) -> None:
     if jax.process_index() == 0:
         shown = ", ".join(f"{k}: {v:.6g}" for k, v in measured.items() if not k.endswith("runtime"))
+        shown = shown or "no labels to judge by"
         print(f"{title}... ({loop.progress.step} | {shown})", flush=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import platform
 from importlib import metadata
@@ -132,7 +133,8 @@ def _average(loop: Loop, count: int) -> bool:
     """Replace the weights by the mean of the last checkpoints' (Vaswani et al., 2017, section 6.1).
 
     Statistics beside the weights are averaged with them: they describe these weights, not the
-    last. Sums are of float32, one checkpoint in memory at a time.
+    last. Of the collections that training overwrites (FP8 scales) the largest counts: a mean might
+    clip. Sums are of float32, one checkpoint in memory at a time.
     """
     steps = loop.checkpoints.steps()[-count:]
     if len(steps) < count:
@@ -143,14 +145,22 @@ def _average(loop: Loop, count: int) -> bool:
     if len(steps) < 2:
         return False
     add = jax.jit(lambda total, part: jax.tree.map(_add, total, part))
-    total = None
+    total: Any = None
+    largest: dict[str, Any] = {}
     for step in steps:
         restored = loop.checkpoints.restore(step, _abstract(loop))
-        part = {name: restored[name] for name in ("params", "extra")}
+        extra = dict(restored["extra"])
+        scales = {name: extra.pop(name) for name in loop.model.overwritten_extra}
+        largest = jax.tree.map(jnp.maximum, largest, scales) if largest else scales
+        part = {"params": restored["params"], "extra": extra}
         total = jax.tree.map(_widen, part) if total is None else add(total, part)
-    old = {name: loop.state[name] for name in ("params", "extra")}
+    old = {"params": loop.state["params"]}
+    old["extra"] = {
+        name: loop.state["extra"][name] for name in loop.state["extra"].keys() - largest
+    }
     mean = jax.jit(lambda sums, old: jax.tree.map(lambda a, b: _mean(a, b, len(steps)), sums, old))
-    loop.state = {**loop.state, **mean(total, old)}
+    new = mean(total, old)
+    loop.state = {**loop.state, "params": new["params"], "extra": new["extra"] | largest}
     logger.info("the mean of the weights of the steps %s is saved", ", ".join(map(str, steps)))
     return True
 
@@ -184,7 +194,9 @@ def write_results(loop: Loop) -> None:
         if found:
             path = loop.folder / f"{split}_results.json"
             temporary = path.with_suffix(".json.tmp")
-            temporary.write_text(json.dumps(found, indent=4, sort_keys=True) + "\n")
+            # JSON has no NaN, which a correlation with a constant is.
+            shown = {k: v if math.isfinite(v) else None for k, v in found.items()}
+            temporary.write_text(json.dumps(shown, indent=4, sort_keys=True) + "\n")
             os.replace(temporary, path)
 
 
@@ -256,7 +268,12 @@ def write_card(loop: Loop, curve: str) -> None:
     )
     log = loop.folder / "metrics.jsonl"
     if log.exists():
-        context = context.with_log(log, dataset=source)
+        own = {
+            split: getattr(arguments.data, f"{split}_file", None)
+            for split in ("validation", "test")
+        }
+        judged = {split: _file_names(files) for split, files in own.items() if files}
+        context = context.with_log(log, dataset=source, own=judged)
         context.duration_s = progress.seconds
     try:
         cards.write_model_card(loop.folder, context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import signal
 import sys
 import time
@@ -24,8 +25,10 @@ from hfseq.data.arguments import OBJECTIVES, convert  # noqa: E402
 from hfseq.errors import UsageError  # noqa: E402
 from hfseq.storage import Workspace, check_output_dir  # noqa: E402
 from hfseq.training import (  # noqa: E402
+    distributed,
     evaluation,
     finish,
+    inspect,
     reporting,
     resume,
     setup,
@@ -36,6 +39,7 @@ from hfseq.training import (  # noqa: E402
 from hfseq.training import state as states  # noqa: E402
 from hfseq.training.arguments import Arguments  # noqa: E402
 from hfseq.training.checkpoints import Checkpoints  # noqa: E402
+from hfseq.training.compilation import calibrate, compile_step  # noqa: E402
 from hfseq.training.devices import (  # noqa: E402
     Profiler,
     require_device,
@@ -67,6 +71,7 @@ class Loop:
         self.metrics: dict[str, float] = {}
         self._callbacks: list[tuple[Callback, int]] = []
         self.evaluated_step = -1
+        self.last_step: Any = None  # what the last training step measured
         self.written: Any = None  # the texts of the last evaluation that wrote some
         self.notes: dict[str, str] = {}
         self.restore_from: Checkpoints | None = None
@@ -78,30 +83,40 @@ class Loop:
 
     def run(self) -> dict[str, float]:
         """Train and evaluate as the flags say; returns the last metrics."""
+        with distributed.session(self.arguments.processes):
+            return self._run()
+
+    def _run(self) -> dict[str, float]:
         training = self.training
         # -- where: directory, devices, mesh
+        distributed.agree_on_flags(self.arguments, self.objective_name)
         plugins.load(extra=training.plugin)
         self.workspace = Workspace(training.output_dir)
-        self.workspace.pull()
         self.folder = self.workspace.path
-        self._check_folder()
+        with distributed.first() as leads:
+            if leads:
+                self.workspace.pull()
+                self._check_folder()
+        if training.do_train or self.workspace.is_remote:
+            distributed.check_shared(self.folder)
         require_device(training.device)
         use_compilation_cache(training.compilation_cache_dir)
         self.mesh = sharding.make_mesh(training.mesh, self.devices)
+        distributed.connect(self.mesh)
         # -- what: tokenizer, configuration, model, objective
         objective_class = plugins.load().objectives.get(self.objective_name)
         if training.do_predict and not objective_class.predicts:
             raise UsageError(
                 f"--do_predict: '{self.objective_name}' training has no test split to judge; "
-                "clm (its loss) and translation (what is written) have it"
+                "clm (its loss) and translation (what is written) have it, and classification"
             )
-        self.tokenizer = setup.load_tokenizer(self.arguments, objective_class, self.folder)
+        with distributed.first():  # the tokenizer may have to be made
+            self.tokenizer = setup.load_tokenizer(self.arguments, objective_class, self.folder)
         config = setup.load_config(self.arguments, self.tokenizer, objective_class)
         self.model = setup.build_model(self.arguments, config, objective_class.auto_class)
         self.objective = objective_class(self.arguments.data, self.tokenizer, config)
-        self.model.use_mesh(self.mesh)
+        self.layout = setup.lay_out(self.model, self.mesh, training.sequence_parallel)
         self.objective.prepare(self.model)
-        self.layout = setup.make_layout(self.model, self.mesh)
         # -- data: the global batch is fixed first
         self.checkpoints = Checkpoints(self.folder, training.save_total_limit)
         resume.read_progress(self)
@@ -118,12 +133,17 @@ class Loop:
             self.arguments, self.tokenizer, self.objective, self.objective.row_length(length),
             self.batch_size, eval_batch, self.windows,
         )  # fmt: skip
+        found = {"data": self.data.description, "step to go on from": self.restore_step}
+        distributed.agree(found, "give all of them the same files")
         self._check_sequence_axis(length)
         evaluation.check_metric(self)
         # -- state: restored, or initialised where it lies
         self._make_optimizer()
         self._make_state()
-        self.eval_step = jax.jit(states.make_eval_step(self.objective, self.model))
+        self.eval_step = jax.jit(
+            states.make_eval_step(self.objective, self.model),
+            out_shardings=jax.NamedSharding(self.mesh, jax.P()),  # every process reads all of it
+        )
         self.read_extra = jax.jit(self.model.extra_metrics)
         # -- go
         self.trackers = make_trackers(
@@ -173,12 +193,18 @@ class Loop:
         check_output_dir(self.folder, training.overwrite_output_dir)
 
     def _check_sequence_axis(self, length: int) -> None:
-        ways = self.mesh.shape["sequence"]
-        parts = {"row": length} | ({"window": self.windows.length} if self.windows else {})
+        axes = ["sequence", *(["tensor"] if self.training.sequence_parallel else [])]
+        ways = math.prod(self.mesh.shape[name] for name in axes)
+        flag = "--mesh " + ",".join(f"{name}={self.mesh.shape[name]}" for name in axes)
+        flag += " with --sequence_parallel" if len(axes) > 1 else ""
+        parts = {"row": length, "target row": self.objective.target_length(length)}
+        if self.windows:
+            parts["window"] = self.windows.length
         for name, tokens in parts.items():
             if tokens % ways:
                 raise UsageError(
-                    f"--mesh sequence={ways} does not divide the {tokens} tokens of a {name}"
+                    f"{flag} does not divide the {tokens} tokens of a {name}: give a length that "
+                    f"is a multiple of {ways}, or another mesh"
                 )
 
     def _batch_size(self) -> tuple[int, int]:
@@ -223,7 +249,7 @@ class Loop:
 
     def _make_state(self) -> None:
         """Initialise or restore the state; parameters and moments never lie whole on one host."""
-        training, memory = self.training, self._memory()
+        training, memory = self.training, self.memory()
         names = tuple(sorted({"loss", "count", *self.objective.sums}))
 
         def build(params: Any, extra: Any) -> Any:
@@ -259,7 +285,8 @@ class Loop:
         self.state = self.restore_from.restore(self.restore_step, target)
         logger.info("resumed from step %d of %s", self.restore_step, training.output_dir)
 
-    def _memory(self) -> windows.Memory | None:
+    def memory(self) -> windows.Memory | None:
+        """Return how what the model knows of earlier windows is carried, if it is."""
         if self.windows is None:
             return None
         count, stacked = self.windows.count, self.model.stacked_prefixes
@@ -271,24 +298,11 @@ class Loop:
         training, progress = self.training, self.progress
         feed = Feed(self.data.train, self.objective, self.mesh, self.micro, training.seed)
         feed.restore(progress.stream)
-        step = states.make_step(
-            self.objective,
-            self.model,
-            self.optimizer,
-            training.seed,
-            training.on_non_finite == "skip",
-            self._memory(),
-        )
-        compiled = jax.jit(
-            step,
-            donate_argnums=0,
-            out_shardings=(self.state_shardings, None),
-            in_shardings=(self.state_shardings, None),
-        )
+        compiled = compile_step(self)
         self.meter = throughput.make_meter(
             self.model, self.objective, self.data, self.batch_size, length
         )
-        profiler = Profiler(training.profile, self.folder)
+        profiler = Profiler(training.profile if not jax.process_index() else None, self.folder)
         started, before = time.perf_counter(), progress.seconds
         # Collectives of two steps at once can deadlock on a CPU.
         blocking = jax.default_backend() == "cpu"
@@ -298,6 +312,10 @@ class Loop:
                 contextlib.closing(feed.batches(progress.step, self.total_steps))
             )
             for number, batch, count, position in batches:
+                if not progress.step:
+                    calibrate(self, batch)
+                if training.inspect_sharding and self.last_step is None:
+                    inspect.report(self, compiled, batch)
                 profiler.at(number)
                 self.state, now = compiled(self.state, batch)
                 if blocking:
@@ -308,7 +326,7 @@ class Loop:
                 progress.seconds = before + time.perf_counter() - started
                 bar.update(1)
                 self._after_step(bar)
-                if self.stop.received:
+                if self.stop.after(progress.step):
                     break
         profiler.close()
         self._save()

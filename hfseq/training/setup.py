@@ -20,6 +20,7 @@ from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.data.windows import StreamBatches, WindowBatches
 from hfseq.errors import CheckpointError, UsageError, nearest
+from hfseq.nn import fp8
 from hfseq.nn.precision import choose_precision
 from hfseq.resolve import native_config
 from hfseq.training import sharding
@@ -152,6 +153,7 @@ def build_model(arguments: Arguments, config: Any, task: str) -> Any:
         attn_implementation=model.attn_implementation,
         **told,
     )
+    fp8.advise(made.precision, getattr(config, "hidden_size", None))
     if source:  # what a fine-tuned model inherits: tokens it must not write, its longest output
         made.load_generation_config(source, **_hub_options(arguments))
     return made

@@ -151,12 +151,28 @@ def test_test_examples_need_no_label(write):
         (["yes", ""], False, "a.tsv, line 3 has no label"),
         (["0.5", "much"], True, "line 3: the label 'much' is no number, which regression needs"),
         (["0.5", "inf"], True, "line 3: the label 'inf' is no number"),
+        (["0.5", "1e300"], True, "line 3: the label '1e300' is beyond float32"),
     ],
 )
 def test_a_label_that_cannot_be_learnt_is_named_with_its_line(write, labels, regression, message):
     examples = load(validation_file=[write("a.tsv", labels)])["validation"]
     with pytest.raises(DataError, match=message):
         Labels(None if regression else ["no", "yes"]).numbers(examples, "validation")
+
+
+def test_half_a_character_is_no_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a", "label": 1}\n{"text": "b \\ud800", "label": 0}\n')
+    with pytest.raises(DataError, match=r"line 2 has 'b \\ud800', which is no text"):
+        load(train_file=[str(path)])
+
+
+def test_numbers_of_any_length_and_script_are_classes(write):
+    labels = ["9" * 5000, "²", "10", "9"]
+    splits = load(train_file=[write("a.tsv", labels)])
+    assert class_names(splits, fresh()) == sorted(labels)
+    task = load(train_file=[write("b.tsv", ["²", "9" * 5000, "1"])], task_name="sst2")
+    assert task["train"].labels == ["²", "9" * 5000, "positive"]
 
 
 def test_one_class_alone_teaches_nothing(write):

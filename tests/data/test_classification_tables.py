@@ -58,6 +58,38 @@ def test_numbers_name_columns_of_a_header_too(tmp_path):
     assert columns(table, label_column="0", sentence1_column="1") == ("body", None, "kind")
 
 
+def test_blank_lines_are_no_examples_and_no_header(tmp_path):
+    for quoting in (False, True):
+        table = read(tmp_path / "a.tsv", "\n\nlabel\tsentence\n\n1\ta\n", quoting=quoting)
+        assert table.columns == {"label": ["1"], "sentence": ["a"]} and table.lines == [5]
+
+
+def test_a_first_line_that_may_be_a_header_is_asked_about(tmp_path):
+    text = "kind\tbody\ngood\ta\nbad\tb\ngood\tc\nbad\td\n"
+    numbers = {"label_column": "0", "sentence1_column": "1"}
+    with pytest.raises(DataError, match=r"line 1 has the label 'kind', .*--header True.*False"):
+        read(tmp_path / "a.tsv", text, **numbers)
+    assert read(tmp_path / "a.tsv", text, header=False, **numbers).columns["0"][0] == "kind"
+    assert read(tmp_path / "a.tsv", text, header=True, **numbers).columns["kind"][0] == "good"
+    # A class that others have too, and the numbers of a regression, are examples.
+    for line in ("good\tx", "7\tx"):
+        assert len(read(tmp_path / "b.tsv", text.replace("kind\tbody", line), **numbers)) == 5
+
+
+@pytest.mark.parametrize("name", ["²", "9" * 5000])
+def test_only_numbers_of_columns_are_numbers(tmp_path, name):
+    table = read(tmp_path / "a.tsv", "label\tsentence\n1\ta\n", sentence1_column=name)
+    with pytest.raises(DataError, match="has no such column but label, sentence"):
+        columns(table, sentence1_column=name)
+
+
+def test_a_column_is_one_thing_alone(tmp_path):
+    table = read(tmp_path / "a.tsv", "label\ta\tb\n1\tx\ty\n")
+    for flags in ({"sentence2_column": "a"}, {"label_column": "a"}):
+        with pytest.raises(UsageError, match="'a' is chosen for two of"):
+            columns(table, sentence1_column="a", **flags)
+
+
 def test_colas_own_files_are_recognised(tmp_path):
     table = read(tmp_path / "in_domain_train.tsv", COLA)
     assert table.task == "cola" and table.lines == [1, 2]
@@ -94,12 +126,15 @@ def test_parquet_is_read(tmp_path):
     ("name", "text", "message"),
     [
         ("a.tsv", "", "is empty"),
+        ("a.tsv", "\n" * 9000, "is empty"),
         ("a.tsv", "label\tsentence\n", "has a header and no examples"),
         ("a.tsv", "label\tsentence\n1\ta\tb\n", r"line 2 has 3 columns where .* has 2; --quoting"),
         ("a.csv", "label,sentence\n1,a,b\n", "line 2 has 3 columns .* --no_quoting"),
         ("a.tsv", "1\t1\n0\tb\n", "two columns have one name .* --header False"),
         ("a.txt", "text", r"extension '.txt' is not known .* use .tsv"),
         ("a.jsonl", '{"label": 1}\n{"label": 1,\n', "line 2 is not valid JSON"),
+        ("a.jsonl", '{"label": %s}\n' % ("9" * 5000), "line 1 is not valid JSON: Exceeds"),
+        ("a.json", "[" * 100000, "line 1 is not valid JSON: maximum recursion"),
         ("a.jsonl", '"words"\n', "line 1 is not a JSON object"),
         ("a.tsv", b"label\tsentence\n1\tbl\xe5\n", "is not UTF-8: byte 0xe5"),
         ("a.tsv", b"label\tsentence\0", "is binary"),

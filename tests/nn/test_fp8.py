@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -10,6 +12,7 @@ import pytest
 from flax import nnx
 
 from hfseq.nn import fp8
+from hfseq.nn.precision import choose_precision
 from hfseq.nn.stack import Options, options
 from tests.support.models import close
 
@@ -157,6 +160,30 @@ def test_not_a_number_is_not_hidden_by_the_cast():
     assert np.isnan(fp8.current_product(x, random(8, 4), MATRIX)[0]).all()
 
 
+def test_an_overflow_is_not_hidden_by_clipping():
+    """An infinity, as float16 makes them of gradients under a loss scale, stays to be seen."""
+    x, w = random(4, 8), random(8, 4, seed=1)
+    y = fp8.current_product(x.at[0, 0].set(jnp.inf), w, MATRIX)
+    assert np.isnan(y[0]).all() and np.isfinite(y[1:]).all()
+    module = fp8.Fp8Product(4)
+    g = random(4, 4, seed=2).at[1, 1].set(jnp.inf)
+    *_, dx, dw, after = run(module, x, w, g)
+    assert np.isnan(dx[1]).all() and np.isnan(dw[:, 1]).all()
+    assert np.isfinite(after["output_grad_amax_history"][...]).all()
+
+
+@pytest.mark.parametrize("size", [1e-29, 1e-33, 1e-36, 1e-38])
+def test_vanishing_gradients_are_no_division_by_zero(size):
+    """The inverse of their scale is beyond float32: they count as zero, beside true zeros."""
+    x, w = random(4, 8), random(8, 4, seed=1)
+    g = size * random(4, 4, seed=2).at[0].set(0.0)
+    for product in (fp8.current_product, fp8.Fp8Product(4)):
+        with fp8.calibrating():
+            dx, dw = jax.grad(lambda x, w, f=product: (f(x, w, MATRIX) * g).sum(), (0, 1))(x, w)
+        assert np.isfinite(dx).all() and np.isfinite(dw).all()
+        assert (np.asarray(dw) != 0).any() == (size > 1e-30)
+
+
 def test_an_operation_used_twice_keeps_the_maximum():
     module = fp8.Fp8Product(4)
     graph, state = nnx.split(module)
@@ -208,9 +235,28 @@ def test_a_warning_says_that_products_are_emulated(messages):
     assert messages().count("no FP8 units") == 1
 
 
-@pytest.mark.parametrize("options", [{"amax_history_length": 0}, {"margin": -1}])
+@pytest.mark.parametrize("options", [{"amax_history_length": 0}, {"margin": -1}, {"margin": 17}])
 def test_impossible_histories_and_margins_are_refused(options):
     from hfseq.errors import UsageError
 
     with pytest.raises(UsageError, match="must be 1 or more"):
         fp8.delayed(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "said"),
+    [("fp8_delayed", 512, True), ("fp8_current", 4096, False), ("bfloat16", 512, False)],
+)
+def test_narrow_models_are_told_that_fp8_does_not_pay(messages, monkeypatch, name, width, said):
+    monkeypatch.setattr(fp8, "has_units", lambda: True)
+    fp8.advise(choose_precision(name), width)
+    assert ("not expected to be faster in FP8" in messages()) == said
+
+
+@pytest.mark.parametrize(
+    ("capability", "there"), [("9.0", True), ("8.9", True), ("8.6", False), ("gfx942", False)]
+)
+def test_units_are_known_by_their_compute_capability(monkeypatch, capability, there):
+    device = SimpleNamespace(platform="gpu", compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert fp8.has_units() == there

@@ -127,3 +127,8 @@ def test_options_that_a_recipe_does_not_have_are_refused(name):
 def test_an_unknown_recipe_is_named_with_the_nearest():
     with pytest.raises(UsageError, match=r"fp8_delaid.*fp8_delayed"):
         choose_precision("fp8_delaid")
+
+
+def test_sites_that_are_no_expressions_are_refused():
+    with pytest.raises(UsageError, match=r"'\(' is no regular expression"):
+        choose_precision("float32", sites=("(",))

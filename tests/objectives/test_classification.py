@@ -250,3 +250,21 @@ def test_a_batch_has_the_shapes_the_step_needs(made):
     batch = batch_of(objective, rows, 4)
     assert batch["labels"].shape == (4,) and batch["labels"].dtype == np.int32
     assert {len(array) for array in batch.values()} == {4}
+
+
+@pytest.mark.parametrize(
+    ("values", "metric", "message"),
+    [
+        ([0.5, 1.5, 2.5], "accuracy", "accuracy is of classes, and numbers are predicted"),
+        (["x", "y", "z"], "f1", "f1 is of two classes and there are 3: use f1_macro"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_refused_before_training(made, values, metric, message):
+    with pytest.raises(UsageError, match=message):
+        made(scored(values), metrics=[metric])
+
+
+def test_what_is_reported_is_known_beforehand(made):
+    names = {"loss", "accuracy", "f1", "matthews_correlation"}
+    assert made(pairs())[0].reported("validation") == names
+    assert made(scored([0.5, 1.5]))[0].reported("validation") == {"loss", "pearson", "spearmanr"}

@@ -24,7 +24,7 @@ def loop_with(**training):
 
 
 def evaluate(monkeypatch, loop, limit=None):
-    monkeypatch.setattr(evaluation, "_measure", lambda *_: {"eval_loss": 2.0})
+    monkeypatch.setattr(evaluation, "_measure", lambda *_: ({"eval_loss": 2.0}, {}))
     monkeypatch.setattr(evaluation.writing, "write", lambda *_: {})
     evaluation.evaluate(loop, limit)
     return loop.progress.best_metric

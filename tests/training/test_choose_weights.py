@@ -72,3 +72,15 @@ def test_the_best_weights_are_what_the_results_tell_of(train):
 def test_averages_that_cannot_be_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
         TrainingArguments(**{"output_dir": "x", "average_checkpoints": 2} | changes)
+
+
+def test_of_scales_the_largest_counts_not_the_mean(train):
+    loop = train(
+        save_steps=1, max_steps=2, average_checkpoints=2, precision="fp8_delayed",
+        fp8_amax_history_length=4, do_train=True,
+    )  # fmt: skip
+    parts = [
+        trees.flatten(loop.checkpoints.restore(step, _abstract(loop))["extra"]) for step in (1, 2)
+    ]
+    for path, leaf in trees.flatten(loop.state["extra"]).items():
+        assert np.array_equal(leaf, np.maximum(parts[0][path], parts[1][path])), path

@@ -191,6 +191,19 @@ def test_numbers_are_learnt_and_correlate(classify, folder):
     assert loop.metrics["eval_pearson"] > 0.8 and loop.metrics["eval_loss"] < 1
     assert "train_accuracy" not in loop.metrics
     assert loop.progress.best_metric == pytest.approx(loop.metrics["eval_spearmanr"])
+    assert "| loss | " in (card := (loop.folder / "README.md").read_text())
+    assert f"{folder.name}/in_dev.jsonl | validation |" in card
+
+
+def test_a_score_that_is_no_number_is_null_in_the_results(classify, folder, tmp_path):
+    file = tmp_path / "constant.jsonl"
+    file.write_text("".join(json.dumps({"text": f"the cat {i}", "label": 2.5}) + "\n"
+                            for i in range(3)))  # fmt: skip
+    loop = classify(**pairs(folder, sentence2_column=None) | {
+        "train_file": file, "validation_file": file, "sentence1_column": "text", "max_steps": 1,
+    })  # fmt: skip
+    found = (loop.folder / "eval_results.json").read_text()
+    assert json.loads(found, parse_constant=pytest.fail)["eval_pearson"] is None
 
 
 def test_an_evaluation_alone_takes_classes_and_words_from_the_model(classify, folder):
@@ -233,7 +246,8 @@ def test_batches_of_other_widths_compile_four_times_at_most(classify):
         ({"model_type": "gpt2", "config_overrides": None, "tokenizer_name": "roberta"}, UsageError,
          "'gpt2' has no class ForSequenceClassification"),
         ({"task_name": "rte"}, UsageError, "no column 'label' .*--label_column NAME"),
-        ({"metric_for_best_model": "f1"}, UsageError, "metric_for_best_model eval_f1"),
+        ({"metric_for_best_model": "f1"}, UsageError,
+         "metric_for_best_model f1: there is only eval_accuracy, eval_in_dev_accuracy"),
         ({"max_seq_length": 500}, UsageError, "longer than the position table"),
         ({"do_train": True, "do_predict": True}, UsageError, "no test split: give --test_file"),
         ({"tokenizer_name": None}, UsageError, "no tokenizer: give --tokenizer_name"),

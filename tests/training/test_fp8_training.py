@@ -106,10 +106,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"precision": "bfloat16"}, {"precision": "fp8_delayed"}], ids=lambda c: c["precision"]
+    "change",
+    [{"precision": "bfloat16"}, {"precision": "fp8_delayed"}],
+    ids=lambda c: c["precision"],
 )
 def test_a_run_cannot_change_its_collections_on_the_way(train, change):
-    """Another recipe, or another length of history: the error says how to begin from the weights."""
+    """Another recipe or length of history is refused; the error says how to go on."""
     train(devices=1, max_steps=2, **RECIPE)
     with pytest.raises(UsageError, match=r"--precision fp8_delayed.*--model_name_or_path"):
         train(devices=1, max_steps=4, do_train=True, **change)

@@ -19,7 +19,7 @@ class Tokenizer(SimpleNamespace):
 TOKENIZER = Tokenizer(pad_token_id=0, bos_token_id=None, eos_token_id=1)
 NAMES = [
     (kind, preset)
-    for kind in ("vq_transformer", "wmt_transformer")
+    for kind in ("fp8_encoder", "vq_transformer", "wmt_transformer")
     for preset in plugins.load().architectures.get(kind).load_config().presets
 ]
 

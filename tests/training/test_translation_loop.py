@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import types
 
+import jax
 import numpy as np
 import pytest
 
 from hfseq.data import pair_vocabulary
+from hfseq.generation import mixin
 from hfseq.training import throughput
+from tests.support.models import same
 from tests.training.test_loop import stop_at
 
 WMT = (
@@ -95,3 +98,23 @@ def test_the_flops_of_pairs_are_those_of_their_own_lengths():
     attention = 12 * 8 * (2 * squares[0] + 3 * (squares[1] / 2 + products))
     found = throughput.pair_flops(model, PairSums(s, t, *squares, products))
     assert found == matrices + attention
+
+
+def test_a_model_in_fp8_writes_with_the_scales_of_its_training(train, monkeypatch):
+    """What is written in FP8 is written with the state's scales, and the model keeps none of it."""
+    held = []
+    prepare = mixin.make_request
+
+    def noted(model, *given, **options):
+        held.append(model.extra)
+        return prepare(model, *given, **options)
+
+    monkeypatch.setattr(mixin, "make_request", noted)
+    loop = train(
+        "fp8", 1, "translation", **OPTIONS | {"save_steps": None}, eval_steps=2, max_steps=2,
+        predict_with_generate=True, do_train=True, do_eval=True, num_beams=2, max_new_tokens=6,
+        max_generate_samples=3, precision="fp8_delayed", fp8_amax_history_length=4,
+    )  # fmt: skip
+    assert "eval_bleu" in loop.metrics
+    assert same(jax.device_get(held[-1]), jax.device_get(loop.state["extra"]))
+    assert loop.model.extra == {}
