@@ -199,3 +199,19 @@ def test_masked_lm_training_learns_and_saves_the_stock_class(model_type, recipe,
         # What the last step saw is the newest entry of each history.
         assert all(float(state[f"{n}_amax_history"][0]) > 0 for n in ("input", "output_grad"))
         assert float(state["kernel_scale"][0]) != 1.0
+
+
+def test_another_head_has_no_use_for_the_state_of_the_flattened_one(tmp_path):
+    """The base model's scales are taken; those of a head that is not there are left, as weights."""
+    model = fp8(FlaxFp8EncoderForSequenceClassification, **FLAT)
+    model.extra = measured(model)
+    model.save_pretrained(tmp_path)
+    for cls in (FlaxFp8EncoderModel, FlaxFp8EncoderForMaskedLM):
+        other = cls.from_pretrained(tmp_path, precision="fp8_delayed")
+        own = {
+            p[p.index("encoder") :]: x for p, x in trees.flatten(other.extra["fp8_params"]).items()
+        }
+        for path, leaf in trees.flatten(model.extra["fp8_params"]).items():
+            if "encoder" in path:
+                assert np.array_equal(own.pop(path[path.index("encoder") :]), leaf)
+        assert not own

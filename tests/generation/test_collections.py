@@ -1,0 +1,58 @@
+"""Generation with collections beside the parameters: operands of the search, as parameters are."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from hfseq import plugins
+from hfseq.errors import UsageError
+from hfseq.nn.fp8 import delayed
+from tests.support import models as tiny
+
+
+def pair(family, head, **options):
+    """A model in FP8, and one of the same structure that holds nothing."""
+    spec = plugins.load().architectures.get(family)
+    config = getattr(tiny, f"{family}_config")()
+    return [
+        spec.load_head(head)(config, precision=delayed(4), _do_init=held, **options)
+        for held in (True, False)
+    ]
+
+
+def written(model, beams, **options):
+    found = model.generate(
+        tiny.ids(), num_beams=beams, max_new_tokens=5, min_new_tokens=5,
+        return_dict_in_generate=True, output_scores=True, **options,
+    )  # fmt: skip
+    return np.asarray(found.sequences)
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "beams"),
+    [("gpt2", "ForCausalLM", 1), ("t5", "ForSeq2SeqLM", 3), ("bart", "ForSeq2SeqLM", 3)],
+)
+def test_a_model_that_holds_none_writes_with_those_that_are_passed(family, head, beams):
+    model, bare = pair(family, head)
+    due = written(model, beams)
+    given = {"params": model.params, "extra": model.extra}
+    assert np.array_equal(written(bare, beams, **given), due)
+    assert bare.extra == {}
+    with pytest.raises(UsageError, match="fp8_params"):
+        written(bare, beams, params=model.params)
+
+
+def test_compiled_searches_keep_no_collection():
+    """Scales that round everything to zero are seen by a program that was compiled with others."""
+    model, bare = pair("t5", "ForSeq2SeqLM", scan_layers=True)
+    # Larger weights, so that layers matter.
+    params = jax.tree.map(lambda x: 20 * x, model.params)
+    coarse = jax.tree.map(lambda x: x + 1e6, model.extra)
+    due = written(model, 1, params=params)
+    changed = written(model, 1, params=params, extra=coarse)
+    assert not np.array_equal(due, changed)
+    model.extra = coarse
+    assert np.array_equal(written(model, 1, params=params), changed)
+    assert np.array_equal(written(bare, 1, params=params, extra=coarse), changed)
