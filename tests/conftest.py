@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.slow import is_slow
+
 CACHE = os.environ.get("HFSEQ_TEST_CACHE") or f"{tempfile.gettempdir()}/hfseq-tests-{os.getuid()}"
 DEVICES = "--xla_force_host_platform_device_count=8"
 
@@ -38,6 +40,9 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out slow tests unless ``-m`` or the command line asks for one by name."""
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
     if config.option.markexpr or any("::" in argument for argument in config.args):
         return
     slow = [item for item in items if "slow" in item.keywords]

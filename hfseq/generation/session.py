@@ -21,9 +21,11 @@ class Session:
 
     def __init__(self, model: Any, plan: Plan, operands: Operands):
         self.plan, self.operands = plan, operands
-        # The collections are operands of the compiled search, not constants in it.
-        self.model = copy.copy(model)
-        self.model.extra = operands.extra
+        self.model = model
+        if operands.extra:
+            # The collections are operands of the compiled search, not constants in it.
+            self.model = copy.copy(model)
+            self.model.extra = operands.extra
         self.rows_per_input = plan.options.rows_per_input
 
     def first_inputs(self) -> dict[str, Any]:

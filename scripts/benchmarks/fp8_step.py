@@ -86,7 +86,8 @@ def subject(name: str) -> str:
     if head is None:
         raise ValueError(f"{name} has none of {', '.join(TASKS)}")
     # The mask is the last id of the vocabulary, whatever its size.
-    models.SUBJECTS[name] = models.Subject(name, "", head, (), 0, 0, mask_id=10**9)
+    made = models.Subject(name, "", head, (), 0, 0, mask_id=10**9)
+    models.SUBJECTS.setdefault(name, made)
     return head
 
 

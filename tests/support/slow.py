@@ -1,0 +1,30 @@
+"""Parametrised cases that are slow and whose ground another case of the same test covers.
+
+They are marked ``slow`` here, where the list can be read at a glance: the default suite has to end
+within 25 minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import re
+
+CASES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # The page of BERT, and all pages that are not of a family, stay.
+        r"test_docs_examples\.py::test_the_examples_of.*\[docs/families/(?!bert\.md)",
+        r"plugins/test_bert\.py::test_battery\[For(MultipleChoice|NextSentence|Question|Token|Pre)",
+        r"plugins/test_bart\.py::test_battery\[(Model|ForQuestion|ForSequenceClass)",
+        r"plugins/test_t5\.py::test_battery(\[Model|_of_v1_1)",
+        r"test_vq_bad_input\.py::test_(states_of_another_head|presets_have_the_number)",
+        r"test_fp8_training\.py::test_the_state_is.*\[.*(data=8|sequence=2|True1)",
+        r"test_classification_loop\.py::test_neither_devices.*\[(data=4|data=2,tensor=2)\]",
+        r"test_loop\.py::test_losses_are_those_of_one_device_on_every_mesh\[data=2,fsdp=4\]",
+        r"test_objectives\.py::test_neither_devices.*\[data=2-4-(span_mlm|denoising|translation)\]",
+    )
+)
+
+
+def is_slow(case: str) -> bool:
+    """Tell whether the test with this id is on the list."""
+    return any(pattern.search(case) for pattern in CASES)
