@@ -129,7 +129,9 @@ def test_the_active_environment_is_used_and_installed_into_once(checkout):
     calls = (checkout / "calls").read_text().splitlines()
     assert [call.split()[1] for call in calls] == ["pip", "pytest", "pytest"]
     assert calls[0].endswith("--editable .[test]")
-    assert [call.split()[2:] for call in calls[1:]] == [["-k", "one"], ["tests/data"]]
+    workers = ["-n", "auto", "--dist", "loadfile"]
+    given = [call.split()[2:] for call in calls[1:]]
+    assert given == [[*workers, "-k", "one"], [*workers, "tests/data"]]
     assert not (checkout / ".venv").exists()
 
 

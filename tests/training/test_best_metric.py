@@ -20,6 +20,7 @@ def loop_with(**training):
         training=SimpleNamespace(**(options | training)), progress=Progress(step=1),
         data=SimpleNamespace(evaluation=[0] * 3), evaluated_step=-1, metrics={},
         report=lambda measured, step: None,
+        objective=SimpleNamespace(reported=lambda split: None),
     )  # fmt: skip
 
 
