@@ -80,24 +80,27 @@ class FusedPart(nnx.Module):
         return {name: y[..., place, :] for place, name in enumerate(self.names)}
 
 
-def fuse(module: nnx.Module, matches: Callable[[str], bool], plain: Any) -> None:
+def fuse(module: nnx.Module, matches: Callable[[str], bool]) -> set[str]:
     """Make one product of each group of projections that :func:`groups` finds.
 
-    Its operation is that of the first, and the others get ``plain``, which has no state.
+    Returns the places of the Linears whose product another one's operation computes.
     """
-    for parent, names in list(groups(module, matches)):
+    served = set()
+    for place, parent, names in list(groups(module, matches)):
         pending = _Pending()
         for name in names:
-            linear = getattr(parent, name)
-            linear.fused = nnx.data(FusedPart(parent, names, name, pending))
-            if name != names[0]:
-                linear.dot_general = nnx.static(plain)  # data before: it had a state
+            getattr(parent, name).fused = nnx.data(FusedPart(parent, names, name, pending))
+        served |= {f"{place}/{name}" for name in names[1:]}
+    return served
 
 
 def groups(
     module: nnx.Module, matches: Callable[[str], bool]
-) -> Iterator[tuple[nnx.Module, tuple[str, ...]]]:
-    """Find the projections to fuse: siblings of one shape that ``matches`` picks by their paths."""
+) -> Iterator[tuple[str, nnx.Module, tuple[str, ...]]]:
+    """Find the projections to fuse: siblings of one shape that ``matches`` picks by their paths.
+
+    Yields the place of their parent, the parent, and their names.
+    """
     for path, parent in nnx.iter_graph(module):
         if not isinstance(parent, nnx.Module):
             continue
@@ -107,7 +110,7 @@ def groups(
             # With fewer heads of keys and values than of queries these two are still alike.
             for found in (chosen, names[1:]):
                 if _alike(parent, found) and all(matches(f"{place}/{name}") for name in found):
-                    yield parent, found
+                    yield place, parent, found
                     break
 
 

@@ -217,12 +217,11 @@ def apply_precision(module: nnx.Module, precision: Precision, sites: tuple[str, 
             f"precision '{precision.name}': no Linear matches {', '.join(recipe.sites)}; this "
             f"model has {', '.join(linears[:8])}{' ...' if len(linears) > 8 else ''}"
         )
+    served = fused.fuse(module, chosen.__contains__) if precision.fused else set()
     for place, layer in products.items():
-        if place in chosen:
-            operation = make()
-            stateful = isinstance(operation, nnx.Module)
-            layer.dot_general = nnx.data(operation) if stateful else operation
-        else:
+        if place not in chosen or place in served:
             layer.dot_general = low_precision_dot_general
-    if precision.fused:
-        fused.fuse(module, chosen.__contains__, low_precision_dot_general)
+            continue
+        operation = make()
+        stateful = isinstance(operation, nnx.Module)
+        layer.dot_general = nnx.data(operation) if stateful else operation

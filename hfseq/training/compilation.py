@@ -23,10 +23,10 @@ def compile_step(loop: Loop) -> Any:
 def calibrate(loop: Loop, batch: Any) -> None:
     """Measure what the model's products need to know of ``batch`` before its first step (FP8).
 
-    A forward and a backward pass of which nothing else is kept; models without such collections,
-    and runs that go on, need none.
+    A forward and a backward pass of which nothing else is kept; models without such collections
+    need none.
     """
-    if not loop.model.overwritten_extra or loop.progress.step:
+    if not loop.model.overwritten_extra:
         return
     logger.info("measuring the FP8 scales on the first batch")
     loop.state, _ = _compiled(loop, calibrate=True)(loop.state, batch)

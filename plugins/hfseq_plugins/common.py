@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from hfseq.errors import UsageError, nearest
@@ -28,6 +28,17 @@ class Presets:
                 f"no preset '{name}'{nearest(name, list(cls.presets))} (known: {known})"
             )
         return cls(**{**cls.presets[name], **changes})
+
+
+def wrong_choices(config: Any, choices: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a sentence for each field of ``config`` whose value is none of its ``choices``."""
+    given = {name: getattr(config, name) for name in choices}
+    return [
+        f"{name}='{value}' is unknown{nearest(value, choices[name])} "
+        f"(known: {', '.join(choices[name])})"
+        for name, value in given.items()
+        if value not in choices[name]
+    ]
 
 
 class StoredAsTwin:
@@ -73,4 +84,4 @@ def way_back(config: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
     return {name: v for name, v in own.items() if name not in stored or stored[name] != v}
 
 
-__all__ = ["Presets", "StoredAsTwin", "way_back"]
+__all__ = ["Presets", "StoredAsTwin", "way_back", "wrong_choices"]

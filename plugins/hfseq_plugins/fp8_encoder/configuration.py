@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PretrainedConfig
 
-from hfseq.errors import UsageError, nearest
-from hfseq_plugins.common import Presets, way_back
+from hfseq.errors import UsageError
+from hfseq_plugins.common import Presets, way_back, wrong_choices
 
 CHOICES = {
     "positions": ("learned", "none"),
@@ -103,17 +103,9 @@ class Fp8EncoderConfig(Presets, PretrainedConfig):
 
     def check(self) -> None:
         """Raise one UsageError that lists every option that cannot work."""
-        problems = [*self._wrong_choices(), *(self._wrong_sizes() or self._wrong_together())]
+        problems = [*wrong_choices(self, CHOICES), *(self._wrong_sizes() or self._wrong_together())]
         if problems:
             raise UsageError("Fp8EncoderConfig: " + "; ".join(problems))
-
-    def _wrong_choices(self) -> list[str]:
-        return [
-            f"{name}='{getattr(self, name)}' is unknown{nearest(getattr(self, name), known)} "
-            f"(known: {', '.join(known)})"
-            for name, known in CHOICES.items()
-            if getattr(self, name) not in known
-        ]
 
     def _wrong_sizes(self) -> list[str]:
         sizes = [*_sizes(0, 0, 0, 0), "vocab_size", "max_position_embeddings", "flatten_length"]

@@ -9,7 +9,8 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import PretrainedConfig
 
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError
+from hfseq_plugins.common import Presets, wrong_choices
 
 CHOICES = {
     "head_type": ("shga", "mhga", "mha", "mqa", "gqa"),
@@ -55,7 +56,7 @@ def typed(kind: type[Kind]) -> type[Kind]:
 
 
 @typed
-class VQTransformerConfig(PretrainedConfig):
+class VQTransformerConfig(Presets, PretrainedConfig):
     """The options of a VQ Transformer; sizes are those of the reference's enwik8 model.
 
     ``head_type`` is shga (one gated head, two attentions a layer and no MLP), mhga (several), mha,
@@ -133,16 +134,6 @@ class VQTransformerConfig(PretrainedConfig):
         super().__post_init__(**kwargs)
         self.check()
 
-    @classmethod
-    def preset(cls, name: str, **changes: Any) -> "VQTransformerConfig":
-        """Return the configuration of a preset, with ``changes``."""
-        if name not in cls.presets:
-            known = ", ".join(cls.presets)
-            raise UsageError(
-                f"no preset '{name}'{nearest(name, list(cls.presets))} (known: {known})"
-            )
-        return cls(**{**cls.presets[name], **changes})
-
     # -- what follows from the options
     # -----------------------------------------------------------------------------------
 
@@ -182,18 +173,12 @@ class VQTransformerConfig(PretrainedConfig):
 
     def check(self) -> None:
         """Raise one UsageError that lists every option that cannot work."""
-        problems = [*self._wrong_choices(), *self._wrong_numbers()]
+        problems = [*wrong_choices(self, CHOICES), *self._wrong_numbers()]
         sizes = (self.hidden_size, self.head_dim, self.query_heads, self.key_heads)
         if min(sizes) > 0 and self.head_type in CHOICES["head_type"]:
             problems += self._wrong_heads()
         if problems:
             raise UsageError("VQTransformerConfig: " + "; ".join(problems))
-
-    def _wrong_choices(self) -> Iterator[str]:
-        for name, known in CHOICES.items():
-            value = getattr(self, name)
-            if value not in known:
-                yield f"{name}='{value}'{nearest(value, list(known))} (known: {', '.join(known)})"
 
     def _wrong_numbers(self) -> Iterator[str]:
         for name in POSITIVE:
