@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hfseq.nn.blocked_attention import blocked_attention, worthwhile
 from hfseq.nn.layers import dropout
 from hfseq.nn.random import Keys
 from hfseq.nn.stack import current_options
@@ -89,6 +90,13 @@ def attend(
     if not explicit:
         product = current_options().attention
         return product(query, key, value, bias=bias, mask=mask, scale=scale, is_causal=causal), None
+    whole = return_weights or head_mask is not None or rngs is None or dropout_rate >= 1
+    if rngs is not None and not whole and worthwhile(query, key, mask, bias):
+        shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+        return blocked_attention(
+            query, key, value, mask=mask, bias=bias, causal=causal, scale=_scale(scale, query),
+            rate=dropout_rate, drawn=rngs.draw(shape),
+        ), None  # fmt: skip
     weights = attention_weights(query, key, mask=mask, bias=bias, causal=causal, scale=scale)
     weights = dropout(weights, dropout_rate, rngs)
     if head_mask is not None:
@@ -115,7 +123,7 @@ def attention_weights(
     """Softmax weights (batch, heads, queries, keys): in float32, returned in ``query``'s type."""
     batch, queries, heads, head_dim = query.shape
     keys, kv_heads = key.shape[1:3]
-    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    scale = _scale(scale, query)
     grouped = query.reshape(batch, queries, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("bqkgd,bskd->bkgqs", grouped, key, preferred_element_type=jnp.float32)
     scores = scores.reshape(batch, heads, queries, keys) * scale
@@ -127,6 +135,10 @@ def attention_weights(
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     return jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+
+
+def _scale(scale: float | None, query: jax.Array) -> float:
+    return 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
 def _mix(weights: jax.Array, value: jax.Array) -> jax.Array:
@@ -151,6 +163,13 @@ def xla_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -
     """
     if _is_decoding_on_cpu(query, key, args, kwargs):
         return few_queries_attention(query, key, value, *args, **kwargs)
+    if not args and kwargs.keys() <= _PLAIN_OPTIONS:
+        mask, bias = kwargs.get("mask"), kwargs.get("bias")
+        if query.ndim == 4 and worthwhile(query, key, mask, bias):
+            return blocked_attention(
+                query, key, value, mask=mask, bias=bias, causal=kwargs.get("is_causal", False),
+                scale=_scale(kwargs.get("scale"), query),
+            )  # fmt: skip
     half = query.dtype.itemsize == 2 and jax.default_backend() == "cpu"
     if half and kwargs.keys() <= _PLAIN_OPTIONS:
         return eager_attention(query, key, value, *args, **kwargs)
@@ -188,7 +207,7 @@ def few_queries_attention(
     # A comparison and not a table: it is computed where it is used, not written down.
     own = jnp.arange(heads)[:, None] // group == jnp.arange(kv_heads)[None]
     columns = jnp.where(own[:, :, None], query[:, :, :, None, :], 0)
-    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    scale = _scale(scale, query)
     columns = columns.reshape(batch, queries * heads, width)
     scores = _batched(key.reshape(batch, keys, width), columns, 2) * scale
     scores = scores.reshape(batch, keys, queries, heads)

@@ -168,7 +168,12 @@ def dropout(x: jax.Array, rate: float, rngs: Keys | None) -> jax.Array:
         return x
     if rate >= 1.0:
         return jnp.zeros_like(x)
+    return drop(x, rate, rngs.bits(x.shape))
+
+
+def drop(x: jax.Array, rate: float, bits: jax.Array) -> jax.Array:
+    """Zero the elements of ``x`` whose ``bits`` (uint16, as many) say so; see :func:`dropout`."""
     # 16 random bits an element: half of the cost of 32, and 1/65536 is fine enough for a rate.
     threshold = round(rate * 65536)
-    keep = rngs.bits(x.shape) >= jnp.uint16(min(threshold, 65535))
+    keep = bits >= jnp.uint16(min(threshold, 65535))
     return jnp.where(keep, x / (1.0 - threshold / 65536), jnp.zeros_like(x))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,23 +74,58 @@ class Keys:
         Element i of a row is a hash of (key, use, i): one fused pass, which the compiler repeats in
         the backward pass rather than keep the bits (docs/benchmarks.md has threefry beside it).
         """
+        return self.draw(shape).all()
+
+    def draw(self, shape: tuple[int, ...]) -> Drawn:
+        """Count a use for ``shape``, whose bits are then had in parts (:meth:`Drawn.part`)."""
         self.count += 1
         words = jax.random.key_data(self.key)
         rows = words.shape[0] if self.key.ndim else 1
-        words = words.reshape(rows, -1, *(1 for _ in shape))
-        index = _positions((shape[0] // rows, *shape[1:]))
-        bits = _scramble(
-            _scramble(index ^ words[:, 0]) + (words[:, -1] ^ _scramble(jnp.uint32(self.count)))
-        )
-        return (bits >> 16).astype(jnp.uint16).reshape(shape)
+        return Drawn(words.reshape(rows, -1), _scramble(jnp.uint32(self.count)), shape)
 
 
-def _positions(shape: tuple[int, ...]) -> jax.Array:
-    """Number the elements of ``shape`` in row-major order, with a leading axis of 1."""
-    index = jnp.zeros((1, *shape), jnp.uint32)
-    for axis, stride in enumerate(math.prod(shape[i + 1 :]) for i in range(len(shape))):
-        along = jax.lax.broadcasted_iota(jnp.uint32, index.shape, axis + 1)
-        index = index + along * jnp.uint32(stride)
+class Drawn(NamedTuple):
+    """Random bits of an array of ``shape`` that are not computed yet.
+
+    ``words`` (rows, n) are the keys; ``use`` says which of their uses this is.
+    """
+
+    words: jax.Array
+    use: jax.Array
+    shape: tuple[int, ...]
+
+    def all(self) -> jax.Array:
+        """Return the bits, uint16."""
+        rows = len(self.words)
+        words = self.words.reshape(rows, -1, *(1 for _ in self.shape))
+        index = _positions((self.shape[0] // rows, *self.shape[1:]), self.shape[1:])
+        return self._hash(index[None], words[:, 0], words[:, -1]).reshape(self.shape)
+
+    def part(self, row: jax.Array, start: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Return the bits of ``row``, an array of ``shape`` that begins ``start`` elements into it.
+
+        ``shape`` has an axis for each of a row's, with as many elements or fewer.
+        """
+        many = self.shape[0] // len(self.words)  # rows that share a key
+        inside = (row % many) * math.prod(self.shape[1:]) + start
+        words = self.words[row // many]
+        index = _positions(shape, self.shape[2:]) + inside.astype(jnp.uint32)
+        return self._hash(index, words[0], words[-1])
+
+    def _hash(self, index: jax.Array, first: jax.Array, last: jax.Array) -> jax.Array:
+        bits = _scramble(_scramble(index ^ first) + (last ^ self.use))
+        return (bits >> 16).astype(jnp.uint16)
+
+
+def _positions(shape: tuple[int, ...], inner: tuple[int, ...]) -> jax.Array:
+    """Number the elements of ``shape``, cut from an array whose axes but the first are ``inner``.
+
+    Numbers are those of the whole array in row-major order, from 0.
+    """
+    index = jnp.zeros(shape, jnp.uint32)
+    for axis in range(len(shape)):
+        along = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+        index = index + along * jnp.uint32(math.prod(inner[axis:]))
     return index
 
 

@@ -1,8 +1,7 @@
-"""What an objective is, and the loss that most of them share."""
+"""What an objective is."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,6 @@ import numpy as np  # noqa: E402
 
 from hfseq.data.packing import Rows  # noqa: E402
 from hfseq.data.sources import load_splits  # noqa: E402
-from hfseq.labels import IGNORED  # noqa: E402
-from hfseq.nn.reductions import first_maximum  # noqa: E402
 from hfseq.objectives.text import text_row_length, text_rows  # noqa: E402
 
 
@@ -171,91 +168,3 @@ def visible(model: Any, segment_ids: jax.Array, prefix: str = "") -> dict[str, j
     inputs = {f"{prefix}attention_mask": (segment_ids > 0).astype(jnp.int32)}
     name = f"{prefix}segment_ids"
     return inputs | ({name: segment_ids} if model.takes(name) else {})
-
-
-def cross_entropy(
-    logits: jax.Array, labels: jax.Array, vocab_size: int | None = None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sum cross-entropy over labels that are not -100; returns (sum, count, number right).
-
-    Logits are (..., vocabulary) in any type, the sum is float32. Columns from ``vocab_size`` on are
-    padding for the tensor axis and get no probability.
-    """
-    total, _, count, right = smoothed_cross_entropy(logits, labels, vocab_size, 0.0)
-    return total, count, right
-
-
-def smoothed_cross_entropy(
-    logits: jax.Array, labels: jax.Array, vocab_size: int | None, smoothing: float
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Sum the loss with label smoothing; returns (sum, cross-entropy, count, number right).
-
-    The target is 1 - ``smoothing`` for the label, and smoothing / (V - 1) for each other entry of
-    the vocabulary (Szegedy et al., 2015, section 7, in the form of Flax's WMT example). Its entropy
-    is subtracted, so that the loss is a divergence, 0 for the best prediction. PyTorch's
-    ``CrossEntropyLoss(label_smoothing=s)`` spreads s / V over all entries, the label too, and
-    subtracts nothing: its gradient is that of s (V - 1) / V here. See :func:`cross_entropy` for
-    the arguments.
-    """
-    size = logits.shape[-1] if vocab_size is None else min(vocab_size, logits.shape[-1])
-    if logits.shape[-1] > size:
-        logits = jnp.where(jnp.arange(logits.shape[-1]) < size, logits, -jnp.inf)
-    wanted = labels != IGNORED
-    safe = jnp.where(wanted, labels, 0)
-    losses, plain, best = _label_losses(logits, safe, smoothing, size)
-    total, plain_total = (jnp.where(wanted, part, 0.0).sum() for part in (losses, plain))
-    return total, plain_total, wanted.sum(), (wanted & (best == safe)).sum()
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _label_losses(
-    logits: jax.Array, labels: jax.Array, smoothing: float, size: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Smoothed and plain cross-entropy and the most probable id at each place, in few passes.
-
-    The derivative, softmax - target, is written out: automatic differentiation would scatter into
-    another array of the logits' size, and keep the softmax. Only ``size`` columns are real.
-    """
-    return _label_losses_forward(logits, labels, smoothing, size)[0]
-
-
-def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -> Any:
-    wide = logits.astype(jnp.float32)
-    top = wide.max(-1)
-    total = jnp.log(jnp.exp(wide - top[..., None]).sum(-1)) + top
-    picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    plain = losses = total - picked
-    if smoothing:
-        other = smoothing / (size - 1)
-        # Summed along with the exponentials; sums of the logits themselves would lose digits.
-        rest = size * (total - top) - _real(wide - top[..., None], size).sum(-1)
-        losses = (1 - smoothing - other) * plain + other * rest - _entropy(smoothing, size)
-    return (losses, plain, first_maximum(wide, top)), (logits, labels, total)
-
-
-def _label_losses_backward(smoothing: float, size: int, saved: Any, cotangents: Any) -> Any:
-    logits, labels, total = saved
-    smoothed, plain = cotangents[0][..., None], cotangents[1][..., None]
-    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    probabilities = jnp.exp(logits.astype(jnp.float32) - total[..., None])
-    if not smoothing:
-        change = (probabilities - (ids == labels[..., None])) * (smoothed + plain)
-        return change.astype(logits.dtype), None
-    other = smoothing / (size - 1)
-    picked = jnp.where(ids == labels[..., None], (1 - smoothing - other) * smoothed + plain, 0.0)
-    change = _real(probabilities * (smoothed + plain) - other * smoothed, size) - picked
-    return change.astype(logits.dtype), None
-
-
-_label_losses.defvjp(_label_losses_forward, _label_losses_backward)
-
-
-def _real(x: jax.Array, size: int) -> jax.Array:
-    """Set columns from ``size`` on to 0; comparing columns is slow on a CPU, so only if need be."""
-    return x if x.shape[-1] == size else jnp.where(jnp.arange(x.shape[-1]) < size, x, 0.0)
-
-
-def _entropy(smoothing: float, size: int) -> float:
-    """The entropy of a smoothed target, in nats."""
-    kept = 1 - smoothing
-    return -kept * math.log(kept) - smoothing * math.log(smoothing / (size - 1))

@@ -21,7 +21,8 @@ from hfseq.data.packing import Rows
 from hfseq.errors import UsageError
 from hfseq.labels import IGNORED
 from hfseq.metrics_classification import Metric, judge, load_metric
-from hfseq.objectives.base import Objective, cross_entropy
+from hfseq.objectives.base import Objective
+from hfseq.objectives.cross_entropy import cross_entropy
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from hfseq.data.raw import is_raw
 from hfseq.data.text_arguments import has_arrays
 from hfseq.errors import UsageError
 from hfseq.labels import IGNORED
-from hfseq.objectives.base import Objective, cross_entropy, visible
+from hfseq.objectives.base import Objective, visible
+from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.text import text_row_length
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from hfseq.data.tokenizers import special_ids, word_start_table
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Objective, cross_entropy, visible
+from hfseq.objectives.base import Objective, visible
+from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.masking import gather_masked, mask_tokens
 
 

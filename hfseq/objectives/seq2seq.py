@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import jax
 
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Objective, cross_entropy, visible
+from hfseq.objectives.base import Objective, visible
+from hfseq.objectives.cross_entropy import cross_entropy
 
 logger = logging.getLogger(__name__)
 

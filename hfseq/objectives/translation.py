@@ -15,7 +15,8 @@ from hfseq.data.packing import Rows
 from hfseq.data.pairs import PackedPairs, PairRows, tokenize_pairs
 from hfseq.data.tokenization import pad_token_id
 from hfseq.labels import IGNORED, shift_right
-from hfseq.objectives.base import Written, smoothed_cross_entropy
+from hfseq.objectives.base import Written
+from hfseq.objectives.cross_entropy import smoothed_cross_entropy
 from hfseq.objectives.seq2seq import Seq2SeqLM
 
 logger = logging.getLogger(__name__)

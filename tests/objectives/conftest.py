@@ -58,3 +58,15 @@ def tokenizer_of() -> Callable[[str], Any]:
         return made[family]
 
     return make
+
+
+@pytest.fixture(params=["all rows", "few rows"])
+def rows_together(request, monkeypatch) -> None:
+    """Cross-entropy over all rows, and over a few at a time, as one CPU takes them."""
+    from hfseq.objectives import cross_entropy
+
+    def few(logits: Any) -> int:
+        return 2 if logits[..., 0].size % 2 == 0 else 1
+
+    if request.param == "few rows":
+        monkeypatch.setattr(cross_entropy, "rows_at_once", few)

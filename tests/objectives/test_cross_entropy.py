@@ -6,9 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
-from hfseq.objectives.base import IGNORED, cross_entropy
+from hfseq.labels import IGNORED
+from hfseq.objectives import cross_entropy as cross_entropy_module
+from hfseq.objectives.cross_entropy import cross_entropy
 
+pytestmark = pytest.mark.usefixtures("rows_together")
 LOGITS = jax.random.normal(jax.random.key(0), (2, 5, 7)) * 3
 LABELS = jnp.array([[0, 3, IGNORED, 6, 0], [IGNORED, 1, 2, IGNORED, 5]])
 
@@ -47,3 +51,12 @@ def test_nothing_of_the_size_of_one_hot_labels_is_kept_for_the_backward_pass():
     _, pull = jax.vjp(lambda logits: cross_entropy(logits, LABELS)[0], LOGITS)
     kept = [leaf.size for leaf in jax.tree.leaves(pull)]
     assert sum(size >= LOGITS.size for size in kept) == 1
+
+
+def test_on_one_cpu_a_few_rows_are_looked_at_together_and_on_several_devices_all(monkeypatch):
+    monkeypatch.undo()
+    logits = jax.ShapeDtypeStruct((4, 30, 50257), jnp.float32)
+    assert cross_entropy_module.rows_at_once(logits) == 120  # eight forced devices
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    assert cross_entropy_module.rows_at_once(logits) == 5
+    assert cross_entropy_module.rows_at_once(LOGITS) == 10

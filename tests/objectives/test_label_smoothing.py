@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.objectives.base import IGNORED, cross_entropy, smoothed_cross_entropy
+from hfseq.labels import IGNORED
+from hfseq.objectives.cross_entropy import cross_entropy, smoothed_cross_entropy
 
+pytestmark = pytest.mark.usefixtures("rows_together")
 SIZE, S = 7, 0.1
 LOGITS = np.random.default_rng(0).normal(0, 3, (2, 5, SIZE)).astype(np.float32)
 LABELS = np.array([[0, 3, IGNORED, 6, 0], [IGNORED, 1, 2, IGNORED, 5]])

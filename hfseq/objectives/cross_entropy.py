@@ -1,0 +1,160 @@
+"""The loss that most objectives share: cross-entropy over a vocabulary, in few passes over it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hfseq.labels import IGNORED
+from hfseq.nn.host import one_cpu
+from hfseq.nn.reductions import first_maximum
+
+# Logits that are looked at together on a CPU: a mebibyte of float32, which its caches hold.
+AT_ONCE = 2**18
+
+
+def cross_entropy(
+    logits: jax.Array, labels: jax.Array, vocab_size: int | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sum cross-entropy over labels that are not -100; returns (sum, count, number right).
+
+    Logits are (..., vocabulary) in any type, the sum is float32. Columns from ``vocab_size`` on are
+    padding for the tensor axis and get no probability.
+    """
+    total, _, count, right = smoothed_cross_entropy(logits, labels, vocab_size, 0.0)
+    return total, count, right
+
+
+def smoothed_cross_entropy(
+    logits: jax.Array, labels: jax.Array, vocab_size: int | None, smoothing: float
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Sum the loss with label smoothing; returns (sum, cross-entropy, count, number right).
+
+    The target is 1 - ``smoothing`` for the label, and smoothing / (V - 1) for each other entry of
+    the vocabulary (Szegedy et al., 2015, section 7, in the form of Flax's WMT example). Its entropy
+    is subtracted, so that the loss is a divergence, 0 for the best prediction. PyTorch's
+    ``CrossEntropyLoss(label_smoothing=s)`` spreads s / V over all entries, the label too, and
+    subtracts nothing: its gradient is that of s (V - 1) / V here. See :func:`cross_entropy` for
+    the arguments.
+    """
+    size = logits.shape[-1] if vocab_size is None else min(vocab_size, logits.shape[-1])
+    if logits.shape[-1] > size:
+        logits = jnp.where(jnp.arange(logits.shape[-1]) < size, logits, -jnp.inf)
+    wanted = labels != IGNORED
+    safe = jnp.where(wanted, labels, 0)
+    losses, plain, best = _label_losses(logits, safe, smoothing, size)
+    total, plain_total = (jnp.where(wanted, part, 0.0).sum() for part in (losses, plain))
+    return total, plain_total, wanted.sum(), (wanted & (best == safe)).sum()
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _label_losses(
+    logits: jax.Array, labels: jax.Array, smoothing: float, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Smoothed and plain cross-entropy and the most probable id at each place, in few passes.
+
+    The derivative, softmax - target, is written out: automatic differentiation would scatter into
+    another array of the logits' size, and keep the softmax. Only ``size`` columns are real.
+    """
+    return _label_losses_forward(logits, labels, smoothing, size)[0]
+
+
+def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -> Any:
+    few = rows_at_once(logits)
+    found = functools.partial(_losses, smoothing, size)
+    if few == labels.size:
+        losses, plain, best, total = found(logits, labels)
+    else:
+        parts = logits.reshape(-1, few, logits.shape[-1]), labels.reshape(-1, few)
+        rows = jax.lax.map(lambda part: found(*part), parts)
+        losses, plain, best, total = (leaf.reshape(labels.shape) for leaf in rows)
+    return (losses, plain, best), (logits, labels, total)
+
+
+def _losses(smoothing: float, size: int, logits: jax.Array, labels: jax.Array) -> Any:
+    """Return both losses, the most probable id and the logarithm of the partition function."""
+    wide = logits.astype(jnp.float32)
+    top = wide.max(-1)
+    total = jnp.log(jnp.exp(wide - top[..., None]).sum(-1)) + top
+    picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    plain = losses = total - picked
+    if smoothing:
+        other = smoothing / (size - 1)
+        # Summed along with the exponentials; sums of the logits themselves would lose digits.
+        rest = size * (total - top) - _real(wide - top[..., None], size).sum(-1)
+        losses = (1 - smoothing - other) * plain + other * rest - _entropy(smoothing, size)
+    return losses, plain, first_maximum(wide, top), total
+
+
+def _label_losses_backward(smoothing: float, size: int, saved: Any, cotangents: Any) -> Any:
+    logits, labels, total = saved
+    smoothed, plain, _ = cotangents
+    few = rows_at_once(logits)
+
+    change = functools.partial(_change, smoothing, size)
+    if few == labels.size:
+        return change(logits, labels, total, smoothed, plain), None
+    shape = logits.shape
+    columns = [leaf.reshape(-1) for leaf in (labels, total, smoothed, plain)]
+
+    def body(number: jax.Array, flat: jax.Array) -> jax.Array:
+        start = number * few
+        rows = [jax.lax.dynamic_slice_in_dim(leaf, start, few) for leaf in (flat, *columns)]
+        return jax.lax.dynamic_update_slice_in_dim(flat, change(*rows), start, 0)
+
+    # The logits turn into their derivative where they lie: there is one array of this size.
+    flat = jax.lax.fori_loop(0, labels.size // few, body, logits.reshape(-1, shape[-1]))
+    return flat.reshape(shape), None
+
+
+def _change(
+    smoothing: float,
+    size: int,
+    logits: jax.Array,
+    labels: jax.Array,
+    total: jax.Array,
+    smoothed: jax.Array,
+    plain: jax.Array,
+) -> jax.Array:
+    """Return the derivative for the logits, given that of both losses at each place."""
+    smoothed, plain = smoothed[..., None], plain[..., None]
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    probabilities = jnp.exp(logits.astype(jnp.float32) - total[..., None])
+    if not smoothing:
+        change = (probabilities - (ids == labels[..., None])) * (smoothed + plain)
+        return change.astype(logits.dtype)
+    other = smoothing / (size - 1)
+    picked = jnp.where(ids == labels[..., None], (1 - smoothing - other) * smoothed + plain, 0.0)
+    change = _real(probabilities * (smoothed + plain) - other * smoothed, size) - picked
+    return change.astype(logits.dtype)
+
+
+_label_losses.defvjp(_label_losses_forward, _label_losses_backward)
+
+
+def rows_at_once(logits: jax.Array) -> int:
+    """Return how many rows of ``logits`` (..., vocabulary) to look at together: all, or a few.
+
+    On a CPU several passes over rows that stay in its caches take half of the time of passes over
+    all (docs/benchmarks.md).
+    """
+    rows = math.prod(logits.shape[:-1])
+    if not one_cpu():
+        return rows
+    most = max(AT_ONCE // logits.shape[-1], 1)
+    return next(few for few in range(min(most, rows), 0, -1) if rows % few == 0) if rows else 0
+
+
+def _real(x: jax.Array, size: int) -> jax.Array:
+    """Set columns from ``size`` on to 0; comparing columns is slow on a CPU, so only if need be."""
+    return x if x.shape[-1] == size else jnp.where(jnp.arange(x.shape[-1]) < size, x, 0.0)
+
+
+def _entropy(smoothing: float, size: int) -> float:
+    """The entropy of a smoothed target, in nats."""
+    kept = 1 - smoothing
+    return -kept * math.log(kept) - smoothing * math.log(smoothing / (size - 1))
