@@ -65,7 +65,8 @@ def _decay(arguments: Any, peak: float, steps: int, shift: int) -> optax.Schedul
     decays: dict[str, optax.Schedule] = {
         "linear": optax.linear_schedule(peak, end * peak, steps),
         "cosine": optax.cosine_decay_schedule(peak, steps, alpha=end),
-        "inverse_sqrt": lambda step: peak * jnp.sqrt(shift / (step + shift)),
+        # Schedules that are joined are all called at every step, this one before its own, too.
+        "inverse_sqrt": lambda step: peak * jnp.sqrt(shift / jnp.maximum(step + shift, 1)),
         "constant": optax.constant_schedule(peak),
         "constant_with_warmup": optax.constant_schedule(peak),
     }

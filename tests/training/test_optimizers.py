@@ -134,6 +134,13 @@ def test_noam_is_the_papers_formula():
         assert float(schedule(step - 1)) == pytest.approx(expected, rel=1e-5), step
 
 
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant_with_warmup", "inverse_sqrt"])
+def test_a_schedule_takes_plain_numbers_from_the_first_step_on(name):
+    """As the log does, which says the rate of a step."""
+    schedule = make_schedule(arguments(lr_scheduler_type=name, warmup_steps=1), 10)
+    assert [float(schedule(step)) > 0 for step in (0, 1, 5)] == [False, True, True]
+
+
 def test_noam_and_inverse_sqrt_have_one_shape():
     noam = make_schedule(arguments(lr_scheduler_type="noam", warmup_steps=10), 100, 64)
     other = make_schedule(arguments(lr_scheduler_type="inverse_sqrt", warmup_steps=10), 100)
