@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from hfseq import __version__, model_commands, plugins, translate_command
+from hfseq import __version__, model_commands, plan_command, plugins, translate_command
 from hfseq.errors import UsageError, run_command
 from hfseq.registry import describe
 
@@ -30,6 +30,7 @@ EXAMPLES = """examples:
   hfseq plugins --plugin my_encoder.py   see that it is found
   hfseq fill-mask DIR "a <mask> text"    what a trained masked language model puts there
   hfseq translate DIR < in.txt           translate line by line with a translation model
+  hfseq plan --config gpt2 --devices h200:8   memory, exchange and time of a run, beforehand
   hfseq push DIR --hub_model_id me/it    upload a model directory as one commit
 
 Documentation: docs/cli.md and docs/plugins.md."""
@@ -89,6 +90,9 @@ def build_parser() -> argparse.ArgumentParser:
     text = "translate text, a file or standard input"
     translate = command("translate", translate_command.run_translate, text, example)
     translate_command.add_translate(translate)
+    example = "hfseq plan --config gpt2 --mesh data=8,fsdp=8 --devices h200:64 --length 1024"
+    text = "say what a training run needs and takes, without its devices"
+    plan_command.add_plan(command("plan", plan_command.run_plan, text, example))
     return parser
 
 

@@ -5,39 +5,44 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from hfseq.errors import UsageError
+from hfseq.training.arguments import profiled_steps
 
 logger = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Writes a jax profile of the steps ``first-last`` under ``<output_dir>/profile``."""
+    """Writes a jax profile of the steps ``first-last``, both included, to ``folder/profile``.
+
+    Steps count from 1, as in the log. A run that goes on in the middle of them profiles the rest.
+    """
 
     def __init__(self, steps: str | None, folder: Path):
         self.folder, self.running = folder / "profile", False
-        self.first = self.last = -1
-        if steps:
-            try:
-                self.first, self.last = map(int, steps.split("-"))
-            except ValueError:
-                raise UsageError(f"--profile {steps}: give first-last, e.g. 10-15") from None
+        self.first, self.last = profiled_steps(steps) if steps else (0, 0)
 
-    def at(self, step: int) -> None:
-        """Start or stop before ``step`` runs."""
-        if step == self.first:
+    def at(self, step: int, before: Any = None) -> None:
+        """Start or stop before ``step`` runs; ``before`` is what the step before it measured.
+
+        Steps run while the host is ahead of them, so the one before has to be over.
+        """
+        if not self.running and self.first <= step <= self.last:
+            jax.block_until_ready(before)
             jax.profiler.start_trace(str(self.folder))
             self.running = True
-        elif self.running and step == self.last:
-            self.close()
+        elif self.running and step > self.last:
+            self.close(before)
 
-    def close(self) -> None:
-        """Write what was recorded."""
+    def close(self, before: Any = None) -> None:
+        """Write what was recorded, once ``before`` is there."""
         if self.running:
+            jax.block_until_ready(before)
             jax.profiler.stop_trace()
-            self.running = False
+            self.running, self.first = False, self.last + 1
             logger.info("profile written to %s (open it with TensorBoard or xprof)", self.folder)
 
 

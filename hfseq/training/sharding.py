@@ -54,19 +54,29 @@ def make_mesh(layout: str | None, devices: Sequence[Any] | None = None) -> Mesh:
     One axis may be -1 and takes the devices that are left.
     """
     devices = list(jax.devices() if devices is None else devices)
-    sizes = dict.fromkeys(AXES, 1) | (_parse(layout) if layout else {"data": len(devices)})
+    sizes = mesh_sizes(layout, len(devices))
+    grid = np.array(devices).reshape(tuple(sizes.values()))
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def mesh_sizes(layout: str | None, devices: int) -> dict[str, int]:
+    """Return the size of every axis of ``layout`` on so many devices.
+
+    Raises:
+        UsageError: the axes do not exist, or do not multiply to the number of devices.
+    """
+    sizes = dict.fromkeys(AXES, 1) | (_parse(layout) if layout else {"data": devices})
     known = math.prod(size for size in sizes.values() if size > 0)
     for axis, size in sizes.items():
         if size == -1:
-            sizes[axis] = len(devices) // known
-    if math.prod(sizes.values()) != len(devices):
+            sizes[axis] = devices // known
+    if math.prod(sizes.values()) != devices:
         raise UsageError(
             f"--mesh {layout} describes {math.prod(sizes.values())} devices, there are "
-            f"{len(devices)}: make the product of the axes {len(devices)} (one axis may be -1: it "
+            f"{devices}: make the product of the axes {devices} (one axis may be -1: it "
             "takes what is left)"
         )
-    grid = np.array(devices).reshape(tuple(sizes.values()))
-    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return sizes
 
 
 def _parse(layout: str) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import resource
 import time
 from typing import Any
@@ -10,16 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hfseq import trees
+from hfseq import hardware, trees
 from hfseq.data.pair_store import PairSums
+from hfseq.training import distributed
 
-# Dense half-precision peak in FLOP/s by device kind (vendors' data sheets, no sparsity).
-PEAKS = {
-    "b200": 2250e12, "h200": 989e12, "h100": 989e12, "a100": 312e12, "l4": 121e12, "t4": 65e12,
-    "v100": 125e12,
-    "tpu v3": 123e12, "tpu v4": 275e12, "tpu v5 lite": 197e12, "tpu v5e": 197e12, "tpu v5p": 459e12,
-    "tpu v5": 459e12, "tpu v6": 918e12,
-}  # fmt: skip
+logger = logging.getLogger(__name__)
 
 
 def step_flops(
@@ -103,13 +99,22 @@ def pair_flops(model: Any, work: PairSums, causal: float = 0.5) -> float:
     return 6.0 * products + 12.0 * inner * attended
 
 
-def make_meter(model: Any, objective: Any, data: Any, rows: int, length: int) -> Meter:
+def make_meter(
+    model: Any,
+    objective: Any,
+    data: Any,
+    rows: int,
+    length: int,
+    peak_tflops: float | None = None,
+) -> Meter:
     """Return the meter of a run on steps of ``rows`` rows of which the model sees ``length``.
 
-    ``data`` is what :func:`hfseq.training.setup.prepare_data` gave. Pairs are counted as they are;
-    what their padding costs in addition is a figure of its own.
+    ``data`` is what :func:`hfseq.training.setup.prepare_data` gave; ``peak_tflops`` is
+    ``--peak_tflops``. Pairs are counted as they are; what their padding costs in addition is a
+    figure of its own. All processes call this together: those on CPUs measure at the same time,
+    so that those of one machine find what is left to each.
     """
-    peak = peak_flops(model.precision.compute_dtype)
+    peak = peak_flops(model.precision.compute_dtype, peak_tflops)
     training: Any = getattr(data.train, "rows", None)
     if not hasattr(training, "sums"):
         flops = run_flops(model, objective, rows, length)
@@ -123,15 +128,28 @@ def make_meter(model: Any, objective: Any, data: Any, rows: int, length: int) ->
     )  # fmt: skip
 
 
-def peak_flops(compute_dtype: Any = jnp.bfloat16) -> float:
-    """Return the peak FLOP/s of all devices: the data sheet's, or measured (on a CPU)."""
-    device = jax.devices()[0]
-    kind = device.device_kind.lower()
-    known = next((peak for name, peak in sorted(PEAKS.items(), reverse=True) if name in kind), None)
-    if known is None:
-        return measured_flops(jnp.dtype(compute_dtype or jnp.float32).name)
-    # float32 runs on the TF32 units at half of the rate, or slower.
-    return known * jax.device_count() * (1.0 if jnp.dtype(compute_dtype).itemsize < 4 else 0.5)
+def peak_flops(compute_dtype: Any = jnp.bfloat16, peak_tflops: float | None = None) -> float:
+    """Return the peak FLOP/s of the devices of all processes; logs where it is from.
+
+    It is ``peak_tflops`` (10^12 FLOP/s) a unit if given, else the data sheet's, else the rate of a
+    measured product. A unit is a device, or on CPUs a process: its devices share the cores.
+    """
+    device, dtype = jax.devices()[0], jnp.dtype(compute_dtype or jnp.float32)
+    on_cpu = device.platform == "cpu"
+    units = jax.process_count() if on_cpu else jax.device_count()
+    known = hardware.of_kind(device.device_kind)
+    if peak_tflops is not None:
+        one, source = peak_tflops * 1e12, "--peak_tflops"
+    elif known is not None:
+        one, source = known.peak(dtype.itemsize), f"the data sheet of {known.name}"
+    else:
+        if on_cpu:
+            distributed.wait()
+        one, source = measured_flops(dtype.name), "a measured matrix product"
+    kind = "process" if on_cpu else "device"
+    logger.info("MFU is of %.4g TFLOP/s: %d x %.4g a %s, %s", one * units / 1e12, units,
+                one / 1e12, kind, source)  # fmt: skip
+    return one * units
 
 
 @functools.cache

@@ -1,0 +1,125 @@
+"""What accelerators can do, by their data sheets: rates, memory, links. Imports no jax.
+
+All figures are of one jax device: that is a core and half of a chip for TPU v3 and v7.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from hfseq.errors import UsageError, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """A device: dense peaks in FLOP/s, bytes, bytes a second.
+
+    ``half`` is the rate of products in bfloat16 or float16, whichever the device has; ``single``
+    that of float32 as jax computes it there by default (TF32 on GPUs that have it, one pass of
+    bfloat16 on TPUs); ``fp8`` is 0 where there are no such units. ``link`` is what a device sends
+    at most to others of its machine (TPU: of its slice), ``network`` its share of the network
+    between machines of ``machine`` devices; 0 means that no usual figure exists. jax reserves
+    ``share`` of the memory.
+    """
+
+    name: str
+    half: float
+    single: float
+    fp8: float
+    memory: float
+    bandwidth: float
+    link: float
+    machine: int = 8
+    network: float = 0.0
+    kinds: tuple[str, ...] = ()
+    share: float = 0.75
+
+    def peak(self, itemsize: int) -> float:
+        """Return the peak of products of a type of ``itemsize`` bytes, FLOP/s."""
+        return self.half if itemsize < 4 else self.single
+
+
+def _tpu(name: str, half: float, fp8: float, memory: float, bandwidth: float, link: float,
+         *kinds: str) -> Accelerator:  # fmt: skip
+    gib = 2**30
+    return Accelerator(
+        name, half, half, fp8, memory * gib, bandwidth, link, machine=0, kinds=kinds, share=0.95
+    )
+
+
+# NVIDIA's data sheets without sparsity, SXM boards where there are several; Google's TPU pages.
+# The network is that of NVIDIA's own machines (DGX).
+ACCELERATORS: Mapping[str, Accelerator] = {
+    one.name: one
+    for one in (
+        Accelerator("b200", 2250e12, 1125e12, 4500e12, 180e9, 7.7e12, 900e9, 8, 50e9, ("b200",)),
+        Accelerator("h200", 989e12, 494e12, 1979e12, 141e9, 4.8e12, 450e9, 8, 50e9, ("h200",)),
+        Accelerator("h100", 989e12, 494e12, 1979e12, 80e9, 3.35e12, 450e9, 8, 50e9, ("h100",)),
+        Accelerator(
+            "h100-pcie", 756e12, 378e12, 1513e12, 80e9, 2.0e12, 64e9, 8, 50e9, ("h100 pcie",)
+        ),
+        Accelerator(
+            "h100-nvl", 835e12, 417e12, 1670e12, 94e9, 3.9e12, 300e9, 8, 50e9, ("h100 nvl",)
+        ),
+        Accelerator("a100", 312e12, 156e12, 0, 80e9, 2.04e12, 300e9, 8, 25e9, ("a100",)),
+        Accelerator(
+            "a100-40gb", 312e12, 156e12, 0, 40e9, 1.555e12, 300e9, 8, 25e9,
+            ("a100-sxm4-40gb", "a100-pcie-40gb"),
+        ),
+        Accelerator("l4", 121e12, 60e12, 242e12, 24e9, 300e9, 32e9, kinds=("l4",)),
+        Accelerator("t4", 65e12, 8.1e12, 0, 16e9, 320e9, 16e9, kinds=("t4",)),
+        Accelerator("v100", 125e12, 15.7e12, 0, 32e9, 900e9, 150e9, 8, 6.25e9, ("v100",)),
+        Accelerator(
+            "v100-16gb", 125e12, 15.7e12, 0, 16e9, 900e9, 150e9, 8, 6.25e9,
+            ("v100-sxm2-16gb", "v100-pcie-16gb"),
+        ),
+        _tpu("tpu-v3", 61.5e12, 0, 16, 450e9, 0, "tpu v3"),
+        _tpu("tpu-v4", 275e12, 0, 32, 1228e9, 300e9, "tpu v4"),
+        _tpu("tpu-v5e", 197e12, 0, 16, 819e9, 200e9, "tpu v5 lite", "tpu v5e"),
+        _tpu("tpu-v5p", 459e12, 0, 95, 2765e9, 600e9, "tpu v5p", "tpu v5"),
+        _tpu("tpu-v6e", 918e12, 0, 32, 1638e9, 400e9, "tpu v6 lite", "tpu v6e", "tpu v6"),
+        _tpu("tpu-v7", 1153e12, 2307e12, 96, 3690e9, 300e9, "tpu7x", "tpu v7"),
+    )
+}  # fmt: skip
+
+
+def named(name: str) -> Accelerator:
+    """Return the accelerator called ``name``, in either case.
+
+    Raises:
+        UsageError: there is none; lists those that are known.
+    """
+    found = ACCELERATORS.get(name.lower())
+    if found is None:
+        known = ", ".join(ACCELERATORS)
+        raise UsageError(
+            f"no accelerator '{name}' is known{nearest(name.lower(), ACCELERATORS)} (known: "
+            f"{known}); for another one take the nearest and give --peak_tflops and --memory_gb"
+        )
+    return found
+
+
+def of_kind(kind: str) -> Accelerator | None:
+    """Return the accelerator that jax calls ``kind`` (``device_kind``), if it is a known one."""
+    kind = kind.lower()
+    matches = [
+        (len(text), one)
+        for one in ACCELERATORS.values()
+        for text in one.kinds
+        if _within(text, kind)
+    ]
+    return max(matches, key=lambda match: match[0])[1] if matches else None
+
+
+def _within(text: str, kind: str) -> bool:
+    """Tell whether ``text`` stands in ``kind`` as words of its own: an L40 is no L4."""
+    start = kind.find(text)
+    if start < 0:
+        return False
+    end = start + len(text)
+    before, after = kind[:start][-1:], kind[end:][:1]
+    return not before.isalnum() and not after.isalnum()
+
+
+__all__ = ["ACCELERATORS", "Accelerator", "named", "of_kind"]

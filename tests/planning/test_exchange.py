@@ -1,0 +1,67 @@
+"""What the devices exchange: by the rules, in a compiled step, and on the wire."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from hfseq.hardware import named
+from hfseq.planning import compiled
+from hfseq.planning.exchange import by_rules, wire_seconds
+from hfseq.planning.subject import abstract_mesh, build
+
+MESH = {"data": 8, "fsdp": 8, "tensor": 1, "sequence": 1}
+
+
+def of_kind(found, kind, *axes):
+    return next(one for one in found if (one["kind"], one["axes"]) == (kind, list(axes)))
+
+
+def test_gradients_are_summed_over_data_as_the_compiled_step_does_it(options):
+    options = options(mesh="data=8")
+    subject = build(options, abstract_mesh("data=8", 8))
+    rule = of_kind(by_rules(subject), "all-reduce", "data")
+    assert rule["bytes"] == 4 * sum(x.size for x in jax.tree.leaves(subject.state()[0]["params"]))
+    found = compiled.measure(options, 2, False, jax.devices())["collectives"]
+    # XLA may sum the two gradients of a tied table, of look-up and head, one by one.
+    table = 4 * 128 * 32
+    size = of_kind(found, "all-reduce", "data")["bytes"]
+    assert rule["bytes"] <= size <= 1.02 * (rule["bytes"] + table)
+
+
+@pytest.mark.slow
+def test_weights_are_put_together_over_fsdp_as_the_compiled_step_does_it(options):
+    options = options(mesh="fsdp=8")
+    rules = by_rules(build(options, abstract_mesh("fsdp=8", 8)))
+    found = compiled.measure(options, 2, False, jax.devices())["collectives"]
+    gathered = of_kind(rules, "all-gather", "fsdp")["bytes"]
+    assert of_kind(found, "all-gather", "fsdp")["bytes"] == pytest.approx(gathered, rel=0.05)
+
+
+def test_recomputed_layers_gather_their_weights_again(options):
+    mesh = abstract_mesh("fsdp=8", 8)
+    once, twice = (
+        by_rules(build(options(mesh="fsdp=8", gradient_checkpointing=remat), mesh))
+        for remat in (False, True)
+    )
+    gathered = of_kind(once, "all-gather", "fsdp")["bytes"]
+    assert of_kind(twice, "all-gather", "fsdp")["bytes"] == 2 * gathered
+
+
+def test_a_ring_moves_what_it_must_at_the_speed_of_its_slowest_part():
+    h200 = named("h200")
+    summed = {"kind": "all-reduce", "axes": ["fsdp"], "bytes": 8e9}
+    gathered = {"kind": "all-gather", "axes": ["fsdp"], "bytes": 8e9}
+    scattered = {"kind": "reduce-scatter", "axes": ["fsdp"], "bytes": 1e9}
+    # Seven eighths of 8 GB within a machine, at 450 GB/s; a sum is both of the others.
+    assert wire_seconds(gathered, MESH, h200) == pytest.approx(7e9 / 450e9)
+    assert wire_seconds(scattered, MESH, h200) == pytest.approx(7e9 / 450e9)
+    assert wire_seconds(summed, MESH, h200) == pytest.approx(14e9 / 450e9)
+    # `data` is the outer axis: its groups reach over eight machines.
+    outer = summed | {"axes": ["data"]}
+    assert wire_seconds(outer, MESH, h200) == pytest.approx(14e9 / 50e9)
+    assert wire_seconds(outer, MESH, h200, network=100e9) == pytest.approx(14e9 / 100e9)
+    assert wire_seconds(outer, MESH, named("l4")) is None
+    assert wire_seconds(outer, MESH, named("tpu-v5e")) == pytest.approx(14e9 / 200e9)
+    alone = MESH | {"data": 1}
+    assert wire_seconds(outer, alone, h200) == 0

@@ -1,0 +1,94 @@
+"""A plan says of a real run what its arrays and its compiled step say."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from hfseq.planning import compiled
+from hfseq.planning.options import Options
+from hfseq.planning.plan import make_plan
+from hfseq.planning.subject import abstract_mesh, build
+from hfseq.training.compilation import compile_step
+from hfseq.training.feed import Feed
+
+
+def local_bytes(tree) -> int:
+    """What the first device really has of arrays."""
+    first = jax.devices()[0]
+    shards = (s for leaf in jax.tree.leaves(tree) for s in leaf.addressable_shards)
+    return sum(shard.data.nbytes for shard in shards if shard.device == first)
+
+
+def planned(loop, **changes) -> Options:
+    """The options of a plan of the run that ``loop`` made."""
+    training = loop.training
+    return Options(
+        config=str(loop.folder), devices=f"h200:{loop.mesh.size}", mesh=training.mesh,
+        objective=loop.objective_name, length=32, global_batch_size=loop.batch_size,
+        gradient_accumulation_steps=loop.micro, optim=training.optim, precision="float32",
+        **({"no_compile": True} | changes),
+    )  # fmt: skip
+
+
+def first_batch(loop):
+    data = loop.data.train
+    return Feed(data, loop.objective, loop.mesh, loop.micro, loop.training.seed)._make(0)[0]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "objective", "optimizer"),
+    [
+        ("fsdp=8", "mlm", "adamw"),
+        ("data=2,fsdp=2,tensor=2", "span_mlm", "adafactor"),
+    ],
+)
+def test_bytes_on_a_device_are_those_of_the_arrays_of_a_run(train, mesh, objective, optimizer):
+    loop = train(
+        mesh=mesh, objective=objective, optim=optimizer, max_steps=2, do_train=True,
+        save_strategy="no",
+    )  # fmt: skip
+    options = planned(loop)
+    plan = make_plan(options)
+    state = loop.state
+    assert plan["bytes"]["parameters"]["device"] == local_bytes(state["params"])
+    assert plan["bytes"]["optimizer"]["device"] == local_bytes(state["opt_state"])
+    subject = build(options, abstract_mesh(mesh, 8))
+    shapes, places = subject.state()
+    assert jax.tree.structure(shapes) == jax.tree.structure(state)
+    for planned_leaf, place, leaf in zip(
+        jax.tree.leaves(shapes), jax.tree.leaves(places), jax.tree.leaves(state), strict=True
+    ):
+        assert (planned_leaf.shape, planned_leaf.dtype) == (leaf.shape, leaf.dtype)
+        assert place.spec == leaf.sharding.spec
+    batch, found = first_batch(loop), subject.batch(subject.local_rows)[0]
+    assert {k: (x.shape, x.dtype) for k, x in batch.items()} == {
+        k: (x.shape, x.dtype) for k, x in found.items()
+    }
+    assert plan["bytes"]["batch"]["device"] == local_bytes(batch)
+
+
+def test_a_program_of_the_plan_is_that_of_the_run(train):
+    loop = train(mesh="data=2,fsdp=4", objective="clm", max_steps=2, do_train=True,
+                 save_strategy="no")  # fmt: skip
+    batch = first_batch(loop)
+    memory = compile_step(loop).lower(loop.state, batch).compile().memory_analysis()
+    options = planned(loop)
+    found = compiled.measure(options, loop.batch_size // 8, False, jax.devices())
+    assert found["arguments"] == memory.argument_size_in_bytes
+    assert found["temporary"] == memory.temp_size_in_bytes
+    arrays = local_bytes(loop.state) + local_bytes(batch)
+    assert found["arguments"] == pytest.approx(arrays, abs=64 * len(jax.tree.leaves(loop.state)))
+
+
+def test_fsdp_leaves_a_device_an_eighth_and_what_no_axis_splits(options):
+    plan = make_plan(options(mesh="fsdp=8", no_compile=True))
+    parts = plan["bytes"]
+    assert parts["parameters"]["all"] == 4 * plan["run"]["parameters"]
+    everything, mine = (
+        parts["parameters"][where] + parts["optimizer"][where] for where in ("all", "device")
+    )
+    whole = parts["whole"]["device"]
+    assert abs(mine - whole - everything / 8) <= 0.1 * everything / 8
+    # What is stated to be whole is: the counters of the optimizer, and nothing of a parameter.
+    assert whole < 0.01 * everything / 8

@@ -1,0 +1,106 @@
+"""``hfseq plan`` as a command: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hfseq import cli
+from tests.planning.conftest import GPT2
+
+TINY = ["plan", "--config", "gpt2", "--config_overrides", GPT2, "--length", "16"]
+
+
+def plan(capsys, *flags: str, code: int = 0) -> tuple[str, str]:
+    """Run the command without compiling; returns what it printed, and its errors."""
+    assert cli.main([*TINY, "--no_compile", *flags]) == code
+    out, err = capsys.readouterr()
+    return out, " ".join(err.split())
+
+
+def test_the_text_answers_every_question(capsys):
+    out, _ = plan(capsys, "--devices", "h200:64", "--mesh", "data=8,fsdp=8", "--tokens", "1e9")
+    for answer in (
+        *("18.1 k parameters", "64 x h200", "512 rows", "optimizer state (adamw)", "gradients"),
+        *("without gradient checkpointing", "with gradient checkpointing", "all-gather"),
+        *("reduce-scatter", "FLOP a step", "MFU of 40%", "largest batch", "days", "Not compiled"),
+    ):
+        assert answer in out, out
+
+
+def test_flags_of_the_training_script_may_follow(capsys):
+    flags = ("--devices", "h200:8", "--mesh", "fsdp=8", "--json")
+    plain, _ = plan(capsys, *flags, "--optim", "sgd")
+    clipped, _ = plan(capsys, *flags, "--", "--optim=adafactor", "--max_grad_norm=1")
+    assert json.loads(plain)["run"]["optimizer"] == "sgd"
+    assert json.loads(clipped)["run"]["optimizer"] == "adafactor"
+
+
+def test_recomputing_keeps_less_and_a_second_micro_batch_keeps_no_more(capsys):
+    base, _ = plan(capsys, "--devices", "h200:8", "--json")
+    found, _ = plan(capsys, "--devices", "h200:8", "--json", "--gradient_accumulation_steps", "2")
+    one, two = json.loads(base), json.loads(found)
+    assert one["activations"]["recomputed"] < one["activations"]["kept"]
+    assert two["activations"] == one["activations"]
+    assert two["time"]["flops"] == 2 * one["time"]["flops"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--devices", "h2000:8"], "'h2000' is known; did you mean 'h200'? (known: b200, h200"),
+        (["--devices", "h200:none"], "give an accelerator and a number, e.g. h200:64"),
+        (["--devices", "h200:64", "--mesh", "data=8"], "describes 8 devices, there are 64"),
+        (["--devices", "h200:3", "--mesh", "tensor=3"], "does not divide the 4 attention heads"),
+        (["--devices", "h200:5", "--mesh", "fsdp=5"], "of size 32 does not divide by fsdp=5"),
+        (["--devices", "h200:3", "--mesh", "sequence=3"], "a multiple of 3"),
+        (["--devices", "h200:8", "--config", "gpt5"], "did you mean 'gpt2'?"),
+        (["--devices", "h200:8", "--length", "64"], "longer than the position table"),
+        (["--devices", "h200:8", "--objective", "clmm"], "cannot be planned; did you mean 'clm'?"),
+        (["--devices", "h200:8", "--global_batch_size", "12"], "a multiple of 8"),
+        (["--devices", "h200:8", "--mfu", "40"], "--mfu 40.0: give a share"),
+        (["--devices", "h200:8", "--optim", "adamm"], "adam"),
+        (["--devices", "h200:8", "--batch", "0"], "at least 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_wrong_usage(capsys, flags, message):
+    _, errors = plan(capsys, *flags, code=2)
+    assert errors.startswith("error: ") and message in errors
+
+
+def test_a_run_that_does_not_fit_says_by_how_much_and_what_would(capsys):
+    out, errors = plan(
+        capsys, "--devices", "h200:8", "--memory_gb", "0.002", "--batch", "200", code=1
+    )
+    assert "too much" in out and "too much; give --per_device_train_batch_size" in errors
+    out, errors = plan(capsys, "--devices", "h200:8", "--memory_gb", "0.0001", code=1)
+    assert "largest batch: 0 rows" in out
+    assert "with a single row a device it still lacks" in errors and "--gradient_chec" in errors
+
+
+@pytest.mark.slow
+def test_sixty_four_devices_are_compiled_for_and_no_accelerator_is_looked_for():
+    command = [sys.executable, "-m", "hfseq.cli", *TINY, "--devices", "h200:64", "--json"]
+    environment = os.environ | {"JAX_PLATFORMS": "cuda"}  # which is not there
+    done = subprocess.run(
+        [*command, "--mesh", "data=8,fsdp=8"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["compiled"]["problem"] == "" and found["fit"]["source"] == "compiled"
+    programs = found["compiled"]["programs"]
+    assert [(p["rows"], p["remat"]) for p in programs] == [(8, False), (16, False), (8, True)]
+    parts = found["bytes"]
+    state = sum(parts[name]["device"] for name in ("parameters", "optimizer", "other", "batch"))
+    assert programs[0]["arguments"] == pytest.approx(state, rel=0.05)
+    assert found["exchange"]["compiled"]
+
+
+@pytest.mark.slow
+def test_a_compilation_that_takes_too_long_leaves_an_estimate(capsys):
+    assert cli.main([*TINY, "--devices", "h200:8", "--compile_timeout", "0.1"]) == 0
+    assert "took more than --compile_timeout 0.1 seconds" in capsys.readouterr().out

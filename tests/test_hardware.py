@@ -1,0 +1,49 @@
+"""Data sheets by jax's names of devices and by ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from hfseq.errors import UsageError
+from hfseq.hardware import ACCELERATORS, named, of_kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA L4", "l4"),
+        ("Tesla T4", "t4"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("TPU v4", "tpu-v4"),
+        ("TPU v5 lite", "tpu-v5e"),
+        ("TPU v5", "tpu-v5p"),
+        ("TPU v6 lite", "tpu-v6e"),
+        ("TPU7x", "tpu-v7"),
+    ],
+)
+def test_a_device_is_found_by_what_jax_calls_it(kind, name):
+    assert of_kind(kind) is ACCELERATORS[name]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "NVIDIA L40S", "NVIDIA T400", "NVIDIA GH200 480GB"])
+def test_a_device_with_a_similar_name_is_not_taken_for_a_known_one(kind):
+    assert of_kind(kind) is None
+
+
+def test_figures_are_plausible():
+    for one in ACCELERATORS.values():
+        assert one.single <= one.half <= (one.fp8 or one.half)
+        assert 8e9 < one.memory < 1e12 and 1e11 < one.bandwidth < 1e13
+        assert one.link < one.bandwidth and one.network <= one.link or not one.link
+        assert one.peak(2) == one.half and one.peak(4) == one.single
+
+
+def test_an_unknown_accelerator_is_an_error_that_lists_those_known():
+    assert named("H200") is ACCELERATORS["h200"]
+    with pytest.raises(UsageError, match="did you mean 'h200'.*known: b200, h200.*--peak_tflops"):
+        named("h20")

@@ -1,0 +1,80 @@
+"""``--profile`` and ``--peak_tflops`` on one device, several, and several processes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hfseq.errors import UsageError
+from hfseq.training import devices
+from tests.training.test_distributed_processes import Processes
+
+
+def logged(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_mfu(folder, peak: float) -> None:
+    """MFU is the rate of tokens times what one takes, over the peak: the same factor each step."""
+    rates = [(r["train_mfu"], r["train_tokens_per_second"]) for r in logged(folder)
+             if "train_mfu" in r]  # fmt: skip
+    factors = {mfu / rate for mfu, rate in rates}
+    assert len(rates) == 3 and max(factors) == pytest.approx(min(factors), rel=1e-3)
+    # 2 layers of width 32 and a table of 300 entries: about 200 thousand FLOPs a token.
+    assert 5e4 < max(factors) * peak < 5e5
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_run_on_one_device_or_several_writes_its_profile_and_mfu(train, count):
+    loop = train(devices=count, max_steps=3, profile="2-3", peak_tflops=0.5, do_train=True)
+    traces = list((loop.folder / "profile").rglob("*.xplane.pb"))
+    assert len(traces) == 1 and traces[0].stat().st_size > 1000
+    assert_mfu(loop.folder, 0.5e12)
+
+
+@pytest.mark.slow
+def test_of_several_processes_the_first_writes_a_profile_and_the_peaks_add_up(flags, tmp_path):
+    given = flags(max_steps=3, profile="2-3", peak_tflops=0.5, do_train=True)
+    Processes(given, 2).ends(0)
+    assert len(list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))) == 1
+    assert_mfu(tmp_path / "run", 2 * 0.5e12)
+
+
+def test_a_profile_begins_before_its_first_step_and_ends_behind_its_last(monkeypatch, tmp_path):
+    done = []
+    monkeypatch.setattr(devices.jax.profiler, "start_trace", lambda folder: done.append("start"))
+    monkeypatch.setattr(devices.jax.profiler, "stop_trace", lambda: done.append("stop"))
+    profiler = devices.Profiler("2-3", tmp_path)
+    for step in range(1, 7):
+        profiler.at(step)
+        done.append(step)
+    assert done == [1, "start", 2, 3, "stop", 4, 5, 6]
+
+
+def test_a_run_that_goes_on_among_the_steps_profiles_the_rest(monkeypatch, tmp_path):
+    done = []
+    monkeypatch.setattr(devices.jax.profiler, "start_trace", lambda folder: done.append("start"))
+    monkeypatch.setattr(devices.jax.profiler, "stop_trace", lambda: done.append("stop"))
+    profiler = devices.Profiler("2-9", tmp_path)
+    profiler.at(5)
+    profiler.at(6)
+    profiler.close()
+    profiler.close()
+    assert done == ["start", "stop"]
+
+
+@pytest.mark.parametrize("steps", ["ten", "5", "5-2", "0-3", "-3", "1-2-3"])
+def test_other_forms_are_refused_before_anything_is_read(flags, steps):
+    from hfseq.training.arguments import parse
+
+    with pytest.raises(UsageError, match="give first-last, counted from 1"):
+        parse(flags(profile=steps))
+
+
+@pytest.mark.parametrize("peak", ["0", "-1", "nan"])
+def test_a_peak_is_positive(flags, peak):
+    from hfseq.training.arguments import parse
+
+    with pytest.raises(UsageError, match="--peak_tflops .*give a positive number"):
+        parse(flags(peak_tflops=peak))
