@@ -7,6 +7,7 @@ from typing import Any
 
 import harness
 import models
+from suites import work
 
 HFSEQ = ("jax", "flax", "optax", "transformers")
 PYTORCH = ("torch", "transformers")
@@ -41,8 +42,11 @@ def load_torch(model: str, weights: str, config: Any) -> tuple[Any, str]:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded = models.torch_class(model).from_pretrained(weights, config=config)
-    return loaded.to(device), device
+    # A model of hfseq's own is stored as a stock twin, whose configuration lies beside the weights.
+    subject = models.SUBJECTS[model]
+    rates = {rate: getattr(config, rate) for rate in subject.rates}
+    given = rates if subject.native else {"config": config}
+    return models.torch_class(model).from_pretrained(weights, **given).to(device), device
 
 
 def torch_facts(model: Any, device: str) -> dict[str, Any]:
@@ -77,9 +81,12 @@ def adamw_flags() -> SimpleNamespace:
 
 def hfseq_step(
     model: str, dtype: str, rows: int, length: int, targets: int, size: dict[str, Any],
-    dropout: float | None, weights: str,
+    dropout: float | None, weights: str, remat: bool = False,
 ) -> harness.Running:  # fmt: skip
-    """The step that the training loop compiles, with its objective and optimizer."""
+    """The step that the training loop compiles, with its objective and optimizer.
+
+    ``remat`` recomputes the layers in the backward pass.
+    """
     import jax
     import jax.numpy as jnp
     import optax
@@ -89,7 +96,10 @@ def hfseq_step(
 
     config = models.configuration(model, size, dropout)
     face = models.hfseq_class(model)
-    module = face.from_config(config, _do_init=False, precision=precision.precision_for(dtype))
+    module = face.from_config(
+        config, _do_init=False, precision=precision.precision_for(dtype),
+        gradient_checkpointing=remat,
+    )  # fmt: skip
     objective = models.objective(model, config, targets)
     schedule = optax.constant_schedule(ADAMW["lr"])
     optimizer = optimizers.make_optimizer(optimizers.adamw, adamw_flags(), schedule)
@@ -116,20 +126,27 @@ def hfseq_step(
         return {"loss": float(found["loss"])}
 
     facts = jax_facts(current["params"])
-    facts["model_flops"] = throughput.run_flops(module, objective, rows, length)
+    facts["model_flops"] = facts["flops"] = throughput.run_flops(module, objective, rows, length)
+    facts["bytes"] = work.training_bytes(work.jax_shapes(current["params"]))
     return harness.Running(run, harness.jax_peak_bytes, facts)
 
 
 def torch_step(
     model: str, dtype: str, rows: int, length: int, targets: int, size: dict[str, Any],
-    dropout: float | None, weights: str, compiled: bool = False,
+    dropout: float | None, weights: str, compiled: bool = False, remat: bool = False,
 ) -> harness.Running:  # fmt: skip
-    """PyTorch's class with its default attention and the Trainer's fused AdamW."""
+    """PyTorch's class with its default attention and the Trainer's fused AdamW.
+
+    ``remat`` recomputes the layers in the backward pass.
+    """
     import torch
 
     config = models.configuration(model, size, dropout)
     module, device = load_torch(model, weights, config)
     module.train()
+    if remat:
+        modern = getattr(module, "activation_checkpointing_enable", None)
+        (modern or module.gradient_checkpointing_enable)()
     plain = [p for p in module.parameters() if p.ndim < 2]
     decayed = [p for p in module.parameters() if p.ndim >= 2]
     groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
@@ -156,7 +173,9 @@ def torch_step(
             torch.cuda.synchronize()
         return {"loss": found}
 
-    return harness.Running(run, harness.torch_peak_bytes, torch_facts(module, device))
+    facts = torch_facts(module, device)
+    facts["bytes"] = work.training_bytes(work.torch_shapes(module))
+    return harness.Running(run, harness.torch_peak_bytes, facts)
 
 
 # -- generation
@@ -199,7 +218,11 @@ def hfseq_generate(
         done += 1
         return {"tokens": new_part(np.asarray(found.sequences), new_tokens)}
 
-    return harness.Running(run, harness.jax_peak_bytes, jax_facts(module.params))
+    need = work.generation_work(
+        work.jax_shapes(module.params), config, rows, beams if mode == "beam" else 1, length,
+        new_tokens, 2 if dtype == "bfloat16" else 4,
+    )  # fmt: skip
+    return harness.Running(run, harness.jax_peak_bytes, jax_facts(module.params) | need)
 
 
 def torch_generate(
@@ -221,7 +244,11 @@ def torch_generate(
             found = module.generate(ids, attention_mask=mask, **options)
         return {"tokens": new_part(found.cpu().numpy(), new_tokens)}
 
-    return harness.Running(run, harness.torch_peak_bytes, torch_facts(module, device))
+    need = work.generation_work(
+        work.torch_shapes(module), config, rows, beams if mode == "beam" else 1, length,
+        new_tokens, 2 if dtype == "bfloat16" else 4,
+    )  # fmt: skip
+    return harness.Running(run, harness.torch_peak_bytes, torch_facts(module, device) | need)
 
 
 def new_part(sequences: Any, new_tokens: int) -> list[int]:

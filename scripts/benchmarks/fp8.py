@@ -28,6 +28,7 @@ import fp8_hlo
 import fp8_profile
 import fp8_step
 import harness
+import limits
 import report
 
 BASELINE = "bfloat16"
@@ -73,7 +74,7 @@ def rivals(options: argparse.Namespace, profile: bool = False) -> list[harness.C
 def measure(options: argparse.Namespace, threads: int) -> dict[str, Any]:
     """Time, then profile; returns the rate of products, the rows, and remarks on them."""
     shared = {"threads": threads, "report": report.tell}
-    rates = harness.matmul_rates([BASELINE], size=options.product_size, threads=threads)
+    rates = limits.matmul_rates([BASELINE], size=options.product_size, threads=threads)
     rows = harness.run(rivals(options), rounds=options.rounds, settle=1, **shared)
     profiles = {} if options.no_profile else profile(options, shared)
     first = report.baselines(rows)

@@ -96,7 +96,7 @@ def has_units(device: Any) -> bool:
 
 def datasheet_flops(kind: str) -> float | None:
     """Return a device's dense bfloat16 peak in FLOP/s by its data sheet, if it is a known one."""
-    from hfseq.training import throughput
+    from hfseq import hardware
 
-    known = sorted(throughput.PEAKS.items(), reverse=True)
-    return next((peak for name, peak in known if name in kind.lower()), None)
+    known = hardware.of_kind(kind)
+    return None if known is None else known.half

@@ -19,9 +19,11 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,11 +34,17 @@ ROOT = HERE.parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "numpy")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 GB = 1e9
+#: Folders that are searched for packages behind all others, so that an image's own jax and torch
+#: win over the copies there.
+EXTRA_PACKAGES = "HFSEQ_BENCHMARK_PACKAGES"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contestant:
-    """One row: a name, what runs it, and the group whose members step in turn."""
+    """One row: a name, what runs it, and the group whose members step in turn.
+
+    It needs packages (``requires``) and ``programs``, e.g. a compiler.
+    """
 
     name: str
     group: str
@@ -44,19 +52,25 @@ class Contestant:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     requires: tuple[str, ...] = ()
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    programs: tuple[str, ...] = ()
 
     def missing(self) -> list[str]:
-        """Return the packages that this contestant needs and this Python lacks."""
-        return [name for name in self.requires if importlib.util.find_spec(name) is None]
+        """Return what this contestant needs and this machine lacks."""
+        packages = [name for name in self.requires if importlib.util.find_spec(name) is None]
+        return packages + [name for name in self.programs if shutil.which(name) is None]
 
 
 @dataclasses.dataclass
 class Running:
-    """A contestant at work: ``step`` waits for the device, ``memory`` is the peak in bytes."""
+    """A contestant at work: ``step`` waits for the device, ``memory`` is the peak in bytes.
+
+    ``close`` removes what it wrote.
+    """
 
     step: Callable[[], dict[str, float]]
     memory: Callable[[], int]
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    close: Callable[[], None] = lambda: None
 
 
 @dataclasses.dataclass
@@ -96,12 +110,17 @@ def ratio(row: Row, baseline: Row) -> float | None:
 
 
 class Process:
-    """The parent's end of a contestant's process: a command a line down, an answer a line up."""
+    """The parent's end of a contestant's process: a command a line down, an answer a line up.
 
-    def __init__(self, contestant: Contestant, threads: int):
+    A contestant that is silent for ``patience`` seconds is ended.
+    """
+
+    def __init__(self, contestant: Contestant, threads: int, patience: float | None = None):
+        self._patience = patience
         numbers = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         # All contestants of a group are in memory at once: none may take the whole device.
         env = {**os.environ, **numbers, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        env.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched, so nothing waits for a network
         env |= contestant.environment
         given = {"factory": contestant.factory, "settings": contestant.settings, "threads": threads}
         self._process = subprocess.Popen(
@@ -112,7 +131,10 @@ class Process:
     def read(self) -> dict[str, Any]:
         """Return the next answer; RuntimeError if the contestant failed or is gone."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        with _impatient(self._patience, self._process.kill) as gave_up:
+            line = self._process.stdout.readline()
+        if gave_up.is_set():
+            raise RuntimeError(f"no answer within {self._patience:g} s")
         answer = json.loads(line) if line else {"error": f"exit code {self._process.wait()}"}
         if "error" in answer:
             raise RuntimeError(answer["error"])
@@ -140,6 +162,26 @@ class Process:
             self._process.wait()
 
 
+@contextlib.contextmanager
+def _impatient(seconds: float | None, give_up: Callable[[], None]) -> Iterator[threading.Event]:
+    """Call ``give_up`` unless the block ends within ``seconds``; yields whether it was called."""
+    gave_up = threading.Event()
+    if seconds is None:
+        yield gave_up
+        return
+
+    def over() -> None:
+        gave_up.set()
+        give_up()
+
+    timer = threading.Timer(seconds, over)
+    timer.start()
+    try:
+        yield gave_up
+    finally:
+        timer.cancel()
+
+
 def run(
     contestants: Sequence[Contestant],
     *,
@@ -148,25 +190,31 @@ def run(
     settle: int = 0,
     threads: int | None = None,
     report: Callable[[str], None] = lambda line: None,
+    stop: Callable[[], bool] = lambda: False,
+    patience: float | None = None,
 ) -> list[Row]:
     """Run each group in turn, its members step by step; returns a row for every contestant.
 
     Before each timed step come ``settle`` others: caches are then its own, as they are in training.
-    One that lacks a package, or fails, gets a row that says so; the others go on.
+    One that lacks a package, fails, or is silent for ``patience`` seconds gets a row that says so;
+    the others go on. After the first round ``stop`` ends the rounds of a group.
     """
     threads = threads or len(os.sched_getaffinity(0))
     rows = {c: Row(c.name, c.group) for c in contestants}
     for group in dict.fromkeys(c.group for c in contestants):
         members = [c for c in contestants if c.group == group]
         with contextlib.ExitStack() as stack:
-            running = dict(_start(members, rows, threads, stack, report))
+            running = dict(_start(members, rows, threads, stack, report, patience))
             for number in range(-warmup, rounds):
+                if number > 0 and stop():
+                    break
                 # Each order as often as the other: no one always follows the same neighbour.
                 turns = list(running)[:: 1 if number % 2 else -1]
                 for contestant in turns:
                     _turn(contestant, running, rows[contestant], number, settle, report)
             for contestant, process in running.items():
-                rows[contestant].peak_bytes = process.ask("memory")["peak_bytes"]
+                with _recorded(rows[contestant], report):
+                    rows[contestant].peak_bytes = process.ask("memory")["peak_bytes"]
     return list(rows.values())
 
 
@@ -176,13 +224,14 @@ def _start(
     threads: int,
     stack: contextlib.ExitStack,
     report: Callable[[str], None],
+    patience: float | None,
 ) -> Iterator[tuple[Contestant, Process]]:
     for contestant in members:
         row, lacking = rows[contestant], contestant.missing()
         if lacking:
             row.status = f"not run: no {', '.join(lacking)}"
             continue
-        process = Process(contestant, threads)
+        process = Process(contestant, threads, patience)
         stack.callback(process.close)
         started = time.perf_counter()
         with _recorded(row, report):
@@ -227,12 +276,16 @@ def _recorded(row: Row, report: Callable[[str], None]) -> Iterator[None]:
 
 
 def worker(given: dict[str, Any]) -> None:
-    """Build a contestant and obey the commands ``step`` and ``memory`` until the input ends."""
+    """Build a contestant and obey the commands ``step`` and ``memory`` until the input ends.
+
+    A step whose values have ``seconds`` took that long; others are timed from outside.
+    """
     # Answers have the pipe to themselves: what libraries print goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given["threads"]])
     sys.path[:0] = [str(HERE), str(ROOT), str(ROOT / "plugins")]
+    sys.path += filter(None, os.environ.get(EXTRA_PACKAGES, "").split(os.pathsep))
 
     def answer(value: dict[str, Any]) -> None:
         print(json.dumps(value), file=answers, flush=True)
@@ -247,7 +300,9 @@ def worker(given: dict[str, Any]) -> None:
                 continue
             started = time.perf_counter()
             values = running.step()
-            answer({"seconds": time.perf_counter() - started, "values": values})
+            elapsed = time.perf_counter() - started
+            answer({"seconds": values.pop("seconds", elapsed), "values": values})
+        running.close()
     except Exception as error:
         answer({"error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]})
         raise
@@ -301,63 +356,6 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def jax_matmul(dtype: str, size: int | None) -> Running:
-    import jax
-    import jax.numpy as jnp
-
-    size = size or (8192 if jax.default_backend() == "gpu" else 2048)
-    x = jnp.ones((size, size), dtype)
-    product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
-
-    def step() -> dict[str, float]:
-        product(x).block_until_ready()
-        return {"flops": 2.0 * size**3}
-
-    device = jax.devices()[0]
-    return Running(step, jax_peak_bytes, {"device": f"{device.platform} {device.device_kind}"})
-
-
-def torch_matmul(dtype: str, size: int | None) -> Running:
-    import torch
-
-    cuda = torch.cuda.is_available()
-    size = size or (8192 if cuda else 2048)
-    x = torch.ones((size, size), dtype=getattr(torch, dtype), device="cuda" if cuda else "cpu")
-    torch.set_float32_matmul_precision("high")
-
-    def step() -> dict[str, float]:
-        torch.matmul(x, x)
-        if cuda:
-            torch.cuda.synchronize()
-        return {"flops": 2.0 * size**3}
-
-    name = torch.cuda.get_device_name() if cuda else "cpu"
-    return Running(step, torch_peak_bytes, {"device": name})
-
-
-def matmul_rates(
-    dtypes: Sequence[str],
-    *,
-    size: int | None = None,
-    rounds: int = 20,
-    threads: int | None = None,
-) -> dict[str, float]:
-    """Measure the FLOP/s of a large product in each type, the best of the libraries there are."""
-    contestants = [
-        Contestant(
-            f"{library} {dtype}", dtype, f"harness:{library}_matmul",
-            {"dtype": dtype, "size": size}, (library,),
-        )
-        for dtype in dtypes for library in ("jax", "torch")
-    ]  # fmt: skip
-    rates: dict[str, float] = {}
-    for row in run(contestants, rounds=rounds, threads=threads):
-        if row.seconds:
-            rate = row.values[-1]["flops"] / min(row.seconds)
-            rates[row.group] = max(rates.get(row.group, 0.0), rate)
-    return rates
-
-
 # -- what is written down
 
 
@@ -396,3 +394,5 @@ def write_section(path: Path, name: str, text: str) -> None:
 
 if __name__ == "__main__":
     worker(json.loads(sys.argv[1]))
+    # Taking down thread pools and devices can take seconds, which nobody needs to wait for.
+    os._exit(0)

@@ -6,6 +6,7 @@ Everything that both sides must agree on is here, so that hfseq and PyTorch get 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,9 @@ BATCHES = 4
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """A model to measure: ``head`` ends the names of the Auto classes of both sides.
+
+    ``config`` is a configuration class of transformers, or "module:class" of one of hfseq's own;
+    PyTorch then takes the stock twin that hfseq stores it as.
 
     ``rates`` are the configuration's names of dropout rates; ``size`` changes the defaults of the
     configuration class into those of the published model.
@@ -35,6 +39,16 @@ class Subject:
     def objective(self) -> str:
         """What it is trained with: mlm, clm or seq2seq."""
         return {"ForMaskedLM": "mlm", "ForCausalLM": "clm"}.get(self.head, "seq2seq")
+
+    @property
+    def native(self) -> bool:
+        """Whether transformers has no class for it."""
+        return ":" in self.config
+
+    def config_class(self) -> Any:
+        """Import the configuration class."""
+        module, _, name = self.config.rpartition(":")
+        return getattr(importlib.import_module(module or "transformers"), name)
 
 
 _ENCODER_RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -64,6 +78,10 @@ SUBJECTS = {
         "BART-base", "BartConfig", "ForSeq2SeqLM",
         ("dropout", "attention_dropout", "activation_dropout"), 4, 256, 256, size=_BART,
     ),
+    "wmt": Subject(
+        "WMT Transformer base", "hfseq_plugins.wmt_transformer.configuration:WMTTransformerConfig",
+        "ForSeq2SeqLM", ("dropout", "attention_dropout", "activation_dropout"), 16, 64, 64,
+    ),
 }  # fmt: skip
 
 _LAYERS = (
@@ -81,10 +99,8 @@ def configuration(name: str, size: dict[str, Any], dropout: float | None = None)
     ``size`` changes it: "layers" sets all stacks, other names are the configuration's own. Without
     ``dropout`` the configuration's own rates stay.
     """
-    import transformers
-
     subject = SUBJECTS[name]
-    config = getattr(transformers, subject.config)(**subject.size)
+    config = subject.config_class()(**subject.size)
     changes = dict(size)
     layers = changes.pop("layers", None)
     if layers is not None:
@@ -93,7 +109,7 @@ def configuration(name: str, size: dict[str, Any], dropout: float | None = None)
         changes |= {rate: dropout for rate in subject.rates}
     absent = [key for key in changes if not hasattr(config, key)]
     if absent:
-        raise ValueError(f"{subject.config} has no {', '.join(absent)}")
+        raise ValueError(f"{type(config).__name__} has no {', '.join(absent)}")
     for key, value in changes.items():
         setattr(config, key, value)
     for key in _SPECIAL:  # a smaller vocabulary keeps its special tokens

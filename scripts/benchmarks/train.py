@@ -24,6 +24,7 @@ if __name__ == "__main__":
 
 import contestants
 import harness
+import limits
 import models
 import report
 
@@ -143,7 +144,7 @@ def measure(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         if not options.no_check:
             pairs = rivals(options, folder, 0.0)
             problems = disagreements(harness.run(pairs, rounds=3, warmup=0, **shared))
-        rates = harness.matmul_rates(options.dtypes, threads=threads)
+        rates = limits.matmul_rates(options.dtypes, threads=threads)
         rows = harness.run(
             rivals(options, folder, options.dropout), rounds=options.rounds, settle=1, **shared
         )

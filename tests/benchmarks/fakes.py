@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import harness
 
@@ -43,3 +44,14 @@ def broken() -> harness.Running:
 def gone() -> harness.Running:
     """Ends without a word, as a process that ran out of memory does."""
     os._exit(9)
+
+
+def silent() -> harness.Running:
+    """Never gets ready."""
+    time.sleep(3600)
+    raise AssertionError
+
+
+def timed() -> harness.Running:
+    """Says itself how long its step took."""
+    return harness.Running(lambda: {"seconds": 2.5, "loss": 1.0}, lambda: 1)

@@ -20,6 +20,7 @@ import fp8_hlo  # noqa: E402
 import fp8_profile  # noqa: E402
 import fp8_step  # noqa: E402
 import harness  # noqa: E402
+import limits  # noqa: E402
 
 TINY = fp8_step.Size(width=32, layers=1, rows=2, length=16, vocab_size=100)
 
@@ -311,7 +312,7 @@ def here(monkeypatch):
 
     found: list[harness.Row] = []
     monkeypatch.setattr(harness, "run", run)
-    monkeypatch.setattr(harness, "matmul_rates", lambda types, **given: {types[0]: 1e11})
+    monkeypatch.setattr(limits, "matmul_rates", lambda types, **given: {types[0]: 1e11})
 
 
 def command(*models):

@@ -1,0 +1,353 @@
+"""The benchmark command: every suite on a tiny configuration, its table, and what goes wrong."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts" / "benchmarks"
+sys.path.insert(0, str(SCRIPTS))
+
+import harness  # noqa: E402
+import run  # noqa: E402
+import suites  # noqa: E402
+from suites import base, pictures, tables  # noqa: E402
+
+TINY = base.Options(profile="tiny")
+
+
+class Inline:
+    """A contestant in this process: no test waits for a dozen of them to import jax."""
+
+    def __init__(self, contestant, threads, patience=None):
+        self.answer = {}
+        module, _, name = contestant.factory.partition(":")
+        try:
+            made = getattr(importlib.import_module(module), name)(**contestant.settings)
+            self.running, self.answer = made, {"facts": made.facts}
+        except Exception as error:
+            self.answer = {"error": f"{type(error).__name__}: {error}"}
+
+    def read(self):
+        if "error" in self.answer:
+            raise RuntimeError(self.answer["error"])
+        return self.answer
+
+    def ask(self, command):
+        if command == "memory":
+            return {"peak_bytes": self.running.memory()}
+        values = self.running.step()
+        return {"seconds": values.pop("seconds", 0.001), "values": values}
+
+    def close(self):
+        self.running.close()
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    monkeypatch.setattr(harness, "Process", Inline)
+
+
+def well_formed(text, rows):
+    """Check a section: a line of the table for every row, all with the same number of cells."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1
+    assert len(lines) == len(rows) + 2
+    for line, row in zip(lines[2:], rows, strict=True):
+        assert line.startswith(f"| {row['name']}") and "None" not in line and "nan" not in line
+
+
+# -- every suite runs
+
+RUN = {
+    "limits": "",
+    "train": "WMT",
+    "inference": "2 x 12, float32",
+    "generation": "GPT-2 small, greedy",
+    "data": "(tokenise|pack|mask|whole batch|clm)",
+    "startup": "--help",
+    "checkpoint": "",
+    "memory": "RoBERTa.*recomputed",
+    "scaling": "batch [12]/hfseq",
+    "data_scale": "",
+}
+
+
+@pytest.mark.parametrize("suite", suites.SUITES)
+def test_a_suite_runs_tiny_and_its_table_is_well_formed(
+    suite, inline, tmp_path, capfd, monkeypatch
+):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("HFSEQ_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the command changes it for its processes
+    monkeypatch.chdir(tmp_path)
+    given = [suite, "--tiny", "--peers", "torch", "hfseq", "--rounds", "1", "--output", "out"]
+    code = run.main([*given, "--only", f"{suite}/.*{RUN[suite]}"])
+    result = json.loads((tmp_path / "out" / "benchmarks" / f"run_{suite}.json").read_text())
+    assert code == 0, result["problems"]
+    rows = result["rows"]
+    assert rows and all(row["status"] == "ok" and row["seconds"] for row in rows)
+    assert all(row["peak_memory_gb"] > 0 for row in rows)
+    page = (tmp_path / "out" / "benchmarks.md").read_text()
+    section = page.split(f"<!-- run_{suite} -->")[1].split(f"<!-- /run_{suite} -->")[0]
+    well_formed(section, rows)
+    assert "run.py" in section and str(tmp_path) not in section and "measured limits" in section
+    assert section.strip() in capfd.readouterr().out
+
+
+def test_every_suite_says_what_it_is():
+    assert set(RUN) == set(suites.SUITES)
+    for name in suites.SUITES:
+        module = suites.load(name)
+        assert module.TITLE and module.SUMMARY.endswith(".") and module.__doc__
+        assert module.PICTURE in (None, "curves", *pictures.BARS)
+        assert (SCRIPTS / "suites" / f"{name}.py").exists()
+
+
+@pytest.mark.parametrize("profile", base.PROFILES)
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_rows_have_names_of_their_own_and_factories_that_exist(profile, device):
+    options = base.Options(profile=profile, device=device)
+    names = [
+        f"{suite}/{case.name}/{contestant.name}"
+        for suite in suites.SUITES
+        for case in suites.load(suite).cases(options)
+        for contestant in case.contestants
+    ]
+    assert len(names) == len(set(names)) and len(names) > 60
+    for suite in suites.SUITES:
+        for case in suites.load(suite).cases(options):
+            assert case.rounds >= 1 and case.contestants
+            for contestant in case.contestants:
+                module, _, name = contestant.factory.partition(":")
+                assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_what_the_issue_names_is_measured():
+    names = "\n".join(c.name for s in suites.SUITES for c in suites.load(s).cases(base.Options()))
+    for wanted in (
+        *("RoBERTa-base, 8 x 128", "RoBERTa-base, 2 x 512", "GPT-2 small, 2 x 512", "T5-small, 2"),
+        *("GPT-2 small, 1 x 1024", "BART-base", "WMT base", "BERT-base, 32 x 128, bfloat16"),
+        *("greedy", "sampling", "beam 4", "tokenise", "pack", "mask", "1000 MB"),
+    ):
+        assert wanted in names, wanted
+    peers = {c.name for case in suites.load("train").cases(TINY) for c in case.contestants}
+    assert peers == {"PyTorch", "torch.compile", "hfseq"}
+
+
+# -- the command
+
+
+def test_the_command_lists_its_rows_with_the_standard_library_alone():
+    """Neither the checkout nor its packages have to be installed to be told what is missing."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", str(SCRIPTS / "run.py"), "--list", "--only", "/PyTorch"],
+        capture_output=True, text=True, cwd="/", check=True, env={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert len(lines) > 20 and all("/PyTorch" in line for line in lines)
+
+
+def test_only_picks_rows(capsys):
+    assert run.main(["train", "--only", "GPT-2.*float32/hfseq", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "train/GPT-2 small, 2 x 512, float32/hfseq",
+        "train/GPT-2 small, 1 x 1024, float32/hfseq",
+    ]
+    assert run.main(["--only", "no such row"]) == 2
+    assert "matches no row" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["trian"], "no suite trian: there are limits, train"),
+        (["--rounds", "0"], "--rounds 0: give a number above 0"),
+        (["--only", "("], "--only (:"),
+        (["--tag", "a b"], "--tag a b: give letters"),
+        (["--packages", "nowhere"], "--packages nowhere: there is no such directory"),
+        (["--quick", "--tiny"], "not allowed with"),
+    ],
+)
+def test_wrong_flags_are_named(given, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run.main(given)
+    assert caught.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_the_recorded_command_names_no_place():
+    given = ["train", "--packages", "wheels", "--only", "a b", "--output", "x"]
+    assert run.command(given) == "python scripts/benchmarks/run.py train --only 'a b'"
+
+
+# -- what goes wrong
+
+
+def fake(name, factory="steady", **given):
+    return harness.Contestant(name, "g", f"fakes:{factory}", **given)
+
+
+def runner(tmp_path, **given):
+    return run.Runner(TINY, tmp_path, **given)
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    here = str(Path(__file__).resolve().parent)
+    monkeypatch.setenv("PYTHONPATH", here)
+    monkeypatch.syspath_prepend(here)
+
+
+def test_a_missing_part_marks_its_row_and_the_others_run(tmp_path, inline, fakes):
+    case = base.Case(
+        "c",
+        (
+            fake("PyTorch"),
+            fake("torch.compile", programs=("no-such-compiler",)),
+            fake("hfseq", requires=("no_such_package",)),
+        ),
+        8.0,
+    )
+    rows = runner(tmp_path).suite("train", [case])
+    assert [row["status"] for row in rows] == [
+        "ok", "not run: no no-such-compiler", "not run: no no_such_package",
+    ]  # fmt: skip
+    text = tables.table(rows, tables.DEFAULT)
+    well_formed(text, rows)
+    assert "| torch.compile (not run: no no-such-compiler) | c | - | - | - | - | - |" in text
+
+
+def test_a_suite_starts_nothing_after_its_time(tmp_path, inline, fakes):
+    cases = [base.Case(f"c{i}", (fake("hfseq"),), 8.0) for i in range(3)]
+    rows = runner(tmp_path, suite_time=1e-9).suite("train", cases)
+    assert {row["status"] for row in rows} == {"not run: the 1e-09 s of the suite were over"}
+
+
+def test_rounds_end_when_the_time_is_over(inline, fakes):
+    (row,) = harness.run([fake("a")], rounds=50, warmup=0, stop=lambda: True)
+    assert row.status == "ok" and len(row.seconds) == 1
+
+
+def test_a_contestant_that_is_silent_is_ended(fakes):
+    """It costs its row and no more than the time it was given."""
+    (row,) = harness.run([fake("slow", "silent")], rounds=1, warmup=0, patience=3)
+    assert row.status == "failed: no answer within 3 s"
+
+
+def test_weights_that_cannot_be_written_fail_the_rows(tmp_path, inline, fakes, monkeypatch):
+    import contestants
+
+    monkeypatch.setattr(contestants, "written_weights", lambda *a, **k: ["no weights: full"])
+    case = base.Case("c", (fake("a"), fake("b", requires=("no_such",))), 1.0, weights=("bert", {}))
+    rows = runner(tmp_path).suite("train", [case])
+    assert [row["status"] for row in rows] == ["failed: no weights: full", "not run: no no_such"]
+
+
+def test_a_step_may_time_itself(inline, fakes):
+    (row,) = harness.run([fake("a", "timed")], rounds=2, warmup=0)
+    assert row.seconds == [2.5, 2.5]
+
+
+# -- numbers
+
+
+def test_the_limit_that_binds_is_the_one_that_takes_longer():
+    limits = {"float32": 1e12, "bandwidth": 1e10}
+    compute = base.limit({"flops": 1e12, "bytes": 1e9}, "float32", 2.0, limits)
+    assert compute["binding"] == "compute" and compute["share"] == 0.5
+    memory = base.limit({"flops": 1e10, "bytes": 1e10}, "float32", 4.0, limits)
+    assert memory["binding"] == "bandwidth" and memory["share"] == 0.25
+    assert memory["of"] == {"compute": pytest.approx(0.0025), "bandwidth": 0.25}
+    assert base.limit({"flops": 1e12}, "bfloat16", 1.0, limits) is None
+    assert base.limit({}, "float32", 1.0, limits) is None
+
+
+def test_work_is_counted_from_shapes():
+    from suites import work
+
+    config = type("Config", (), {
+        "vocab_size": 100, "hidden_size": 8, "num_hidden_layers": 2, "is_encoder_decoder": False,
+    })()  # fmt: skip
+    shapes = {"wte.weight": (100, 8), "h.0.fc.weight": (8, 32), "h.0.fc.bias": (32,)}
+    assert work.matrices(shapes, 100) == 256
+    assert work.training_bytes(shapes) == 40 * (800 + 256 + 32)
+    assert work.forward_flops(shapes, config, 3, 5) == 15 * (512 + 4 * 2 * 8 * 5)
+    one = work.generation_work(shapes, config, 1, 1, 4, 2, 4)
+    assert one["bytes"] == 4 * 2 * (256 + 800 + 2 * 2 * 8 * 5)
+    assert work.generation_work(shapes, config, 1, 4, 4, 2, 4)["flops"] > one["flops"]
+
+
+def test_exponents_are_slopes_of_logarithms():
+    scaling = suites.load("scaling")
+    assert scaling.exponent([(1, 2.0), (2, 4.0), (8, 16.0)]) == pytest.approx(1.0)
+    assert scaling.exponent([(1, 3.0), (4, 48.0)]) == pytest.approx(2.0)
+
+
+def test_waiting_is_a_share_of_the_steps_after_the_first():
+    times = suites.load("data").Times()
+    times.asked, times.got = [0.0, 10.0, 20.0, 30.0, 40.0], [5.0, 10.0, 21.0, 33.0]
+    found = times.values(tokens=7)
+    assert found == {"seconds": 20.0, "waiting": 0.2, "work": 14.0, "longest_wait": 3.0}
+    times.asked = times.asked[:2]
+    with pytest.raises(ValueError, match="too few"):
+        times.values(7)
+
+
+def test_hidden_states_that_differ_are_named():
+    def row(name, mean):
+        return {"case": "c", "name": name, "dtype": "float32", "facts": {"mean": mean}}
+
+    problems = suites.load("inference").problems
+    assert problems([row("PyTorch", 1.0), row("hfseq", 1.00001)]) == []
+    (found,) = problems([row("PyTorch", 1.0), row("hfseq", 1.1)])
+    assert "c: hfseq returns hidden states of mean size 1.1, PyTorch 1" in found
+
+
+def test_the_synthetic_text_is_the_same_again_and_of_its_size(tmp_path):
+    corpus = suites.load("corpus")
+    sizes = [corpus.write(tmp_path / name, 30_000) for name in "ab"]
+    texts = [(tmp_path / name).read_text() for name in "ab"]
+    assert texts[0] == texts[1] and sizes[0] == len(texts[0])
+    assert 30_000 <= sizes[0] < 45_000
+    assert all(re.fullmatch(r"[a-z ]+\.", line) for line in corpus.lines(tmp_path / "a"))
+
+
+def test_a_picture_is_drawn_or_its_absence_is_explained(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    rows = [
+        {"name": n, "case": "a case", "ratio": r, "median_seconds": 1.0, "amount": 4.0,
+         "case_facts": {"over": "batch", "value": v}}
+        for n, r, v in (("PyTorch", 1.0, 1), ("hfseq", 1.3, 2))
+    ]  # fmt: skip
+    for suite in ("train", "scaling"):
+        path = tmp_path / f"{suite}.png"
+        assert pictures.draw(suites.load(suite), {"rows": rows}, path) == path
+        assert path.read_bytes().startswith(b"\x89PNG")
+    assert pictures.draw(suites.load("limits"), {"rows": rows}, tmp_path / "x.png") is None
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    told = pictures.draw(suites.load("train"), {"rows": rows}, tmp_path / "x.png")
+    assert told == "matplotlib is not installed"
+
+
+@pytest.mark.slow
+def test_the_command_runs_in_processes_with_every_peer(tmp_path):
+    """Two suites as a user runs them; torch.compile too, where there is a compiler."""
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "run.py"), "startup", "train", "--tiny", "--only",
+         "(startup|GPT-2 small, 2 x 16)", "--output", str(tmp_path)],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for suite in ("startup", "train"):
+        rows = json.loads((tmp_path / "benchmarks" / f"run_{suite}.json").read_text())["rows"]
+        assert {row["status"] for row in rows} <= {"ok", "not run: no g++"}
+        assert any(row["name"].startswith("torch.compile") for row in rows)
