@@ -229,7 +229,12 @@ class TrainingArguments:
     run_name: str | None = option(None, "Name of the run where trackers show one.")
     disable_tqdm: bool = option(False, "No progress bar, even on a terminal.")
     profile: str | None = option(
-        None, "Write a jax profile of these steps, e.g. 10-15, under output_dir."
+        None, "Write a jax profile of steps 10 to 15, for example, as 10-15; under output_dir."
+    )
+    peak_tflops: float | None = option(
+        None,
+        "What MFU is a share of, in 10^12 FLOP/s a device (on CPUs, a process); by default of the "
+        "data sheet, where the device is a known one, else measured.",
     )
     compilation_cache_dir: str | None = option(
         None, "Persistent compilation cache; by default ~/.cache/hfseq/xla, 'none' turns it off."
@@ -255,6 +260,8 @@ class TrainingArguments:
             self.do_train = self.do_eval = True
         if self.eval_strategy is None:
             self.eval_strategy = "steps" if self.eval_steps else "no"
+        if self.profile:
+            profiled_steps(self.profile)
         problems = [text for wrong, text in self._problems() if wrong]
         if problems:
             raise UsageError("; ".join(problems))
@@ -299,6 +306,8 @@ class TrainingArguments:
             (self.state_reset != "sequence" and not self.update_length,
              f"--state_reset {self.state_reset} needs --update_length: without it every row is "
              "trained in one step"),
+            (self.peak_tflops is not None and not self.peak_tflops > 0,
+             f"--peak_tflops {self.peak_tflops}: give a positive number"),
             (self.weight_decay < 0, f"--weight_decay {self.weight_decay}: give 0 or more"),
             (self.weight_decay_mode == "absolute" and self.weight_decay >= 1,
              f"--weight_decay {self.weight_decay} with --weight_decay_mode absolute leaves nothing "
@@ -309,6 +318,14 @@ class TrainingArguments:
             (self.eval_strategy == "steps" and not self.eval_steps,
              "--eval_strategy steps needs --eval_steps N"),
         ]  # fmt: skip
+
+
+def profiled_steps(text: str) -> tuple[int, int]:
+    """Read the first and the last step of ``--profile``."""
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise UsageError(f"--profile {text}: give first-last, counted from 1, e.g. 10-15")
+    return int(first), int(last)
 
 
 PARTS = (ModelArguments, DataArguments, TrainingArguments, ProcessArguments)

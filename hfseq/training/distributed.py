@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from importlib import metadata
@@ -22,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hfseq.errors import UsageError
-from hfseq.training import coordinator, failures, rendezvous
+from hfseq.training import coordinator, failures, fingerprint, rendezvous
 from hfseq.training.process_arguments import ProcessArguments
 
 if TYPE_CHECKING:
@@ -95,11 +96,14 @@ def connect(mesh: Mesh) -> None:
 
 
 def agree_on_flags(arguments: Arguments, objective: str) -> None:
-    """Compare flags, objective and versions; what belongs to a machine may differ."""
+    """Compare flags, objective, code and versions; what belongs to a machine may differ."""
+    if coordinator.client() is None:
+        return
     values = {f"--{name}": v for name, v in arguments.as_dict().items() if name not in OWN_FLAGS}
     versions = {f"the version of {name}": metadata.version(name) for name in ("hfseq", "jax")}
     counts = {"--num_processes": coordinator.process_count(), "the objective": objective}
-    agree(values | versions | counts, "give all of them the same flags")
+    code = fingerprint.of_program(arguments.training.plugin)
+    agree(values | versions | code | counts, "give all of them the same flags and the same code")
 
 
 def agree(facts: dict[str, Any], advice: str) -> None:
@@ -133,6 +137,25 @@ def differences(own: dict[str, str], theirs: dict[int, dict[str, str]]) -> list[
                 text = f"{name} is {mine} in process 0 and {other} in process {number}"
                 found.setdefault(name, text)
     return [found[name] for name in sorted(found)]
+
+
+def check_writable(folder: Path) -> None:
+    """See that a file can be made in ``folder``, or where it will be made; none stays there.
+
+    Raises:
+        UsageError: the volume is read-only, full of files, or not this user's.
+    """
+    for wanted in (folder, folder / "checkpoints"):
+        place = next(path for path in (wanted, *wanted.absolute().parents) if path.exists())
+        try:
+            if place.is_dir():
+                tempfile.TemporaryFile(dir=place).close()
+        except OSError as error:
+            raise UsageError(
+                f"--output_dir {folder} cannot be written on {socket.gethostname()} "
+                f"({error.strerror}: {place}): checkpoints and the model go there, so mount the "
+                "volume for writing, or give another directory"
+            ) from error
 
 
 def check_shared(folder: Path) -> None:

@@ -94,6 +94,7 @@ class Loop:
         self.workspace = Workspace(training.output_dir)
         self.folder = self.workspace.path
         with distributed.first() as leads:
+            distributed.check_writable(self.folder)
             if leads:
                 self.workspace.pull()
                 self._check_folder()
@@ -300,7 +301,7 @@ class Loop:
         feed.restore(progress.stream)
         compiled = compile_step(self)
         self.meter = throughput.make_meter(
-            self.model, self.objective, self.data, self.batch_size, length
+            self.model, self.objective, self.data, self.batch_size, length, training.peak_tflops
         )
         profiler = Profiler(training.profile if not jax.process_index() else None, self.folder)
         started, before = time.perf_counter(), progress.seconds
@@ -316,7 +317,7 @@ class Loop:
                     calibrate(self, batch)
                 if training.inspect_sharding and self.last_step is None:
                     inspect.report(self, compiled, batch)
-                profiler.at(number)
+                profiler.at(number + 1, self.last_step)
                 self.state, now = compiled(self.state, batch)
                 if blocking:
                     jax.block_until_ready(now)
@@ -328,7 +329,7 @@ class Loop:
                 self._after_step(bar)
                 if self.stop.after(progress.step):
                     break
-        profiler.close()
+        profiler.close(self.last_step)
         self._save()
         self.checkpoints.wait()
 

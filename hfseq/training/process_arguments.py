@@ -13,7 +13,8 @@ from hfseq.errors import UsageError
 VARIABLES = {
     "coordinator_address": ("COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS"),
     "num_processes": ("NUM_PROCESSES",),
-    "process_id": ("PROCESS_ID",),
+    # An indexed Job or JobSet of Kubernetes numbers its pods itself.
+    "process_id": ("PROCESS_ID", "JOB_COMPLETION_INDEX"),
 }
 
 
@@ -70,10 +71,12 @@ class ProcessArguments:
     @property
     def address(self) -> str | None:
         """The coordinator's host and port, from the flag or the environment."""
-        found = self.coordinator_address or _variable("coordinator_address")
+        found, source = self.coordinator_address, "--coordinator_address"
+        if found is None and (name := _variable("coordinator_address")):
+            found, source = os.environ[name], f"{name} in the environment,"
         if found and not re.fullmatch(r".+:\d+", found):
-            raise UsageError(f"--coordinator_address {found}: give host:port, e.g. node1:1234")
-        return found
+            raise UsageError(f"{source} {found}: give host:port, e.g. node1:1234")
+        return found or None
 
     @property
     def count(self) -> int | None:
@@ -95,14 +98,16 @@ class ProcessArguments:
 def _number(flag: str, given: int | None) -> int | None:
     if given is not None:
         return given
-    found = _variable(flag)
-    if found is None:
+    name = _variable(flag)
+    if name is None:
         return None
-    if not found.isdigit():
-        name = VARIABLES[flag][0]
-        raise UsageError(f"{name} in the environment is '{found}': give a number, or --{flag}")
-    return int(found)
+    if not os.environ[name].isdigit():
+        raise UsageError(
+            f"{name} in the environment is '{os.environ[name]}': give a number, or --{flag}"
+        )
+    return int(os.environ[name])
 
 
 def _variable(flag: str) -> str | None:
-    return next((os.environ[name] for name in VARIABLES[flag] if os.environ.get(name)), None)
+    """Return the name of the variable that stands for a flag, if one is set."""
+    return next((name for name in VARIABLES[flag] if os.environ.get(name)), None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import socket
 import threading
 import time
@@ -15,6 +17,8 @@ from hfseq.training import coordinator, failures
 from hfseq.training.process_arguments import ProcessArguments
 
 logger = logging.getLogger(__name__)
+
+IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # set in every pod
 
 
 def join(processes: ProcessArguments) -> None:
@@ -32,11 +36,16 @@ def join(processes: ProcessArguments) -> None:
     started, limit = time.monotonic(), processes.coordinator_timeout
     if number:
         await_coordinator(address, limit)
+    else:
+        check_port(address)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     waiting = _Deadline(started + limit, address, count)
     try:
         jax.distributed.initialize(
             address, count, number, local_device_ids=processes.devices,
+            # All that is known is known: jax would ask for the package `kubernetes`, and with it
+            # the API server, for the numbers of local devices, which neither has.
+            cluster_detection_method="deactivate" if IN_KUBERNETES in os.environ else None,
             # The deadline ends the process before; jax would abort it with a stack trace.
             initialization_timeout=2 * limit + 60,
             heartbeat_timeout_seconds=processes.heartbeat_timeout,
@@ -73,10 +82,15 @@ def whereabouts(processes: ProcessArguments) -> tuple[str, int, int]:
     flags = ("--coordinator_address", "--num_processes", "--process_id")
     absent = [flag for flag, value in zip(flags, found, strict=True) if value is None]
     if absent:
+        nobody = "none of Slurm, Open MPI and Kubernetes JobSet is there to detect them from"
+        if IN_KUBERNETES in os.environ:
+            nobody = (
+                "set COORDINATOR_ADDRESS and NUM_PROCESSES in the manifest (as "
+                "scripts/launch/jobset.yaml does), or install the package kubernetes"
+            )
         raise UsageError(
-            f"several processes need {', '.join(absent)}: none of Slurm, Open MPI and Kubernetes "
-            "JobSet is there to detect them from (for one process drop the other flags, and "
-            "COORDINATOR_ADDRESS from the environment)"
+            f"several processes need {', '.join(absent)}: {nobody} (for one process drop the other "
+            "flags, and COORDINATOR_ADDRESS from the environment)"
         )
     address, count, number = str(found[0]), int(found[1]), int(found[2])
     if number >= count:
@@ -84,6 +98,29 @@ def whereabouts(processes: ProcessArguments) -> tuple[str, int, int]:
             f"--process_id {number}: with --num_processes {count} give 0 to {count - 1}"
         )
     return address, count, number
+
+
+def check_port(address: str) -> None:
+    """See that process 0 can listen; gRPC would share the port with another run's coordinator.
+
+    Raises:
+        HfseqError: something on this machine listens there.
+    """
+    if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:  # not the port of all interfaces
+        return
+    port = int(address.rpartition(":")[2])
+    for family in (socket.AF_INET6, socket.AF_INET):
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise HfseqError(
+                    f"port {port} of --coordinator_address {address} is in use on this machine, "
+                    "on which process 0 has to listen: give a free one to all processes (or is an "
+                    "earlier run still there?)"
+                ) from error
 
 
 def await_coordinator(address: str, limit: float) -> None:

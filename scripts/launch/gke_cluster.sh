@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# A GKE cluster with two nodes of one T4 each, JobSet, and what the manifests here refer to:
+#
+#     bash scripts/launch/gke_cluster.sh create     the cluster, its GPU nodes, a driver for volumes
+#     bash scripts/launch/gke_cluster.sh jobset     the JobSet API
+#     bash scripts/launch/gke_cluster.sh secrets    HF_TOKEN and WANDB_API_KEY of this shell
+#     bash scripts/launch/gke_cluster.sh submit scripts/launch/jobset.yaml
+#     bash scripts/launch/gke_cluster.sh delete     all of it; volumes and buckets stay
+#
+# CLUSTER, ZONE    hfseq, us-central1-c
+# NODES, GPUS      2 nodes with 1 GPU each
+# ACCELERATOR      nvidia-tesla-t4
+# MACHINE          n1-standard-4
+# IMAGE            the image that `submit` puts into a manifest
+# JOBSET_VERSION   v0.10.1
+# DRY_RUN=1        prints the commands
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source scripts/launch/common.sh
+
+cluster=${CLUSTER:-hfseq} zone=${ZONE:-us-central1-c}
+
+create() {
+    run gcloud container clusters create "$cluster" --zone "$zone" \
+        --addons GcpFilestoreCsiDriver
+    run gcloud container node-pools create gpu-pool --cluster "$cluster" --zone "$zone" \
+        --node-locations "$zone" --num-nodes "${NODES:-2}" --machine-type "${MACHINE:-n1-standard-4}" \
+        --accelerator "type=${ACCELERATOR:-nvidia-tesla-t4},count=${GPUS:-1},gpu-driver-version=LATEST"
+    run gcloud container clusters get-credentials "$cluster" --zone "$zone"
+}
+
+jobset() {
+    local release=https://github.com/kubernetes-sigs/jobset/releases/download
+    run kubectl apply --server-side --filename "$release/${JOBSET_VERSION:-v0.10.1}/manifests.yaml"
+}
+
+# The values go through standard input: on a command line every user of the machine could read them.
+secrets() {
+    local given=()
+    for name in HF_TOKEN WANDB_API_KEY; do
+        if [[ ${!name:-} ]]; then given+=("$name=${!name}"); fi
+    done
+    if [[ ${#given[@]} == 0 ]]; then stop "set HF_TOKEN, WANDB_API_KEY or both"; fi
+    run kubectl delete secret hfseq-secrets --ignore-not-found
+    run kubectl create secret generic hfseq-secrets --from-env-file=/dev/stdin \
+        < <(printf '%s\n' "${given[@]}")
+}
+
+submit() {
+    if [[ ! -f ${1:-} ]]; then stop "submit needs a manifest, e.g. scripts/launch/jobset.yaml"; fi
+    need IMAGE "what image.sh pushed"
+    run kubectl apply --filename scripts/launch/storage.yaml
+    run kubectl apply --filename - < <(sed "s|image: hfseq:cuda|image: $IMAGE|" "$1")
+}
+
+delete() {
+    run gcloud container clusters delete "$cluster" --zone "$zone" --quiet
+}
+
+case ${1:-} in
+create | jobset | secrets | submit | delete) "$@" ;;
+--help) usage ;;
+*) stop "give create, jobset, secrets, submit MANIFEST or delete (--help says more)" ;;
+esac

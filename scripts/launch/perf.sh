@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Measure what train.sh reaches: 60 steps, then tokens a second, MFU and peak memory; a profile of
+# steps 40 to 45 lies in $OUTPUT_DIR/profile. One GPU, several, several nodes as in train.sh:
+#
+#     CUDA_VISIBLE_DEVICES=0 bash scripts/launch/perf.sh --device cuda
+#     bash scripts/launch/perf.sh --device cuda
+#     COORDINATOR_ADDRESS=node0:1234 NUM_PROCESSES=2 PROCESS_ID=0 \
+#         bash scripts/launch/perf.sh --device cuda        and on the other node with PROCESS_ID=1
+#
+# PEAK_TFLOPS   of one device, where its kind is not in hfseq's table (T4: 65 in float16)
+# OUTPUT_DIR    runs/perf, made anew
+# The other variables and the flags are those of train.sh.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source scripts/launch/common.sh
+
+if [[ ${1:-} == --help ]]; then usage && exit; fi
+export OUTPUT_DIR=${OUTPUT_DIR:-runs/perf}
+peak=()
+if [[ ${PEAK_TFLOPS:-} ]]; then peak=(--peak_tflops "$PEAK_TFLOPS"); fi
+
+bash scripts/launch/train.sh --do_train --overwrite_output_dir --max_steps 60 --warmup_steps 10 \
+    --logging_steps 20 --save_strategy no --profile 40-45 --report_to jsonl "${peak[@]}" "$@"
+# Of several processes the first has the measurements.
+if [[ ${DRY_RUN:-} || ${PROCESS_ID:-${JOB_COMPLETION_INDEX:-${SLURM_PROCID:-0}}} != 0 ]]; then exit; fi
+"${PYTHON:-python}" - "$OUTPUT_DIR/metrics.jsonl" <<'END'
+import json
+import sys
+
+logged = [json.loads(line) for line in open(sys.argv[1])]
+last = [record for record in logged if "train_tokens_per_second" in record][-1]
+for name, value in last.items():
+    if name.startswith("train_"):
+        print(f"{name:32} {value:.6g}")
+END

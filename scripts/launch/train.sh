@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Train an English-Spanish translator. On one GPU, on several, and on several nodes it is one command:
+#
+#     CUDA_VISIBLE_DEVICES=0 bash scripts/launch/train.sh --device cuda           one GPU
+#     bash scripts/launch/train.sh --device cuda                                  all of a machine
+#     COORDINATOR_ADDRESS=node0:1234 NUM_PROCESSES=2 PROCESS_ID=0 \
+#         bash scripts/launch/train.sh --device cuda       and on the other node with PROCESS_ID=1
+#
+# TRAIN_FILE      english-spanish.csv, with a column a language
+# OUTPUT_DIR      runs/english-spanish; several nodes need one directory that all of them see
+# WANDB_API_KEY   Weights & Biases beside TensorBoard, in the project WANDB_PROJECT
+# PYTHON          python
+# DRY_RUN=1       prints the command
+#
+# Flags are added to the command, and those that are given win. For a model of your own put another
+# command in the place of this one.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source scripts/launch/common.sh
+
+if [[ ${1:-} == --help ]]; then usage && exit; fi
+trackers=(tensorboard jsonl)
+if [[ ${WANDB_API_KEY:-} ]]; then trackers+=(wandb); fi
+
+command=(
+    "${PYTHON:-python}" scripts/run_translation_flax.py
+    --output_dir "${OUTPUT_DIR:-runs/english-spanish}"
+    --train_file "${TRAIN_FILE:-english-spanish.csv}" --source_lang en --target_lang es
+    --model_type wmt_transformer --vocab_size 16000
+    --config_overrides "d_model=128,encoder_layers=2,decoder_layers=2,encoder_ffn_dim=512,decoder_ffn_dim=512"
+    --max_source_length 128 --max_target_length 128
+    --per_device_train_batch_size 128 --num_train_epochs 10
+    --learning_rate 0.004 --lr_scheduler_type inverse_sqrt --warmup_steps 400 --adam_beta2 0.98
+    --eval_steps 200 --max_eval_batches 10 --save_steps 200 --logging_steps 50
+    --report_to "${trackers[@]}"
+    "$@"
+)
+if [[ ${DRY_RUN:-} ]]; then run "${command[@]}" && exit; fi
+exec "${command[@]}" # signals reach Python, which saves

@@ -1,0 +1,124 @@
+"""Processes of a run that take each other for machines, where that can be arranged.
+
+As root, with iproute2, each is a network namespace on a bridge with an address, a host name and a
+hosts file of its own; elsewhere all of them are this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Found by every interpreter at its start: what a run does not need takes longer than the run.
+WITHOUT_TORCH = """\
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
+"""
+
+
+def environment(folder: Path, devices: int = 1, **more: object) -> dict[str, str]:
+    """The environment of a process with so many CPU devices; ``folder`` takes a file for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    own = {
+        "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": devices, "OMP_NUM_THREADS": 1, "USE_TORCH": 0,
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), str(ROOT / "plugins"), *sys.path]),
+        "PYTHON": sys.executable,
+    }  # fmt: skip
+    return os.environ | {name: str(value) for name, value in (own | more).items()}
+
+
+def missing() -> str:
+    """What keeps this machine from making others, or an empty text."""
+    if os.geteuid():
+        return "network namespaces need root"
+    absent = [name for name in ("ip", "unshare", "hostname") if not shutil.which(name)]
+    if absent:
+        return f"network namespaces need {', '.join(absent)}"
+    name = f"hfseq-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return f"no network namespace can be made: {made.stderr}" if made.returncode else ""
+
+
+class Machines:
+    """Namespaces with these host names; ``names[i]`` may list aliases after a space."""
+
+    def __init__(self, names: Sequence[str]):
+        self.names, self.number = names, os.getpid() % 50_000
+        self.bridge = f"hfb{self.number}"
+        self.spaces = [f"hf{self.number}-{index}" for index in range(len(names))]
+        net = f"10.{64 + self.number // 250 % 64}.{self.number % 250}"
+        self.addresses = [f"{net}.{index + 1}" for index in range(len(names))]
+
+    def __enter__(self) -> Machines:
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _make(self) -> None:
+        _ip("link", "add", self.bridge, "type", "bridge")
+        _ip("link", "set", self.bridge, "up")
+        hosts = [
+            "127.0.0.1 localhost",
+            *map(" ".join, zip(self.addresses, self.names, strict=True)),
+        ]
+        for index, (space, address) in enumerate(zip(self.spaces, self.addresses, strict=True)):
+            outer = f"hf{self.number}v{index}"
+            _ip("netns", "add", space)
+            _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
+            _ip("link", "set", outer, "master", self.bridge, "up")
+            _ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", space, "link", "set", "eth0", "up")
+            _ip("-n", space, "link", "set", "lo", "up")
+            folder = Path("/etc/netns") / space  # `ip netns exec` mounts these over /etc
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text("\n".join(hosts) + "\n")
+            (folder / "resolv.conf").write_text("")
+
+    def __exit__(self, *_: object) -> None:
+        for space in self.spaces:
+            subprocess.run(["ip", "netns", "del", space], capture_output=True)
+            shutil.rmtree(Path("/etc/netns") / space, ignore_errors=True)
+        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
+
+    def prefix(self, index: int) -> list[str]:
+        """What stands before a command to run it on a machine."""
+        name = self.names[index].split()[0]
+        script = f'hostname {name} && exec "$@"'
+        return ["ip", "netns", "exec", self.spaces[index], "unshare", "--uts", "sh", "-c", script,
+                "_"]  # fmt: skip
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a process whose output `end` returns."""
+    return subprocess.Popen(
+        command, env=dict(environment), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def end(running: Sequence[subprocess.Popen[str]], *codes: int, within: float = 900) -> list[str]:
+    """Wait for all; check the exit codes (one for all, or one for each); return what they wrote."""
+    try:
+        texts = [process.communicate(timeout=within)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    found = [process.returncode for process in running]
+    assert found == (list(codes) * len(found))[: len(found)], "\n---\n".join(texts)
+    return texts

@@ -1,0 +1,62 @@
+"""A training script that notes which rows each step was fed with.
+
+    python recording_run.py NOTES OBJECTIVE FLAGS…
+
+A line of NOTES is the number of a step, the process, and a digest of the rows of the corpus that
+the step consumed, in their order; it is written when the step takes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+
+def record(notes: Path) -> None:
+    """Make every feed of this process write what it gives out to ``notes``."""
+    from hfseq.training import coordinator, feed
+
+    make, batches = feed.Feed._make, feed.Feed.batches
+    made: dict[int, list[str]] = {}
+
+    def noting(self: Any, step: int) -> Any:
+        fetch = self.source.fetch
+
+        def fetched(number: int) -> Any:
+            rows = fetch(number)
+            made[number] = [hashlib.sha1(row.tobytes()).hexdigest() for row in rows["input_ids"]]
+            return rows
+
+        self.source.fetch = fetched
+        try:
+            return make(self, step)
+        finally:
+            self.source.fetch = fetch
+
+    def giving(self: Any, *span: int) -> Generator[Any, None, None]:
+        for item in batches(self, *span):
+            line = {"step": item[0], "process": coordinator.process_index(), "rows": made[item[0]]}
+            with notes.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            yield item
+
+    feed.Feed._make, feed.Feed.batches = noting, giving  # type: ignore[method-assign]
+
+
+def main(notes: str, objective: str, *flags: str) -> None:
+    """Train, and note the rows."""
+    from hfseq.training.arguments import parse
+    from hfseq.training.loop import Loop
+
+    record(Path(notes))
+    Loop(parse(list(flags), objective=objective), objective).run()
+
+
+if __name__ == "__main__":
+    from hfseq.errors import run_command
+
+    sys.exit(run_command(lambda: main(*sys.argv[1:])))

@@ -1,0 +1,149 @@
+"""A run goes on with other devices, another mesh and another number of processes.
+
+Whatever happens to it, its steps are fed with the rows of a run that nothing happened to, none of
+them twice and none left out, and its losses are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hfseq.training.checkpoints import Checkpoints
+from tests.support import machines, recording_run
+from tests.training.conftest import losses
+from tests.training.test_distributed import free_port
+
+OPTIONS = {
+    "save_steps": 2, "do_train": True, "lr_scheduler_type": "constant_with_warmup",
+    "save_total_limit": 100,
+}  # fmt: skip
+RUN = machines.ROOT / "tests" / "support" / "recording_run.py"
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict]]]:
+    """A function that reads what was noted under a name; runs in this process note under "here"."""
+    from hfseq.training import feed
+
+    for name in ("_make", "batches"):  # put back at the end
+        monkeypatch.setattr(feed.Feed, name, getattr(feed.Feed, name))
+    recording_run.record(tmp_path / "here.notes")
+    yield lambda name: [
+        json.loads(line) for line in (tmp_path / f"{name}.notes").read_text().splitlines()
+    ]
+
+
+@pytest.fixture
+def processes(flags, tmp_path) -> Callable[..., list]:
+    """Start a run in so many processes of so many devices each; they note under their output."""
+
+    def start(output: str, count: int, devices: int, **options: object) -> list:
+        given = flags(output, **OPTIONS | options)
+        address = f"localhost:{free_port()}"
+        return [
+            machines.start(
+                [sys.executable, str(RUN), str(tmp_path / f"{output}.notes"), "mlm", *given],
+                machines.environment(
+                    tmp_path / "modules", devices, COORDINATOR_ADDRESS=address,
+                    NUM_PROCESSES=count, PROCESS_ID=number,
+                ),
+            )
+            for number in range(count)
+        ]  # fmt: skip
+
+    return start
+
+
+def assert_same_losses(one: Path, other: Path) -> None:
+    first, second = losses(one), losses(other)
+    assert first.keys() == second.keys()
+    assert max(abs(first[step] - second[step]) for step in first) < 1e-5
+
+
+def test_a_run_goes_on_through_meshes_with_the_rows_of_one_that_did_not_change(
+    train, notes, tmp_path
+):
+    train("whole", devices=1, max_steps=6, **OPTIONS)
+    whole = notes("here")
+    (tmp_path / "here.notes").unlink()
+    meshes = ((1, "data=1"), (2, "data=2"), (2, "fsdp=2"))
+    for (devices, mesh), until in zip(meshes, (2, 4, 6), strict=True):
+        loop = train("parts", devices=devices, mesh=mesh, max_steps=until, **OPTIONS)
+        assert loop.restore_step == (until - 2 or None)
+    parts = notes("here")
+    assert [line["step"] for line in parts] == list(range(6))  # each once, in order
+    assert [line["rows"] for line in parts] == [line["rows"] for line in whole]
+    assert_same_losses(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow  # by default test_a_killed_process_ends_the_others_soon, and test_kill.py
+def test_a_killed_worker_ends_the_run_and_another_number_of_processes_goes_on(
+    train, notes, processes, tmp_path
+):
+    steps = 12
+    running = processes("parts", 2, 1, max_steps=4000, heartbeat_timeout=60, logging_steps=1)
+    saved = Checkpoints(tmp_path / "parts", limit=None)
+    end = time.monotonic() + 600
+    while not saved.folder.is_dir() or not any(p.name.isdigit() for p in saved.folder.iterdir()):
+        assert time.monotonic() < end and not any(p.poll() is not None for p in running)
+        time.sleep(0.05)
+    running[1].send_signal(signal.SIGKILL)
+    texts = machines.end(running, 1, -signal.SIGKILL, within=120)
+    assert "the connection to another process was lost" in texts[0]
+
+    before = notes("parts")
+    last = Checkpoints(tmp_path / "parts", limit=None).steps()[-1]
+    steps += last
+    loop = train("parts", devices=1, max_steps=steps, **OPTIONS)
+    assert loop.restore_step == last
+    after = notes("here")
+    (tmp_path / "here.notes").unlink()
+    train("whole", devices=1, max_steps=steps, **OPTIONS)
+    whole = {line["step"]: line["rows"] for line in notes("here")}
+    # The checkpoint holds the steps below `last`; the run that goes on begins with that one.
+    assert [line["step"] for line in after] == list(range(last, steps))
+    for line in before + after:
+        assert line["rows"] == whole[line["step"]] if line["step"] < steps else True
+    for process in (0, 1):  # both processes made the whole batch, of each step once
+        seen = [line["step"] for line in before if line["process"] == process]
+        assert seen == list(range(len(seen))) and len(seen) >= last
+    assert_same_losses(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_devices_to_processes_and_back(train, notes, processes, tmp_path):
+    train("whole", devices=1, max_steps=10, **OPTIONS)
+    whole = [line["rows"] for line in notes("here")]
+    (tmp_path / "here.notes").unlink()
+    train("parts", devices=2, mesh="data=2", max_steps=2, **OPTIONS)
+    machines.end(processes("parts", 2, 1, max_steps=4, mesh="data=2"), 0)
+    machines.end(processes("parts", 2, 2, max_steps=6, mesh="data=2,fsdp=2"), 0)
+    machines.end(processes("parts", 4, 1, max_steps=8, mesh="fsdp=4"), 0)
+    train("parts", devices=2, mesh="fsdp=2", max_steps=10, **OPTIONS)
+    inside = notes("here")
+    assert [line["step"] for line in inside] == [0, 1, 8, 9]
+    for process in range(4):
+        seen = [line for line in notes("parts") if line["process"] == process]
+        steps = range(2, 8) if process < 2 else range(6, 8)
+        assert [line["step"] for line in seen] == list(steps)
+        assert [line["rows"] for line in seen] == [whole[step] for step in steps]
+    assert [line["rows"] for line in inside] == [whole[step] for step in (0, 1, 8, 9)]
+    assert_same_losses(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_every_row_of_an_epoch_is_read_once_through_a_change(train, notes, tmp_path):
+    """Over a whole epoch the rows of all parts together are the corpus, each row once."""
+    first = train("parts", devices=1, max_steps=2, **OPTIONS)
+    epoch = len(first.data.train)
+    train("parts", devices=4, mesh="data=2,tensor=2", max_steps=epoch, **OPTIONS)
+    read = [digest for line in notes("here") for digest in line["rows"]]
+    rows = len(first.data.train.rows)
+    assert len(set(read[:rows])) == rows  # beyond: the rows that fill up the last batch

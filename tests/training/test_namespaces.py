@@ -1,0 +1,78 @@
+"""Processes on machines with addresses of their own: network namespaces on a bridge."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import machines
+from tests.training.conftest import losses
+from tests.training.test_distributed_processes import OF_OBJECTIVE, SCRIPTS
+
+# Two pods of the JobSet are run so in tests/launch/test_jobset_run.py, in the default suite.
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def root() -> None:
+    if reason := machines.missing():
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def on(flags, tmp_path: Path) -> Callable[..., list]:
+    """Start a run on these machines, a process each."""
+
+    def start(made: machines.Machines, objective: str, devices: int, **options: object) -> list:
+        command = [sys.executable, str(SCRIPTS / OF_OBJECTIVE[objective])]
+        command += flags("several", objective, **options)
+        return [
+            machines.start(
+                [*made.prefix(index), *command],
+                machines.environment(
+                    tmp_path / "modules", devices, COORDINATOR_ADDRESS="node0:1234",
+                    NUM_PROCESSES=len(made.names), PROCESS_ID=index,
+                ),
+            )
+            for index in range(len(made.names))
+        ]  # fmt: skip
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("objective", "count", "devices", "mesh"),
+    [
+        ("mlm", 2, 1, "data=2"),
+        ("mlm", 4, 1, "data=2,fsdp=2"),
+        ("clm", 2, 2, "data=2,tensor=2"),
+    ],
+)
+def test_machines_with_addresses_of_their_own_are_one_run(
+    on, train, tmp_path, objective, count, devices, mesh
+):
+    options = {"mesh": mesh, "max_steps": 4, "save_steps": 2, "heartbeat_timeout": 600}
+    with machines.Machines([f"node{index}" for index in range(count)]) as made:
+        machines.end(on(made, objective, devices, **options), 0)
+    train("one", devices=count * devices, objective=objective, **options)
+    one, several = losses(tmp_path / "one"), losses(tmp_path / "several")
+    assert one.keys() == several.keys()
+    assert max(abs(one[step] - several[step]) for step in one) < 1e-5
+    results = [
+        json.loads((tmp_path / name / "eval_results.json").read_text())["eval_loss"]
+        for name in ("one", "several")
+    ]
+    assert results[0] == pytest.approx(results[1], abs=1e-5)
+
+
+def test_a_coordinator_on_a_machine_that_is_off(on, tmp_path):
+    with machines.Machines(["node0", "node1"]) as made:
+        running = on(made, "mlm", 1, coordinator_timeout=4)
+        running[0].kill()
+        texts = machines.end(running[1:], 1, within=120)
+        running[0].communicate()
+    assert "the coordinator at node0:1234 did not answer within 4 s" in texts[0]
