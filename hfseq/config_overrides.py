@@ -1,4 +1,4 @@
-"""``--config_overrides name=value,…``: changes to a configuration and what follows from them."""
+"""``--config_overrides name=value,…`` and ``--preset``: changes to a configuration."""
 
 from __future__ import annotations
 
@@ -23,6 +23,22 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise UsageError(f"--config_overrides {item}: {' '.join(str(error).split())}") from None
     return overrides
+
+
+def preset_values(kind: Any, preset: str | None, model_type: str) -> Mapping[str, Any]:
+    """Return what ``--preset`` sets in a configuration of the class ``kind``: nothing without one.
+
+    **Raises:** UsageError for a size that the class does not name.
+    """
+    if not preset:
+        return {}
+    presets = getattr(kind, "presets", {})
+    if preset not in presets:
+        raise UsageError(
+            f"--preset {preset}: '{model_type}' has "
+            + (f"{', '.join(presets)}{nearest(preset, presets)}" if presets else "no named sizes")
+        )
+    return presets[preset]
 
 
 def override(config: Any, overrides: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import jax  # noqa: E402
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding  # noqa: E402
 
 from hfseq import plugins, trees  # noqa: E402
-from hfseq.config_overrides import override, parse_overrides  # noqa: E402
+from hfseq.config_overrides import override, parse_overrides, preset_values  # noqa: E402
 from hfseq.errors import CheckpointError, UsageError, first_line, nearest  # noqa: E402
 from hfseq.planning import standin  # noqa: E402
 from hfseq.planning.options import HEADS, Options  # noqa: E402
@@ -47,13 +47,9 @@ def load_config(options: Options) -> Any:
     register_auto_classes()
     name, known = options.config, plugins.load(extra=options.plugin).architectures
     kind = known.get(name).load_config() if name in known else None
-    presets = getattr(kind, "presets", {})
-    if options.preset and options.preset not in presets:
-        raise UsageError(
-            f"--preset {options.preset}: '{name}' has {', '.join(presets) or 'no named sizes'}"
-        )
+    sizes = preset_values(kind, options.preset, name)
     if kind is not None:
-        config = kind(**presets.get(options.preset, {}))
+        config = kind(**sizes)
     elif not Path(name).exists() and "/" not in name:
         types = ", ".join(sorted(known))
         raise UsageError(

@@ -14,12 +14,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hfseq import plugins, trees
-from hfseq.config_overrides import override, parse_overrides
+from hfseq.config_overrides import override, parse_overrides, preset_values
 from hfseq.data.batches import Batches
 from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.data.windows import StreamBatches, WindowBatches
-from hfseq.errors import CheckpointError, UsageError, nearest
+from hfseq.errors import CheckpointError, UsageError
 from hfseq.nn import fp8
 from hfseq.nn.precision import choose_precision
 from hfseq.resolve import native_config
@@ -108,17 +108,12 @@ def load_config(arguments: Arguments, tokenizer: Any, objective: Any) -> Any:
 def _fresh_config(model_type: str, tokenizer: Any, preset: str | None) -> Any:
     """Make a configuration with the tokenizer's vocabulary and special tokens."""
     kind = plugins.load().architectures.get(model_type).load_config()
-    presets = getattr(kind, "presets", {})
-    if preset and preset not in presets:
-        raise UsageError(
-            f"--preset {preset}: '{model_type}' has "
-            + (f"{', '.join(presets)}{nearest(preset, presets)}" if presets else "no named sizes")
-        )
+    sizes = preset_values(kind, preset, model_type)
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ROLES}
     ids = {name: token for name, token in ids.items() if token is not None}
     # The tokenizer knows its size and its special tokens better than a preset.
     own = {name: ids[name] for name in ids if hasattr(kind, name)}
-    config = kind(**{**(presets[preset] if preset else {}), "vocab_size": len(tokenizer), **own})
+    config = kind(**{**sizes, "vocab_size": len(tokenizer), **own})
     ends = getattr(kind, "eos_token_id", None)
     for name in ("decoder_start_token_id", "forced_eos_token_id"):  # BART's are its end of text
         if ends is not None and getattr(config, name, None) == ends:
