@@ -67,7 +67,7 @@ def low_precision_dot_general(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _product(x: jax.Array, w: jax.Array, axis: int, flatten: bool) -> jax.Array:
-    return _contract(x, w.astype(x.dtype), x.ndim - 1, axis).astype(x.dtype)
+    return _contract(x, w.astype(x.dtype), x.ndim - 1, axis)
 
 
 def _product_forward(
@@ -81,7 +81,7 @@ def _product_backward(
 ) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     g = g.astype(x.dtype)
-    dx = _contract(g, w.astype(x.dtype), g.ndim - 1, 1 - axis).astype(x.dtype)
+    dx = _contract(g, w.astype(x.dtype), g.ndim - 1, 1 - axis)
     rows, columns = _apart(flatten, *((x, g) if axis == 0 else (g, x)))
     batch = tuple(range(rows.ndim - 1))
     dw = lax.dot_general(
@@ -128,9 +128,15 @@ add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
 def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array:
-    return lax.dot_general(
-        x, w, (((x_axis,), (w_axis,)), ((), ())), preferred_element_type=jnp.float32
-    )
+    """Multiply, with float32 sums, into the type of ``x``.
+
+    Accelerators round a sum as they write it. XLA's CPU kernels for half results would round within
+    the sum; on a GPU a float32 result is written, read and rounded by kernels of their own.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    made = jnp.float32 if on_cpu else x.dtype
+    dimensions = (((x_axis,), (w_axis,)), ((), ()))
+    return lax.dot_general(x, w, dimensions, preferred_element_type=made).astype(x.dtype)
 
 
 _product.defvjp(_product_forward, _product_backward)

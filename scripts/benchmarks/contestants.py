@@ -81,11 +81,11 @@ def adamw_flags() -> SimpleNamespace:
 
 def hfseq_step(
     model: str, dtype: str, rows: int, length: int, targets: int, size: dict[str, Any],
-    dropout: float | None, weights: str, remat: bool = False,
+    dropout: float | None, weights: str, remat: bool = False, attention: str | None = None,
 ) -> harness.Running:  # fmt: skip
     """The step that the training loop compiles, with its objective and optimizer.
 
-    ``remat`` recomputes the layers in the backward pass.
+    ``remat`` recomputes the layers in the backward pass; ``attention`` is an implementation.
     """
     import jax
     import jax.numpy as jnp
@@ -98,7 +98,7 @@ def hfseq_step(
     face = models.hfseq_class(model)
     module = face.from_config(
         config, _do_init=False, precision=precision.precision_for(dtype),
-        gradient_checkpointing=remat,
+        gradient_checkpointing=remat, attn_implementation=attention,
     )  # fmt: skip
     objective = models.objective(model, config, targets)
     schedule = optax.constant_schedule(ADAMW["lr"])

@@ -125,8 +125,13 @@ def tracing_for_gpu() -> Iterator[None]:
         jax.default_backend = real
 
 
-def compiled(prepared: fp8_step.Prepared, place: Any, cublas: bool = False) -> str:
-    """Compile a step for the GPU at ``place``; returns its HLO. ``cublas``: no Triton products."""
+def compiled(
+    prepared: fp8_step.Prepared, place: Any, cublas: bool = False, separate: bool = True
+) -> Any:
+    """Compile a step for the GPU at ``place``; returns the program.
+
+    ``cublas``: no products of Triton; ``separate``: products that share an operand stay apart.
+    """
     import jax
 
     def there(leaf: Any) -> Any:
@@ -136,7 +141,8 @@ def compiled(prepared: fp8_step.Prepared, place: Any, cublas: bool = False) -> s
     with tracing_for_gpu():
         traced = jax.jit(prepared.step, donate_argnums=0).trace(*arguments)
     lowered = traced.lower(lowering_platforms=("cuda",))
-    return lowered.compile(compiler_options=SEPARATE | (CUBLAS if cublas else {})).as_text()
+    options = (SEPARATE if separate else {}) | (CUBLAS if cublas else {})
+    return lowered.compile(compiler_options=options)
 
 
 def count(
@@ -147,7 +153,7 @@ def count(
     try:
         if recipe in FP8:
             row.targeted = fp8_step.targeted(name, size)
-        text = compiled(fp8_step.prepare(name, recipe, size), place, cublas)
+        text = compiled(fp8_step.prepare(name, recipe, size), place, cublas).as_text()
         if dump is not None:
             dump.mkdir(parents=True, exist_ok=True)
             (dump / f"{name}.{recipe}.hlo").write_text(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 
@@ -30,6 +31,7 @@ _CALLED = re.compile(
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _SIZES = re.compile(r"\b[a-z]+\d*\w*\[([\d,]*)\]")
+_ARRAYS = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 # What costs nothing, and what only holds others.
 _FREE = {
@@ -85,6 +87,20 @@ class Module:
         return {
             kernel.name: self.kind(kernel, place) for place, kernel in self._kernels(self.entry)
         }
+
+    def traffic(self) -> list[tuple[Instruction, str, int]]:
+        """Return each kernel, its kind, and the bytes of its operands and results.
+
+        That is what it moves if it reads and writes everything once, a loop's body counted once.
+        """
+        found = []
+        for place, kernel in self._kernels(self.entry):
+            known = self.computations[place]
+            operands = {name for name in _NAME.findall(kernel.rest) if name in known}
+            shapes = [kernel.shape, *(known[name].shape for name in operands)]
+            size = sum(bytes_of(shape) for shape in shapes)
+            found.append((kernel, self.kind(kernel, place), size))
+        return found
 
     def _kernels(self, name: str) -> Iterator[tuple[str, Instruction]]:
         for instruction in self.computations[name].values():
@@ -147,6 +163,15 @@ class Module:
         if "maximum" in steps and (absolute or small):
             return True
         return small and not reduced and "jvp" in kernel.op_name
+
+
+def bytes_of(shape: str) -> int:
+    """Return the bytes of a shape as HLO writes it, those of all parts of a tuple."""
+    total = 0
+    for kind, sizes in _ARRAYS.findall(shape):
+        bits = int(re.sub(r"^[a-z]+(\d+).*|pred", r"\1", kind) or 8)
+        total += math.prod(map(int, filter(None, sizes.split(",")))) * bits // 8
+    return total
 
 
 def count_kinds(text: str) -> dict[str, int]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from suites import tables
-from suites.base import Case, Options, rivals
+from suites.base import NAMES, Case, Options, rivals
 
 TITLE = "Training step"
 SUMMARY = (
@@ -25,6 +28,11 @@ SHAPES = (
     ("bart", "BART-base", 256, 256, 2, 32),
     ("wmt", "WMT base", 64, 64, 16, 256),
 )
+#: The rate of attention weights: jax has no flash attention that drops them, PyTorch has.
+ATTENTION_RATES = {
+    "roberta": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "bart": "attention_dropout",
+    "wmt": "attention_dropout",
+}  # fmt: skip
 #: On a CPU bfloat16 is measured for the rows that the aims name; --dtypes measures all.
 BFLOAT16_ON_CPU = ("roberta 128", "gpt2 512")
 FACTORIES = {"torch": "contestants:torch_step", "hfseq": "contestants:hfseq_step"}
@@ -50,15 +58,31 @@ def cases(options: Options) -> list[Case]:
                 "model": model, "dtype": dtype, "rows": rows, "length": length, "targets": targets,
                 "size": options.size(model), "dropout": None,
             }  # fmt: skip
-            found.append(
-                Case(
-                    name, rivals(options, FACTORIES, settings, name), rows * (length + targets),
-                    dtype=dtype, rounds=options.choose(3, 20, 3, 1),
-                    warmup=options.choose(0, 3, 1, 1), settle=options.choose(1, 1, 0, 0),
-                    weights=(model, options.size(model)),
-                )
+            case = Case(
+                name, rivals(options, FACTORIES, settings, name), rows * (length + targets),
+                dtype=dtype, rounds=options.choose(3, 20, 3, 1),
+                warmup=options.choose(0, 3, 1, 1), settle=options.choose(1, 1, 0, 0),
+                weights=(model, options.size(model)),
             )  # fmt: skip
+            found.append(case)
+            if options.gpu and dtype == "bfloat16" and model in ATTENTION_RATES:
+                found.append(_flash(case, options, settings, ATTENTION_RATES[model]))
     return found
+
+
+def _flash(case: Case, options: Options, settings: dict[str, Any], rate: str) -> Case:
+    """Return the case without dropout of attention weights, so that both sides can use flash."""
+    name = f"{case.name}, attention weights kept"
+    kept = settings | {"size": settings["size"] | {rate: 0.0}}
+    members = [*rivals(options, FACTORIES, kept, name)]
+    if "hfseq" in options.peers:
+        fused = {"attention": "cudnn"}
+        members += [
+            dataclasses.replace(one, name=f"{one.name}, cuDNN", settings=one.settings | fused)
+            for one in members
+            if one.name == NAMES["hfseq"]
+        ]
+    return dataclasses.replace(case, name=name, contestants=tuple(members))
 
 
 def problems(rows: list[dict]) -> list[str]:
