@@ -17,6 +17,8 @@ import numpy as np  # noqa: E402
 
 from hfseq.data.packing import Rows  # noqa: E402
 from hfseq.data.sources import load_splits  # noqa: E402
+from hfseq.labels import IGNORED  # noqa: E402
+from hfseq.objectives.cross_entropy import cross_entropy  # noqa: E402
 from hfseq.objectives.text import text_row_length, text_rows  # noqa: E402
 
 
@@ -168,3 +170,7 @@ def visible(model: Any, segment_ids: jax.Array, prefix: str = "") -> dict[str, j
     inputs = {f"{prefix}attention_mask": (segment_ids > 0).astype(jnp.int32)}
     name = f"{prefix}segment_ids"
     return inputs | ({name: segment_ids} if model.takes(name) else {})
+
+
+# With what most objectives need beside, so that a plugin imports from one place.
+__all__ = ["IGNORED", "Objective", "Written", "cross_entropy", "visible"]

@@ -68,7 +68,7 @@ def _scored(model: Any, params: Any, extra: Any, ids: Any, *, train: bool) -> tu
     import jax
     import jax.numpy as jnp
 
-    from hfseq.objectives.base import cross_entropy
+    from hfseq.objectives.cross_entropy import cross_entropy
 
     output, after = model(
         ids, params=params, extra=extra, train=train, dropout_rng=jax.random.key(1)

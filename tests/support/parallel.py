@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq import plugins, trees
-from hfseq.objectives.base import cross_entropy
+from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.training import setup
 from hfseq.training.sharding import batch_sharding, make_mesh
 from tests.support import models

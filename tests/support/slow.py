@@ -20,7 +20,17 @@ CASES = tuple(
         r"test_fp8_training\.py::test_the_state_is.*\[.*(data=8|sequence=2|True1)",
         r"test_classification_loop\.py::test_neither_devices.*\[(data=4|data=2,tensor=2)\]",
         r"test_loop\.py::test_losses_are_those_of_one_device_on_every_mesh\[data=2,fsdp=4\]",
+        r"test_loop\.py::test_losses_are_those_of_one_device_on_every_mesh\[data=-1,sequence=4\]",
+        # The mesh of three axes stays.
         r"test_objectives\.py::test_neither_devices.*\[data=2-4-(span_mlm|denoising|translation)\]",
+        r"test_objectives\.py::test_neither_devices.*\[data=(2,tensor=2|8)-1-(span|deno|transl)",
+        r"test_objectives\.py::test_streaming_resumes_at_the_very_row\[denoising\]",
+        # Five kills of one script stay.
+        r"test_kill\.py::test_kills_at_random_moments_change_nothing\[.*-1\]",
+        r"test_update_windows\.py::test_micro_batches_give_the_same_losses.*\[2\]",
+        r"test_v4_programs\.py::test_summarization_script\[t5_config\]",
+        r"plugins/test_gpt2\.py::test_battery\[Model\]",
+        r"test_vq_battery\.py::test_the_battery\[mqa-",
     )
 )
 
