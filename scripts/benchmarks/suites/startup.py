@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -153,7 +154,8 @@ def child(side: str, settings: dict[str, Any], started: float) -> dict[str, floa
         running.step()
         marks.append(time.time())
     phases = ("imports", "build", "first_step", "second_step")
-    taken = {name: b - a for name, a, b in zip(phases, marks, marks[1:], strict=True)}
+    steps = itertools.pairwise(marks)
+    taken = {name: b - a for name, (a, b) in zip(phases, steps, strict=True)}
     return taken | {"peak_bytes": float(running.memory())}
 
 
