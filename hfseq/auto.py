@@ -8,13 +8,13 @@ transformers; this module and `hfseq.transformers_hook` are the only ones that t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-from hfseq import plugins
+from hfseq import config_checks, plugins
 from hfseq.errors import CheckpointError, HfseqError, UsageError
 from hfseq.registry import ArchitectureSpec, auto_class_name, describe
 from hfseq.resolve import native_description, require_config
@@ -132,8 +132,11 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         hub = {key: kwargs.pop(key) for key in HUB_ARGUMENTS if key in kwargs}
         held = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
         trust = {key: kwargs.pop(key) for key in CODE_ARGUMENTS if key in kwargs}
+        trust["trust_remote_code"] = bool(trust.get("trust_remote_code"))  # never a question
         config, kwargs = _load_config(name, hub, trust, kwargs)
         if cls._has_remote_code(config):
+            if not trust["trust_remote_code"] and type(config) not in cls._model_mapping:
+                config_checks.refuse_code(config.auto_map, name)
             return super().from_pretrained(
                 name, *model_args, config=config, **hub, **trust, **held, **kwargs
             )
@@ -192,12 +195,32 @@ def _load_config(
         known = {key: hub[key] for key in ("token", "local_files_only", "cache_dir") if key in hub}
         hub["revision"] = resolve_revision(name, hub.get("revision"), **known)
     source = name if config is None else config
-    stored, _ = PreTrainedConfig.get_config_dict(source, **hub)
-    native = stored.get("hfseq")
-    if native is None:
-        kwargs["return_unused_kwargs"] = True
-        return AutoConfig.from_pretrained(source, **hub, **trust, **kwargs)
-    return _native_config(name, stored, native, kwargs)
+    place = str(source)
+    with config_checks.reading(place):
+        stored, _ = PreTrainedConfig.get_config_dict(source, **hub)
+        config_checks.check_mapping(stored, place)
+        native = stored.get("hfseq")
+        if native is None:
+            kwargs["return_unused_kwargs"] = True
+            refuse_untrusted_config(stored, trust["trust_remote_code"], place)
+            made, unused = AutoConfig.from_pretrained(source, **hub, **trust, **kwargs)
+        else:
+            made, unused = _native_config(name, stored, native, kwargs)
+    config_checks.check_numbers(made, place)
+    return made, unused
+
+
+def refuse_untrusted_config(stored: Mapping[str, Any], trusted: bool, place: str) -> None:
+    """Refuse a configuration that only code of its checkpoint can read, unless that is trusted.
+
+    **Raises:** ConfigError that names the code.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    auto_map = stored.get("auto_map")
+    wants_code = isinstance(auto_map, Mapping) and "AutoConfig" in auto_map
+    if wants_code and not trusted and stored.get("model_type") not in CONFIG_MAPPING:
+        config_checks.refuse_code(auto_map, place)
 
 
 def _native_config(

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from hfseq import json_text
 from hfseq.errors import CheckpointError
 from hfseq.weights import Tensor
 
@@ -107,14 +108,15 @@ def _sibling(path: str) -> Fetch:
 def _weight_map(index: str) -> dict[str, str]:
     """Read an index: tensor name -> shard, which must be a plain file name."""
     try:
-        with open(index, encoding="utf-8") as file:
-            where = dict(json.load(file)["weight_map"])
+        # Of equal names Python would take the last shard, other readers the first.
+        where = dict(json_text.parse(Path(index).read_bytes(), unique=True)["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{index} is not an index of weight shards ({type(error).__name__}: {error})"
         ) from error
     for shard in where.values():
-        if not isinstance(shard, str) or re.search(r"[/\\]", shard) or shard in ("", ".", ".."):
+        plain = isinstance(shard, str) and not re.search(r"[/\\]|\.index\.json$|^\.*$", shard)
+        if not plain:
             raise CheckpointError(
                 f"{index} names the shard {shard!r}: shards must lie beside their index"
             )
@@ -144,6 +146,7 @@ def _read_safetensors(path: str) -> OpenedWeights:
         file = safe_open(path, framework="numpy")
         form = (file.metadata() or {}).get("format", "pt")
         tensors = {name: _lazy(file, name) for name in file.keys()}  # noqa: SIM118
+        _check_names(path)
     except (SafetensorError, ValueError, OSError) as error:
         raise CheckpointError(
             f"{path} is damaged or not a safetensors file ({error}): download or save it again"
@@ -151,6 +154,12 @@ def _read_safetensors(path: str) -> OpenedWeights:
     if form not in ("pt", "flax", "np", "tf", "mlx"):
         raise CheckpointError(f"{path} has the unknown metadata format '{form}' (known: pt, flax)")
     return OpenedWeights(tensors, form == "flax", path)
+
+
+def _check_names(path: str) -> None:
+    """Refuse a header with a name that stands twice, of which each reader takes another tensor."""
+    with open(path, "rb") as file:
+        json_text.parse(file.read(int.from_bytes(file.read(8), "little")), unique=True)
 
 
 def _lazy(file: Any, name: str) -> Tensor:
@@ -172,11 +181,12 @@ def _read_msgpack(path: str) -> dict[str, Tensor]:
         with open(path, "rb") as file:
             tree = msgpack_restore(file.read())
         flat = flatten_dict(tree) if isinstance(tree, dict) else None
+        tensors = {".".join(map(str, key)): in_memory(leaf) for key, leaf in (flat or {}).items()}
     except Exception as error:  # msgpack raises a dozen types for a damaged file
         raise CheckpointError(f"{path} is damaged or not a Flax msgpack file: {error}") from error
     if flat is None:
         raise CheckpointError(f"{path} holds no parameter tree")
-    return {".".join(map(str, key)): in_memory(value) for key, value in flat.items()}
+    return tensors
 
 
 def _read_torch(path: str) -> dict[str, Tensor]:
@@ -188,11 +198,11 @@ def _read_torch(path: str) -> dict[str, Tensor]:
         ) from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
+        return {name: in_memory(from_torch_tensor(value)) for name, value in state.items()}
     except Exception as error:  # unpickling raises anything
         raise CheckpointError(
             f"{path} is damaged or not a plain PyTorch state dict: {error}"
         ) from error
-    return {name: in_memory(from_torch_tensor(value)) for name, value in state.items()}
 
 
 def from_torch_tensor(value: Any) -> np.ndarray:

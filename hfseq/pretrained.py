@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq import resolve, trees, weights
+from hfseq import config_checks, resolve, trees, weights
 from hfseq.saving import SavingMixin
 
 logger = logging.getLogger("hfseq.modeling")
@@ -81,8 +81,10 @@ class PretrainedMixin(SavingMixin):
         download = resolve.download_options(kwargs)
         config, kwargs = resolve.load_config(cls, source, config, download, kwargs)
         opened = resolve.open_source(source, download, from_pt)
+        config_checks.check_against_file(config, opened.tensors, opened.source)
         kwargs = {**cls.checkpoint_options(opened.tensors), **kwargs}
-        model = cls(config, *model_args, dtype=_dtype(dtype), _do_init=False, **kwargs)
+        with config_checks.building(source):
+            model = cls(config, *model_args, dtype=_dtype(dtype), _do_init=False, **kwargs)
         weights.check_derived(
             model.derived_weights(), opened.tensors, cls.base_model_prefix, opened.source
         )
@@ -150,6 +152,7 @@ class PretrainedMixin(SavingMixin):
         }
         missing = [path for path in self._paths if path in read.missing]
         if missing and read.on_device:
+            read.check_share(math.prod(self._paths[path].shape) for path in missing)
             flat |= self._fresh(missing, sharding)
         return trees.unflatten({path: flat[path] for path in self._paths if path in flat})
 
@@ -231,11 +234,12 @@ class PretrainedMixin(SavingMixin):
         # Old checkpoints keep the options in config.json, where Transformers 5 does not read them.
         own = resolve.fetcher(source, download)("generation_config.json")
         old: dict[str, Any] = {"config_file_name": "config.json", "_from_model_config": True}
-        if not own:
-            self._drop_unwritten_options(source, download)
-        self.generation_config = GenerationConfig.from_pretrained(
-            source, **({} if own else old), **download
-        )
+        with config_checks.reading(own or source):
+            if not own:
+                self._drop_unwritten_options(source, download)
+            self.generation_config = GenerationConfig.from_pretrained(
+                source, **({} if own else old), **download
+            )
 
     def _drop_unwritten_options(self, source: str, download: dict[str, Any]) -> None:
         """Forget tokens that only the defaults of the configuration's class force.
@@ -288,6 +292,15 @@ class _Reader(NamedTuple):
             return np.asarray(values, order="C").astype(dtype, copy=False)
 
         return jax.make_array_from_callback(shape, sharding(path, shape), part)
+
+    def check_share(self, fresh: Iterable[int]) -> None:
+        """Refuse to make a model afresh of which the file holds next to nothing."""
+        made, held = sum(fresh), sum(math.prod(tensor.shape) for tensor in self.found.values())
+        if made > max(config_checks.AFRESH, 4 * held):
+            raise weights.WeightsError(
+                f"the file holds {held} numbers of this model and lacks {made}: the configuration "
+                "does not belong to it. To train from scratch give the configuration alone"
+            )
 
     def _stored(self, path: trees.Path) -> str:
         return next(tensor.dtype for slot, tensor in self.found.items() if slot.path == path)

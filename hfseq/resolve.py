@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hfseq import checkpoint_files as files
+from hfseq import config_checks
 from hfseq.errors import CheckpointError, UsageError
 
 _DOWNLOAD = (
@@ -43,25 +44,19 @@ def load_config(
     if config is not None and not isinstance(config, (str, Path)):
         _check_family(cls, config.model_type, source)
         return config, kwargs
-    from huggingface_hub.errors import StrictDataclassError
-
     place = str(config or source)
     if Path(place).is_file() and not place.endswith(".json"):
         raise UsageError(f"{place} is a weight file: pass its configuration too (config=...)")
     require_config(place, download)
-    try:
+    with config_checks.reading(place):
         stored, _ = cls.config_class.get_config_dict(place, **download)
-        if not isinstance(stored, Mapping):
-            raise ValueError("it is no JSON object")
+        config_checks.check_mapping(stored, place)
         if native_type(stored) == cls.config_class.model_type:
             stored = native_description(stored)
         _check_family(cls, stored.get("model_type"), place)
-        return cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
-    except UsageError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"cannot read the configuration of {place}: {reason}") from error
+        made, unused = cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
+    config_checks.check_numbers(made, place)
+    return made, unused
 
 
 def native_type(stored: Mapping[str, Any]) -> str | None:

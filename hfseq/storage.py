@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hfseq import json_text
 from hfseq.errors import CheckpointError, UsageError
 
 logger = logging.getLogger("hfseq.storage")
@@ -40,7 +41,7 @@ WEIGHTS = (
 CHECKPOINTS = ("checkpoints", "checkpoint-*")
 LOGS = (
     *("runs", "wandb", "wandb_run_id", "metrics.jsonl", "profile", "logs", "plots", "*.png"),
-    *("*_results.json", "trainer_state.json", "training_args*", "training_arguments*"),
+    *("*_results.json", "trainer_state.json", "training_args*", "training_arguments*", "run.json"),
 )
 PREPARED = (
     *("config.json", "generation_config.json", "tokenizer*", "*.model", "vocab*", "merges.txt"),
@@ -195,7 +196,7 @@ class Workspace:
     def _read_latest(self) -> dict[str, Any]:
         if not self._fs.exists(self._remote(LATEST)):
             return {}
-        return json.loads(self._fs.cat_file(self._remote(LATEST)))
+        return json_text.parse(self._fs.cat_file(self._remote(LATEST)))
 
     def _download(self, name: str, size: int) -> None:
         target = self.path / name
@@ -253,7 +254,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        found = json_text.parse(path.read_bytes())
+        return found if isinstance(found, dict) else {}
     except (OSError, ValueError):
         return {}
 
@@ -275,28 +277,41 @@ def check_output_dir(path: Path, overwrite: bool = False, ours: Iterable[str] = 
         return
     if not path.is_dir():
         raise UsageError(f"--output_dir {path} is a file; name a directory")
-    foreign = sorted(p.name for p in path.iterdir() if not _matches(p, patterns))
+    foreign = sorted(p.name for p in path.iterdir() if not matches(p, patterns))
     if foreign:
         shown = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" * (len(foreign) > 5))
         raise UsageError(
             f"--output_dir {path} holds something else ({shown}); name a new or empty directory"
         )
+    _refuse_links(path)
     if overwrite:
         _move_aside(path, _old_files(path))
-    elif any(_matches(p, WEIGHTS) for p in path.iterdir()) and not _has_checkpoint(path):
+    elif any(matches(p, WEIGHTS) for p in path.iterdir()) and not _has_checkpoint(path):
         raise UsageError(
             f"--output_dir {path} holds a model's weights but no checkpoint to resume from; name "
             "another directory, or move them aside with --overwrite_output_dir"
         )
 
 
-def _matches(path: Path, patterns: Iterable[str]) -> bool:
+def _refuse_links(path: Path) -> None:
+    """Refuse links to files elsewhere, which the run would write through; folders may be links."""
+    for entry in sorted(path.iterdir()):
+        inside = entry.resolve().is_relative_to(path.resolve())
+        if entry.is_symlink() and not entry.is_dir() and not inside:
+            raise UsageError(
+                f"--output_dir {path}: {entry.name} is a link to {entry.resolve()}, and the run "
+                "would write there: copy the file into the directory instead"
+            )
+
+
+def matches(path: Path, patterns: Iterable[str]) -> bool:
+    """Tell whether the name of ``path`` fits one of the patterns."""
     return any(fnmatch(path.name, pattern) for pattern in patterns)
 
 
 def _old_files(path: Path) -> list[Path]:
     old = (*WEIGHTS, *CHECKPOINTS, *LOGS)
-    return [entry for entry in sorted(path.iterdir()) if _matches(entry, old)]
+    return [entry for entry in sorted(path.iterdir()) if matches(entry, old)]
 
 
 def _has_checkpoint(path: Path) -> bool:

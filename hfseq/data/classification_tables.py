@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hfseq import json_text
 from hfseq.data import files as data_files
+from hfseq.data import parquet_files
 from hfseq.data.classification_arguments import ClassificationArguments
 from hfseq.data.classification_glue import GLUE
 from hfseq.errors import DataError, UsageError, nearest
@@ -164,8 +166,8 @@ def _records(file: str, flag: str) -> Table:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
-        except (ValueError, RecursionError) as error:  # numbers and nesting have limits, too
+            found = json_text.parse(line)
+        except json.JSONDecodeError as error:
             where = f"line {getattr(error, 'lineno', number) if whole else number}"
             reason = getattr(error, "msg", error)
             raise DataError(f"{flag} {file}, {where} is not valid JSON: {reason}") from error
@@ -183,6 +185,7 @@ def _parquet(file: str, origin: str) -> Table:
     import pyarrow
     from pyarrow import parquet
 
+    parquet_files.check(file, origin.removesuffix(f" {file}"))
     try:
         with data_files.open_binary(file) as stream:
             return Table(parquet.read_table(stream).to_pydict(), origin)

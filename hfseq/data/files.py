@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
+from hfseq import json_text
+from hfseq.data import unpacked
 from hfseq.errors import DataError
 
 BUILDERS = {
@@ -140,12 +144,27 @@ def _read(file: str, size: int, flag: str) -> bytes:
         raise DataError(f"{flag} {file} cannot be read: {error}") from error
 
 
-def open_binary(file: str):
-    """Return a context manager that opens ``file``, unpacked where its name says it is packed."""
-    import fsspec
+@contextlib.contextmanager
+def open_binary(file: str) -> Iterator[Any]:
+    """Open ``file``, unpacked where its name says it is packed.
 
-    compression = "zstd" if file.endswith(".zst") else "infer"
-    return fsspec.open(file, "rb", compression=compression)
+    Raises:
+        DataError: while reading, if the file unpacks to out of all proportion (`unpacked`).
+    """
+    import fsspec
+    from fsspec.compression import compr
+    from fsspec.utils import infer_compression
+
+    with fsspec.open(file, "rb", compression=None) as stored:
+        kind = "zstd" if file.endswith(".zst") else infer_compression(file)
+        if kind is None:
+            yield stored
+            return
+        if kind not in compr:
+            raise ImportError(f"no package for {kind} is installed (.zst needs zstandard)")
+        packed = unpacked.Counted(stored)
+        with compr[kind](io.BufferedReader(packed), mode="rb") as stream:
+            yield io.BufferedReader(unpacked.Guarded(stream, packed, file), unpacked.READ)
 
 
 def read_lines(file: str, flag: str) -> Iterator[str]:
@@ -189,6 +208,27 @@ def check_utf8(file: str, flag: str) -> None:
             start += len(chunk)
 
 
+def check_unpacks(file: str, flag: str, whole: bool = True) -> None:
+    """Unpack a packed file, or its first part, for what others are to unpack without a limit.
+
+    Raises:
+        DataError: it cannot be unpacked, or is a decompression bomb.
+    """
+    if PurePosixPath(file).suffix.lower() not in COMPRESSIONS:
+        return
+    try:
+        with open_binary(file) as stream:
+            left = 2 * unpacked.FREE  # beyond what any file may unpack to
+            while chunk := stream.read(unpacked.READ):
+                left -= 0 if whole else len(chunk)
+                if left < 0:
+                    break
+    except (ImportError, OSError, ValueError, EOFError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{flag} {file} cannot be read: {error}") from error
+
+
 def explain(error: Exception, files: Sequence[str], builder: str, flag: str) -> DataError:
     """Find which of ``files`` made ``datasets`` fail, and say where and why."""
     for file in files:
@@ -212,14 +252,14 @@ def _check_json(file: str, flag: str) -> None:
     if first.startswith(b"["):  # one array of objects
         with open_binary(file) as stream:
             try:
-                json.load(stream)
+                json_text.parse(stream.read())
             except json.JSONDecodeError as error:
                 raise DataError(f"{flag} {file} is not valid JSON: {error}") from error
         return
     with open_binary(file) as stream:
         for number, line in enumerate(stream, 1):
             try:
-                record = json.loads(line) if line.strip() else {}
+                record = json_text.parse(line) if line.strip() else {}
             except json.JSONDecodeError as error:
                 raise DataError(
                     f"{flag} {file}, line {number} is not valid JSON: {error.msg}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -13,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from hfseq.data import files as data_files
-from hfseq.data import store
+from hfseq.data import store, unpacked
 from hfseq.data.store import Chunk, TokenStore
 from hfseq.data.text_arguments import ARRAYS, SPLITS, has_arrays
 from hfseq.data.vocabulary_bytes import byte_ids
 from hfseq.errors import DataError, UsageError
 
 PIECE = 1 << 20  # bytes that are tokenised at once
-BROKEN = (zipfile.BadZipFile, zlib.error)  # archives that were cut
 BYTES_INSTEAD = "a vocabulary of bytes (train_tokenizer.py --vocabulary bytes) takes any file"
 
 
@@ -243,7 +240,9 @@ def _read_arrays(names: Sequence[str], flag: str) -> Images:
         )
     try:
         arrays = _load_array(name, f"{flag} {name}")
-    except (OSError, ValueError, EOFError, *BROKEN) as error:
+    except Exception as error:  # what reads headers of arrays raises a dozen types
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{flag} {name} cannot be read as an array: {error}") from error
     if not arrays.size:
         raise DataError(f"{flag} {name} is empty, of shape {arrays.shape}: give one with arrays")
@@ -257,11 +256,21 @@ def _read_arrays(names: Sequence[str], flag: str) -> Images:
 
 def _load_array(name: str, label: str) -> np.ndarray:
     if name.lower().endswith(".npy"):
-        return np.load(name, mmap_mode="r", allow_pickle=False)
+        found = np.load(name, mmap_mode="r", allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return found
+        found.close()  # an archive under a wrong name
+        raise DataError(f"{label} is an archive of arrays: call it .npz")
     with Path(name).open("rb") as stream:  # .npz: an archive of named arrays
         archive = np.load(stream, allow_pickle=False)
         if isinstance(archive, np.ndarray):  # under a wrong name
             return archive
+        for member in archive.zip.infolist():
+            if member.file_size > unpacked.FREE + unpacked.RATIO * member.compress_size:
+                raise DataError(
+                    f"{label} unpacks to {member.file_size >> 20} MB, more than {unpacked.RATIO} "
+                    "times its size: save it with numpy.savez, which does not pack"
+                )
         if len(archive.files) != 1:
             held = ", ".join(archive.files) or "nothing"
             raise DataError(f"{label} holds {held}: give a file with one array")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from hfseq import json_text
 from hfseq.data import files as data_files
-from hfseq.data import raw
+from hfseq.data import parquet_files, raw
 from hfseq.data.arguments import TextArguments
 from hfseq.errors import DataError, UsageError, nearest
 
@@ -161,9 +161,14 @@ def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any
     files = data_files.expand(patterns, flag)
     builder, options = data_files.builder_of(files, flag)
     data_files.check_heads(files, builder, flag)
-    if builder == "json" and not arguments.streaming:
-        for file in files:  # pyarrow stores what is not UTF-8 and only fails when the row is read
+    for file in files:
+        if builder == "json" and not arguments.streaming:
+            # pyarrow stores what is not UTF-8 and only fails when the row is read
             data_files.check_utf8(file, flag)
+        elif builder == "parquet":
+            parquet_files.check(file, flag)
+        else:
+            data_files.check_unpacks(file, flag, whole=not arguments.streaming)
     if builder == "text":
         keep = getattr(arguments, "keep_linebreaks", False)
         options = {"sample_by": arguments.sample_by, "keep_linebreaks": keep}
@@ -229,7 +234,7 @@ def _with_references(dataset: Any, column: str, file: str, flag: str) -> Any:
     dataset = dataset.select(filled)
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
-        references = [json.loads(line) for line in lines if line.strip()]
+        references = [json_text.parse(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise DataError(f"{flag} {file} cannot be read: {error}") from error
     if len(references) != len(dataset):

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from hfseq import json_text
 from hfseq.errors import DataError
 
 Opened = TypeVar("Opened")
@@ -56,19 +57,23 @@ class TokenStore:
         """
         path = Path(path)
         try:
-            header = json.loads((path / HEADER).read_text())
-        except (OSError, ValueError) as error:
+            header = json_text.parse((path / HEADER).read_bytes())
+            version = header.get("version")
+            total, documents, pad = (header[n] for n in ("tokens", "documents", "pad_token_id"))
+            if not all(type(n) is int and 0 <= n < limit for n, limit in
+                       ((total, 2**48), (documents, 2**48), (pad, 2**31))):  # fmt: skip
+                raise ValueError("its header has counts that are no counts")
+        except (OSError, ValueError, KeyError, AttributeError) as error:
             raise DataError(f"{path} is not a token store: {error}") from error
-        if header.get("version") != VERSION:
-            raise DataError(
-                f"{path} is a token store of version {header.get('version')}, not {VERSION}"
-            )
-        total, documents = header["tokens"], header["documents"]
-        continues = _map(path / CONTINUES, np.uint8, total) if header["continues"] else None
+        if version != VERSION:
+            raise DataError(f"{path} is a token store of version {version}, not {VERSION}")
+        continues = _map(path / CONTINUES, np.uint8, total) if header.get("continues") else None
         tokens, offsets = (
             _map(path / TOKENS, "<i4", total),
             _map(path / OFFSETS, "<i8", documents + 1),
         )
+        if offsets[0] != 0 or offsets[-1] != total or (offsets[1:] <= offsets[:-1]).any():
+            raise DataError(f"{path / OFFSETS} is damaged; rebuild it with --overwrite_cache")
         return cls(tokens, offsets, header["pad_token_id"], continues, header)
 
 

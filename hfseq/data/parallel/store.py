@@ -10,6 +10,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
+from hfseq import json_text
 from hfseq.data.store import write_once
 from hfseq.errors import DataError
 
@@ -98,8 +99,10 @@ def store_pairs(
 
 def _open(directory: Path) -> PairFiles:
     try:
-        report = json.loads((directory / REPORT).read_text())
-    except (OSError, ValueError) as error:
+        report = json_text.parse((directory / REPORT).read_bytes())
+        if not all(isinstance(report[name], dict) for name in ("pairs", "fingerprints")):
+            raise ValueError("its report counts nothing")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{directory} holds no pairs: {error}") from error
     return PairFiles(directory, report)
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hfseq import json_text
 from hfseq.data import files as data_files
+from hfseq.data import parquet_files
 from hfseq.data.parallel.columns import Sides, choose_columns, is_header
 from hfseq.data.parallel.store import BATCH, Pair, Part
 from hfseq.errors import DataError
@@ -149,7 +151,7 @@ class _Json:
 
     def _items(self, lines: Iterator[str]) -> Iterator[tuple[int, Any]]:
         try:
-            yield from enumerate(json.loads("".join(lines)), 1)
+            yield from enumerate(json_text.parse("".join(lines)), 1)
         except json.JSONDecodeError as error:
             raise DataError(f"{self.flag} {self.file} is not valid JSON: {error}") from error
 
@@ -157,7 +159,7 @@ class _Json:
         for number, line in enumerate(lines, 1):
             if not line.isspace():
                 try:
-                    yield number, json.loads(line)
+                    yield number, json_text.parse(line)
                 except json.JSONDecodeError as error:
                     raise DataError(
                         f"{self._where(number)} is not valid JSON: {error.msg}"
@@ -173,6 +175,7 @@ class _Parquet:
         import pyarrow
 
         self.file, self.flag = file, flag
+        parquet_files.check(file, flag)
         with self._open() as parquet:
             fields = {field.name: field.type for field in parquet.schema_arrow}
         inner = fields.get("translation")

@@ -5,7 +5,6 @@ TFRecord files are read without TensorFlow, other formats by ``tensorflow_datase
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from hfseq import json_text
 from hfseq.data import files as data_files
 from hfseq.data.parallel.columns import Sides, choose_columns
 from hfseq.data.parallel.store import Pair, Part
@@ -93,11 +93,18 @@ class _Prepared:
         self.directory, self.flag = directory, flag
         file = f"{directory}/{INFO}"
         try:
-            self.info = json.loads("".join(data_files.read_lines(file, flag)))
+            self.info = json_text.parse("".join(data_files.read_lines(file, flag)))
             self.splits = {split["name"]: split for split in self.info["splits"]}
+            if not all(isinstance(name, str) for name in self.splits):
+                raise TypeError("a split's name is no text")
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{flag}: {file} is not the description of a dataset") from error
+            raise self._unclear() from error
         self.format = self.info.get("fileFormat", "tfrecord")
+
+    def _unclear(self) -> DataError:
+        return DataError(
+            f"{self.flag}: {self.directory}/{INFO} is not the description of a dataset"
+        )
 
     def origin(self, split: str, arguments: Any) -> tuple[list[Part], Sides]:
         """Return how to read a split, and its languages; the dataset's own source comes first."""
@@ -106,10 +113,15 @@ class _Prepared:
                 f"{self.flag}: {self.directory} has no split '{split}' but "
                 f"{', '.join(self.splits) or 'none'}{nearest(split, self.splits)}; name one after #"
             )
-        shards = self._shards(split)
+        try:
+            shards = self._shards(split)
+            items = (self.info.get("supervisedKeys") or {}).get("tuple", {}).get("items", [])
+            supervised = [item.get("featureKey") for item in items]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise self._unclear() from error
         first = next(shards[0].examples(), {}) if shards else {}
-        items = (self.info.get("supervisedKeys") or {}).get("tuple", {}).get("items", [])
-        supervised = [item.get("featureKey") for item in items]
         names = [name for name in supervised if name in first]
         names += [name for name in first if name not in names]
         sides = choose_columns(names, arguments, f"{self.flag} ({split})")
@@ -131,14 +143,22 @@ class _Prepared:
     def _names(self, template: str, split: str, count: int) -> Iterator[str]:
         for shard in range(count):
             index, number = f"{shard:05d}", f"{count:05d}"
-            yield template.format(
-                DATASET=self.info["name"],
-                SPLIT=split,
-                FILEFORMAT=self.format,
-                SHARD_X_OF_Y=f"{index}-of-{number}",
-                SHARD_INDEX=index,
-                NUM_SHARDS=number,
-            )
+            values = {
+                "DATASET": self.info["name"], "SPLIT": split, "FILEFORMAT": self.format,
+                "SHARD_X_OF_Y": f"{index}-of-{number}", "SHARD_INDEX": index, "NUM_SHARDS": number,
+            }  # fmt: skip
+            name = _filled(template, values)
+            if re.search(r"[/\\\0]|^\.*$", name):
+                raise DataError(
+                    f"{self.flag}: {self.directory}/{INFO} names the file {name!r:.80}: files "
+                    "must lie beside it"
+                )
+            yield name
+
+
+def _filled(template: str, values: dict[str, str]) -> str:
+    """Fill in names; not with str.format, which reads attributes and pads to any width."""
+    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], template)
 
 
 @dataclass(frozen=True)

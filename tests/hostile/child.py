@@ -1,0 +1,149 @@
+"""Read one hostile file after another and say how each ended (see `tests.hostile.guard`)."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.hostile import subjects
+from tests.hostile.guard import SECONDS
+
+ALLOWANCE = 64 << 20  # bytes of memory beside twice the file
+RUNS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty",
+        "socket.connect", "socket.getaddrinfo", "pickle.find_class", "ctypes.dlopen")  # fmt: skip
+MOVES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod",
+         "os.truncate", "shutil.rmtree")  # fmt: skip
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+class Watch:
+    """Notes what code that reads a file has no business to do, while ``on``."""
+
+    def __init__(self, folder: Path):
+        self.inside, self.on, self.found = str(folder), False, ""
+        sys.addaudithook(self)
+
+    def __call__(self, event: str, values: tuple[Any, ...]) -> None:
+        """Look at one event of the interpreter."""
+        if not self.on or self.found:
+            return
+        if event in RUNS:
+            self.found = f"{event} {values!r:.200}"
+        elif event in MOVES and self._outside(values[0], values[-1]):
+            self.found = f"{event} {values!r:.200}"
+        elif event == "open" and values[2] & WRITES and self._outside(values[0]):
+            self.found = f"wrote {values[0]!r}"
+        elif event == "exec" and str(getattr(values[0], "co_filename", "")).startswith(self.inside):
+            self.found = f"ran {values[0]!r:.200}"
+
+    def _outside(self, path: Any, folder: Any = None) -> bool:
+        if isinstance(path, int):
+            return False
+        path = os.fsdecode(path)
+        if isinstance(folder, int) and folder > 2:  # the name is relative to a descriptor
+            path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path)
+        path = os.path.abspath(path)
+        return not path.startswith((self.inside, "/dev/null", "/dev/shm", "/proc/self"))
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch within the body."""
+        self.on, self.found = True, ""
+        try:
+            yield
+        finally:
+            self.on = False
+
+
+def memory(name: str) -> int:
+    """Return a line of /proc/self/status in bytes; 0 where there is no such file."""
+    try:
+        text = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    return int(text.partition(f"{name}:")[2].split()[0]) << 10
+
+
+def forget_peak() -> None:
+    """Let the peak of memory begin anew, where the system can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def read(subject: subjects.Subject, folder: Path, watch: Watch, size: int) -> tuple[str, str]:
+    """Load what lies in ``folder`` and judge it."""
+    from hfseq.errors import HfseqError
+
+    gc.collect()  # quick: what was there before the first case is frozen
+    forget_peak()
+    before, started = memory("VmRSS"), time.process_time()
+    how, detail = "read", ""
+    with watch.watching():
+        try:
+            subject.load(folder)
+        except (HfseqError, OSError) as error:
+            how, detail = "refused", str(error)
+            if not detail.strip():
+                how, detail = "mute", type(error).__name__
+        except BaseException as error:  # whatever it is, it is no message
+            how, detail = "escaped", f"{type(error).__name__}: {str(error)[:300]}"
+    seconds, grown = time.process_time() - started, memory("VmHWM") - before
+    if watch.found:
+        return "acted", watch.found
+    if seconds > SECONDS:
+        return "slow", f"{seconds:.1f} s of computing; {how} {detail}"
+    if grown > 2 * size + ALLOWANCE:
+        return "swelled", f"{grown >> 20} MB for a file of {size} bytes; {how} {detail}"
+    return how, detail[:300]
+
+
+def say(*values: Any) -> None:
+    """Tell the parent."""
+    os.write(out, json.dumps(values).encode() + b"\n")
+
+
+def main() -> None:
+    """Read the cases that standard input names."""
+    root = Path(sys.argv[1])
+    todo = json.loads(sys.stdin.buffer.readline())
+    watch = Watch(root)
+    (root / "outside").mkdir(exist_ok=True)
+    before = sorted(os.listdir(root))
+    made: dict[str, subjects.Subject] = {}
+    for name, number in todo:
+        if name not in made:
+            made[name] = subjects.make(name, root / "made")
+            made[name].place(fresh(root))
+            made[name].load(root / "case")  # the good file is read, and what that imports is there
+            before = sorted({*before, "made", "case", "stderr"})
+            gc.collect()
+            gc.freeze()
+        subject = made[name]
+        size = subject.place(fresh(root), number)
+        say("begin", name, number)
+        how, detail = read(subject, root / "case", watch, size)
+        strange = set(os.listdir(root)) - set(before) or set(os.listdir(root / "outside"))
+        if strange:
+            how, detail = "wrote", str(strange)
+        say("end", name, number, how, detail)
+
+
+def fresh(root: Path) -> Path:
+    """Return an empty folder."""
+    shutil.rmtree(root / "case", ignore_errors=True)
+    (root / "case").mkdir()
+    return root / "case"
+
+
+if __name__ == "__main__":
+    out = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no message to the parent
+    main()

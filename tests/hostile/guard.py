@@ -1,0 +1,98 @@
+"""Hostile files are read in a child process, where a crash, a hang or a bomb ends nothing else.
+
+The child says what it begins and how it ended; the parent kills what takes too long, notes a death
+by its signal, and starts another child after the case that did it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS, WAIT = 5.0, 30.0
+START = 600.0  # to import everything and to make and read a good file, on a busy machine
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a case ended: "refused" and "read" are well, all else is a finding."""
+
+    subject: str
+    number: int
+    how: str
+    detail: str = ""
+
+    @property
+    def well(self) -> bool:
+        """Whether the promise was kept."""
+        return self.how in ("refused", "read")
+
+
+def run(subjects: Sequence[str], first: int, count: int, folder: Path) -> Iterator[Outcome]:
+    """Read the cases ``first`` to ``first + count`` of each subject; yield how each ended."""
+    todo = [(subject, number) for subject in subjects for number in range(first, first + count)]
+    while todo:
+        done = 0
+        for outcome in _child(todo, folder):
+            done += 1
+            yield outcome
+        todo = todo[done:]
+
+
+def _child(todo: list[tuple[str, int]], folder: Path) -> Iterator[Outcome]:
+    own = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins"), *sys.path]),
+        "PYTHONDONTWRITEBYTECODE": "1", "XLA_FLAGS": "", "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.hostile.child", str(folder)]
+    pipe = subprocess.PIPE
+    with (
+        (folder / "stderr").open("ab") as noise,
+        subprocess.Popen(
+            command, env=os.environ | own, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=noise
+        ) as child,
+    ):
+        assert child.stdin and child.stdout
+        child.stdin.write(json.dumps(todo).encode() + b"\n")
+        child.stdin.close()
+        yield from _watch(child, todo)
+
+
+def _watch(child: subprocess.Popen[bytes], todo: list[tuple[str, int]]) -> Iterator[Outcome]:
+    """Yield the outcomes of one child, the last of which may be its death."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
+        rest, current = b"", None
+        while True:
+            # The child measures what it computes; a wait is longer where others compute, too.
+            patience = START if current is None else WAIT
+            if not selector.select(patience):
+                child.kill()
+                assert current, "the child never began"
+                yield Outcome(*current, "hung", f"more than {WAIT:.0f} s")
+                return
+            chunk = os.read(child.stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
+            if not chunk:
+                break
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                word, *values = json.loads(line)
+                if word == "begin":
+                    current = (values[0], values[1])
+                elif word == "end":
+                    yield Outcome(*values)
+                    current = None
+                    if values[:2] == list(todo[-1]):
+                        return
+        code = child.wait()
+        assert current, f"the child ended with {code} before it read anything"
+        yield Outcome(*current, "crashed", f"exit code {code}")

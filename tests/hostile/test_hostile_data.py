@@ -1,0 +1,305 @@
+"""Data files that were made to deceive, one trick each."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import pickle
+import tracemalloc
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hfseq import json_text
+from hfseq.data import files, raw, store, unpacked
+from hfseq.data.arguments import DataArguments
+from hfseq.data.classification_arguments import ClassificationArguments
+from hfseq.data.classification_tables import read_table
+from hfseq.data.parallel import load_pairs
+from hfseq.data.sources import load_splits
+from hfseq.data.translation_arguments import TranslationArguments
+from hfseq.errors import CheckpointError, DataError, HfseqError, UsageError
+from hfseq.storage import Workspace, check_output_dir
+from tests.data import test_tfds
+
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+BOMB = 64 << 20  # bytes
+
+
+def texts(*names, **options):
+    return load_splits(DataArguments(train_file=[str(name) for name in names], **options))
+
+
+def pairs(*names, **options):
+    return load_pairs(TranslationArguments(train_file=[str(name) for name in names], **options))
+
+
+def table(path):
+    return read_table(str(path), "--train_file", ClassificationArguments(train_file=["given"]))
+
+
+@pytest.fixture
+def peak():
+    """Call it with a function: the most memory of Python objects meanwhile, in bytes."""
+
+    def measure(function):
+        tracemalloc.start()
+        try:
+            function()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    return measure
+
+
+# -- packed files
+
+
+@pytest.fixture(scope="module")
+def bomb():
+    """64 MB of one letter, without a line end, in each packing."""
+    return {suffix: pack(b"a" * BOMB) for suffix, pack in PACK.items()}
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_a_decompression_bomb_is_refused_before_it_has_unpacked(tmp_path, bomb, suffix, peak):
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(bomb[suffix])
+    text = "unpacks to more than 100 times its size .* unpack it yourself"
+    for read in (texts, pairs, table):
+        with pytest.raises(DataError, match=text):
+            read(path)
+
+    def whole():
+        with pytest.raises(DataError, match=text):
+            raw._read_text([str(path)], "--train_file")
+
+    def lines():
+        with pytest.raises(DataError, match=text):
+            list(files.read_lines(str(path), "--train_file"))
+
+    assert max(map(peak, (whole, lines))) < BOMB
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_bomb_is_not_handed_to_others_that_unpack_it(tmp_path, bomb, streaming):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(bomb[".gz"])
+    with pytest.raises(DataError, match="unpacks to more than 100 times its size"):
+        texts(path, streaming=streaming, data_cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_text_that_packs_well_is_read_whole(tmp_path, suffix):
+    content = "".join(f"line {i % 700} of a log, time {i}\n" for i in range(60_000)).encode()
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(PACK[suffix](content))
+    assert raw._read_text([str(path)], "--train_file").bytes.tobytes() == content
+
+
+def test_more_than_anything_may_unpack_to_is_fine_where_it_was_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(unpacked, "FREE", 1000)
+    content = np.random.default_rng(0).bytes(200_000)
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(content))
+    assert raw._read_text([str(path)], "--train_file").bytes.tobytes() == content
+
+
+@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b[:20] + b"\xff" * 40 + b[60:]])
+def test_a_damaged_packed_file_is_named(tmp_path, suffix, damage):
+    content = np.random.default_rng(0).bytes(20_000).hex().encode()
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(damage(PACK[suffix](content)))
+    with pytest.raises(DataError, match=r"a\.jsonl.* cannot be read"):
+        list(files.read_lines(str(path), "--train_file"))
+
+
+def test_an_archive_of_arrays_that_unpacks_to_too_much_is_refused(tmp_path, peak):
+    np.savez_compressed(tmp_path / "x.npz", np.zeros((BOMB // 64, 8, 8), np.uint8))
+
+    def read():
+        with pytest.raises(DataError, match="unpacks to 64 MB, more than 100 times its size"):
+            raw._read_arrays([str(tmp_path / "x.npz")], "--train_file")
+
+    assert peak(read) < BOMB // 4
+
+
+# -- parquet
+
+
+def write_parquet(path: Path, **columns) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd")
+
+
+def test_parquet_that_unpacks_to_too_much_is_refused(tmp_path):
+    """Equal texts are stored once and counted: a few kB become as many GB as one likes."""
+    path = tmp_path / "a.parquet"
+    write_parquet(path, text=["a" * 1000] * 200_000, label=[1] * 200_000)
+    assert path.stat().st_size < 100_000
+    for read in (texts, table):
+        with pytest.raises(DataError, match="unpacks to more than 100 times its size"):
+            read(path)
+    write_parquet(path, en=["a" * 1000] * 200_000, de=["b"] * 200_000)
+    with pytest.raises(DataError, match="unpacks to more than 100 times its size"):
+        pairs(path)
+
+
+# -- JSON
+
+
+DEEP = "[" * 100_000
+LINES = {
+    "nesting": '{"text": ' + DEEP,
+    "a long number": '{"text": "a", "n": ' + "9" * 10_000 + "}",
+    "half a pair of surrogates": '{"text": "\\ud800", "label": 1}',
+    "a key twice": '{"text": "a", "text": {"b": 1}}',
+    "no object": '"text"',
+    "another type": '{"text": 3, "label": 1}',
+    "zero bytes": '{"text": "\\u0000"}',
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("read", [texts, pairs, table])
+def test_lines_that_deceive_are_read_or_named(tmp_path, name, read):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine", "label": 0}\n{"text": "good"}\n' + LINES[name] + "\n")
+    try:
+        assert read(path)
+    except HfseqError as error:
+        assert str(path) in str(error) or "no column holds text" in str(error)
+
+
+@pytest.mark.parametrize("text", [DEEP, "1" * 10_000, '{"a": 1, "a": 2}', b"\xff", "", "\ufeff1"])
+def test_json_has_one_kind_of_error(text):
+    with pytest.raises(json.JSONDecodeError):
+        json_text.parse(text, unique=True)
+
+
+def test_equal_keys_are_python_s_business_unless_it_matters():
+    assert json_text.parse('{"a": 1, "a": 2}') == {"a": 2}
+
+
+# -- arrays and stores
+
+
+class Evil:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_arrays_of_pickled_objects_never_run(tmp_path):
+    ran = tmp_path / "ran"
+    np.save(tmp_path / "x.npy", np.array([Evil(ran)], object), allow_pickle=True)
+    np.savez(tmp_path / "x.npz", np.array([Evil(ran)], object))
+    (tmp_path / "y.npy").write_bytes(pickle.dumps(Evil(ran)))
+    for name in ("x.npy", "x.npz", "y.npy"):
+        with pytest.raises(DataError, match="cannot be read as an array"):
+            raw._read_arrays([str(tmp_path / name)], "--train_file")
+    assert not ran.exists()
+
+
+def test_an_archive_under_a_wrong_name_is_told(tmp_path):
+    np.savez(tmp_path / "x.npz", np.zeros((2, 2), np.uint8))
+    (tmp_path / "x.npz").rename(tmp_path / "x.npy")
+    with pytest.raises(DataError, match="is an archive of arrays: call it .npz"):
+        raw._read_arrays([str(tmp_path / "x.npy")], "--train_file")
+
+
+@pytest.mark.parametrize("shape", ["(10**12,)", "(2**62, 4)", "(-4, 4)", "(4", "((((((1,),),),),)"])
+def test_a_shape_that_lies_is_refused(tmp_path, shape):
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(64)
+    (tmp_path / "x.npy").write_bytes(data)
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("arr_0.npy", data)
+    for name in ("x.npy", "x.npz"):
+        with pytest.raises(DataError, match=r"cannot be read as an array|shape"):
+            raw._read_arrays([str(tmp_path / name)], "--train_file")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tokens": 2**62}, {"tokens": -1}, {"documents": "2"}, {"documents": 10**30}, {"tokens": None},
+     {"pad_token_id": 2**40}, {"continues": [1]}, {"version": {}}],
+)  # fmt: skip
+def test_the_header_of_a_store_that_lies_is_refused(tmp_path, change):
+    chunks = [(np.arange(6, dtype=np.int32), np.array([2, 4]), None)]
+    store.build(tmp_path / "s", lambda: chunks, {"fingerprint": "", "pad_token_id": 0})
+    path = tmp_path / "s" / store.HEADER
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError):
+        store.TokenStore.open(tmp_path / "s")
+
+
+def test_offsets_that_lead_elsewhere_are_refused(tmp_path):
+    chunks = [(np.arange(6, dtype=np.int32), np.array([2, 4]), None)]
+    store.build(tmp_path / "s", lambda: chunks, {"fingerprint": "", "pad_token_id": 0})
+    for offsets in ([0, 7, 6], [1, 2, 6], [0, -1, 6], [0, 2, 5]):
+        (tmp_path / "s" / store.OFFSETS).write_bytes(np.array(offsets, "<i8").tobytes())
+        with pytest.raises(DataError, match="rebuild it with --overwrite_cache"):
+            store.TokenStore.open(tmp_path / "s")
+
+
+# -- names that lead out of a directory
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "../../{DATASET}",
+        "/etc/passwd",
+        "{DATASET.__class__}",
+        "{DATASET:>1000000000}",
+        "a\0b",
+        "..",
+    ],
+)
+def test_files_of_a_prepared_dataset_lie_beside_its_description(tmp_path, template):
+    info = test_tfds.info("train")
+    info["splits"][0]["filepathTemplate"] = template
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    with pytest.raises(DataError, match="lie beside it|is missing|cannot be read|not the de"):
+        load_pairs(TranslationArguments(dataset_name=f"tfds:{tmp_path}"))
+
+
+@pytest.mark.parametrize("name", ["../outside", "checkpoints/3/../../../outside"])
+def test_storage_that_names_files_outside_writes_none(tmp_path, name):
+    workspace = Workspace.__new__(Workspace)
+    workspace.path = tmp_path / "run"
+    workspace._fs = SimpleNamespace(get_file=lambda *_: pytest.fail("it was downloaded"))
+    with pytest.raises(CheckpointError, match="points outside the directory"):
+        workspace._download(name, 3)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tokenizer.json", "README.md", ".hidden"])
+def test_an_output_directory_with_links_to_files_outside_is_refused(tmp_path, name):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "mine")
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match=f"{name} is a link to .*mine.*copy the file"):
+            check_output_dir(tmp_path / "run", overwrite)
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_checkpoints_on_another_disk_are_welcome(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")
+    check_output_dir(tmp_path / "run")

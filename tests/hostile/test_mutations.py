@@ -1,0 +1,90 @@
+"""Files that were damaged or made to deceive: read rightly or refused with a message.
+
+Never a crash, a hang over 5 s, memory beyond twice the file and 64 MB, a write outside the folder,
+or code that runs. A finding is made again by its subject and number, which are its seed.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.hostile import guard, mutators
+from tests.hostile.subjects import SUBJECTS
+
+QUICK = (
+    "safetensors", "index", "msgpack", "tokenizer", "text", "jsonl", "csv", "parquet", "stream",
+    "pairs-jsonl", "pairs-csv", "pairs-parquet", "pairs-aligned", "tfrecord", "tfds-info",
+    "examples-jsonl", "examples-tsv", "examples-parquet", "store", "store-header", "arrays", "log",
+    "arguments",
+)  # fmt: skip
+#: Subjects that lay out a model for every file, which takes a hundred times as long.
+MODELS = (
+    "safetensors-model", "msgpack-model", "pytorch-bin", "config-bert", "config-gpt2",
+    "config-marian", "config-twin", "config-vq", "config-training", "fp8-sidecar", "checkpoint",
+    "checkpoint-unsealed",
+)  # fmt: skip
+A_FEW, SOME, MANY = 10, 40, 200
+
+
+def count(subject):
+    """How many files of a subject are read with `-m slow`."""
+    return SOME if subject in MODELS else MANY
+
+
+def findings(subjects, first, count, folder):
+    outcomes = list(guard.run(subjects, first, count, folder))
+    assert len(outcomes) == len(subjects) * count
+    assert any(outcome.how == "refused" for outcome in outcomes)
+    return [outcome for outcome in outcomes if not outcome.well]
+
+
+def test_a_few_hundred_mutated_files(tmp_path):
+    assert findings(QUICK, 0, A_FEW, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_thousands_of_mutated_files(tmp_path, subject):
+    assert findings([subject], 0, count(subject), tmp_path) == []
+
+
+def test_there_are_thousands():
+    assert sum(map(count, SUBJECTS)) >= 5_000
+
+
+def test_a_case_is_made_again_from_its_number():
+    import random
+
+    good = {
+        "json": json.dumps({"a": 1, "b": [2, {"c": "d"}]}).encode(),
+        "lines": b'{"a": 1}\n{"a": 2}\n', "text": b"a,b\n1,2\n", "bytes": bytes(range(64)),
+        "msgpack": bytes(range(64)), "safetensors": _safetensors(),
+    }  # fmt: skip
+    for name, mutate in mutators.MUTATORS.items():
+        cases = [mutate(good[name], random.Random(seed)) for seed in range(50)]
+        assert cases == [mutate(good[name], random.Random(seed)) for seed in range(50)]
+        assert len({case for case in cases if case != good[name]}) > 25
+
+
+def _safetensors():
+    import numpy as np
+    from safetensors.numpy import save
+
+    return save({"a": np.ones(3, np.float32), "b": np.zeros((2, 2), np.float32)})
+
+
+class TestTheGuard:
+    """What it is there to find, it finds."""
+
+    @pytest.fixture
+    def outcomes(self, tmp_path):
+        found = guard.run(("misbehaving",), 0, 8, tmp_path)
+        return {outcome.number: outcome for outcome in found}
+
+    def test_every_kind_of_finding(self, outcomes):
+        assert {number: outcome.how for number, outcome in outcomes.items()} == {
+            0: "escaped", 1: "crashed", 2: "swelled", 3: "acted", 4: "acted", 5: "acted",
+            6: "refused", 7: "read",
+        }  # fmt: skip
