@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import jax
 
 from hfseq.errors import CheckpointError
+from hfseq.training import checksums
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class Checkpoints:
 
     def __init__(self, output_dir: str | Path, limit: int | None = 2):
         self.folder, self.limit = Path(output_dir).absolute() / FOLDER, limit
+        self._sealer = checksums.Sealer()
 
     @functools.cached_property
     def _ocp(self) -> Any:
@@ -64,21 +67,26 @@ class Checkpoints:
             return
         try:
             self._manager.wait_until_finished()
+            self._sealer.end()
             self._prune(best_step)
             self._check_space(state)
             items = self._ocp.args.Composite(
                 state=self._ocp.args.StandardSave(state), record=self._ocp.args.JsonSave(record)
             )
             self._manager.save(step, args=items, force=True)
+            if jax.process_index() == 0:
+                self._sealer.begin(self.folder / str(step))
         except Exception as error:  # orbax wraps I/O errors in types of its own
             raise self._not_saved(step, error) from error
 
     def _check_space(self, state: Any) -> None:
         """Fail before writing where the state cannot fit (it is stored compressed a little)."""
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        free = shutil.disk_usage(self.folder).free
-        if jax.process_count() == 1 and free < 0.8 * needed:
-            raise OSError(f"it needs about {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free")
+        total, _, free = shutil.disk_usage(self.folder)
+        if jax.process_count() == 1 and total and free < 0.8 * needed:  # 0: it has no limit
+            raise OSError(
+                f"no space left: it needs about {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free"
+            )
 
     def wait(self) -> None:
         """Wait until what was started is on disk."""
@@ -88,6 +96,8 @@ class Checkpoints:
             self._manager.wait_until_finished()
         except Exception as error:
             raise self._not_saved(self._manager.latest_step() or 0, error) from error
+        finally:
+            self._sealer.end()
 
     def settle(self) -> None:
         """Wait for a save under way on the way out, without hiding the error that leads there."""
@@ -112,6 +122,11 @@ class Checkpoints:
         for step in self.steps()[:-keep]:
             if step != best_step:
                 self._manager.delete(step)
+
+    def check(self, step: int) -> None:
+        """Raise CheckpointError if the files of a checkpoint are not those that were saved."""
+        if found := checksums.problem(self.folder / str(step)):
+            raise self._damaged(step, ValueError(found))
 
     def read_record(self, step: int) -> dict[str, Any]:
         """Read the JSON record of a checkpoint."""
@@ -163,6 +178,42 @@ def _quiet_late_callbacks() -> None:
             previous(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def set_damaged_aside(output_dir: Path) -> None:
+    """Move the newest checkpoints out of the way while they are damaged, and say so.
+
+    They stay beside ``checkpoints`` as ``checkpoint-<step>-damaged``: the steps after the last
+    whole one are done, and saved, anew. Nothing is moved where none is whole.
+
+    Raises:
+        CheckpointError: every checkpoint is damaged.
+    """
+    folder = output_dir / FOLDER
+    steps = sorted(int(p.name) for p in folder.glob("*") if p.name.isdigit() and p.is_dir())
+    damaged: dict[int, str] = {}
+    for step in reversed(steps):
+        found = checksums.problem(folder / str(step))
+        if not found:
+            break
+        damaged[step] = found
+    listing = "; ".join(f"{folder / str(step)}: {text}" for step, text in damaged.items())
+    if damaged and len(damaged) == len(steps):
+        raise CheckpointError(
+            f"no checkpoint can be restored ({listing}): restore one from a copy, or start anew "
+            "with --overwrite_output_dir, which keeps what is there"
+        )
+    for step in damaged:
+        target = output_dir / f"checkpoint-{step}-damaged"
+        count = len(list(output_dir.glob(f"{target.name}*")))
+        os.rename(folder / str(step), target.with_name(f"{target.name}-{count + 1}")
+                  if count else target)  # fmt: skip
+    if damaged:
+        logger.warning(
+            "damaged: %s; kept as %s. The run goes on from step %d, the newest whole one",
+            listing, ", ".join(f"checkpoint-{step}-damaged" for step in damaged),
+            steps[len(steps) - len(damaged) - 1],
+        )  # fmt: skip
 
 
 def find(path: str | Path) -> tuple[Path, int | None]:

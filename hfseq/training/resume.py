@@ -6,8 +6,10 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from hfseq import trees
-from hfseq.errors import UsageError
+from hfseq.errors import CheckpointError, UsageError
 from hfseq.training.checkpoints import Checkpoints, find
 
 if TYPE_CHECKING:
@@ -47,8 +49,32 @@ def read_progress(loop: Loop) -> None:
     steps = checkpoints.steps()
     loop.restore_step = wanted if wanted is not None else (steps[-1] if steps else None)
     if loop.restore_step is not None:
-        loop.progress = Progress(**checkpoints.read_record(loop.restore_step))
+        if source and jax.process_index() == 0:  # else `set_damaged_aside` has looked
+            checkpoints.check(loop.restore_step)
+        loop.progress = progress_of(checkpoints, loop.restore_step)
     _keep_collections(loop)
+
+
+def progress_of(checkpoints: Checkpoints, step: int) -> Progress:
+    """Read where the run stood at a checkpoint.
+
+    Raises:
+        CheckpointError: the record is damaged, or another program's.
+    """
+    record = checkpoints.read_record(step)
+    kinds = {"step": int, "tokens_seen": int, "global_batch_size": int, "seconds": int | float,
+             "best_metric": int | float | None, "best_step": int | None,
+             "windows": dict | None, "collections": dict | None}  # fmt: skip
+    unknown = record.keys() - {entry.name for entry in dataclasses.fields(Progress)}
+    wrong = [name for name, kind in kinds.items() if not isinstance(record.get(name, 0), kind)
+             and not (name in ("windows", "collections") and name not in record)]  # fmt: skip
+    if unknown or wrong or record.get("step", step) != step:
+        names = ", ".join(sorted({*map(str, unknown), *wrong})) or "step"
+        raise CheckpointError(
+            f"the checkpoint {checkpoints.folder / str(step)} has a record that no run wrote "
+            f"({names}): it is damaged; give an earlier one with --resume_from_checkpoint"
+        )
+    return Progress(**record)
 
 
 def _keep_collections(loop: Loop) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from hfseq import trees
 from hfseq.objectives.base import Written
 from hfseq.training import setup
+from hfseq.whole_files import write_text
 
 if TYPE_CHECKING:
     from hfseq.training.loop import Loop
@@ -31,8 +31,7 @@ PREDICTIONS, REFERENCES = "generated_predictions.txt", "generated_references.txt
 def write(loop: Loop, split: str) -> dict[str, float]:
     """Let the model write for a split; report the samples and return the scores by name."""
     started = time.perf_counter()
-    model, params, extra = _writer(loop)
-    with _holding(model, extra):
+    with alone(loop) as (model, params):
         written = loop.objective.write_texts(model, params, split)
     if written is None:
         return {}
@@ -42,11 +41,17 @@ def write(loop: Loop, split: str) -> dict[str, float]:
         if loop.notes.get(f"{prefix}_{name}") != note:  # once a run
             loop.notes[f"{prefix}_{name}"] = note
             logger.info("%s_%s: %s", prefix, name, note)
-    if samples := sample_table(written, getattr(loop.arguments.data, "text_samples", 0)):
-        for tracker in loop.trackers:
-            tracker.text(f"{prefix}_samples", samples, loop.progress.step)
+    samples = samples_of(written, getattr(loop.arguments.data, "text_samples", 0))
+    show(loop, f"{prefix}_samples", ("source", "reference", "model"), samples)
     measured = {f"{prefix}_{name}": value for name, value in written.metrics.items()}
     return measured | {f"{prefix}_generation_runtime": time.perf_counter() - started}
+
+
+def show(loop: Loop, tag: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Give the trackers a table of texts, if there are any."""
+    if text := table(names, rows):
+        for tracker in loop.trackers:
+            tracker.text(tag, text, loop.progress.step)
 
 
 def predict(loop: Loop) -> dict[str, float]:
@@ -72,13 +77,10 @@ def samples_of(written: Written, count: int) -> list[tuple[str, str, str]]:
     return [(rows[0][i], rows[1][i], rows[2][i]) for i in dict.fromkeys(places)]
 
 
-def sample_table(written: Written, count: int) -> str:
-    """Return sample texts as Markdown, as TensorBoard shows them."""
-    lines = [
-        "| " + " | ".join(_cell(text) for text in row) + " |"
-        for row in samples_of(written, count)
-    ]  # fmt: skip
-    head = ["| source | reference | model |", "| --- | --- | --- |"]
+def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return texts as a Markdown table, as TensorBoard shows them; nothing without rows."""
+    lines = ["| " + " | ".join(_cell(text) for text in row) + " |" for row in rows]
+    head = [f"| {' | '.join(names)} |", "| --- " * len(names) + "|"]
     return "\n".join(head + lines) if lines else ""
 
 
@@ -87,11 +89,15 @@ def _cell(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _holding(model: Any, extra: Any) -> Iterator[None]:
-    """Give the model the run's collections; the next step will donate their buffers."""
+def alone(loop: Loop) -> Iterator[tuple[Any, Any]]:
+    """Give the model that answers, with the run's collections, and its parameters.
+
+    The collections are the model's for this while only: the next step will donate their buffers.
+    """
+    model, params, extra = _writer(loop)
     before, model.extra = model.extra, extra
     try:
-        yield
+        yield model, params
     finally:
         model.extra = before
 
@@ -118,6 +124,4 @@ def _whole(loop: Loop) -> Any:
 
 def _write_lines(path: Path, texts: list[str]) -> None:
     """One text a line: line breaks within a text become spaces."""
-    temporary = path.with_suffix(".txt.tmp")
-    temporary.write_text("".join(" ".join(text.split()) + "\n" for text in texts), "utf-8")
-    os.replace(temporary, path)
+    write_text(path, "".join(" ".join(text.split()) + "\n" for text in texts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -34,20 +35,38 @@ def logged(folder: Path) -> int:
         return 0
 
 
-@pytest.mark.parametrize(
-    ("script", "objective", "kills"),
-    [
-        ("run_mlm_flax.py", "mlm", 5),
-        ("run_clm_flax.py", "clm", 1),
-        ("run_t5_mlm_flax.py", "span_mlm", 1),
-        ("run_bart_dlm_flax.py", "denoising", 1),
-    ],
-)
-def test_kills_at_random_moments_change_nothing(flags, tmp_path, script, objective, kills):
+# Script, objective, flags of its own, kills: five by default, 50 and more with `-m slow`.
+RUNS = {
+    "mlm": ("run_mlm_flax.py", "mlm", {}, 5),
+    "fp8": ("run_mlm_flax.py", "mlm", {"precision": "fp8_delayed"}, 8),
+    "streaming": ("run_mlm_flax.py", "mlm", {"streaming": True}, 6),
+    "clm": ("run_clm_flax.py", "clm", {}, 8),
+    "span_mlm": ("run_t5_mlm_flax.py", "span_mlm", {}, 8),
+    "denoising": ("run_bart_dlm_flax.py", "denoising", {}, 8),
+    "translation": ("run_translation_flax.py", "translation", {}, 8),
+    "classification": ("run_classification_flax.py", "mlm", {"train_file": "labelled"}, 8),
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name != "mlm"]
+
+
+@pytest.fixture
+def labelled(corpus):
+    """The texts of the corpus in two classes, as a table; the name of its file."""
+    rows = [json.loads(line)["text"] for line in (corpus / "train.jsonl").read_text().splitlines()]
+    lines = [f"{'long' if len(text) > 100 else 'short'}\t{text}" for text in rows]
+    (corpus / "labelled.tsv").write_text("\n".join(["label\tsentence", *lines]) + "\n")
+    return corpus / "labelled.tsv"
+
+
+@pytest.mark.parametrize("name", ["mlm", *SLOW])
+def test_kills_at_random_moments_change_nothing(flags, labelled, tmp_path, name):
+    script, objective, own, kills = RUNS[name]
     options = {"max_steps": STEPS, "save_steps": 7, "save_total_limit": 2, "eval_steps": 40}
-    options["objective"] = objective
+    options |= {"objective": objective, **own}
+    if own.get("train_file"):
+        options |= {"train_file": labelled, "validation_file": labelled}
     whole = start(flags("whole", **options), script)
-    output, _ = whole.communicate(timeout=600)
+    output, _ = whole.communicate(timeout=900)
     assert whole.returncode == 0, output
     draw = random.Random(20261121)
     moments = sorted(draw.randint(1, STEPS - 1) for _ in range(kills))
@@ -59,9 +78,53 @@ def test_kills_at_random_moments_change_nothing(flags, tmp_path, script, objecti
         run.send_signal(signal.SIGKILL)
         run.communicate(timeout=60)
     last = start(flags("killed", **options), script)
-    output, _ = last.communicate(timeout=600)
+    output, _ = last.communicate(timeout=900)
     assert last.returncode == 0, output
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
     assert one.keys() == other.keys()
     assert all((one[name] == other[name]).all() for name in one)
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
+
+
+def test_all_training_scripts_are_killed_fifty_times():
+    trained = {path.name for path in SCRIPTS.glob("run_*.py") if "Loop(" in path.read_text()}
+    assert trained == {script for script, *_ in RUNS.values()}
+    assert sum(kills for *_, kills in RUNS.values()) >= 50
+
+
+# -- other ways to end a run
+
+
+def log_of(run: subprocess.Popen, folder: Path, step: int) -> None:
+    while run.poll() is None and logged(folder) < step:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        pytest.param([signal.SIGINT], 130, id="ctrl-c"),
+        pytest.param([signal.SIGINT] * 2, 130, id="ctrl-c twice"),
+        pytest.param([signal.SIGTERM], 0, id="sigterm", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_saves_and_a_second_ctrl_c_leaves_at_once(flags, tmp_path, signals, code):
+    """The first lets the step end and be saved; whatever they do, the run goes on from there."""
+    options = {"max_steps": 4000, "save_steps": 50, "eval_strategy": "no", "report_to": "jsonl"}
+    run = start(flags("signalled", **options), "run_mlm_flax.py")
+    log_of(run, tmp_path / "signalled", 60)
+    for number in signals:
+        run.send_signal(number)
+        time.sleep(0.001)
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == code, output
+    assert "Traceback" not in output
+    steps = sorted(
+        int(path.name)
+        for path in (tmp_path / "signalled" / "checkpoints").iterdir()
+        if path.name.isdigit()
+    )
+    if len(signals) == 1:
+        assert "received: saving after this step" in output
+        assert steps[-1] == logged(tmp_path / "signalled")  # not a step is lost
+    assert steps[-1] >= 50

@@ -1,0 +1,143 @@
+"""Clocks that jump, losses that some rows break, workers that die."""
+
+from __future__ import annotations
+
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hfseq.errors import DataError, NonFiniteLoss
+from hfseq.objectives.mlm import MaskedLM
+from hfseq.training.tracking import read_metrics
+from tests.support import killers
+from tests.training.conftest import losses
+
+OPTIONS = {"devices": 1, "save_steps": 2, "max_steps": 10, "save_total_limit": 2}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The directory of a run to which nothing happened."""
+    return []
+
+
+@pytest.fixture
+def whole(train, plain):
+    if not plain:
+        plain.append(train("whole", **OPTIONS).folder)
+    return plain[0]
+
+
+def same(one, other):
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
+    return all((ours[name] == theirs[name]).all() for name in ours | theirs)
+
+
+# -- the clock
+
+
+@pytest.mark.slow
+def test_a_clock_that_jumps_changes_nothing(train, whole, monkeypatch, tmp_path):
+    """Years forwards and backwards between steps, and a start in the past for the second part."""
+    real = time.time
+    jumps = iter((10**8, -(10**9), 0, 3600, -3600, -(10**8), 10**7))
+
+    def jump(loop):
+        offset = next(jumps)
+        monkeypatch.setattr(time, "time", lambda: real() + offset)
+
+    def watch(loop):
+        loop.add_callback(jump)
+
+    part = OPTIONS | {"max_steps": 4, "lr_scheduler_type": "constant"}
+    train("jumped", before=watch, **part)
+    monkeypatch.setattr(time, "time", lambda: real() - 10**9)
+    second = train("jumped", before=watch, **part | {"max_steps": 6})
+    assert second.restore_step == 4  # the newest by its step
+    train("steady", **part | {"max_steps": 6})
+    assert losses(second.folder) == losses(tmp_path / "steady")
+    assert same(second.folder, tmp_path / "steady")
+    assert [record["step"] for record in read_metrics(second.folder / "metrics.jsonl")] == sorted(
+        record["step"] for record in read_metrics(second.folder / "metrics.jsonl")
+    )
+
+
+# -- a loss that some rows break
+
+
+@pytest.fixture
+def breaking_rows(monkeypatch):
+    """The loss is NaN for some batches, by what is in them: those of steps 5, 6 and 8 of twelve."""
+    real = MaskedLM.loss
+
+    def loss(self, model, params, batch, rngs, train, **more):
+        total, *rest = real(self, model, params, batch, rngs, train, **more)
+        broken = (batch["input_ids"].sum() % 5 == 4) & train
+        return jnp.where(broken, jnp.nan, total), *rest
+
+    monkeypatch.setattr(MaskedLM, "loss", loss)
+
+
+def test_a_row_that_breaks_the_loss_stops_the_run_before_anything_is_lost(
+    train, breaking_rows, tmp_path
+):
+    options = OPTIONS | {"save_steps": 1, "max_steps": 12}
+    with pytest.raises(NonFiniteLoss, match=r"NaN or infinite at step (\d+)") as stopped:
+        train("broken", **options)
+    text = str(stopped.value)
+    assert "at step 5" in text and "the checkpoint of step 4 is kept" in text
+    weights = load_file(tmp_path / "broken" / "model.safetensors")
+    assert all(np.isfinite(value).all() for value in weights.values())
+    loop = train("broken", on_non_finite="skip", **options)  # what the message advises
+    assert loop.progress.step == 12 and loop.restore_step == 4
+    weights = load_file(loop.folder / "model.safetensors")
+    assert all(np.isfinite(value).all() for value in weights.values())
+
+
+# -- workers
+
+
+def test_a_worker_that_dies_while_tokenising_is_named_and_nothing_half_done_is_kept(
+    tmp_path, monkeypatch
+):
+    from datasets import Dataset
+
+    from hfseq.data import tokenization
+    from hfseq.data.tokenizers import train_tokenizer
+
+    tokenizer = train_tokenizer([], "vq_transformer", "bytes")
+    dataset = Dataset.from_dict({"text": [f"text {i}" for i in range(400)]})
+
+    monkeypatch.setattr(tokenization, "_run", killers.kill)
+    with pytest.raises(DataError, match="a process that tokenises died.*give fewer"):
+        tokenization.tokenize(dataset, tokenizer, "text", cache_dir=tmp_path, num_proc=2)
+    assert [p for p in tmp_path.iterdir() if p.suffix != ".lock"] == []
+    assert len(tokenization.tokenize(dataset, tokenizer, "text", cache_dir=tmp_path)) == 400
+
+
+@pytest.mark.slow
+def test_an_error_of_the_thread_that_makes_batches_ends_the_run_with_it(train, tmp_path, whole):
+    """The batches before it are trained on and saved; without the error the run goes on."""
+
+    def breaks(loop):
+        def install(loop):
+            if loop.progress.step == 1:  # some batches are made already
+                real = loop.data.train.fetch
+
+                def fetch(step, *part):
+                    if step >= 7:
+                        raise DataError("the disk with the data is gone")
+                    return real(step, *part)
+
+                loop.data.train.fetch = fetch
+
+        loop.add_callback(install)
+
+    with pytest.raises(DataError, match="the disk with the data is gone"):
+        train("broken", before=breaks, **OPTIONS)
+    loop = train("broken", **OPTIONS)
+    assert loop.restore_step == 6 and losses(loop.folder) == losses(whole)
+    assert same(loop.folder, whole)

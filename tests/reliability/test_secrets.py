@@ -1,0 +1,143 @@
+"""A planted token is in the environment of a run and nowhere else, whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hfseq.redaction import redact, redact_values
+from tests.support import machines
+
+SCRIPT = machines.ROOT / "scripts" / "run_mlm_flax.py"
+HUB, WANDB, URL = "hf_PlantedTokenOfTheHub", "0123456789abcdef" * 2 + "plantedw", "PlantedInTheUrl"
+PLANTED = (HUB, WANDB, URL)
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    own = {
+        "HF_TOKEN": HUB, "WANDB_API_KEY": WANDB, "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": f"http://user:{URL}@127.0.0.1:9", "HF_HOME": str(folder / "hf"),
+        "HFSEQ_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp"), "NO_PROXY": "*",
+        "WANDB_DIR": str(folder / "wandb"), "WANDB_CACHE_DIR": str(folder / "wandb-cache"),
+    }  # fmt: skip
+    (folder / "tmp").mkdir(exist_ok=True)
+    return machines.environment(folder / "modules", **own | more)
+
+
+def command_lines(parent: int) -> str:
+    """What the process list shows of a process and those below it."""
+    shown = subprocess.run(["ps", "-eo", "pid,ppid,args", "ww"], capture_output=True, text=True)
+    rows = [line.split(None, 2) for line in shown.stdout.splitlines()[1:]]
+    family = {str(parent)}
+    for _ in range(4):
+        family |= {row[0] for row in rows if row[1] in family}
+    return "\n".join(row[2] for row in rows if row[0] in family and len(row) > 2)
+
+
+def run(command: list[str], env: dict[str, str]) -> tuple[int, str, str]:
+    """Return the exit code, what was written, and what the process list showed meanwhile."""
+    process = machines.start([sys.executable, *command], env)
+    listed = ""
+    while process.poll() is None:
+        listed += command_lines(process.pid)
+        time.sleep(0.5)
+    output, _ = process.communicate()
+    return process.returncode, output, listed
+
+
+def found_in(folder: Path) -> list[str]:
+    """The files that hold a planted token, and which."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    return [
+        f"{path.relative_to(folder)}: {secret}"
+        for path in files
+        for secret in PLANTED
+        if secret.encode() in path.read_bytes() or secret in path.name
+    ]
+
+
+def test_a_run_whose_push_fails_writes_its_token_nowhere(flags, tmp_path):
+    pytest.importorskip("wandb")
+    (tmp_path / "wandb").mkdir()
+    given = [
+        *flags(report_to=None, max_steps=3, save_steps=2, data_cache_dir=tmp_path / "data",
+               hub_model_id="user/tiny"),
+        "--push_to_hub", "--report_to", "tensorboard", "jsonl", "wandb",
+    ]  # fmt: skip
+    code, output, listed = run([str(SCRIPT), *given], environment(tmp_path))
+    assert "hfseq push" in output and code == 1, output  # what is left to do
+    assert "run_mlm_flax.py" in listed
+    for secret in PLANTED:
+        assert secret not in output and secret not in listed
+    assert {"checkpoints", "runs", "README.md", "metrics.jsonl", "wandb"} <= {
+        path.name for path in (tmp_path / "run").iterdir()
+    }
+    assert found_in(tmp_path) == []
+
+
+CRASH = f"""
+import os
+from hfseq import hookimpl
+
+@hookimpl
+def register_architectures(register):
+    raise RuntimeError("refused with " + os.environ["HF_TOKEN"] + " and http://me:{URL}@host/")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_an_exception_with_a_token_in_it_is_shown_without(flags, tmp_path, debug):
+    """Of a plugin, of a URL that cannot be read, and of what nobody expected."""
+    (tmp_path / "crash.py").write_text(CRASH)
+    data = f"https://me:{URL}@127.0.0.1:9/train.jsonl?token={URL}"
+    for more in (
+        {"plugin": tmp_path / "crash.py", "model_type": "of-that-plugin"},
+        {"train_file": data},
+    ):
+        _, output, _ = run([str(SCRIPT), *flags(**more), *debug], environment(tmp_path))
+        assert "error: " in output or "Traceback" in output, output
+        assert [secret for secret in PLANTED if secret in output] == [], output
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Bearer hf_abcdefgh!", "Bearer <token>!"),
+        ("https://me:secret@host/a", "https://host/a"),
+        ("s3://key:secret@bucket/a b", "s3://bucket/a b"),
+        ("http://h/a?x=1&token=abc&y=2", "http://h/a?x=1&token=<token>&y=2"),
+        ("https://h/a?X-Amz-Signature=abc'", "https://h/a?X-Amz-Signature=<token>'"),
+        ("https://h/a?sig=abc#part", "https://h/a?sig=<token>#part"),
+        ("mail me@host or a://b", "mail me@host or a://b"),
+        ("--max_tokens=3 tokenizer?top=1", "--max_tokens=3 tokenizer?top=1"),
+    ],
+)
+def test_what_looks_like_a_secret_is_hidden(text, shown):
+    assert redact(text) == shown
+
+
+def test_the_values_of_secret_variables_are_hidden(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "some-key-of-mine")
+    monkeypatch.setenv("HF_TOKEN", "short")  # blanking out such would blank out words
+    assert redact("a short text with some-key-of-mine") == "a short text with <token>"
+    nested = {"a": ["some-key-of-mine", 3], "b": ("x",)}
+    assert redact_values(nested) == {"a": ["<token>", 3], "b": ["x"]}
+    assert redact("given: mine", "mine") == "given: <token>"
+
+
+def test_a_token_among_the_flags_is_refused(flags, tmp_path):
+    for name in ("--token", "--hub_token", "--hub-token", "--use_auth_token"):
+        for given in ([f"{name}={HUB}"], [name, HUB]):
+            done = subprocess.run(
+                [sys.executable, str(SCRIPT), *flags(), *given], capture_output=True, text=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )  # fmt: skip
+            assert done.returncode == 2 and HUB not in done.stderr + done.stdout
+            assert "tokens are no flags" in done.stderr

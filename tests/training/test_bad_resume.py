@@ -1,0 +1,136 @@
+"""Going on from damaged checkpoints, and two runs in one directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+from safetensors.numpy import load_file
+
+from hfseq.errors import CheckpointError, UsageError
+from hfseq.training import checksums, run_lock
+from tests.training.conftest import losses
+
+OPTIONS = {"devices": 1, "save_steps": 2, "max_steps": 6, "save_total_limit": 3}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A place for the directory of a run that ended, which tests copy."""
+    return tmp_path_factory.mktemp("finished") / "run"
+
+
+@pytest.fixture
+def run(train, finished, tmp_path):
+    """The directory of a run of 6 steps with checkpoints of 2, 4 and 6."""
+    if not finished.exists():
+        shutil.copytree(train("first", **OPTIONS).folder, finished)
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def array_file(step):
+    """The file of a checkpoint with most bytes: the arrays."""
+    return max(
+        (path for path in step.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
+
+
+def flip(path, at=0.5):
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * at)] ^= 4
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "a bit flipped in the arrays": lambda step: flip(array_file(step)),
+    "arrays cut": lambda step: array_file(step).write_bytes(array_file(step).read_bytes()[:-99]),
+    "arrays gone": lambda step: array_file(step).unlink(),
+    "the record cut": lambda step: (step / "record" / "metadata").write_text('{"step": 6, "tok'),
+    "the state gone": lambda step: shutil.rmtree(step / "state"),
+    "the sums cut": lambda step: (step / checksums.FILE).write_text('{"state'),
+}
+
+
+@pytest.mark.parametrize(
+    "damage", ["a bit flipped in the arrays",
+               *(pytest.param(name, marks=pytest.mark.slow) for name in list(DAMAGE)[1:])]
+)  # fmt: skip
+def test_a_damaged_checkpoint_is_kept_and_the_run_goes_on_from_the_one_before(
+    train, run, damage, caplog
+):
+    whole, weights = losses(run), load_file(run / "model.safetensors")
+    DAMAGE[damage](run / "checkpoints" / "6")
+    (run / "checkpoints" / "6" / "mine").touch()  # by which the very directory is known again
+    with caplog.at_level("WARNING"):
+        loop = train("run", **OPTIONS)
+    assert loop.restore_step == 4 and losses(run) == whole
+    assert "damaged: " in caplog.text and "goes on from step 4" in caplog.text
+    assert (run / "checkpoint-6-damaged" / "mine").exists()
+    again = load_file(run / "model.safetensors")
+    assert all((weights[name] == again[name]).all() for name in weights)
+    assert checksums.problem(run / "checkpoints" / "6") == ""
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_every_damage_is_found_and_named(run, damage):
+    step = run / "checkpoints" / "6"
+    assert checksums.problem(step) == ""
+    DAMAGE[damage](step)
+    assert checksums.problem(step)
+
+
+def test_without_a_whole_checkpoint_nothing_is_moved(train, run):
+    for step in (2, 4, 6):
+        flip(array_file(run / "checkpoints" / str(step)))
+    before = sorted(run.rglob("*"))  # the file of the lock is there since the first run
+    with pytest.raises(CheckpointError, match="no checkpoint can be restored .*/2: .* other bytes"):
+        train("run", **OPTIONS)
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_damaged_checkpoint_that_was_asked_for_is_an_error(train, run):
+    flip(array_file(run / "checkpoints" / "4"))
+    with pytest.raises(CheckpointError, match="/4 cannot be restored .* other bytes than"):
+        train("other", resume_from_checkpoint=run / "checkpoints" / "4", **OPTIONS)
+
+
+def test_the_newest_checkpoint_is_that_of_the_last_step_whatever_the_clock_said(train, run):
+    """Steps count, not times: the clock may jump, and copying gives files other times."""
+    for step, when in ((2, time.time() + 10**8), (4, 0), (6, 10**6)):
+        for path in [
+            run / "checkpoints" / str(step),
+            *(run / "checkpoints" / str(step)).rglob("*"),
+        ]:
+            os.utime(path, (when, when))
+    loop = train("run", **OPTIONS | {"max_steps": 8, "lr_scheduler_type": "constant"})
+    assert loop.restore_step == 6
+
+
+# -- two runs in one directory
+
+
+def test_a_second_run_is_refused_and_the_first_named(train, tmp_path):
+    refused = []
+
+    def start_another(loop):
+        with pytest.raises(UsageError) as error:
+            train("run", **OPTIONS)
+        refused.append(error.value)
+
+    train("run", before=lambda loop: loop.add_callback(start_another, every=3), **OPTIONS)
+    assert len(refused) == 2 and refused[0].exit_code == 2
+    assert f"is in use by process {os.getpid()} on " in str(refused[0])
+    assert losses(tmp_path / "run").keys() == {1, 2, 3, 4, 5, 6}
+
+
+def test_what_a_killed_run_left_blocks_nobody(train, run):
+    (run / run_lock.FILE).write_text(json.dumps({"process": 1, "machine": "x", "since": "y"}))
+    assert train("run", **OPTIONS).restore_step == 6
+    (run / run_lock.FILE).write_text("no JSON")
+    with run_lock.hold(run), pytest.raises(UsageError, match="in use by process"):
+        with run_lock.hold(run):
+            pass
