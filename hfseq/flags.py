@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+import os
 import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from hfseq.errors import UsageError, nearest
+
+#: Flags of other programs that take, or ask for, a token of the Hub.
+SECRETS = ("__token", "__hub_token", "__use_auth_token", "__push_to_hub_token")
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -65,6 +71,23 @@ def parse_flags(
     return tuple(found)
 
 
+def refuse_secrets(words: Iterable[str]) -> None:
+    """Refuse a token among the flags: everybody on the machine can read it in the process list.
+
+    To be called before parsing, which would take ``--token`` for an abbreviation.
+
+    Raises:
+        UsageError: one of ``words`` is a flag of a token.
+    """
+    for word in words:
+        flag = word.partition("=")[0].replace("-", "_")
+        if flag in SECRETS:
+            raise UsageError(
+                f"--{flag[2:]}: tokens are no flags, for these stand in the process list and in "
+                "logs; set HF_TOKEN, or log in once with `hf auth login`"
+            )
+
+
 def names(parts: Iterable[type]) -> set[str]:
     """Return the names of all flags."""
     return {field.name for part in parts for field in dataclasses.fields(part)}
@@ -76,3 +99,32 @@ def _unknown(rest: list[str], known: Iterable[str]) -> str:
         return f"no flag takes {shlex.join(rest)}: values follow their flag, which begins with --"
     meant = [nearest(flag, [f"--{name}" for name in known]) for flag in flags]
     return "unknown flag " + ", ".join(map("".join, zip(flags, meant, strict=True)))
+
+
+def flags_of_file(path: Path, known: set[str]) -> list[str]:
+    """Turn a YAML or JSON file of arguments, whose names are ``known``, into flags."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            import yaml
+
+            values = yaml.safe_load(text)
+    except OSError as error:
+        raise UsageError(f"cannot read the argument file {path}: {error.strerror}") from error
+    except Exception as error:
+        raise UsageError(f"{path} is not valid {path.suffix[1:]}: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must map argument names to values, e.g. learning_rate: 3.0e-4")
+    refuse_secrets(f"--{name}" for name in values)
+    unknown = [f"'{name}'{nearest(str(name), known)}" for name in values if name not in known]
+    if unknown:
+        raise UsageError(f"{path} has unknown arguments: {', '.join(unknown)}")
+    flags: list[str] = []
+    for name, value in values.items():
+        if value not in (None, []):
+            items = value if isinstance(value, list) else [value]
+            # No shell has seen these, and every training_args.json writes the home folder as `~`.
+            flags += [f"--{name}", *(os.path.expanduser(str(item)) for item in items)]
+    return flags

@@ -1,4 +1,4 @@
-"""Everything hfseq says to the Hugging Face Hub: finding files and pushing folders.
+"""What hfseq says to the Hugging Face Hub: finding files and pushing folders.
 
 ``huggingface_hub`` is imported inside functions. Its client retries uploads of file contents but
 neither commits nor repository creation, so both directions go through one bounded retry here.
@@ -7,22 +7,15 @@ Tokens come from the caller, the environment or ``hf auth login`` and never reac
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import shlex
-import shutil
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hfseq.errors import CheckpointError, HfseqError, UsageError
-from hfseq.hub_retry import explain, is_hub_error, one_line, redact, with_retries
-
-logger = logging.getLogger("hfseq.hub")
+from hfseq.hub_retry import explain, is_hub_error, redact, with_retries
 
 DEFAULT_IGNORE: tuple[str, ...] = (
     *("checkpoint-*", "checkpoints/*", "previous-*", "optimizer*", "opt_state*"),
@@ -30,9 +23,8 @@ DEFAULT_IGNORE: tuple[str, ...] = (
     *("*.tmp", "*.tmp-*", "*.tmp/*", "*.lock", "*.incomplete"),
 )
 DOWNLOAD_ATTEMPTS = 2
-SNAPSHOTS = Path(".cache", "push")
-APPENDED_IN_PLACE = ("*tfevents*", "*.jsonl", "*.log")
-LINK_ABOVE = 8_000_000
+#: Where a run keeps its training checkpoints, a folder a step.
+CHECKPOINTS = "checkpoints"
 
 
 class HubError(HfseqError):
@@ -135,6 +127,7 @@ def push_folder(
     revision: str | None = None,
     allow_patterns: Sequence[str] | None = None,
     ignore_patterns: Sequence[str] | None = DEFAULT_IGNORE,
+    checkpoint: bool = False,
 ) -> str:
     """Push a complete folder as one commit, creating the repository if need be.
 
@@ -142,16 +135,18 @@ def push_folder(
     failures are retried, honouring Retry-After; anything else raises HubError. Files that are on
     the Hub but not in the folder stay there. A push that was interrupted resumes cheaply: large
     files that have arrived are not sent again.
+
+    With ``checkpoint`` the newest training checkpoint goes along and replaces the one on the Hub.
     """
     from huggingface_hub import HfApi
 
-    files = list(_files(Path(folder), allow_patterns, ignore_patterns))
+    files = list(files_to_push(Path(folder), allow_patterns, ignore_patterns, checkpoint))
     if not files:
         raise UsageError(f"nothing to push: {folder} holds no file of a model")
     api = HfApi(token=token, library_name="hfseq")
     try:
         name = with_retries(lambda: _create(api, repo_id, private, revision))
-        return with_retries(lambda: _commit(api, name, files, message, revision))
+        return with_retries(lambda: _commit(api, name, files, message, revision, checkpoint))
     except Exception as error:
         if isinstance(error, HfseqError) or not is_hub_error(error):
             raise
@@ -174,149 +169,67 @@ def _create(api: Any, repo_id: str, private: bool, revision: str | None) -> str:
 
 
 def _commit(
-    api: Any, name: str, files: list[tuple[str, Path]], message: str, revision: str | None
+    api: Any,
+    name: str,
+    files: list[tuple[str, Path]],
+    message: str,
+    revision: str | None,
+    checkpoint: bool,
 ) -> str:
     # Not upload_folder: with Xet, which is on by default, it makes several commits of one folder.
-    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    operations = [CommitOperationAdd(path_in_repo=n, path_or_fileobj=p) for n, p in files]
+    operations: list[Any] = [
+        CommitOperationAdd(path_in_repo=n, path_or_fileobj=p) for n, p in files
+    ]
+    if checkpoint:
+        # Two checkpoints side by side would be taken for a run's own history.
+        there = api.list_repo_files(name, revision=revision)
+        old = {file for file in there if file.startswith(f"{CHECKPOINTS}/")} - dict(files).keys()
+        operations += [CommitOperationDelete(path_in_repo=file) for file in sorted(old)]
     return api.create_commit(
         name, operations, commit_message=message or "Upload with hfseq", revision=revision
     ).commit_url
 
 
-def _files(
-    folder: Path, allow: Sequence[str] | None, ignore: Sequence[str] | None
+def files_to_push(
+    folder: Path,
+    allow: Sequence[str] | None,
+    ignore: Sequence[str] | None,
+    checkpoint: bool = False,
 ) -> Iterator[tuple[str, Path]]:
-    """Yield (name in the repository, path) of the files to push, sorted by name."""
+    """Yield (name in the repository, path) of the files to push, sorted by name.
+
+    ``checkpoint`` adds the newest training checkpoint, whatever the patterns say.
+    """
     if not folder.is_dir():
         raise CheckpointError(f"nothing to push: {folder} is not a directory")
+    newest = _newest_checkpoint(folder) if checkpoint else None
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file() or any(fnmatch(name, pattern) for pattern in ignore or ()):
+        if not path.is_file():
             continue
-        if allow is None or any(fnmatch(name, pattern) for pattern in allow):
+        in_checkpoint = newest is not None and path.is_relative_to(newest)
+        if not in_checkpoint and any(fnmatch(name, pattern) for pattern in ignore or ()):
+            continue
+        if in_checkpoint or allow is None or any(fnmatch(name, pattern) for pattern in allow):
+            _refuse_foreign(path, folder)
             yield name, path
 
 
-class BackgroundPusher:
-    """Pushes the saves of a training run to the Hub from a thread, one commit a save.
-
-    ``push`` takes a snapshot of the folder (hard links for weights, copies for the rest, within
-    ``<folder>/.cache``) and returns; the run may go on writing. While an upload is under way only
-    the newest snapshot waits. A failed push is logged and made good by the next one, or by
-    ``finish``. Nothing here raises into the training loop.
-    """
-
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        repo_id: str,
-        private: bool = False,
-        token: str | None = None,
-        ignore_patterns: Sequence[str] | None = None,
-        revision: str | None = None,
-    ) -> None:
-        self.folder, self.repo_id, self.private = Path(folder), repo_id, private
-        self.ignore = DEFAULT_IGNORE if ignore_patterns is None else tuple(ignore_patterns)
-        self.revision, self.commit_url = revision, ""
-        self._token = token
-        self._error: str | None = None
-        self._message = ""
-        self._count = 0
-        self._waiting: tuple[Path, str] | None = None
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-        shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)  # left by a killed run
-
-    def push(self, message: str) -> None:
-        """Push the folder as it is now; returns at once."""
-        self._message = message
-        try:
-            snapshot = self._snapshot()
-        except (OSError, HfseqError) as error:
-            self._failed(f"cannot take a snapshot of {self.folder}: {one_line(error)}")
-            return
-        with self._lock:
-            if self._waiting:
-                shutil.rmtree(self._waiting[0], ignore_errors=True)
-            self._waiting = (snapshot, message)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="hub-push", daemon=True)
-                self._thread.start()
-
-    def finish(self, timeout: float | None = None) -> str | None:
-        """Wait for the pushes, repeat a failed last one; return None or what is left to do."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if self._join(deadline) and self._error:
-            self.push(self._message)
-            self._join(deadline)
-        if self._thread is not None:
-            self._error = f"still under way after {timeout:.0f} s"
-        if self._error is None:
-            shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)
-            return None
-        return f"the push to '{self.repo_id}' is not complete: {self._error}. {self._remedy()}"
-
-    def _remedy(self) -> str:
-        private = " --hub_private_repo" if self.private else ""
-        folder = shlex.quote(str(self.folder))
-        return f"Finish it with: hfseq push {folder} --hub_model_id {self.repo_id}{private}"
-
-    def _join(self, deadline: float | None) -> bool:
-        if thread := self._thread:
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        return self._thread is None
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if self._waiting is None:
-                    self._thread = None
-                    return
-                (snapshot, message), self._waiting = self._waiting, None
-            self._push_one(snapshot, message)
-            shutil.rmtree(snapshot, ignore_errors=True)
-
-    def _push_one(self, snapshot: Path, message: str) -> None:
-        try:
-            self.commit_url = push_folder(
-                snapshot,
-                self.repo_id,
-                private=self.private,
-                token=self._token,
-                message=message,
-                revision=self.revision,
-                ignore_patterns=None,
-            )
-            self._error = None
-        except Exception as error:  # a thread that dies silently would lose every later push
-            text = redact(one_line(error), self._token)
-            self._failed(text.replace(str(snapshot), str(self.folder)))
-
-    def _failed(self, reason: str) -> None:
-        self._error = reason
-        logger.warning("push to the Hub failed (training goes on, next save retries): %s", reason)
-
-    def _snapshot(self) -> Path:
-        self._count += 1
-        snapshot = self.folder / SNAPSHOTS / f"{os.getpid()}-{self._count}"
-        snapshot.mkdir(parents=True)
-        for name, path in _files(self.folder, None, self.ignore):
-            target = snapshot / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(path, target)
-        return snapshot
+def _refuse_foreign(path: Path, folder: Path) -> None:
+    """Refuse to publish what a link points to elsewhere; the Hub's own cache is made of links."""
+    if not path.is_symlink():
+        return
+    real, own = path.resolve(), folder.resolve()
+    if not any(real.is_relative_to(place) for place in (own, own.parents[1] / "blobs")):
+        raise UsageError(
+            f"{path} is a link to {real}, outside of the folder: put a copy there if it is to be "
+            "published, or remove the link"
+        )
 
 
-def _link_or_copy(source: Path, target: Path) -> None:
-    # A link keeps the old content when the file is replaced by renaming, as weights are; a file
-    # that is appended to would change under the upload.
-    appended = any(fnmatch(source.name, pattern) for pattern in APPENDED_IN_PLACE)
-    if not appended and source.stat().st_size > LINK_ABOVE:
-        try:
-            os.link(source, target)
-            return
-        except OSError:  # a file system without hard links
-            pass
-    shutil.copy2(source, target)
+def _newest_checkpoint(folder: Path) -> Path | None:
+    # A checkpoint under way has a longer name: it gets its number when it is complete.
+    complete = [path for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()]
+    return max(complete, key=lambda path: int(path.name), default=None)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from hfseq.redaction import redact as redact
+
 logger = logging.getLogger("hfseq.hub")
 
 ATTEMPTS = 4
@@ -122,9 +124,3 @@ _STATUS_HINTS = {
 def one_line(text: object) -> str:
     """Fold a message of several lines into one of at most 300 characters."""
     return " ".join(str(text).split())[:300]
-
-
-def redact(text: str, token: str | None = None) -> str:
-    """Hide ``token`` and whatever looks like a token of the Hub."""
-    text = text.replace(token, "<token>") if token else text
-    return re.sub(r"\bhf_\w{4,}", "<token>", text)

@@ -3,56 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from pathlib import Path
 
 import pytest
 
-from hfseq import hub as hfseq_hub
 from hfseq.errors import CheckpointError, UsageError
-from hfseq.hub import BackgroundPusher, HubError, push_folder
+from hfseq.hub import HubError, push_folder
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_fixture import FastClock
+from tests.support.pushed_folder import PUSHED, commits
 
 # huggingface_hub uploads files through a deprecated argument of its HTTP library.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
-README = "---\nlicense: apache-2.0\n---\n# a model\n"
-
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A complete model folder, with things beside it that must not be pushed."""
-    root = tmp_path / "model"
-    files = {
-        "config.json": b'{"model_type": "bert"}',
-        "README.md": README.encode(),
-        "model.safetensors": b"weights" * 1000,
-        "runs/nov21_host/events.out.tfevents.1": b"events",
-        "checkpoint-10/optimizer.msgpack": b"big",
-        "checkpoints/20/state/array": b"big",
-        "previous-20261121/model.safetensors": b"old",
-        ".cache/tokens.bin": b"cache",
-        "wandb/run/files": b"private",
-        "model.safetensors.tmp": b"half",
-    }
-    for name, data in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return root
-
-
-PUSHED = {
-    "config.json",
-    "README.md",
-    "model.safetensors",
-    "runs/nov21_host/events.out.tfevents.1",
-}
-
-
-def commits(hub: FakeHub, name: str = "user/m") -> list[str]:
-    return [commit.title for commit in hub.repo(name).history()]
+def folder(model_folder: Path) -> Path:
+    return model_folder
 
 
 def test_push_makes_one_commit_of_the_complete_folder(hub: FakeHub, folder: Path) -> None:
@@ -165,6 +132,8 @@ LASTING_FAULTS = [
     ("POST", PREUPLOAD, {"status": 404, "headers": {"X-Error-Code": "RepoNotFound"}}, "no such"),
     ("POST", COMMIT, {"status": 413}, "too large"),
     ("PUT", "/lfs-upload/", {"status": 507}, "quota"),
+    ("POST", "objects/batch", {"status": 402}, "quota"),
+    ("POST", CREATE, {"status": 402}, "quota"),
     ("POST", COMMIT, {"status": 429, "headers": {"Retry-After": "86400"}}, "too many requests"),
 ]
 
@@ -230,139 +199,22 @@ def test_broken_card_is_named(hub: FakeHub, folder: Path) -> None:
         push_folder(folder, "user/m")
 
 
-def test_background_push_does_not_wait_for_the_upload(hub: FakeHub, folder: Path) -> None:
-    release = hub.fail("POST", COMMIT, action="delay", seconds=0.5)
-    pusher = BackgroundPusher(folder, "user/m")
-    pusher.push("step 1")
-    assert commits_or_none(hub) == []
-    assert pusher.finish() is None
-    assert release.times == 0 and commits(hub) == ["step 1"]
-    assert pusher.commit_url.endswith(hub.repo("user/m").branches["main"])
+def test_a_link_that_leaves_the_folder_is_not_published(hub: FakeHub, folder: Path) -> None:
+    (folder.parent / "secret.txt").write_text("secret")
+    (folder / "notes.txt").symlink_to(folder.parent / "secret.txt")
+    with pytest.raises(UsageError, match="notes.txt is a link to .*secret.txt"):
+        push_folder(folder, "user/m")
+    assert hub.requests == []
 
 
-def commits_or_none(hub: FakeHub) -> list[str]:
-    return commits(hub) if ("models", "user/m") in hub.repos else []
-
-
-def test_saves_during_an_upload_are_coalesced(hub: FakeHub, folder: Path) -> None:
-    reached, go_on = threading.Event(), threading.Event()
-    original = hfseq_hub.push_folder
-
-    def slow(*args: object, **kwargs: object) -> str:
-        reached.set()
-        go_on.wait(10)
-        return original(*args, **kwargs)  # type: ignore[arg-type]
-
-    pusher = BackgroundPusher(folder, "user/m")
-    hfseq_hub.push_folder = slow
-    try:
-        for step in range(1, 5):
-            (folder / "config.json").write_text(f'{{"step": {step}}}')
-            pusher.push(f"step {step}")
-            assert reached.wait(10)
-        go_on.set()
-        assert pusher.finish() is None
-    finally:
-        hfseq_hub.push_folder = original
-    assert commits(hub) == ["step 4", "step 1"]
-    newest, first = hub.repo("user/m").history()
-    assert first.files["config.json"].data == b'{"step": 1}'
-    assert newest.files["config.json"].data == b'{"step": 4}'
-
-
-def test_commit_is_the_state_at_the_call_although_files_change_meanwhile(
-    hub: FakeHub,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_snapshot_of_the_cache_is_published_through_its_links(
+    hub: FakeHub, folder: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(hfseq_hub, "LINK_ABOVE", 1000)  # weights are hard-linked
-    hub.fail("POST", CREATE, action="delay", seconds=0.3)
-    events = folder / "runs/nov21_host/events.out.tfevents.1"
-    pusher = BackgroundPusher(folder, "user/m")
-    pusher.push("step 1")
-    with events.open("ab") as file:
-        file.write(b"more")
-    (folder / "model.safetensors.tmp").write_bytes(b"newer")
-    os.replace(folder / "model.safetensors.tmp", folder / "model.safetensors")
-    assert pusher.finish() is None
-    files = hub.repo("user/m").at("main").files
-    assert files["model.safetensors"].data == b"weights" * 1000
-    assert files["runs/nov21_host/events.out.tfevents.1"].data == b"events"
-    assert set(files) == PUSHED
-
-
-def test_failed_push_is_a_warning_and_the_next_one_makes_it_good(
-    hub: FakeHub,
-    folder: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    hub.fail("POST", COMMIT, status=403)
-    pusher = BackgroundPusher(folder, "user/m")
-    pusher.push("step 1")
-    pusher._join(None)
-    assert [r.levelname for r in caplog.records if r.name == "hfseq.hub"] == ["WARNING"]
-    pusher.push("step 2")
-    assert pusher.finish() is None
-    assert commits(hub) == ["step 2"]
-
-
-def test_failed_last_push_is_repeated_at_the_end(hub: FakeHub, folder: Path) -> None:
-    hub.fail("POST", COMMIT, status=403)
-    pusher = BackgroundPusher(folder, "user/m")
-    pusher.push("last")
-    assert pusher.finish() is None
-    assert commits(hub) == ["last"]
-
-
-def test_push_that_stays_failed_names_the_command_that_finishes_it(
-    hub: FakeHub,
-    folder: Path,
-) -> None:
-    hub.fail("POST", COMMIT, times=99, status=403)
-    pusher = BackgroundPusher(folder, "user/m", private=True, token="hf_test")
-    pusher.push("last")
-    left = pusher.finish()
-    assert left and f"hfseq push {folder} --hub_model_id user/m --hub_private_repo" in left
-    assert "403" in left and "hf_test" not in left and ".cache" not in left
-
-
-def test_finish_gives_up_after_its_timeout(hub: FakeHub, folder: Path) -> None:
-    hub.fail("POST", CREATE, action="delay", seconds=1.0)
-    pusher = BackgroundPusher(folder, "user/m")
-    pusher.push("last")
-    left = pusher.finish(timeout=0.05)
-    assert left and "still under way" in left and "hfseq push" in left
-    assert pusher.finish() is None
-
-
-def test_snapshots_are_removed_also_those_of_a_killed_run(hub: FakeHub, folder: Path) -> None:
-    stale = folder / ".cache/push/123-1/model.safetensors"
-    stale.parent.mkdir(parents=True)
-    stale.write_bytes(b"old")
-    pusher = BackgroundPusher(folder, "user/m")
-    assert not stale.exists()
-    pusher.push("step 1")
-    assert pusher.finish() is None
-    assert not (folder / ".cache/push").exists() and (folder / ".cache/tokens.bin").exists()
-
-
-def test_full_disk_during_the_snapshot_does_not_reach_training(
-    hub: FakeHub,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    pusher = BackgroundPusher(folder, "user/m")
-    with monkeypatch.context() as patch:
-        patch.setattr(hfseq_hub, "_link_or_copy", full)
-        pusher.push("step 1")
-    assert "No space left" in caplog.text
-    assert pusher.finish() is None
-    assert commits(hub) == ["step 1"]
-
-
-def test_finish_without_any_push_has_nothing_to_report(tmp_path: Path) -> None:
-    assert BackgroundPusher(tmp_path, "user/m").finish() is None
+    blob = tmp_path / "models--a--b" / "blobs" / "0a1b"
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "1234"
+    for place in (blob.parent, snapshot):
+        place.mkdir(parents=True)
+    blob.write_text('{"model_type": "bert"}')
+    (snapshot / "config.json").symlink_to("../../blobs/0a1b")
+    push_folder(snapshot, "user/m")
+    assert set(hub.repo("user/m").at("main").files) == {"config.json"}

@@ -6,20 +6,11 @@ import numpy as np
 import pytest
 
 from hfseq.errors import HfseqError
+from hfseq.training.arguments import parse
+from hfseq.training.tracking import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-PUSH = {"push_to_hub": True, "hub_model_id": "user/tiny", "report_to": "tensorboard jsonl"}
-
-
-@pytest.fixture
-def flags(flags):
-    """The flags with --report_to as two values."""
-
-    def make(output="run", objective="mlm", **changes):
-        given = flags(output, objective, **changes)
-        return [part for flag in given for part in flag.replace("=", " ", 1).split(" ")]
-
-    return make
+PUSH = {"push_to_hub": True, "hub_model_id": "user/tiny", "report_to": "tensorboard,jsonl"}
 
 
 def test_a_run_pushes_everything_and_loads_back_by_name(train, hub):
@@ -29,7 +20,7 @@ def test_a_run_pushes_everything_and_loads_back_by_name(train, hub):
     assert [commit.title for commit in repo.history()][-1] == "Training in progress, step 3"
     assert files >= {
         "model.safetensors", "config.json", "tokenizer.json", "README.md", "learning_curve.png",
-        "metrics.jsonl", "eval_results.json",
+        "metrics.jsonl", "eval_results.json", "training_args.json", "train_results.json",
     }  # fmt: skip
     assert any("tfevents" in name for name in files)
     assert not any(name.startswith("checkpoints") for name in files)
@@ -75,3 +66,35 @@ def test_a_refusing_hub_does_not_stop_training(train, hub, no_waiting, tmp_path)
         train("tiny", devices=1, save_steps=3, **PUSH)
     assert (tmp_path / "tiny" / "model.safetensors").exists()
     assert (tmp_path / "tiny" / "README.md").exists()
+
+
+def test_at_the_end_alone_one_commit_is_made(train, hub):
+    train("tiny", devices=1, save_steps=2, hub_strategy="end", **PUSH)
+    titles = [commit.title for commit in hub.repo("user/tiny").history()]
+    assert titles == ["End of training"]
+
+
+def test_a_run_goes_on_elsewhere_from_the_checkpoint_on_the_hub(train, flags, hub, tmp_path):
+    """The output directory is lost; what the Hub holds is the run, to be gone on with."""
+    from huggingface_hub import snapshot_download
+
+    whole = train("whole", devices=1, save_steps=2)
+    part = train("part", devices=1, max_steps=4, lr_scheduler_type="constant", save_steps=2,
+                 hub_strategy="checkpoint", **PUSH)  # fmt: skip
+    del part
+    names = set(hub.repo("user/tiny").at("main").files)
+    assert {name.split("/")[1] for name in names if name.startswith("checkpoints/")} == {"4"}
+    snapshot_download("user/tiny", local_dir=tmp_path / "elsewhere")
+    again = train("elsewhere", devices=1, lr_scheduler_type="constant", save_steps=2)
+    assert again.restore_step == 4 and again.progress.step == whole.progress.step == 6
+    steps = [record["step"] for record in read_metrics(tmp_path / "elsewhere" / "metrics.jsonl")]
+    assert steps == sorted(steps) and {1, 4, 5, 6} <= set(steps)
+
+
+def test_the_flags_of_a_run_are_a_file_that_runs_it_again(train, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    first = train("tiny", devices=1, max_steps=2)
+    file = tmp_path / "tiny" / "training_args.json"
+    assert str(tmp_path) not in file.read_text()
+    again = parse([str(file)], objective="mlm")
+    assert again.as_dict() == first.arguments.as_dict()

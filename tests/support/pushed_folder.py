@@ -1,0 +1,45 @@
+"""A model folder as a run leaves it, and what of it belongs on the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_hub import FakeHub
+
+README = "---\nlicense: apache-2.0\n---\n# a model\n"
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A complete model folder, with things beside it that must not be pushed."""
+    root = tmp_path / "model"
+    files = {
+        "config.json": b'{"model_type": "bert"}',
+        "README.md": README.encode(),
+        "model.safetensors": b"weights" * 1000,
+        "runs/nov21_host/events.out.tfevents.1": b"events",
+        "checkpoint-10/optimizer.msgpack": b"big",
+        "checkpoints/20/state/array": b"big",
+        "previous-20261121/model.safetensors": b"old",
+        ".cache/tokens.bin": b"cache",
+        "wandb/run/files": b"private",
+        "model.safetensors.tmp": b"half",
+    }
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+PUSHED = {
+    "config.json",
+    "README.md",
+    "model.safetensors",
+    "runs/nov21_host/events.out.tfevents.1",
+}
+
+
+def commits(hub: FakeHub, name: str = "user/m") -> list[str]:
+    return [commit.title for commit in hub.repo(name).history()]
