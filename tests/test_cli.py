@@ -12,6 +12,7 @@ import pytest
 
 import hfseq
 from hfseq import cli, plugins
+from hfseq.commands import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -109,7 +110,7 @@ def test_env_as_json(capsys):
 
 
 def test_env_shows_broken_plugins_and_missing_packages(capsys, project, monkeypatch):
-    monkeypatch.setattr(cli, "PACKAGES", ("no-such-package",))
+    monkeypatch.setattr(environment, "PACKAGES", ("no-such-package",))
     broken(project / "hfseqfile.py")
     assert run("env", "--no-devices") == 0
     output = capsys.readouterr().out
@@ -175,12 +176,11 @@ def test_a_named_plugin_that_is_broken_is_one_line_and_exit_code_1(capsys, proje
     assert line.startswith("error: plugin 'bad'") and "no_such_module_here" in line
 
 
-def test_debug_shows_the_traceback(project):
-    from hfseq.errors import PluginError
-
+def test_debug_shows_the_traceback(capsys, project):
     for arguments in (["--debug", "plugins"], ["plugins", "--debug"]):
-        with pytest.raises(PluginError):
-            run(*arguments, "--plugin", str(broken(project / "bad.py")))
+        assert run(*arguments, "--plugin", str(broken(project / "bad.py"))) == 1
+        shown = capsys.readouterr().err
+        assert shown.startswith("Traceback") and "hfseq.errors.PluginError: " in shown
 
 
 # -- new -------------------------------------------------------------------------------------------

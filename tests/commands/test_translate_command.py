@@ -14,12 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from hfseq import cli, translate_command
+from hfseq import cli
+from hfseq.commands import translate as translate_command
 from hfseq.errors import UsageError
 from hfseq.translation_files import count_lines, read_lines
 from tests.support.translators import echo, save_tiny_t5
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 #: ``hfseq translate`` into capitals: a program that starts fast.
 CAPITALS = """
 import signal
@@ -291,15 +292,15 @@ def test_a_reader_that_has_had_enough_ends_the_work_quietly(tmp_path):
 
 
 def test_a_missing_package_of_a_tokenizer_is_named(monkeypatch):
-    from hfseq import translation_checkpoint
     from hfseq.errors import CheckpointError
+    from hfseq.loading import load
 
     def from_pretrained(name):
         raise ImportError("MarianTokenizer requires the SentencePiece library")
 
     auto = SimpleNamespace(from_pretrained=from_pretrained, __name__="AutoTokenizer")
     with pytest.raises(CheckpointError, match="'m' needs .*: pip install sentencepiece"):
-        translation_checkpoint._load(auto, "m")
+        load(auto, "m")
 
 
 def test_the_guide_has_every_flag_and_no_other(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_fill_mask_prints_the_likeliest_tokens_of_every_mask(model, capsys):
                 for i in np.argsort(-shares)[:2]
             ]
     assert [line for line in lines if "%" in line] == found
+
+
+def test_fill_mask_as_json(model, capsys):
+    assert cli.main(["fill-mask", str(model), *TEXTS, "--top", "2", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["text"] for row in rows] == TEXTS
+    assert [[len(mask) for mask in row["masks"]] for row in rows] == [[2], [2, 2]]
+    first, second = rows[0]["masks"][0]
+    assert first["probability"] >= second["probability"] > 0 and isinstance(first["token"], str)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +131,15 @@ def test_push_uploads_the_directory_as_one_commit(hub: FakeHub, model, name, cap
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_push_makes_a_private_repository_on_request(hub: FakeHub, model):
-    arguments = ["--hub_model_id", "user/secret", "--hub_private_repo", "--hub_token", "hf_test"]
+    arguments = ["--hub_model_id", "user/secret", "--hub_private_repo"]
     assert cli.main(["push", str(model), *arguments]) == 0
     assert hub.repo("user/secret").private
+
+
+def test_push_takes_no_token_from_the_process_list(model, capsys):
+    arguments = ["--hub_model_id", "user/secret", "--hub_token", "hf_test"]
+    assert cli.main(["push", str(model), *arguments]) == 2
+    assert "tokens are no flags" in capsys.readouterr().err
 
 
 def test_push_refuses_an_empty_directory(tmp_path, capsys):

@@ -1,49 +1,14 @@
-"""The commands of ``hfseq`` that touch a model: push it, or let it fill masks.
-
-What is heavy is imported inside the functions, so that the other commands start at once.
-"""
+"""``hfseq fill-mask``: what a masked language model puts in the place of masks."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import json
 from typing import Any
 
-from hfseq.errors import CheckpointError, HfseqError, UsageError
+from hfseq.errors import UsageError
 
 MASK = "<mask>"
-
-
-def add_push(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq push``; they are named as in the training scripts."""
-    parser.add_argument("directory", metavar="DIR", type=Path, help="a complete output directory")
-    parser.add_argument(
-        "--hub_model_id", metavar="ID", help="repository, e.g. user/model; default: the name of DIR"
-    )
-    parser.add_argument(
-        "--hub_private_repo", action="store_true", help="make the repository private"
-    )
-    parser.add_argument(
-        "--hub_token", metavar="TOKEN", help="better taken from HF_TOKEN or `hf auth login`"
-    )
-    parser.add_argument(
-        "--message", default="Upload with hfseq", metavar="TEXT", help="message of the commit"
-    )
-
-
-def run_push(arguments: argparse.Namespace) -> int:
-    """Push a directory as one commit and print its address."""
-    from hfseq.hub import push_folder
-
-    url = push_folder(
-        arguments.directory,
-        arguments.hub_model_id or arguments.directory.resolve().name,
-        private=arguments.hub_private_repo,
-        token=arguments.hub_token,
-        message=arguments.message,
-    )
-    print(url)
-    return 0
 
 
 def add_fill_mask(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +18,7 @@ def add_fill_mask(parser: argparse.ArgumentParser) -> None:
         "texts", metavar="TEXT", nargs="+", help=f"text with {MASK} where a token is to be guessed"
     )
     parser.add_argument("--top", type=int, default=5, metavar="N", help="guesses a mask (5)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_fill_mask(arguments: argparse.Namespace) -> int:
@@ -62,7 +28,14 @@ def run_fill_mask(arguments: argparse.Namespace) -> int:
     if arguments.top < 1:
         raise UsageError(f"--top {arguments.top}: give a number of at least 1")
     plugins.load(arguments.plugin)
-    for text, masks in zip(arguments.texts, fill_masks(arguments), strict=True):
+    found = list(zip(arguments.texts, fill_masks(arguments), strict=True))
+    if arguments.json:
+        rows = [
+            {"text": text, "masks": [_objects(mask) for mask in masks]} for text, masks in found
+        ]
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return 0
+    for text, masks in found:
         print(text)
         for number, guesses in enumerate(masks, 1):
             if len(masks) > 1:
@@ -72,14 +45,19 @@ def run_fill_mask(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _objects(guesses: list[tuple[str, float]]) -> list[dict[str, Any]]:
+    return [{"token": token, "probability": probability} for token, probability in guesses]
+
+
 def fill_masks(arguments: argparse.Namespace) -> list[list[list[tuple[str, float]]]]:
     """Return for each text and each of its masks the likeliest tokens and their probabilities."""
     import jax
     import numpy as np
 
     from hfseq import FlaxAutoModelForMaskedLM
+    from hfseq.loading import load
 
-    model = _load(FlaxAutoModelForMaskedLM, arguments.model)
+    model = load(FlaxAutoModelForMaskedLM, arguments.model)
     tokenizer = _tokenizer(arguments.model, model.config)
     texts = [text.replace(MASK, tokenizer.mask_token) for text in arguments.texts]
     inputs = dict(tokenizer(texts, return_tensors="np", padding=True))
@@ -99,22 +77,13 @@ def _tokenizer(name: str, config: Any) -> Any:
     from transformers import AutoTokenizer
 
     from hfseq.data.tokenizers import check_vocabulary
+    from hfseq.loading import load
 
-    tokenizer = _load(AutoTokenizer, name)
+    tokenizer = load(AutoTokenizer, name)
     check_vocabulary(tokenizer, config)
     if tokenizer.mask_token_id is None:
         raise UsageError(f"the tokenizer of {name} has no mask token: take a masked language model")
     return tokenizer
-
-
-def _load(auto: Any, name: str) -> Any:
-    try:
-        return auto.from_pretrained(name)
-    except HfseqError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:  # transformers' own
-        first = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{auto.__name__} cannot load '{name}': {first}") from error
 
 
 def _check(texts: list[str], masked: Any, limit: int | None) -> None:

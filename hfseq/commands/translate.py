@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hfseq.errors import DataError, UsageError, run_command
+from hfseq.errors import CLOSED_PIPE, DataError, UsageError, run_command
 from hfseq.translation_files import Output, count_lines, open_input, read_lines
 from hfseq.translation_stream import LONG_LINES
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hfseq.translation import Translation, Translator
 
 BAD_LINES = ("report", "skip", "replace", "stop")
-#: What shells give a program that wrote to a closed pipe: 128 + SIGPIPE.
-CLOSED_PIPE = 141
 DEVICES = ("cpu", "cuda", "gpu", "tpu")
 
 

@@ -1,0 +1,273 @@
+"""``hfseq convert``: the same numbers in another format, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hfseq import checkpoint_files as files
+from hfseq import cli, conversion
+from hfseq.errors import CheckpointError, UsageError, WeightsError
+from tests.support import models
+
+FAMILIES = {
+    "bert": ("FlaxBertForMaskedLM", models.bert_config),
+    "gpt2": ("FlaxGPT2LMHeadModel", models.gpt2_config),
+    "t5": ("FlaxT5ForConditionalGeneration", models.t5_config),
+    "bart": ("FlaxBartForConditionalGeneration", models.bart_config),
+    "vq_transformer": ("FlaxVQTransformerForCausalLM", models.vq_transformer_config),
+    "wmt_transformer": (
+        "FlaxWMTTransformerForConditionalGeneration",
+        models.wmt_transformer_config,
+    ),
+}
+#: What these show is shown by the others, too.
+OTHERS_COVER = ("bert", "gpt2", "bart")
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """The command silences the warnings of loading, which it reports itself."""
+    logger = logging.getLogger("hfseq.modeling")
+    before = logger.level
+    yield
+    logger.setLevel(before)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save a tiny model of a family, with a tokenizer's files; returns model and directory."""
+    import hfseq
+
+    def save(family: str, name: str = "source"):
+        class_name, config = FAMILIES[family]
+        model = getattr(hfseq, class_name)(config())
+        model.save_pretrained(tmp_path / name)
+        (tmp_path / name / "tokenizer.json").write_text('{"a": 1}')
+        (tmp_path / name / "README.md").write_text("# mine\n")
+        (tmp_path / name / "notes.log").write_text("not the model's")
+        (tmp_path / name / "checkpoints" / "5").mkdir(parents=True)
+        return model, tmp_path / name
+
+    return save
+
+
+def tensors(folder: Path) -> dict[str, np.ndarray]:
+    opened = files.open_weights(lambda name: conversion._existing(folder / name), str(folder))
+    return {name: np.asarray(tensor.read(...)) for name, tensor in opened.tensors.items()}
+
+
+def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and one[name].tobytes() == other[name].tobytes()
+        for name in one
+    )
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=[pytest.mark.slow] * (f in OTHERS_COVER)) for f in FAMILIES],
+)
+def test_safetensors_to_msgpack_and_back_is_the_same_to_the_bit(saved, family, tmp_path, capsys):
+    model, source = saved(family)
+    flax, back = tmp_path / "flax", tmp_path / "back"
+    to = ["--to", "msgpack", "--max_shard_size", "20kB", "--strict"]
+    assert cli.main(["convert", str(source), str(flax), *to]) == 0
+    assert (flax / "flax_model.msgpack.index.json").exists()
+    assert not list(flax.glob("*.safetensors"))
+    assert cli.main(["convert", str(flax), str(back), "--strict", "--max_shard_size", "30kB"]) == 0
+    assert equal(tensors(source), tensors(back))
+    loaded = type(model).from_pretrained(back)
+    assert models.same(loaded.params, model.params)
+    if model.can_generate():
+        names = ["config.json", "generation_config.json"]
+        assert all((source / n).read_text() == (back / n).read_text() for n in names)
+    assert "checkpoints" not in [path.name for path in back.iterdir()]
+    assert (back / "tokenizer.json").read_text() == '{"a": 1}'
+    assert (back / "README.md").exists() and not (back / "notes.log").exists()
+
+
+@pytest.mark.parametrize("family", ["bert", pytest.param("t5", marks=pytest.mark.slow)])
+def test_pytorch_reads_what_came_back_and_gives_the_same_logits(saved, family, tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers.models.auto import modeling_auto
+
+    auto = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}[family]
+    _, source = saved(family)
+    conversion.convert(str(source), tmp_path / "flax", to="msgpack")
+    conversion.convert(str(tmp_path / "flax"), tmp_path / "back")
+    inputs = {"input_ids": torch.tensor(models.ids())}
+    if family == "t5":
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    found = []
+    for folder in (source, tmp_path / "back"):
+        network = getattr(modeling_auto, auto).from_pretrained(folder).eval()
+        with torch.no_grad():
+            found.append(network(**inputs).logits)
+    assert torch.equal(*found)
+
+
+def test_a_pickle_is_read_with_the_restricted_loader_only(saved, tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    import hfseq
+
+    model, source = saved("bert")
+    state = {name: torch.tensor(value) for name, value in tensors(source).items()}
+    (source / "model.safetensors").unlink()
+    torch.save(state, source / "pytorch_model.bin")
+    assert cli.main(["convert", str(source), str(tmp_path / "out"), "--strict"]) == 0
+    loaded = hfseq.FlaxBertForMaskedLM.from_pretrained(tmp_path / "out")
+    assert models.same(loaded.params, model.params)
+
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"x": Evil()}, source / "pytorch_model.bin")
+    assert cli.main(["convert", str(source), str(tmp_path / "evil")]) == 1
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "evil").exists()
+    assert "not a plain PyTorch state dict" in capsys.readouterr().err
+
+
+def test_another_type_is_written_and_named_in_the_configuration(saved, tmp_path, capsys):
+    model, source = saved("gpt2")
+    out = tmp_path / "half"
+    assert cli.main(["convert", str(source), str(out), "--dtype", "bfloat16", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["dtypes"] == {"bfloat16": len(tensors(source))}
+    assert told["initialised"] == told["dropped"] == []
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    halves, whole = tensors(out), tensors(source)
+    assert all(np.array_equal(halves[n], whole[n].astype(halves[n].dtype)) for n in whole)
+
+
+def test_a_head_is_left_out_or_made_anew_and_both_are_told(saved, tmp_path, capsys):
+    _, source = saved("bert")
+    assert cli.main(["convert", str(source), str(tmp_path / "base"), "--base"]) == 0
+    err = capsys.readouterr().err
+    assert "left out: cls.predictions" in err and "newly initialised: pooler" in err
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    assert config["architectures"] == ["BertModel"]
+    task = ["--task", "ForSequenceClassification"]
+    assert cli.main(["convert", str(source), str(tmp_path / "c"), *task]) == 0
+    assert "newly initialised: bert.pooler" in capsys.readouterr().err
+    named = ["--model_class", "BertForMaskedLM", "--strict"]
+    assert cli.main(["convert", str(source), str(tmp_path / "m"), *named]) == 0
+
+
+def test_strict_names_everything_that_does_not_fit_and_writes_nothing(saved, tmp_path, capsys):
+    from safetensors.numpy import save_file
+
+    _, source = saved("bert")
+    state = tensors(source)
+    state["bert.encoder.layer.0.output.dense.wight"] = state.pop(
+        "bert.encoder.layer.0.output.dense.weight"
+    )
+    state["bert.embeddings.LayerNorm.bias"] = np.zeros(5, np.float32)
+    save_file(state, source / "model.safetensors", {"format": "pt"})
+    before = set(tmp_path.iterdir())
+    assert cli.main(["convert", str(source), str(tmp_path / "out"), "--strict"]) == 1
+    err = capsys.readouterr().err
+    for text in (
+        "--strict", "bert.embeddings.LayerNorm.bias: (5,) in the file, (32,) in",
+        "missing: bert.encoder.layer.0.output.dense.kernel; did you mean",
+        "unexpected: bert.encoder.layer.0.output.dense.wight",
+    ):  # fmt: skip
+        assert text in err, text
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_destination_is_replaced_only_when_told_and_only_by_a_whole_model(
+    saved, tmp_path, capsys, monkeypatch
+):
+    _, source = saved("gpt2")
+    _, target = saved("bert", "target")
+    before = {p.name: p.read_bytes() for p in target.iterdir() if p.is_file()}
+    assert cli.main(["convert", str(source), str(target)]) == 2
+    assert "is not empty: give another directory, or --overwrite" in capsys.readouterr().err
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion.shutil, "copyfile", full)
+        patch.setattr(conversion, "_carry", lambda *_: full())
+        assert cli.main(["convert", str(source), str(target), "--overwrite"]) == 1
+        assert "No space left" in capsys.readouterr().err
+        assert {p.name: p.read_bytes() for p in target.iterdir() if p.is_file()} == before
+        assert cli.main(["convert", str(source), str(tmp_path / "new")]) == 1
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["source", "target"]
+    assert cli.main(["convert", str(source), str(target), "--overwrite", "--to", "msgpack"]) == 0
+    assert not (target / "model.safetensors").exists()
+    assert (target / "checkpoints" / "5").is_dir()
+    assert equal(tensors(target), tensors(target)) and (target / "flax_model.msgpack").exists()
+
+
+def test_one_weight_file_is_chosen_where_there_are_several(saved, tmp_path):
+    model, source = saved("gpt2")
+    conversion.convert(str(source), tmp_path / "flax", to="msgpack")
+    shutil.copy(tmp_path / "flax" / "flax_model.msgpack", source)
+    (source / "model.safetensors").write_bytes(b"damaged")
+    conversion.convert(str(source / "flax_model.msgpack"), tmp_path / "out", strict=True)
+    assert models.same(type(model).from_pretrained(tmp_path / "out").params, model.params)
+    assert (tmp_path / "out" / "generation_config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["nowhere/at/all", "out"], 1, "there is no directory 'nowhere/at/all'"),
+        (["empty", "out"], 1, "has no config.json"),
+        (["file.txt", "out"], 2, "is no weight file"),
+        (["source", "file.txt"], 2, "is a file: give a directory"),
+        (["source", "file.txt/out"], 1, "cannot write file.txt/out"),
+        (["source", "out", "--max_shard_size", "big"], 2, "--max_shard_size 'big' is not a size"),
+        (["source", "out", "--task", "ForFun"], 2, "has no 'ForFun'; it has: Model"),
+        (["source", "out", "--model_class", "GPT2Model2"], 2, "did you mean 'FlaxGPT2Model'"),
+    ],
+)
+def test_wrong_inputs_are_named(saved, tmp_path, monkeypatch, capsys, flags, code, message):
+    saved("gpt2")
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("file.txt").write_text("text")
+    assert cli.main(["convert", *flags]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and message in line
+    assert not Path("out").exists()
+
+
+def test_a_configuration_without_a_known_class_asks_for_the_task(saved, tmp_path):
+    _, source = saved("bert")
+    config = json.loads((source / "config.json").read_text())
+    for changes, error, message in (
+        ({"architectures": None}, UsageError, "names no architecture.*give --task"),
+        ({"model_type": "brt"}, UsageError, "unknown architecture 'brt'.*did you mean 'bert'"),
+        ({"model_type": None}, CheckpointError, "names no model_type"),
+    ):
+        (source / "config.json").write_text(json.dumps({**config, **changes}))
+        with pytest.raises(error, match=message):
+            conversion.convert(str(source), tmp_path / "out")
+    (source / "config.json").write_text(json.dumps({**config, "architectures": None}))
+    conversion.convert(str(source), tmp_path / "out", task="ForMaskedLM", strict=True)
+    (source / "config.json").write_text(json.dumps({**config, "vocab_size": 65}))
+    with pytest.raises(WeightsError, match="word_embeddings"):
+        conversion.convert(str(source), tmp_path / "out2")
+
+
+# huggingface_hub uploads files through a deprecated argument of its HTTP library.
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_a_model_on_the_hub_is_converted_with_its_small_files(hub, saved, tmp_path):
+    from hfseq.hub import push_folder
+
+    _, source = saved("gpt2")
+    push_folder(source, "user/tiny")
+    done = conversion.convert("user/tiny", tmp_path / "out", to="msgpack", strict=True)
+    assert {"tokenizer.json", "README.md"} <= set(done.carried)
+    conversion.convert(str(tmp_path / "out"), tmp_path / "back")
+    assert equal(tensors(source), tensors(tmp_path / "back"))

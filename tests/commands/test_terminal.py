@@ -1,0 +1,92 @@
+"""What all commands do the same way: colours, closed pipes, full disks, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hfseq import cli
+from hfseq.commands import terminal
+from tests.support.run_logs import put, records
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "hfseq.cli"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize(
+    ("tty", "variables", "coloured"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (True, {"TERM": "dumb"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_want_them(monkeypatch, tty, variables, coloured):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: tty)
+    assert (terminal.paint("x", "red") == "\033[31mx\033[0m") is coloured
+    assert (terminal.paint("x", "red") == "x") is not coloured
+
+
+def test_a_reader_that_has_had_enough_ends_a_command_quietly(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "completion", "zsh"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**ENVIRONMENT, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_behind_standard_output_is_one_line(tmp_path):
+    folder = put(tmp_path, records())
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "report", str(folder)], stdout=full, stderr=subprocess.PIPE, text=True,
+            env=ENVIRONMENT,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "error: [Errno 28] No space left on device\n"
+
+
+def test_ctrl_c_is_one_word(tmp_path, monkeypatch, capsys):
+    from hfseq import run_log
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_log, "RunLog", interrupt)
+    assert cli.main(["report", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_every_help_has_an_example_and_imports_nothing_heavy():
+    code = (
+        "import sys; from hfseq import cli\n"
+        "for command in cli.COMMANDS:\n"
+        "    print('===', command[0])\n"
+        "    try: cli.main([command[0], '--help'])\n"
+        "    except SystemExit as stop: assert not stop.code\n"
+        "heavy = {'jax', 'flax', 'torch', 'transformers', 'numpy', 'matplotlib', 'tokenizers'}\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert done.returncode == 0, done.stderr
+    helps = dict(text.split("\n", 1) for text in done.stdout.split("=== ")[1:])
+    assert list(helps) == [command[0] for command in cli.COMMANDS]
+    for name, text in helps.items():
+        assert f"hfseq {name}" in text.split("examples:\n  ")[1]

@@ -1,0 +1,295 @@
+"""``hfseq inspect``: what it says of good checkpoints, and what it finds in bad ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hfseq import cli
+from hfseq.inspection.describe import inspect_checkpoint
+from tests.support import models
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A tiny GPT-2 with a tokenizer of as many entries as it has rows, in two formats."""
+    import hfseq
+    from hfseq.data.tokenizers import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("inspected") / "gpt2"
+    words = "the law of every land is read by all who live there".split()
+    tokenizer = train_tokenizer([[" ".join(words)] * 20], "gpt2", None, 280, folder)
+    model = hfseq.FlaxGPT2LMHeadModel(models.gpt2_config(vocab_size=len(tokenizer)))
+    model.save_pretrained(folder)
+    model.save_pretrained(folder.parent / "flax", safe_serialization=False)
+    model.save_pretrained(folder.parent / "shards", max_shard_size="30kB")
+    return folder
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    """Copy one of the made directories and change it."""
+
+    def make(name: str = "gpt2") -> Path:
+        return Path(shutil.copytree(made.parent / name, tmp_path / name))
+
+    return make
+
+
+def quick(folder: Path, **options: Any) -> dict[str, Any]:
+    """Inspect without the comparison of names, for which jax has to build the model."""
+    return inspect_checkpoint(str(folder), names=False, **options)
+
+
+def test_a_sound_model_is_described(made, capsys):
+    assert cli.main(["inspect", str(made)]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        *("gpt2 (plugin gpt2)", "GPT2LMHeadModel", "FlaxAutoModelForCausalLM", "no problem found"),
+        *("tied           lm_head.weight = transformer.wte.weight", "AutoModelForCausalLM"),
+        *("entries,", "embedding rows", "eos_token_id=2", "model.safetensors: 28 tensors"),
+    ):
+        assert text in out, text
+    assert "\033" not in out
+
+
+def test_json_has_it_all(made, capsys):
+    assert cli.main(["inspect", str(made), "--json", "--values"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["problems"] == [] and found["not_finite"] == {}
+    rows = found["embedding_rows"]["transformer.wte.weight"]
+    assert found["tokenizer"]["entries"] == rows == found["tokenizer"]["largest_id"] + 1
+    assert found["names"] == {
+        "class": "FlaxGPT2LMHeadModel", "missing": 0, "unexpected": 0,
+        "tied": {"lm_head.weight": "transformer.wte.weight"},
+    }  # fmt: skip
+    assert sum(found["parameters"]["modules"].values()) == found["parameters"]["total"]
+    assert found["parameters"]["dtypes"]["F32"]["bytes"] == 4 * found["parameters"]["total"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "flax", "shards"])
+def test_every_format_has_the_same_parameters(made, name):
+    found = inspect_checkpoint(str(made.parent / name))
+    assert found["problems"] == []
+    assert found["parameters"]["total"] == inspect_checkpoint(str(made))["parameters"]["total"]
+    assert (len(found["files"]) > 1) == (name == "shards")
+
+
+def test_headers_only_starts_neither_jax_nor_transformers_and_reads_no_values(made, tmp_path):
+    large = tmp_path / "large"
+    large.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(made / name, large)
+    count = 2_500_000_000
+    header = {"x": {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}
+    content = json.dumps(header).encode()
+    with (large / "model.safetensors").open("wb") as file:
+        file.write(len(content).to_bytes(8, "little") + content)
+        file.truncate(8 + len(content) + 4 * count)  # ten gigabytes of holes
+    code = (
+        "import sys; from hfseq import cli\n"
+        "cli.main(['inspect', sys.argv[1], '--headers_only', '--json'])\n"
+        "assert not {'jax', 'flax', 'torch', 'transformers'} & sys.modules.keys()\n"
+        "import os; status = '/proc/self/status'\n"
+        "lines = open(status) if os.path.exists(status) else []\n"
+        "for peak in (line for line in lines if line.startswith('VmHWM')):\n"
+        "    assert int(peak.split()[1]) < 300_000, peak"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(large)], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parameters"]["total"] == count
+
+
+def test_names_that_do_not_fit_the_class_are_problems(copy, capsys):
+    folder = copy()
+
+    def change(tensors):
+        tensors["transformer.h.0.ln_1.wait"] = tensors.pop("transformer.h.0.ln_1.weight")
+        tensors["transformer.ln_f.bias"] = np.zeros(5, np.float32)
+        tensors["transformer.h.1.ln_1.bias"] = np.zeros(32, np.int64)
+
+    models.rewrite(folder / "model.safetensors", change)
+    assert cli.main(["inspect", str(folder)]) == 1
+    out = capsys.readouterr().out
+    for text in (
+        "missing: transformer.h.0.ln_1.scale; did you mean 'transformer.h.0.ln_1.wait'?",
+        "unexpected: transformer.h.0.ln_1.wait",
+        "transformer.ln_f.bias: (5,) in the file, (32,) in FlaxGPT2LMHeadModel",
+        "transformer.h.1.ln_1.bias: type int64 is no parameter",
+    ):
+        assert text in out, text
+
+
+@pytest.mark.parametrize("name", ["gpt2", "flax"])
+def test_nan_and_infinities_are_found_when_values_are_read(copy, name):
+    import hfseq
+
+    folder = copy(name)
+    model = hfseq.FlaxGPT2LMHeadModel.from_pretrained(folder)
+    bias = np.array(model.params["transformer"]["ln_f"]["bias"])
+    bias[:3] = np.nan, np.inf, -np.inf
+    model.params["transformer"]["ln_f"]["bias"] = bias
+    model.save_pretrained(folder, safe_serialization=name == "gpt2")
+    assert quick(folder)["problems"] == []
+    found = quick(folder, read_values=True)
+    assert found["not_finite"] == {"transformer.ln_f.bias": 3}
+    assert found["problems"] == ["transformer.ln_f.bias holds 3 values that are NaN or infinite"]
+
+
+def _no_shard(folder: Path) -> None:
+    next(folder.glob("model-00002*")).unlink()
+
+
+def _stray_shard(folder: Path) -> None:
+    shutil.copy(next(folder.glob("model-00002*")), folder / "model-00009-of-00009.safetensors")
+
+
+def _index(change: Any) -> Any:
+    def apply(folder: Path) -> None:
+        path = folder / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        change(index)
+        path.write_text(json.dumps(index))
+
+    return apply
+
+
+BROKEN_SHARDS = {
+    "which is not there": _no_shard,
+    "model-00009-of-00009.safetensors is a shard that": _stray_shard,
+    "names tensors that their shards do not hold: new": _index(
+        lambda index: index["weight_map"].update(new=next(iter(index["weight_map"].values())))
+    ),
+    "does not name transformer.ln_f.bias": _index(
+        lambda index: index["weight_map"].pop("transformer.ln_f.bias")
+    ),
+    "says 7 bytes in all": _index(lambda index: index["metadata"].update(total_size=7)),
+    "shards must lie beside their index": _index(
+        lambda index: index["weight_map"].update(new="../../etc/passwd")
+    ),
+    "is no index of weight shards": _index(lambda index: index.pop("weight_map")),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN_SHARDS)
+def test_an_index_and_its_shards_that_disagree_are_problems(copy, message):
+    folder = copy("shards")
+    BROKEN_SHARDS[message](folder)
+    assert any(message in problem for problem in quick(folder)["problems"])
+
+
+def test_shards_without_an_index_and_pickles_alone_are_named(copy):
+    folder = copy("shards")
+    (folder / "model.safetensors.index.json").unlink()
+    assert "but no index that names them" in quick(folder)["problems"][0]
+    for path in folder.glob("model*"):
+        path.unlink()
+    assert quick(folder)["problems"][0].startswith("no weights: none of")
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    assert "only pytorch_model.bin, a pickle, which is not read" in quick(folder)["problems"][0]
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_a_problem(copy):
+    folder = copy()
+
+    def cut(tensors):
+        tensors["transformer.wte.weight"] = tensors["transformer.wte.weight"][:-3]
+
+    models.rewrite(folder / "model.safetensors", cut)
+    problems = quick(folder)["problems"]
+    assert any("the tokenizer's largest id is" in problem for problem in problems)
+    assert any("config.json says vocab_size" in problem for problem in problems)
+
+
+def test_what_lies_beside_the_weights_is_described(copy):
+    from tests.support.run_logs import put, records
+
+    folder = put(copy(), records(60))
+    for step in ("20", "60", "tmp"):
+        (folder / "checkpoints" / step).mkdir(parents=True)
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    found = quick(folder)
+    assert found["training"] == {"checkpoints": [20, 60], "logged_step": 60}
+    assert found["not_read"] == ["pytorch_model.bin"] and found["problems"] == []
+
+
+def test_an_architecture_stored_as_its_twin_is_both(tmp_path):
+    import hfseq
+
+    config = models.wmt_transformer_config()
+    model = hfseq.FlaxWMTTransformerForConditionalGeneration(config)
+    model.save_pretrained(tmp_path)
+    found = inspect_checkpoint(str(tmp_path))
+    assert (found["model_type"], found["stored_as"]) == ("wmt_transformer", "pegasus")
+    assert "AutoModelForSeq2SeqLM" in found["pytorch_classes"] and found["problems"] == []
+
+
+def test_a_directory_with_fp8_scales_says_by_which_recipe(copy):
+    from safetensors.numpy import save_file
+
+    folder = copy()
+    save_file({"x": np.ones(3, np.float32)}, folder / "fp8_params.safetensors",
+              {"format": "hfseq", "recipe": "fp8_delayed"})  # fmt: skip
+    assert quick(folder)["fp8"]["recipe"] == "fp8_delayed"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
+        (lambda f: (f / "config.json").write_text("[]"), "config.json cannot be read"),
+        (lambda f: (f / "config.json").unlink(), "no config.json"),
+        (lambda f: (f / "config.json").write_text('{"model_type": "x"}'), "no plugin has the"),
+        (lambda f: (f / "config.json").write_text("{}"), "config.json names no model_type"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be read"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "cannot be read: it names a"),
+    ],
+)
+def test_damaged_parts_are_problems_and_the_rest_is_shown(copy, capsys, change, message):
+    folder = copy()
+    change(folder)
+    assert cli.main(["inspect", str(folder), "--headers_only"]) == 1
+    out = capsys.readouterr().out
+    assert message in out and "model type" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("nowhere/at/all", 1, "there is no directory"),
+        ("text.txt", 2, "is no weight file"),
+    ],
+)
+def test_what_is_no_checkpoint_is_one_line(tmp_path, monkeypatch, capsys, name, code, message):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("text")
+    assert cli.main(["inspect", name]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and message in line
+
+
+# huggingface_hub uploads files through a deprecated argument of its HTTP library.
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_a_model_on_the_hub_is_inspected_without_its_weights(hub, made):
+    from huggingface_hub import try_to_load_from_cache
+
+    from hfseq.hub import push_folder
+
+    push_folder(made.parent / "shards", "user/shards")
+    found = inspect_checkpoint("user/shards")
+    assert found["problems"] == [] and len(found["files"]) > 1
+    assert found["parameters"]["total"] == quick(made)["parameters"]["total"]
+    assert try_to_load_from_cache("user/shards", found["files"][0]["name"]) is None
