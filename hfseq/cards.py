@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from hfseq.card_usage import PIPELINES, jax_snippet, task_of, torch_snippet
 from hfseq.hub_retry import redact
+from hfseq.whole_files import write_text
 
 MARKER = "<!-- This card was written by hfseq. Remove this line and it will not be overwritten. -->"
 TEMPLATE = Path(__file__).with_name("templates") / "model_card.md.j2"
@@ -32,13 +33,17 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class CardDataset:
-    """Data the model was trained on; ``files`` as given by the user, none for a Hub dataset."""
+    """Data the model was trained on; ``files`` as given by the user, none for a Hub dataset.
+
+    ``source`` says where it is from and under which licence.
+    """
 
     name: str
     config: str | None = None
     files: Sequence[str] = ()
     documents: int | None = None
     tokens: int | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,9 @@ class CardContext:
     model has one, ``command`` what the user typed, ``duration_s`` seconds, ``throughput`` tokens a
     second, ``mfu`` a fraction, ``sample_outputs`` pairs of input and output. ``stock`` says whether
     transformers has the architecture in PyTorch, ``custom_code`` whether the checkpoint brings its
-    PyTorch classes along; ``pipeline_tag`` overrides the architecture's.
+    PyTorch classes along; ``pipeline_tag`` overrides the architecture's. ``about`` is a line on the
+    architecture, ``findings`` are Markdown sections that follow the results. ``emissions_g`` is the
+    CO2 equivalent of the training in grams and ``emissions_source`` how that is known.
     """
 
     model_name: str
@@ -96,11 +103,15 @@ class CardContext:
     sample_outputs: Sequence[tuple[str, str]] = ()
     limits: str = ""
     citation: str = ""
+    about: str = ""
+    findings: str = ""
     extra_sections: Sequence[str] = ()
     description: str = ""
     repo_id: str = ""
     base_model: str | None = None
     pipeline_tag: str | None = None
+    emissions_g: float | None = None
+    emissions_source: str = ""
     stock: bool = True
     custom_code: bool = False
 
@@ -176,12 +187,7 @@ def write_model_card(output_dir: str | os.PathLike[str], context: CardContext) -
     if path.exists() and MARKER not in path.read_text(encoding="utf-8", errors="replace"):
         path = directory / "MODEL_CARD.md"
     directory.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        temporary.write_text(render_model_card(context), encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, render_model_card(context))
     return path
 
 
@@ -199,7 +205,7 @@ def render_model_card(context: CardContext) -> str:
         autoescape=False,  # noqa: S701 - Markdown, not HTML
     )
     environment.filters.update(cell=_cell, count=_count, number=_number)
-    environment.filters.update(fence=_fence, private=_private, url=quote)
+    environment.filters.update(fence=_fence, private=private, url=quote)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     variables = _variables(context)
     sections = plugins.load().call_all("model_card_sections", context=variables)
@@ -218,6 +224,8 @@ def _variables(context: CardContext) -> dict[str, Any]:
         "marker": MARKER,
         "name": context.model_name,
         "description": context.description or _description(context),
+        "about": context.about,
+        "findings": context.findings,
         "results": results,
         "curve_file": context.curve_file,
         "auto_class": f"AutoModel{context.task}",
@@ -230,15 +238,15 @@ def _variables(context: CardContext) -> dict[str, Any]:
         "datasets": context.datasets,
         "tokenizer": context.tokenizer,
         "facts": _facts(context),
-        "command": _private(context.command),
-        "hyperparameters": [(k, _private(str(v))) for k, v in context.hyperparameters.items()],
+        "command": private(context.command),
+        "hyperparameters": [(k, private(str(v))) for k, v in context.hyperparameters.items()],
         "limits": context.limits or LIMITS,
         "licence": context.licence,
         "citation": context.citation,
     }
 
 
-def _private(text: str) -> str:
+def private(text: str) -> str:
     """Hide tokens and the user's home directory."""
     home = str(Path.home())
     return redact(text).replace(home, "~") if len(home) > 1 else redact(text)
@@ -270,7 +278,18 @@ def _metadata(context: CardContext, results: Sequence[CardResult]) -> Any:
         pipeline_tag=pipeline,
         model_name=context.model_name,
         eval_results=evaluations or None,
+        **_emissions(context),
     )
+
+
+def _emissions(context: CardContext) -> dict[str, Any]:
+    """What the Hub reads as the carbon note."""
+    if context.emissions_g is None:
+        return {}
+    known = {"emissions": context.emissions_g, "source": context.emissions_source,
+             "training_type": "fine-tuning" if context.base_model else "pre-training",
+             "hardware_used": context.hardware}  # fmt: skip
+    return {"co2_eq_emissions": {name: value for name, value in known.items() if value != ""}}
 
 
 def _base_model(context: CardContext) -> str | None:
@@ -297,9 +316,17 @@ def _facts(context: CardContext) -> list[tuple[str, str]]:
         "Throughput": f"{context.throughput:,.0f} tokens/s" if context.throughput else "",
         "Model FLOPs utilisation": f"{context.mfu:.1%}" if context.mfu else "",
         "Hardware": context.hardware,
+        "CO2 equivalent": _carbon(context),
         "Software": ", ".join(f"{name} {version}" for name, version in context.versions.items()),
     }
     return [(name, value) for name, value in facts.items() if value]
+
+
+def _carbon(context: CardContext) -> str:
+    if context.emissions_g is None:
+        return ""
+    source = f" ({context.emissions_source})" if context.emissions_source else ""
+    return f"{context.emissions_g:,.0f} g{source}"
 
 
 def _millions(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Scores of texts, computed offline: sacreBLEU's BLEU and chrF."""
+"""Scores of texts, computed offline: sacreBLEU's BLEU and chrF. Which way numbers are better."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hfseq.errors import UsageError
+
+#: Metrics of which less is better, and all that end with "_loss".
+SMALLER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
+
+
+def smaller_is_better(name: str) -> bool:
+    """Tell of which metrics the smallest is the best, with or without the prefix "eval_"."""
+    plain = name.removeprefix("eval_")
+    return plain in SMALLER or plain.endswith("_loss")
 
 
 class Scores(NamedTuple):

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 TRAIN, EVAL, INK, FAINT = "#3b76af", "#d95f30", "#333333", "#dddddd"
 DASHES = ((5, 3), (1.5, 2), (7, 2, 1.5, 2))
 TRAIN_LOSS, EVAL_LOSS = ("train_loss", "loss"), "eval_loss"
-EVAL_BLEU = "eval_bleu"
+#: Metrics of validation data by name, of which the first that a log has twice gets a panel.
+METRICS = {
+    "eval_bleu": "BLEU",
+    "eval_matthews_correlation": "Matthews correlation",
+    "eval_f1": "F1",
+    "eval_f1_macro": "F1 (macro)",
+    "eval_pearson": "Pearson correlation",
+    "eval_bits_per_byte": "bits per byte",
+    "eval_accuracy": "accuracy",
+}
 LEARNING_RATE = ("train_learning_rate", "learning_rate")
 TOKENS_SEEN = ("tokens_seen", "train_tokens_seen")
 SMOOTH_FROM = 30
@@ -31,7 +40,7 @@ def learning_curve(
     title: str | None = None,
     baselines: Mapping[str, float] | None = None,
 ) -> Path:
-    """Draw training and validation loss and, below, BLEU and the learning rate over the steps.
+    """Draw training and validation loss and, below, a metric and the learning rate over the steps.
 
     ``baselines`` are horizontal lines, for instance ``{"unigram entropy": 6.9}``. Steps without a
     finite value are left out; DataError if no loss is left to draw.
@@ -51,15 +60,17 @@ def draw(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), facecolor="white", layout="constrained")
-    rate, bleu = curve(records, *LEARNING_RATE), curve(records, EVAL_BLEU)
-    heights = [4] + [1.5] * bool(len(bleu[0])) + [1] * bool(len(rate[0]))
+    rate = curve(records, *LEARNING_RATE)
+    curves = {name: curve(records, name) for name in METRICS}
+    metric = next((name for name, found in curves.items() if len(found[0]) > 1), None)
+    heights = [4] + [1.5] * (metric is not None) + [1] * bool(len(rate[0]))
     panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
     panels = panels[:, 0]
     for panel in panels:
         plain(panel)
     _losses(panels[0], curve(records, *TRAIN_LOSS), curve(records, EVAL_LOSS), baselines)
-    if len(bleu[0]):
-        _bleu(panels[1], bleu)
+    if metric:
+        _metric(panels[1], curves[metric], METRICS[metric])
     if len(rate[0]):
         _rate(panels[-1], rate)
     _steps(panels[-1], records)
@@ -113,13 +124,16 @@ def _losses(panel: Axes, train: Curve, validation: Curve, baselines: Mapping[str
     panel.margins(y=0.06)
 
 
-def _bleu(panel: Axes, bleu: Curve) -> None:
+def _metric(panel: Axes, found: Curve, name: str) -> None:
+    steps, values = found
     style: dict[str, Any] = {"linewidth": 1.2, "marker": "o", "markersize": 4.5}
-    panel.plot(*bleu, color=EVAL, markeredgecolor="white", **style)
-    panel.annotate(f"{bleu[1][-1]:.1f}", (bleu[0][-1], bleu[1][-1]), xytext=(0, -12), color=INK,
+    panel.plot(steps, values, color=EVAL, markeredgecolor="white", **style)
+    last = f"{values[-1]:.1f}" if name == "BLEU" else f"{values[-1]:.3f}"
+    panel.annotate(last, (steps[-1], values[-1]), xytext=(0, -12), color=INK,
                    textcoords="offset points", ha="right", fontsize=9)  # fmt: skip
-    panel.set_ylabel("BLEU", color=INK)
-    panel.set_ylim(0, 1.15 * max(float(bleu[1].max()), 1.0))
+    panel.set_ylabel(name, color=INK)
+    top, bottom = float(values.max()), min(0.0, float(values.min()))
+    panel.set_ylim(1.15 * bottom, 1.15 * top if top > 0 else 1.0)
 
 
 def _rate(panel: Axes, rate: Curve) -> None:

@@ -49,6 +49,43 @@ RUNS = {
 }
 
 
+def judged(**metrics: float) -> list[dict[str, Any]]:
+    """A run that was evaluated twice, with metrics that double."""
+    return [
+        {"step": step, "train_loss": 4.0 - step, "eval_loss": 4.0 - step,
+         **{f"eval_{name}": step * value for name, value in metrics.items()}}
+        for step in (1, 2)
+    ]  # fmt: skip
+
+
+RUNS |= {
+    "translated": judged(bleu=15.0, accuracy=0.2),
+    "classified": judged(accuracy=0.4, matthews_correlation=-0.1),
+}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "label"),
+    [
+        ({"bleu": 15.0, "accuracy": 0.2}, "BLEU"),
+        ({"accuracy": 0.4, "matthews_correlation": -0.1}, "Matthews correlation"),
+        ({"accuracy": 0.4, "runtime": 2.0}, "accuracy"),
+    ],
+)
+def test_the_metric_that_matters_has_a_panel(metrics: dict[str, float], label: str) -> None:
+    figure = draw(judged(**metrics), None, {})
+    assert [axes.get_ylabel() for axes in figure.axes] == ["loss (nats)", label]
+    (line,) = figure.axes[1].lines
+    assert len(line.get_xdata()) == 2
+    low, high = figure.axes[1].get_ylim()
+    assert all(low <= value <= high for value in line.get_ydata())
+
+
+def test_a_single_evaluation_is_no_curve() -> None:
+    figure = draw(judged(accuracy=0.4)[:1], None, {})
+    assert [axes.get_ylabel() for axes in figure.axes] == ["loss (nats)"]
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_every_kind_of_run_becomes_a_picture(name: str, tmp_path: Path) -> None:
     log = write(tmp_path / "metrics.jsonl", RUNS[name])

@@ -96,6 +96,13 @@ class Objective:
         """Let the model write texts for a split that :meth:`load_splits` gave, and judge them."""
         return None
 
+    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[tuple[str, str]]:
+        """Return up to ``count`` pairs of what the model was given and what it answered.
+
+        ``rows`` are of :meth:`make_rows`; the pairs are for the card.
+        """
+        return []
+
     @property
     def cross_documents(self) -> bool:
         """Whether a packed row is one sequence, whatever documents are in it."""

@@ -14,6 +14,7 @@ from hfseq.data.raw import is_raw
 from hfseq.data.text_arguments import has_arrays
 from hfseq.errors import UsageError
 from hfseq.labels import IGNORED
+from hfseq.objectives import samples
 from hfseq.objectives.base import Objective, visible
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.text import text_row_length
@@ -166,6 +167,12 @@ class CausalLM(Objective):
             rate = totals["tokens"] / max(totals["bytes"], 1)
             found["bits_per_byte"] = found["loss"] * rate / math.log(2)
         return found
+
+    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[samples.Sample]:
+        """Go on with a text; images are no text."""
+        if has_arrays(self.arguments):
+            return []
+        return samples.continued(model, params, self.tokenizer, samples.pick(rows, count))
 
 
 def _following(rows: dict[str, np.ndarray]) -> np.ndarray:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from hfseq.labels import IGNORED
-from hfseq.nn.host import one_cpu
+from hfseq.nn.host import equal_part, one_cpu
 from hfseq.nn.reductions import first_maximum
 
 # Logits that are looked at together on a CPU: a mebibyte of float32, which its caches hold.
@@ -145,8 +145,7 @@ def rows_at_once(logits: jax.Array) -> int:
     rows = math.prod(logits.shape[:-1])
     if not one_cpu():
         return rows
-    most = max(AT_ONCE // logits.shape[-1], 1)
-    return next(few for few in range(min(most, rows), 0, -1) if rows % few == 0) if rows else 0
+    return equal_part(rows, AT_ONCE // logits.shape[-1]) if rows else 0
 
 
 def _real(x: jax.Array, size: int) -> jax.Array:

@@ -11,6 +11,7 @@ from hfseq.data.tokenization import pad_token_id
 from hfseq.data.tokenizers import special_ids
 from hfseq.errors import UsageError
 from hfseq.labels import IGNORED, shift_right
+from hfseq.objectives import samples
 from hfseq.objectives.infilling import infill, permute_sentences
 from hfseq.objectives.seq2seq import Seq2SeqLM
 
@@ -75,3 +76,7 @@ class Denoising(Seq2SeqLM):
             mask_id=self.tokenizer.mask_token_id, pad=self.pad,
             probability=arguments.mlm_probability, poisson_lambda=arguments.poisson_lambda,
         )  # fmt: skip
+
+    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[samples.Sample]:
+        """Restore noised text."""
+        return samples.restored(model, params, self, samples.pick(rows, count))

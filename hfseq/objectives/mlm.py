@@ -11,6 +11,7 @@ import numpy as np
 
 from hfseq.data.tokenizers import special_ids, word_start_table
 from hfseq.errors import UsageError
+from hfseq.objectives import samples
 from hfseq.objectives.base import Objective, visible
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.masking import gather_masked, mask_tokens
@@ -85,6 +86,11 @@ class MaskedLM(Objective):
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss, accuracy over masked tokens, and perplexity."""
         return {**super().metrics(totals), "accuracy": totals["correct"] / max(totals["count"], 1)}
+
+    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[samples.Sample]:
+        """Guess a hidden token."""
+        shown = samples.pick(rows, count)
+        return samples.filled(model, params, self.tokenizer, shown, self.special)
 
     def head_share(self) -> float:
         """The head sees masked positions only."""

@@ -10,6 +10,7 @@ import numpy as np
 from hfseq.data.tokenization import pad_token_id
 from hfseq.errors import UsageError
 from hfseq.labels import IGNORED, shift_right
+from hfseq.objectives import samples
 from hfseq.objectives.seq2seq import Seq2SeqLM
 from hfseq.objectives.spans import (
     compute_input_and_target_lengths,
@@ -105,3 +106,7 @@ class SpanMaskedLM(Seq2SeqLM):
             "decoder_input_ids": starts,
             "labels": labels,
         }
+
+    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[samples.Sample]:
+        """Say what the sentinels stand for."""
+        return samples.restored(model, params, self, samples.pick(rows, count))

@@ -5,6 +5,16 @@ from __future__ import annotations
 from hfseq import hookimpl
 
 MODELING = "hfseq_plugins.bart.modeling"
+CITATION = """\
+@inproceedings{lewis2020bart,
+  title = {{BART}: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation,
+           Translation, and Comprehension},
+  author = {Lewis, Mike and Liu, Yinhan and Goyal, Naman and Ghazvininejad, Marjan and
+            Mohamed, Abdelrahman and Levy, Omer and Stoyanov, Veselin and Zettlemoyer, Luke},
+  booktitle = {Proceedings of ACL},
+  year = {2020},
+  url = {https://arxiv.org/abs/1910.13461}
+}"""
 
 
 @hookimpl
@@ -23,4 +33,6 @@ def register_architectures(register):
             "ForQuestionAnswering": f"{MODELING}:FlaxBartForQuestionAnswering",
         },
         sharding="hfseq_plugins.bart.sharding:RULES",
+        card="A Transformer encoder-decoder trained to restore noised text (Lewis et al., 2020).",
+        citation=CITATION,
     )

@@ -5,6 +5,14 @@ from __future__ import annotations
 from hfseq import hookimpl
 
 MODELING = "hfseq_plugins.bert.modeling"
+CITATION = """\
+@inproceedings{devlin2019bert,
+  title = {{BERT}: Pre-training of Deep Bidirectional Transformers for Language Understanding},
+  author = {Devlin, Jacob and Chang, Ming-Wei and Lee, Kenton and Toutanova, Kristina},
+  booktitle = {Proceedings of NAACL-HLT},
+  year = {2019},
+  url = {https://arxiv.org/abs/1810.04805}
+}"""
 
 
 @hookimpl
@@ -25,4 +33,6 @@ def register_architectures(register):
             "ForQuestionAnswering": f"{MODELING}:FlaxBertForQuestionAnswering",
         },
         sharding="hfseq_plugins.bert.sharding:RULES",
+        card="A bidirectional Transformer encoder (Devlin et al., 2019).",
+        citation=CITATION,
     )

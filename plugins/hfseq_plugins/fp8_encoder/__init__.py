@@ -5,6 +5,16 @@ from __future__ import annotations
 from hfseq import hookimpl
 
 MODELING = "hfseq_plugins.fp8_encoder.modeling"
+CITATION = """\
+@article{micikevicius2022fp8,
+  title = {{FP8} Formats for Deep Learning},
+  author = {Micikevicius, Paulius and Stosic, Dusan and Burgess, Neil and Cornea, Marius and
+            Dubey, Pradeep and Grisenthwaite, Richard and Ha, Sangwon and Heinecke, Alexander and
+            Judd, Patrick and Kamalu, John and others},
+  journal = {arXiv:2209.05433},
+  year = {2022},
+  url = {https://arxiv.org/abs/2209.05433}
+}"""
 
 
 @hookimpl
@@ -19,4 +29,6 @@ def register_architectures(register):
             "ForSequenceClassification": f"{MODELING}:FlaxFp8EncoderForSequenceClassification",
         },
         sharding="hfseq_plugins.fp8_encoder.sharding:RULES",
+        card="An encoder made for training in FP8 (formats of Micikevicius et al., 2022).",
+        citation=CITATION,
     )

@@ -5,6 +5,14 @@ from __future__ import annotations
 from hfseq import hookimpl
 
 MODELING = "hfseq_plugins.gpt2.modeling"
+CITATION = """\
+@techreport{radford2019language,
+  title = {Language Models are Unsupervised Multitask Learners},
+  author = {Radford, Alec and Wu, Jeffrey and Child, Rewon and Luan, David and Amodei, Dario and
+            Sutskever, Ilya},
+  institution = {OpenAI},
+  year = {2019}
+}"""
 
 
 @hookimpl
@@ -18,4 +26,6 @@ def register_architectures(register):
             "ForCausalLM": f"{MODELING}:FlaxGPT2LMHeadModel",
         },
         sharding="hfseq_plugins.gpt2.sharding:RULES",
+        card="A causal Transformer decoder (Radford et al., 2019).",
+        citation=CITATION,
     )

@@ -5,6 +5,16 @@ from __future__ import annotations
 from hfseq import hookimpl
 
 MODELING = "hfseq_plugins.marian.modeling"
+CITATION = r"""@inproceedings{junczys2018marian,
+  title = {{M}arian: Fast Neural Machine Translation in {C++}},
+  author = {Junczys-Dowmunt, Marcin and Grundkiewicz, Roman and Dwojak, Tomasz and Hoang, Hieu and
+            Heafield, Kenneth and Neckermann, Tom and Seide, Frank and Germann, Ulrich and
+            Aji, Alham Fikri and Bogoychev, Nikolay and Martins, Andr{\'e} F. T. and
+            Birch, Alexandra},
+  booktitle = {Proceedings of ACL 2018, System Demonstrations},
+  year = {2018},
+  url = {https://arxiv.org/abs/1804.00344}
+}"""
 
 
 @hookimpl
@@ -18,4 +28,6 @@ def register_architectures(register):
             "ForSeq2SeqLM": f"{MODELING}:FlaxMarianMTModel",
         },
         sharding="hfseq_plugins.bart.sharding:RULES",
+        card="The Transformer encoder-decoder of Marian (Junczys-Dowmunt et al., 2018).",
+        citation=CITATION,
     )

@@ -5,6 +5,15 @@ from __future__ import annotations
 from hfseq import hookimpl
 
 MODELING = "hfseq_plugins.megatron_bert.modeling"
+CITATION = """\
+@article{shoeybi2019megatron,
+  title = {{Megatron-LM}: Training Multi-Billion Parameter Language Models Using Model Parallelism},
+  author = {Shoeybi, Mohammad and Patwary, Mostofa and Puri, Raul and LeGresley, Patrick and
+            Casper, Jared and Catanzaro, Bryan},
+  journal = {arXiv:1909.08053},
+  year = {2019},
+  url = {https://arxiv.org/abs/1909.08053}
+}"""
 
 
 @hookimpl
@@ -19,4 +28,6 @@ def register_architectures(register):
             "ForSequenceClassification": f"{MODELING}:FlaxMegatronBertForSequenceClassification",
         },
         sharding="hfseq_plugins.megatron_bert.sharding:RULES",
+        card="BERT with the norms before the layers (Shoeybi et al., 2019).",
+        citation=CITATION,
     )

@@ -5,6 +5,14 @@ from __future__ import annotations
 from hfseq import hookimpl
 
 MODELING = "hfseq_plugins.pegasus.modeling"
+CITATION = """\
+@inproceedings{zhang2020pegasus,
+  title = {{PEGASUS}: Pre-training with Extracted Gap-sentences for Abstractive Summarization},
+  author = {Zhang, Jingqing and Zhao, Yao and Saleh, Mohammad and Liu, Peter J.},
+  booktitle = {Proceedings of ICML},
+  year = {2020},
+  url = {https://arxiv.org/abs/1912.08777}
+}"""
 
 
 @hookimpl
@@ -18,4 +26,6 @@ def register_architectures(register):
             "ForSeq2SeqLM": f"{MODELING}:FlaxPegasusForConditionalGeneration",
         },
         sharding="hfseq_plugins.bart.sharding:RULES",
+        card="A pre-norm Transformer encoder-decoder (Zhang et al., 2020).",
+        citation=CITATION,
     )

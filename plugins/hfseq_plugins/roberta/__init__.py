@@ -5,6 +5,15 @@ from __future__ import annotations
 from hfseq import hookimpl
 
 MODELING = "hfseq_plugins.roberta.modeling"
+CITATION = """\
+@article{liu2019roberta,
+  title = {{RoBERTa}: A Robustly Optimized {BERT} Pretraining Approach},
+  author = {Liu, Yinhan and Ott, Myle and Goyal, Naman and Du, Jingfei and Joshi, Mandar and
+            Chen, Danqi and Levy, Omer and Lewis, Mike and Zettlemoyer, Luke and Stoyanov, Veselin},
+  journal = {arXiv:1907.11692},
+  year = {2019},
+  url = {https://arxiv.org/abs/1907.11692}
+}"""
 
 
 @hookimpl
@@ -24,4 +33,6 @@ def register_architectures(register):
             "ForQuestionAnswering": f"{MODELING}:FlaxRobertaForQuestionAnswering",
         },
         sharding="hfseq_plugins.bert.sharding:RULES",
+        card="BERT's encoder, trained on masks alone (Liu et al., 2019).",
+        citation=CITATION,
     )

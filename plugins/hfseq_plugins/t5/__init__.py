@@ -5,6 +5,16 @@ from __future__ import annotations
 from hfseq import hookimpl
 
 MODELING = "hfseq_plugins.t5.modeling"
+CITATION = """\
+@article{raffel2020exploring,
+  title = {Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer},
+  author = {Raffel, Colin and Shazeer, Noam and Roberts, Adam and Lee, Katherine and Narang, Sharan
+            and Matena, Michael and Zhou, Yanqi and Li, Wei and Liu, Peter J.},
+  journal = {Journal of Machine Learning Research},
+  volume = {21},
+  year = {2020},
+  url = {https://arxiv.org/abs/1910.10683}
+}"""
 
 
 @hookimpl
@@ -19,4 +29,6 @@ def register_architectures(register):
             "ForSeq2SeqLM": f"{MODELING}:FlaxT5ForConditionalGeneration",
         },
         sharding="hfseq_plugins.t5.sharding:RULES",
+        card="A Transformer encoder-decoder with relative positions (Raffel et al., 2020).",
+        citation=CITATION,
     )

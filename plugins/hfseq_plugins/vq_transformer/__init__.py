@@ -5,6 +5,14 @@ from __future__ import annotations
 from hfseq import hookimpl
 
 MODELING = "hfseq_plugins.vq_transformer.modeling"
+CITATION = """\
+@inproceedings{lingle2024transformervq,
+  title = {{Transformer-VQ}: Linear-Time Transformers via Vector Quantization},
+  author = {Lingle, Lucas D.},
+  booktitle = {Proceedings of ICLR},
+  year = {2024},
+  url = {https://arxiv.org/abs/2309.16354}
+}"""
 
 
 @hookimpl
@@ -19,4 +27,6 @@ def register_architectures(register):
             "ForSequenceClassification": f"{MODELING}:FlaxVQTransformerForSequenceClassification",
         },
         sharding="hfseq_plugins.vq_transformer.sharding:RULES",
+        card="A decoder with linear-time attention over quantised keys (Lingle, 2024).",
+        citation=CITATION,
     )

@@ -5,6 +5,14 @@ from __future__ import annotations
 from hfseq import hookimpl
 
 MODELING = "hfseq_plugins.wmt_transformer.modeling"
+CITATION = r"""@inproceedings{vaswani2017attention,
+  title = {Attention Is All You Need},
+  author = {Vaswani, Ashish and Shazeer, Noam and Parmar, Niki and Uszkoreit, Jakob and
+            Jones, Llion and Gomez, Aidan N. and Kaiser, {\L}ukasz and Polosukhin, Illia},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2017},
+  url = {https://arxiv.org/abs/1706.03762}
+}"""
 
 
 @hookimpl
@@ -18,4 +26,6 @@ def register_architectures(register):
             "ForSeq2SeqLM": f"{MODELING}:FlaxWMTTransformerForConditionalGeneration",
         },
         sharding="hfseq_plugins.wmt_transformer.sharding:RULES",
+        card="The Transformer encoder-decoder for translation (Vaswani et al., 2017).",
+        citation=CITATION,
     )

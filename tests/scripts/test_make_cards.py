@@ -1,0 +1,69 @@
+"""Released cards are made from their logs, and a number that is not the log's is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GPT2 = ROOT / "model_cards" / "norwegian-laws-gpt2"
+
+
+def make_cards(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "make_cards.py"), "--folder", str(folder)]
+    return subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def cards(tmp_path: Path) -> Path:
+    shutil.copytree(GPT2, tmp_path / "cards" / "one")
+    return tmp_path / "cards"
+
+
+def test_the_released_cards_say_what_their_logs_say() -> None:
+    done = make_cards(ROOT / "model_cards", "--check")
+    folders = [path for path in (ROOT / "model_cards").iterdir() if path.is_dir()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": ok\n") == len(folders) >= 9
+
+
+def test_a_number_that_is_not_the_logs_is_found(cards: Path) -> None:
+    assert make_cards(cards).returncode == 0
+    card = cards / "one" / "README.md"
+    card.write_text(card.read_text().replace("| loss | 3.759 |", "| loss | 3.659 |"))
+    done = make_cards(cards, "--check")
+    assert done.returncode == 1 and "3.659" in done.stdout and "3.759" in done.stdout
+
+
+def test_a_log_that_was_changed_is_found(cards: Path) -> None:
+    make_cards(cards)
+    log = cards / "one" / "metrics.jsonl"
+    last = json.loads(log.read_text().splitlines()[-1])
+    log.write_text(log.read_text() + json.dumps(last | {"eval_loss": 3.0}) + "\n")
+    done = make_cards(cards, "--check")
+    assert done.returncode == 1 and "eval_results.json" in done.stdout
+
+
+def test_numbers_within_the_text_come_from_the_files(cards: Path) -> None:
+    comparison = cards / "one" / "pytorch_comparison.json"
+    values = json.loads(comparison.read_text())
+    comparison.write_text(json.dumps(values | {"max_difference": 0.00071}))
+    assert make_cards(cards).returncode == 0
+    assert "differ by 7.1e-04 at most" in (cards / "one" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("lacks", ["metrics.jsonl", "run.json"])
+def test_what_is_no_finished_run_is_refused(cards: Path, tmp_path: Path, lacks: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ({"metrics.jsonl", "run.json"} - {lacks}).pop()).write_text("{}")
+    done = make_cards(cards, "--add", str(run), "--name", "two")
+    assert done.returncode == 2 and lacks in done.stderr
+    assert not (cards / "two").exists()
+    done = make_cards(cards, "--add", str(run), "--name", "one")
+    assert done.returncode == 2 and "exists already" in done.stderr
