@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,10 +12,12 @@ from typing import Any
 
 from hfseq.data.arguments import OBJECTIVES, DataArguments, TextArguments, option
 from hfseq.errors import UsageError, nearest
-from hfseq.flags import names, parse_flags
+from hfseq.flags import flags_of_file, names, parse_flags, refuse_secrets
+from hfseq.redaction import redact, redact_values
 from hfseq.training.process_arguments import ProcessArguments
 
 STRATEGIES = ("no", "steps", "epoch")
+HUB_STRATEGIES = ("every_save", "end", "checkpoint")
 TYPES = ("float32", "bfloat16", "float16")
 
 
@@ -70,7 +71,6 @@ class ModelArguments:
         None, "Binary orders of headroom above that value (0 by default)."
     )
     param_dtype: str = option("float32", "Type of the parameters themselves: float32 or bfloat16.")
-    token: str | None = option(None, "Hub token; better taken from HF_TOKEN or `hf auth login`.")
     trust_remote_code: bool = option(False, "Run model code that a Hub repository carries.")
     gradient_checkpointing: bool = option(
         False, "Recompute each layer in the backward pass: less memory, about a third more time."
@@ -226,6 +226,9 @@ class TrainingArguments:
         default_factory=lambda: ["tensorboard", "jsonl"],
         metadata={"help": "tensorboard, wandb, jsonl, a plugin's tracker; all or none."},
     )
+    log_histograms: int | None = option(
+        None, "Report histograms of weights and gradients every so many steps."
+    )
     run_name: str | None = option(None, "Name of the run where trackers show one.")
     disable_tqdm: bool = option(False, "No progress bar, even on a terminal.")
     profile: str | None = option(
@@ -245,9 +248,16 @@ class TrainingArguments:
     push_to_hub: bool = option(False, "Upload model, logs, card and plots, in the background.")
     hub_model_id: str | None = option(None, "Repository; by default the name of output_dir.")
     hub_private_repo: bool = option(False, "Make the repository private.")
-    hub_token: str | None = option(
-        None, "Hub token; better taken from HF_TOKEN or `hf auth login`."
+    hub_strategy: str = option(
+        "every_save",
+        "What is pushed when: every_save, end (once, at the end of training), or checkpoint (every "
+        "save, and with it the newest training checkpoint, to go on from elsewhere).",
     )
+    card_license: str | None = option(None, "Licence of the model, for its card: apache-2.0 ….")
+    card_language: list[str] | None = option(
+        None, "Languages of the model, for its card: codes such as nb or en."
+    )
+    card_samples: int = option(3, "Sample outputs in the card; 0 for none.")
     plugin: list[str] = dataclasses.field(
         default_factory=list, metadata={"help": "Plugin files to load, e.g. my_model.py."}
     )
@@ -271,12 +281,14 @@ class TrainingArguments:
             *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
             *("gradient_accumulation_steps", "logging_steps", "save_steps", "eval_steps"),
             *("save_total_limit", "average_checkpoints", "max_eval_batches", "update_length"),
+            "log_histograms",
         )
         values = {name: getattr(self, name) for name in one}
         small = [(v is not None and v < 1, f"--{name} {v}: give a number of at least 1")
                  for name, v in values.items()]  # fmt: skip
         listed = {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES,
                   "on_non_finite": ("stop", "skip"), "state_reset": ("sequence", "never"),
+                  "hub_strategy": HUB_STRATEGIES,
                   "weight_decay_mode": ("decoupled", "absolute"),
                   "device": (None, "cpu", "gpu", "cuda", "tpu")}  # fmt: skip
         named = [
@@ -293,6 +305,7 @@ class TrainingArguments:
              f"--save_total_limit {self.save_total_limit} keeps fewer"),
             (self.max_steps <= 0 and self.num_train_epochs <= 0,
              f"--num_train_epochs {self.num_train_epochs}: give a positive number"),
+            (self.card_samples < 0, f"--card_samples {self.card_samples}: give 0 or more"),
             (self.warmup_steps < 0, f"--warmup_steps {self.warmup_steps}: give 0 or more"),
             (not 0 <= self.warmup_ratio <= 1, f"--warmup_ratio {self.warmup_ratio}: give 0 to 1"),
             (not 0 <= self.lr_end_ratio <= 1, f"--lr_end_ratio {self.lr_end_ratio}: give 0 to 1"),
@@ -346,7 +359,7 @@ class Arguments:
         merged: dict[str, Any] = {}
         for part in (self.model, self.data, self.training):
             merged |= dataclasses.asdict(part)
-        return {name: value for name, value in merged.items() if name not in ("token", "hub_token")}
+        return redact_values(merged)
 
 
 def parse(
@@ -360,37 +373,8 @@ def parse(
     parts = (ModelArguments, data_part, TrainingArguments, ProcessArguments)
     given = list(sys.argv[1:] if argv is None else argv)
     if given and given[0].endswith((".yaml", ".yml", ".json")):
-        given = _from_file(Path(given[0]), names(parts)) + given[1:]
+        given = flags_of_file(Path(given[0]), names(parts)) + given[1:]
+    refuse_secrets(given)
     model, data, training, processes = parse_flags(parts, given, description)
-    # A token on the command line must reach neither a log nor a card, however the flag was spelt.
-    command = shlex.join(["python", Path(sys.argv[0]).name, *given])
-    for secret in filter(None, (model.token, training.hub_token)):
-        command = command.replace(secret, "***")
+    command = redact(shlex.join(["python", Path(sys.argv[0]).name, *given]))
     return Arguments(model, data, training, command, processes)
-
-
-def _from_file(path: Path, known: set[str]) -> list[str]:
-    """Turn a file of arguments into flags."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".json":
-            values = json.loads(text)
-        else:
-            import yaml
-
-            values = yaml.safe_load(text)
-    except OSError as error:
-        raise UsageError(f"cannot read the argument file {path}: {error.strerror}") from error
-    except Exception as error:
-        raise UsageError(f"{path} is not valid {path.suffix[1:]}: {error}") from error
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} must map argument names to values, e.g. learning_rate: 3.0e-4")
-    unknown = [f"'{name}'{nearest(str(name), known)}" for name in values if name not in known]
-    if unknown:
-        raise UsageError(f"{path} has unknown arguments: {', '.join(unknown)}")
-    flags: list[str] = []
-    for name, value in values.items():
-        if value not in (None, []):
-            items = value if isinstance(value, list) else [value]
-            flags += [f"--{name}", *map(str, items)]
-    return flags

@@ -67,4 +67,4 @@ def use_compilation_cache(folder: str | None) -> None:
     cache = Path(os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq").expanduser()
     path = folder or str(cache / "xla")
     jax.config.update("jax_compilation_cache_dir", path)
-    logger.info("compiled programs are kept in %s", path)
+    logger.debug("compiled programs are kept in %s", path)

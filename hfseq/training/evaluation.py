@@ -11,13 +11,11 @@ import numpy as np
 
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError
+from hfseq.metrics import smaller_is_better
 from hfseq.training import reporting, setup, sharding, writing
 
 if TYPE_CHECKING:
     from hfseq.training.loop import Loop
-
-#: Metrics of which less is better, and all that end with "_loss".
-SMALLER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 
 
 def check_metric(loop: Loop) -> None:
@@ -133,8 +131,7 @@ def note_best(loop: Loop, measured: dict[str, float]) -> None:
         raise UsageError(f"--metric_for_best_model {name}: there is only {', '.join(measured)}")
     greater = training.greater_is_better
     if greater is None:
-        plain = name.removeprefix("eval_")
-        greater = plain not in SMALLER and not plain.endswith("_loss")
+        greater = not smaller_is_better(name)
     best, value = progress.best_metric, measured[name]
     better = best is None or (value > best if greater else value < best)
     if math.isfinite(value) and better:

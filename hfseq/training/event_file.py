@@ -3,23 +3,43 @@
 The format is written here rather than by tensorboardX: that imports PyTorch wherever it is
 installed, and its writer thread dies on a full disk, after which its queue blocks training.
 
-Sources: tensorboard/compat/proto/{event,summary,tensor}.proto; the TFRecord format,
+Sources: tensorboard/compat/proto/{event,summary,tensor}.proto, and
+tensorboard/plugins/hparams/plugin_data.proto; the TFRecord format,
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import os
 import struct
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hfseq.data.tfrecord import masked_crc32c
 
-DT_STRING = 7
+DT_FLOAT, DT_STRING = 1, 7
 SESSION_START = 1
+#: How a run ended, on the HParams tab.
+SUCCESS, FAILURE = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """Values in bins: ``counts`` between ``edges`` (one more), and sums over the finite values."""
+
+    low: float
+    high: float
+    count: float
+    total: float
+    squares: float
+    edges: Sequence[float]
+    counts: Sequence[float]
 
 
 class AppendFile:
@@ -76,9 +96,41 @@ class EventFile:
         value = _text(1, f"{tag}/text_summary") + _message(8, tensor) + _message(9, metadata)
         self._event(_message(5, _message(1, value)), step)
 
+    def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
+        """Write a histogram for each tag, one event each: thousands of them are many bytes."""
+        for tag, found in values.items():
+            content = b"".join(
+                _double(field, number)
+                for field, number in enumerate(
+                    (found.low, found.high, found.count, found.total, found.squares), 1
+                )
+            )
+            content += _doubles(6, found.edges[1:]) + _doubles(7, found.counts)
+            value = _text(1, tag) + _message(5, content)
+            self._event(_message(5, _message(1, value)), step)
+
+    def hyperparameters(self, values: Mapping[str, Any]) -> None:
+        """Write what the run was asked for, which the HParams tab compares with other runs'."""
+        entries = b"".join(
+            _message(1, _text(1, name) + _message(2, _json_value(value)))
+            for name, value in values.items()
+        )
+        self._hparams("session_start_info", 3, entries + _double(5, time.time()))
+
+    def end_of_session(self, status: int) -> None:
+        """Write how the run ended."""
+        self._hparams("session_end_info", 4, _integer(1, status) + _double(2, time.time()))
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _hparams(self, tag: str, field: int, content: bytes) -> None:
+        plugin = _text(1, "hparams") + _message(2, _message(field, content))
+        nothing = _integer(1, DT_FLOAT) + _message(2, _message(2, b""))
+        value = _text(1, f"_hparams_/{tag}") + _message(8, nothing)
+        value += _message(9, _message(1, plugin))
+        self._event(_message(5, _message(1, value)))
 
     def _event(self, content: bytes, step: int = 0) -> None:
         data = struct.pack("<Bd", 1 << 3 | 1, time.time()) + _integer(2, step) + content
@@ -96,6 +148,23 @@ def _float(field: int, value: float) -> bytes:
     except OverflowError:  # beyond float32
         packed = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
     return _varint(field << 3 | 5) + packed
+
+
+def _double(field: int, value: float) -> bytes:
+    return _varint(field << 3 | 1) + struct.pack("<d", value)
+
+
+def _doubles(field: int, values: Sequence[float]) -> bytes:
+    return _message(field, struct.pack(f"<{len(values)}d", *values))
+
+
+def _json_value(value: Any) -> bytes:
+    """Write a ``google.protobuf.Value``: a number, a bool, or text."""
+    if isinstance(value, bool):
+        return _varint(4 << 3) + _varint(value)
+    if isinstance(value, int | float):
+        return _double(2, value)
+    return _text(3, value if isinstance(value, str) else json.dumps(value, default=str))
 
 
 def _text(field: int, value: str) -> bytes:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import platform
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,29 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq import cards, hub, plots, trees
+from hfseq import cards, plots
 from hfseq.errors import HfseqError
-from hfseq.training import setup, writing
+from hfseq.hub_background import BackgroundPusher
+from hfseq.training import card, setup, writing
+from hfseq.whole_files import write_text
 
 if TYPE_CHECKING:
     from hfseq.training.loop import Loop
 
 logger = logging.getLogger(__name__)
-
-_NO_HYPERPARAMETERS = (
-    *("output_dir", "push_to_hub", "hub_model_id", "hub_private_repo", "report_to", "debug"),
-    *("plugin", "run_name", "disable_tqdm", "overwrite_output_dir", "train_file"),
-    *(
-        "validation_file",
-        "test_file",
-        "tokenizer_name",
-        "config_name",
-        "model_name_or_path",
-        "cache_dir",
-    ),
-    *("data_cache_dir", "compilation_cache_dir", "do_train", "do_eval", "overwrite_cache"),
-    *("resume_from_checkpoint", "use_fast_tokenizer", "logging_first_step"),
-)
 
 
 class Publisher:
@@ -45,20 +29,23 @@ class Publisher:
 
     def __init__(self, loop: Loop):
         training = loop.training
-        self.workspace = loop.workspace
+        self.workspace, self._checkpoints = loop.workspace, loop.checkpoints
+        self._strategy = training.hub_strategy if training.push_to_hub else "none"
         self._pusher = None
         if training.push_to_hub and jax.process_index() == 0:
             name = training.hub_model_id or Path(training.output_dir.rstrip("/")).name
-            self._pusher = hub.BackgroundPusher(
+            self._pusher = BackgroundPusher(
                 loop.folder,
                 name,
                 private=training.hub_private_repo,
-                token=training.hub_token or loop.arguments.model.token,
+                checkpoint=self._strategy == "checkpoint",
             )
 
     def publish(self, message: str) -> None:
         """Start uploading what was just saved; never stops training."""
-        if self._pusher:
+        if self._strategy == "checkpoint":
+            self._checkpoints.wait()  # else the one before would be pushed
+        if self._pusher and self._strategy != "end":
             self._pusher.push(message)
 
     def finish(self, message: str) -> None:
@@ -79,19 +66,31 @@ def save_model(loop: Loop) -> None:
         return
     loop.model.save_pretrained(loop.folder, params=params, **({"extra": extra} if extra else {}))
     loop.tokenizer.save_pretrained(loop.folder)
+    write_arguments(loop)
     loop.workspace.push()
+
+
+def write_arguments(loop: Loop) -> None:
+    """Write the run's flags to ``training_args.json``, which any training script reads as such."""
+    values = {name: value for name, value in loop.arguments.as_dict().items() if value is not None}
+    text = json.dumps(values, indent=4, sort_keys=True, default=str)
+    write_text(loop.folder / "training_args.json", cards.private(text) + "\n")
 
 
 def complete(loop: Loop) -> None:
     """Write results, curve and card, and push it all."""
     training = loop.training
     loop.checkpoints.finish(loop.progress.best_step)
+    # By all processes: their parameters are gathered for it.
+    examples = card.samples(loop) if training.do_train else []
     if jax.process_index() != 0:
         return
+    if loop.written is None:  # else they were shown when they were written
+        writing.show(loop, "eval_samples", ("given", "model"), examples)
     write_results(loop)
     if training.do_train:
         curve = draw_curve(loop)
-        write_card(loop, curve)
+        card.write_card(loop, curve, examples)
     loop.publisher.finish("End of training")
 
 
@@ -192,12 +191,10 @@ def write_results(loop: Loop) -> None:
     for split in ("eval", "train", "predict"):
         found = {k: v for k, v in loop.metrics.items() if k.startswith(f"{split}_")}
         if found:
-            path = loop.folder / f"{split}_results.json"
-            temporary = path.with_suffix(".json.tmp")
             # JSON has no NaN, which a correlation with a constant is.
             shown = {k: v if math.isfinite(v) else None for k, v in found.items()}
-            temporary.write_text(json.dumps(shown, indent=4, sort_keys=True) + "\n")
-            os.replace(temporary, path)
+            text = json.dumps(shown, indent=4, sort_keys=True) + "\n"
+            write_text(loop.folder / f"{split}_results.json", text)
 
 
 def draw_curve(loop: Loop) -> str:
@@ -206,116 +203,8 @@ def draw_curve(loop: Loop) -> str:
     if not log.exists():
         return ""
     try:
-        plots.learning_curve(log, loop.folder / "learning_curve.png", title=_name(loop))
+        plots.learning_curve(log, loop.folder / "learning_curve.png", title=card.run_name(loop))
     except (HfseqError, OSError) as error:
         logger.warning("no learning curve was drawn: %s", error)
         return ""
     return "learning_curve.png"
-
-
-def write_card(loop: Loop, curve: str) -> None:
-    """Write the model card; its numbers are those of the log."""
-    arguments, progress, data = loop.arguments, loop.progress, loop.data
-    source = arguments.data.dataset_name or _file_names(arguments.data.train_file or [])
-    source = data.description.get("name", source)
-    config = loop.model.config
-    languages = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
-    counts = data.description.get("train", {})
-    model_type = loop.model.config.model_type
-    hidden = {
-        name: value
-        for name, value in arguments.as_dict().items()
-        if name not in _NO_HYPERPARAMETERS
-    }
-    context = cards.CardContext(
-        model_name=_name(loop),
-        architecture=loop.model.torch_class_name(),
-        model_type=model_type,
-        command=arguments.command,
-        datasets=[
-            cards.CardDataset(
-                name=source,
-                config=arguments.data.dataset_config_name,
-                files=arguments.data.train_file or (),
-                documents=counts.get("documents"),
-                tokens=counts.get("tokens"),
-            )
-        ],
-        tokenizer=f"{type(loop.tokenizer).__name__} with {len(loop.tokenizer):,} entries",
-        hyperparameters={
-            name: value for name, value in hidden.items() if value not in (None, "", [], False)
-        },
-        hardware=_hardware(),
-        versions={
-            name: metadata.version(name)
-            for name in ("hfseq", "jax", "flax", "transformers")
-            if _has(name)
-        },
-        duration_s=progress.seconds,
-        parameters=sum(
-            int(np.prod(leaf.shape))
-            for leaf in trees.flatten(loop.model.params_shape_tree).values()
-        ),
-        steps=progress.step,
-        tokens_seen=progress.tokens_seen,
-        curve_file=curve,
-        repo_id=loop.training.hub_model_id or "",
-        base_model=arguments.model.model_name_or_path,
-        stock=_is_stock(loop.model.stored_config().model_type),
-        custom_code=bool(getattr(loop.model.stored_config(), "auto_map", None)),
-        sample_outputs=_samples(loop),
-        language=[language for language in languages if language] or None,
-    )
-    log = loop.folder / "metrics.jsonl"
-    if log.exists():
-        own = {
-            split: getattr(arguments.data, f"{split}_file", None)
-            for split in ("validation", "test")
-        }
-        judged = {split: _file_names(files) for split, files in own.items() if files}
-        context = context.with_log(log, dataset=source, own=judged)
-        context.duration_s = progress.seconds
-    try:
-        cards.write_model_card(loop.folder, context)
-    except OSError as error:
-        logger.warning("no model card was written: %s", error)
-
-
-def _samples(loop: Loop) -> list[tuple[str, str]]:
-    """Return sources and what the model wrote, from the last evaluation that wrote texts."""
-    if loop.written is None:
-        return []
-    count = getattr(loop.arguments.data, "text_samples", 0)
-    return [(source, text) for source, _, text in writing.samples_of(loop.written, count)]
-
-
-def _file_names(files: list[str]) -> str:
-    """Name local data by folder and file: ``norwegian-laws/train.jsonl``."""
-    return ", ".join("/".join(Path(name).parts[-2:]) for name in files) or "local data"
-
-
-def _name(loop: Loop) -> str:
-    return loop.training.run_name or Path(loop.training.output_dir.rstrip("/")).name
-
-
-def _is_stock(model_type: str) -> bool:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    return model_type in CONFIG_MAPPING_NAMES
-
-
-def _has(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _hardware() -> str:
-    devices = jax.devices()
-    kind = devices[0].device_kind
-    if devices[0].platform != "cpu":
-        return f"{len(devices)} x {kind}"
-    forced = f" as {len(devices)} jax devices" if len(devices) > 1 else ""
-    return f"{os.cpu_count()} CPU cores ({platform.machine()}){forced}"

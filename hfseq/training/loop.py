@@ -28,9 +28,11 @@ from hfseq.training import (  # noqa: E402
     distributed,
     evaluation,
     finish,
+    histograms,
     inspect,
     reporting,
     resume,
+    run_lock,
     setup,
     sharding,
     throughput,
@@ -38,7 +40,7 @@ from hfseq.training import (  # noqa: E402
 )
 from hfseq.training import state as states  # noqa: E402
 from hfseq.training.arguments import Arguments  # noqa: E402
-from hfseq.training.checkpoints import Checkpoints  # noqa: E402
+from hfseq.training.checkpoints import Checkpoints, set_damaged_aside  # noqa: E402
 from hfseq.training.compilation import calibrate, compile_step  # noqa: E402
 from hfseq.training.devices import (  # noqa: E402
     Profiler,
@@ -83,7 +85,7 @@ class Loop:
 
     def run(self) -> dict[str, float]:
         """Train and evaluate as the flags say; returns the last metrics."""
-        with distributed.session(self.arguments.processes):
+        with distributed.session(self.arguments.processes), contextlib.ExitStack() as self._held:
             return self._run()
 
     def _run(self) -> dict[str, float]:
@@ -96,8 +98,12 @@ class Loop:
         with distributed.first() as leads:
             distributed.check_writable(self.folder)
             if leads:
+                if training.do_train:
+                    self._held.enter_context(run_lock.hold(self.folder))
                 self.workspace.pull()
                 self._check_folder()
+                if training.do_train and not training.resume_from_checkpoint:
+                    set_damaged_aside(self.folder)
         if training.do_train or self.workspace.is_remote:
             distributed.check_shared(self.folder)
         require_device(training.device)
@@ -149,7 +155,8 @@ class Loop:
         # -- go
         self.trackers = make_trackers(
             training.report_to if jax.process_index() == 0 else "none", self.folder, training,
-            self.arguments.as_dict(), self.progress.step if training.do_train else None,
+            self.arguments.as_dict() | {"total_steps": self.total_steps},
+            self.progress.step if training.do_train else None,
         )  # fmt: skip
         self.publisher = finish.Publisher(self)
         with StopSignal() as self.stop:
@@ -304,6 +311,7 @@ class Loop:
             self.model, self.objective, self.data, self.batch_size, length, training.peak_tflops
         )
         profiler = Profiler(training.profile if not jax.process_index() else None, self.folder)
+        watcher = histograms.Watcher(self)
         started, before = time.perf_counter(), progress.seconds
         # Collectives of two steps at once can deadlock on a CPU.
         blocking = jax.default_backend() == "cpu"
@@ -318,6 +326,7 @@ class Loop:
                 if training.inspect_sharding and self.last_step is None:
                     inspect.report(self, compiled, batch)
                 profiler.at(number + 1, self.last_step)
+                watcher.at(number + 1, batch)
                 self.state, now = compiled(self.state, batch)
                 if blocking:
                     jax.block_until_ready(now)

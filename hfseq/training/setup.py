@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hfseq import plugins, trees
+from hfseq import config_checks, plugins, trees
 from hfseq.config_overrides import override, parse_overrides, preset_values
 from hfseq.data.batches import Batches
 from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.data.windows import StreamBatches, WindowBatches
-from hfseq.errors import CheckpointError, UsageError
+from hfseq.errors import CheckpointError, HfseqError, UsageError, first_line
 from hfseq.nn import fp8
 from hfseq.nn.precision import choose_precision
 from hfseq.resolve import native_config
@@ -34,7 +34,7 @@ ROLES = ("pad", "bos", "eos")
 
 def _hub_options(arguments: Arguments) -> dict[str, Any]:
     model = arguments.model
-    options = {"cache_dir": model.cache_dir, "token": model.token, "revision": model.model_revision}
+    options = {"cache_dir": model.cache_dir, "revision": model.model_revision}
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -54,8 +54,8 @@ def load_tokenizer(arguments: Arguments, objective: Any, folder: Path) -> Any:
     options = _hub_options(arguments) | {"trust_remote_code": arguments.model.trust_remote_code}
     try:
         return AutoTokenizer.from_pretrained(name, **options)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        first = str(error).strip().splitlines()[0]
+    except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
+        first = first_line(error)
         raise CheckpointError(
             f"cannot load the tokenizer '{name}' ({first}): give a directory that holds "
             "tokenizer.json, or a name on the Hub"
@@ -68,8 +68,9 @@ def load_config(arguments: Arguments, tokenizer: Any, objective: Any) -> Any:
     ``objective`` is the class of the objective: it may have a default model type, and adapt the
     configuration (and the tokenizer).
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
+    from hfseq.auto import refuse_untrusted_config
     from hfseq.transformers_hook import register_auto_classes
 
     register_auto_classes()
@@ -77,12 +78,20 @@ def load_config(arguments: Arguments, tokenizer: Any, objective: Any) -> Any:
     name = model.config_name or model.model_name_or_path
     if name:
         try:
-            config = AutoConfig.from_pretrained(
-                name, trust_remote_code=model.trust_remote_code, **_hub_options(arguments)
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            with config_checks.reading(name):
+                stored, _ = PreTrainedConfig.get_config_dict(name, **_hub_options(arguments))
+                config_checks.check_mapping(stored, name)
+                refuse_untrusted_config(stored, model.trust_remote_code, name)
+                config = native_config(
+                    AutoConfig.from_pretrained(
+                        name, trust_remote_code=model.trust_remote_code, **_hub_options(arguments)
+                    )
+                )
+        except HfseqError:
+            raise
+        except OSError as error:
             raise CheckpointError(f"cannot load the configuration '{name}': {error}") from error
-        config = native_config(config)
+        config_checks.check_numbers(config, name)
         if model.model_type and model.model_type != config.model_type:
             raise UsageError(
                 f"--model_type {model.model_type} and the configuration of {name} "

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,9 +20,10 @@ from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 
-from hfseq import plugins
+from hfseq import json_text, plugins
+from hfseq.cards import private
 from hfseq.errors import UsageError
-from hfseq.training.event_file import AppendFile, EventFile
+from hfseq.training.event_file import FAILURE, SUCCESS, AppendFile, EventFile, Histogram
 
 logger = logging.getLogger("hfseq.tracking")
 
@@ -33,8 +35,10 @@ PACKAGES = {"wandb": "hfseq[wandb]"}
 class Tracker(Protocol):
     """A sink for the metrics and text samples of one run.
 
-    A tracker may also have ``resume(step)``, called before anything is logged when a run goes on
-    from a checkpoint: what it holds of later steps will be logged again.
+    A tracker may also have ``resume(step)``, called before anything is logged when a run trains
+    from that step on: what it holds of later steps will be logged again; and
+    ``histograms(values, step)``, for ``--log_histograms``, with a
+    :class:`~hfseq.training.event_file.Histogram` for each tag.
     """
 
     def log(self, metrics: dict[str, float], step: int) -> None:
@@ -49,8 +53,9 @@ class Tracker(Protocol):
 
 def tracker_names(report_to: str | Iterable[str] | None) -> list[str]:
     """Return the trackers that ``--report_to`` names: a list, "all" (as installed) or "none"."""
-    given = report_to.split(",") if isinstance(report_to, str) else list(report_to or ["none"])
-    names = list(dict.fromkeys(name.strip() for name in given if name.strip()))
+    given = [report_to] if isinstance(report_to, str) else list(report_to or ["none"])
+    words = [name.strip() for part in given for name in part.split(",")]
+    names = list(dict.fromkeys(filter(None, words)))
     for word in ("all", "none"):
         if word in names and len(names) > 1:
             others = ", ".join(name for name in names if name != word)
@@ -72,7 +77,7 @@ def make_trackers(
     """
     wanted, registry = tracker_names(names), plugins.load().trackers
     everything = wanted == ["all"]
-    config = without_secrets(run_config)
+    config = private_config(without_secrets(run_config))
     trackers: list[Tracker] = []
     for name in list(registry) if everything else wanted:
         factory = registry.get(name)
@@ -97,6 +102,17 @@ def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if not secret.search(key)}
 
 
+def private_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``config`` without tokens in its texts and without the name of the user's home."""
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [shown(part) for part in value]
+        return private(value) if isinstance(value, str) else value
+
+    return {name: shown(value) for name, value in config.items()}
+
+
 class Guarded:
     """A tracker that warns once, instead of raising, when it cannot write.
 
@@ -118,6 +134,10 @@ class Guarded:
     def text(self, tag: str, text: str, step: int) -> None:
         """Record a text sample, if that is possible."""
         self._guard(lambda tracker: tracker.text(tag, text, step))
+
+    def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
+        """Record histograms, where the tracker can."""
+        self._guard(lambda tracker: getattr(tracker, "histograms", lambda *_: None)(values, step))
 
     def resume(self, step: int) -> None:
         """Forget later steps, where the tracker can."""
@@ -155,10 +175,14 @@ class Guarded:
 
 
 class JsonlTracker:
-    """``metrics.jsonl``: a line is one object with step, time and metrics, and whole or absent."""
+    """``metrics.jsonl``: a line is one object with step, time and metrics, and whole or absent.
+
+    Where a run begins to train, or goes on, the line has its configuration under ``run``.
+    """
 
     def __init__(self, run_directory: Path, arguments: Any = None, run_config: Any = None) -> None:
         self.path = Path(run_directory) / METRICS_FILE
+        self._config = {name: value for name, value in (run_config or {}).items() if value != []}
         self._file = self._open()
 
     def _open(self) -> AppendFile:
@@ -190,6 +214,9 @@ class JsonlTracker:
         finally:
             temporary.unlink(missing_ok=True)
             self._file = self._open()
+        if self._config:
+            known = {name: value for name, value in self._config.items() if value is not None}
+            self._write(step, {"run": known})
 
     def close(self) -> None:
         """Close the file."""
@@ -197,7 +224,8 @@ class JsonlTracker:
 
     def _write(self, step: int, record: dict[str, Any]) -> None:
         line = {"step": int(step), "time": round(time.time(), 3), **record}
-        self._file.append(json.dumps(line, allow_nan=False, ensure_ascii=False).encode() + b"\n")
+        text = json.dumps(line, allow_nan=False, ensure_ascii=False, default=str)
+        self._file.append(text.encode() + b"\n")
 
 
 def _json_number(value: Any) -> int | float | None:
@@ -205,15 +233,21 @@ def _json_number(value: Any) -> int | float | None:
     return number if math.isfinite(number) else None
 
 
+def _is_record(name: str, value: Any) -> bool:
+    if name == "run":
+        return isinstance(value, dict)
+    return name == "text" or isinstance(value, int | float) or (value is None and name != "time")
+
+
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     with path.open("rb") as file:
         for line in file:
             try:
-                record = json.loads(line)
+                record = json_text.parse(line)
             except ValueError:  # torn by a crash
                 continue
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
-                yield line, record
+            if isinstance(record, dict) and type(record.get("step")) is int:
+                yield line, {n: v for n, v in record.items() if _is_record(n, v)}
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -226,6 +260,7 @@ class TensorBoardTracker:
 
     def __init__(self, run_directory: Path, arguments: Any = None, run_config: Any = None) -> None:
         self.runs = Path(run_directory) / "runs"
+        self._config = {name: v for name, v in (run_config or {}).items() if v not in (None, [])}
         self._host = re.sub(r"[^\w.-]", "-", socket.gethostname())
         self._file: EventFile | None = None
 
@@ -233,6 +268,8 @@ class TensorBoardTracker:
         if self._file is None:
             directory = directory or self.runs / f"{time.strftime('%b%d_%H-%M-%S')}_{self._host}"
             self._file = EventFile(directory, self._host)
+            if self._config:
+                self._file.hyperparameters(self._config)
         return self._file
 
     def log(self, metrics: dict[str, float], step: int) -> None:
@@ -243,6 +280,10 @@ class TensorBoardTracker:
         """Add a text sample, shown as Markdown."""
         self._open().text(tag, text, step)
 
+    def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
+        """Add a histogram for each tag."""
+        self._open().histograms(values, step)
+
     def resume(self, step: int) -> None:
         """Go on in the newest directory, so that the curves stay in one piece."""
         directories = [path.parent for path in self.runs.glob("*/*tfevents*")]
@@ -251,8 +292,10 @@ class TensorBoardTracker:
             self._open(newest).restart(step + 1)
 
     def close(self) -> None:
-        """Close the event file."""
+        """Say how the run ended, and close the event file."""
         if self._file is not None:
+            if self._config:  # called while an error is on its way, too
+                self._file.end_of_session(FAILURE if sys.exc_info()[0] else SUCCESS)
             self._file.close()
 
 
@@ -291,6 +334,16 @@ class WandbTracker:
     def text(self, tag: str, text: str, step: int) -> None:
         """Log a text sample as preformatted text."""
         self.run.log({tag: self._wandb.Html(f"<pre>{escape(text)}</pre>")}, step=step)
+
+    def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
+        """Log a histogram for each tag."""
+        import numpy as np
+
+        made = {
+            tag: self._wandb.Histogram(np_histogram=(np.asarray(one.counts), np.asarray(one.edges)))
+            for tag, one in values.items()
+        }
+        self.run.log(made, step=step)
 
     def close(self) -> None:
         """Finish the run."""

@@ -98,6 +98,7 @@ def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
             "logging_steps": 1,
             "report_to": "jsonl",
             "compilation_cache_dir": "none",
+            "card_samples": 0,
             **own,
         } | changes
         return [f"--{name}={value}" for name, value in values.items() if value is not None]

@@ -33,6 +33,7 @@ def jsonl(directory: Path, resume_step: int | None = None) -> tracking.Tracker:
         (["none"], []),
         ("all", ["all"]),
         ("tensorboard,wandb", ["tensorboard", "wandb"]),
+        (["tensorboard,wandb", "jsonl"], ["tensorboard", "wandb", "jsonl"]),
         (["jsonl", "tensorboard", "jsonl"], ["jsonl", "tensorboard"]),
     ],
 )

@@ -1,0 +1,134 @@
+"""What trackers keep of the flags: the HParams tab, the log's first line, nothing private."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hfseq.training.tracking import make_trackers, private_config, read_metrics
+
+CONFIG = {
+    "learning_rate": 1e-3, "max_steps": 5, "adafactor": True, "optim": "adamw",
+    "train_file": ["a.txt"], "eval_steps": None, "freeze": [], "hub_token": "hf_secret",
+}  # fmt: skip
+
+
+def information(folder: Path, tag: str) -> Any:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.plugins.hparams import metadata
+
+    (run,) = (folder / "runs").iterdir()
+    events = accumulators.EventAccumulator(str(run)).Reload()
+    content = events.SummaryMetadata(f"_hparams_/{tag}").plugin_data.content
+    return getattr(metadata, f"parse_{tag}_plugin_data")(content)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_reads_the_flags_for_its_hparams_tab(tmp_path):
+    (tracker,) = make_trackers(["tensorboard"], tmp_path, None, CONFIG, 0)
+    tracker.log({"train_loss": 1.0}, 1)
+    tracker.close()
+    found = information(tmp_path, "session_start_info").hparams
+    assert found["learning_rate"].number_value == 1e-3
+    assert found["max_steps"].number_value == 5 and found["adafactor"].bool_value is True
+    assert found["optim"].string_value == "adamw"
+    assert found["train_file"].string_value == '["a.txt"]'
+    assert not {"eval_steps", "freeze", "hub_token"} & set(found)
+    assert information(tmp_path, "session_end_info").status == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_run_that_ends_with_an_error_is_a_failure_there(tmp_path):
+    (tracker,) = make_trackers(["tensorboard"], tmp_path, None, CONFIG, 0)
+    tracker.log({"train_loss": 1.0}, 1)
+    with pytest.raises(ZeroDivisionError):
+        try:
+            1 / 0  # noqa: B018
+        finally:
+            tracker.close()
+    assert information(tmp_path, "session_end_info").status == 2
+
+
+def test_the_log_begins_with_the_flags_and_says_where_the_run_went_on(tmp_path):
+    for resume in (0, 4):
+        (tracker,) = make_trackers(["jsonl"], tmp_path, None, CONFIG, resume)
+        for step in range(resume + 1, resume + 7):
+            tracker.log({"train_loss": 1.0}, step)
+    starts = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "run" in r]
+    assert [record["step"] for record in starts] == [0, 4]
+    assert starts[0]["run"] == {
+        "learning_rate": 1e-3, "max_steps": 5, "adafactor": True, "optim": "adamw",
+        "train_file": ["a.txt"],
+    }  # fmt: skip
+
+
+def test_tokens_and_the_home_directory_are_nobody_s_business(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home" / "kari"))
+    token = "hf_" + "a1B2" * 9
+    given = {"file": [f"{tmp_path}/home/kari/data.txt"], "url": f"https://x:{token}@y", "n": 3}
+    found = private_config(given)
+    assert found["file"] == ["~/data.txt"] and found["n"] == 3
+    assert token not in found["url"]
+
+
+# -- Weights & Biases, the real client without a network
+
+
+def offline_records(folder: Path) -> Iterator[Any]:
+    """The records of an offline run; the file is a LevelDB log behind a header of seven bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    data, at, content = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        content += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(content)
+            yield record
+            content = b""
+
+
+@pytest.mark.slow
+def test_a_training_run_is_all_in_wandb_s_offline_file(flags, tmp_path):
+    pytest.importorskip("wandb")
+    import os
+
+    given = flags(report_to="wandb,jsonl", log_histograms=3, eval_steps=3)
+    code = (
+        "import sys; from hfseq.training.arguments import parse\n"
+        "from hfseq.training.loop import Loop; Loop(parse(sys.argv[1:]), 'mlm').run()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=600,
+        env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true",
+             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )  # fmt: skip
+    assert done.returncode == 0 and "cannot write" not in done.stderr, done.stderr
+    folder = tmp_path / "run"
+    records = list(offline_records(folder))
+    (run,) = (record.run for record in records if record.WhichOneof("record_type") == "run")
+    config = {item.key: item.value_json for item in run.config.update}
+    assert (run.project, run.display_name) == ("hfseq", "run")
+    assert run.run_id == (folder / "wandb_run_id").read_text().strip()
+    assert config["learning_rate"] == "0.003" and config["total_steps"] == "6"
+    rows = [record.history for record in records if record.HasField("history")]
+    logged: dict[str, list[Any]] = {}
+    for row in rows:
+        for item in row.item:
+            logged.setdefault(item.key or "/".join(item.nested_key), []).append(item.value_json)
+    ours = [r["train_loss"] for r in read_metrics(folder / "metrics.jsonl") if "train_loss" in r]
+    assert [float(value) for value in logged["train_loss"]] == pytest.approx(ours)
+    assert len(logged["eval_loss"]) == 2
+    assert any(name.startswith("gradients/") for name in logged)
