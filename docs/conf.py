@@ -1,19 +1,36 @@
 """Sphinx configuration: MyST Markdown and the Furo theme."""
 
 import re
+import sys
 from pathlib import Path
 
-SOURCE = (Path(__file__).parent.parent / "hfseq" / "__init__.py").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = (ROOT / "hfseq" / "__init__.py").read_text(encoding="utf-8")
 
 project = "hfseq"
 author = "the hfseq authors"
 copyright = "the hfseq authors, Apache 2.0"
 release = re.search(r'__version__ = "(.+)"', SOURCE).group(1)
 
-extensions = ["myst_parser"]
+sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
+
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
 myst_heading_anchors = 3
 smartquotes = False  # would make a dash of --
 exclude_patterns = ["_build", "examples"]
+
+# Notebooks are shown with the outputs that are stored in them (scripts/run_notebooks.py).
+nb_execution_mode = "off"
+nb_merge_streams = True
+
+# Docstrings use single backticks for code; types of signatures name private and foreign modules.
+default_role = "code"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+toc_object_entries_show_parents = "hide"
+nitpick_ignore_regex = [("py:.*", ".*")]
+linkcheck_anchors = False
 
 html_theme = "furo"
 html_title = f"hfseq {release}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("families/*.md")])
+FOLDERS = ("api", "families", "tutorials")
+NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
+PAGES = sorted([*DOCS.glob("*.md"), *(p for name in FOLDERS for p in DOCS.glob(f"{name}/*.md"))])
 
 
 def named(page: Path) -> str:
@@ -20,13 +23,24 @@ def named(page: Path) -> str:
 
 @pytest.mark.slow
 def test_the_documentation_builds_without_a_warning(tmp_path):
-    for name in ("sphinx", "myst_parser", "furo"):
-        pytest.importorskip(name)
-    command = [sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-b", "html"]
-    done = subprocess.run([*command, str(DOCS), str(tmp_path)], capture_output=True, text=True)
+    done = sphinx("html", tmp_path, "-W", "-n")
     assert done.returncode == 0, done.stderr
-    for page in PAGES:
+    for page in [*PAGES, *NOTEBOOKS]:
         assert (tmp_path / page.relative_to(DOCS)).with_suffix(".html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("HFSEQ_TEST_NETWORK"), reason="HFSEQ_TEST_NETWORK is unset")
+def test_links_to_the_web_lead_somewhere(tmp_path):
+    done = sphinx("linkcheck", tmp_path)
+    assert done.returncode == 0, (tmp_path / "output.txt").read_text(encoding="utf-8")
+
+
+def sphinx(builder: str, target: Path, *options: str) -> subprocess.CompletedProcess:
+    for name in ("sphinx", "myst_nb", "furo"):
+        pytest.importorskip(name)
+    command = [sys.executable, "-m", "sphinx", "--keep-going", "-q", "-b", builder, *options]
+    return subprocess.run([*command, str(DOCS), str(target)], capture_output=True, text=True)
 
 
 def test_every_page_is_in_a_table_of_contents():
@@ -35,7 +49,7 @@ def test_every_page_is_in_a_table_of_contents():
         r"```\{toctree\}\n(.*?)```", (DOCS / "index.md").read_text(), flags=re.S
     ):
         listed |= {line for line in toctree.splitlines() if line and not line.startswith(":")}
-    pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in PAGES}
+    pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in [*PAGES, *NOTEBOOKS]}
     assert listed == pages - {"index"}
 
 

@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-RUN = [DOCS / "migration.md", *sorted((DOCS / "families").glob("*.md"))]
+RUN = [
+    *(DOCS / f"{name}.md" for name in ("migration", "precision")),
+    *sorted((DOCS / "families").glob("*.md")),
+]
 
 
 def blocks(page: Path) -> list[str]:
@@ -40,6 +43,13 @@ def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     assert len(ran) >= 2
     for block in ran:
         exec(compile(block, named(page), "exec"), names)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_training_loop_of_the_fp8_guide_learns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (loop,) = [block for block in blocks(DOCS / "fp8.md") if "from_gradient" in block]
+    exec(compile(loop, "docs/fp8.md", "exec"), {})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -25,12 +25,29 @@ CASES = tuple(
         r"test_objectives\.py::test_neither_devices.*\[data=2-4-(span_mlm|denoising|translation)\]",
         r"test_objectives\.py::test_neither_devices.*\[data=(2,tensor=2|8)-1-(span|deno|transl)",
         r"test_objectives\.py::test_streaming_resumes_at_the_very_row\[denoising\]",
-        # Five kills of one script stay.
-        r"test_kill\.py::test_kills_at_random_moments_change_nothing\[.*-1\]",
         r"test_update_windows\.py::test_micro_batches_give_the_same_losses.*\[2\]",
+        r"test_hostile_checkpoints\.py::test_absurd_conf.*change(0|1|4|6|7|9|10|12|13|14)-",
+        r"test_hostile_checkpoints\.py::test_shards_lie_beside.*\[(\.\.|a/b|a\\|3)",
+        r"test_hostile_data\.py::test_(a_decompression_bomb|text_that_packs).*\[\.(bz2|xz)\]",
+        r"test_hostile_data\.py::test_lines_that_deceive.*\[(table|pairs)-",
         r"test_v4_programs\.py::test_summarization_script\[t5_config\]",
         r"plugins/test_gpt2\.py::test_battery\[Model\]",
         r"test_vq_battery\.py::test_the_battery\[mqa-",
+        # Of the encoder-decoders translation stays, of causal models the mesh of three axes.
+        r"test_objectives\.py::test_neither_devices.*\[fsdp=2,tensor=2,sequence=2-2-(span|deno)",
+        r"test_objectives\.py::test_neither_devices.*\[data=(2-4|2,tensor=2-1|8-1)-clm\]",
+        r"test_objectives\.py::test_streaming_resumes_at_the_very_row\[span_mlm\]",
+        r"test_objectives\.py::test_evaluation_does_not_depend.*\[(span_mlm|denoising)\]",
+        r"test_loop\.py::test_losses_are_those_of_one_device_on_every_mesh\[data=(8|4,tensor=2)\]",
+        r"test_loop\.py::test_every_kind_of_optimizer_takes_steps\[(lamb|lion|sgd)\]",
+        r"test_classification_loop\.py::test_every_encoder.*\[(bart|vq_transformer|fp8_encoder)\]",
+        r"objectives/test_classification\.py::test_encoders_without_token_types.*-vq_transformer\]",
+        r"test_fp8_training\.py::test_the_state_is_that_of_one_device\[-(True0|4)\]",
+        r"plugins/test_bert\.py::test_battery\[Model\]",
+        # T5 and GPT-2 stay.
+        r"test_v4_suite\.py::test_generate_equals.*\[(sampling with|greedy with|beams).*-bart\]",
+        r"test_run\.py::test_a_suite_runs_tiny.*\[(data|scaling|memory)\]",
+        r"test_fp8_benchmark\.py::test_a_tiny_run_on_the_cpu",
     )
 )
 

@@ -1,0 +1,71 @@
+"""Run what a page of the documentation shows, as its reader would."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The ``bash`` and ``python`` blocks of a page in order: the language and the code.
+
+    Each stands behind as many empty lines as come before it, so that errors name the page's lines.
+    """
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(r"^```(bash|python)\n(.*?)^```", text, flags=re.M | re.S)
+    return [(match[1], "\n" * text[: match.start(2)].count("\n") + match[2]) for match in found]
+
+
+def run(page: Path, folder: Path, data: Path | str, shorten: bool = True) -> dict:
+    """Run a page's blocks in ``folder``, with our scripts in it, and return the Python names.
+
+    ``shorten`` cuts trainings to four steps. ``$DATA`` is ``data``.
+    """
+    (folder / "scripts").symlink_to(ROOT / "scripts")
+    names: dict = {}
+    for language, code in blocks(page):
+        if language == "python":
+            exec(compile(code, page.name, "exec"), names)
+        else:
+            shell(shortened(code) if shorten else code, folder, data)
+    return names
+
+
+def shortened(code: str) -> str:
+    """The same commands with four steps and few examples to judge by."""
+    code = re.sub(r'(--max_(?:eval|test|generate)_samples[= ]"?)\d+', r"\g<1>4", code)
+    code = re.sub(r'--max_steps[= ]"?\d+"?', "--max_steps 4 --max_eval_samples 4", code)
+    code = re.sub(r"--do_predict(?!.*--max_test)", "--do_predict --max_test_samples 4", code)
+    code = re.sub(r'(--(?:logging|save|eval)_steps[= ]"?)\d+', r"\g<1>2", code)
+    return re.sub(r'((?:warmup_steps|--num_runs)[:= ]+"?)\d+', r"\g<1>1", code)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return int(server.getsockname()[1])
+
+
+def shell(code: str, folder: Path, data: Path | str) -> None:
+    """Run a shell block, on one device unless it says otherwise; a failure shows its output."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+        "DATA": str(data),
+        "PORT": str(free_port()),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins")]),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", code],
+        cwd=folder, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{code.strip()}\n{done.stdout}\n{done.stderr}"
+    if os.environ.get("HFSEQ_SHOW_PAGES"):
+        print(done.stdout, done.stderr, sep="\n")

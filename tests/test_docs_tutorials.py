@@ -1,0 +1,50 @@
+"""The tutorials: every command can be given, and all run in order as they stand, only shorter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import pages
+
+ROOT = Path(__file__).resolve().parent.parent
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+LOCAL = "scripts/launch/"  # what starts machines is only shown, with DRY_RUN=1
+
+
+def named(page: Path) -> str:
+    return page.stem
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=named)
+def test_a_tutorial_shows_commands_and_what_they_print(page):
+    shell = [code for language, code in pages.blocks(page) if language == "bash"]
+    text = page.read_text(encoding="utf-8")
+    assert len(shell) >= 4
+    assert text.count("```text") + text.count("\n    ") >= 3
+    assert all("DRY_RUN=1" in code for code in shell if LOCAL in code)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=named)
+def test_a_tutorial_says_where_its_data_is_from(page):
+    text = page.read_text(encoding="utf-8")
+    assert "`$DATA/" in text and "](http" in text
+
+
+def test_shortened_commands_take_four_steps_and_four_examples():
+    code = '--max_steps="300" --save_steps="100" --warmup_steps 50 --max_generate_samples 40'
+    assert pages.shortened(f"{code} --do_predict").split() == [
+        *("--max_steps", "4", "--max_eval_samples", "4", '--save_steps="2"', "--warmup_steps", "1"),
+        *("--max_generate_samples", "4", "--do_predict", "--max_test_samples", "4"),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("page", TUTORIALS, ids=named)
+def test_a_tutorial_runs_from_top_to_bottom(page, shared, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HFSEQ_CACHE", str(tmp_path / "cache"))
+    pages.run(page, tmp_path, shared)
