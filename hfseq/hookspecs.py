@@ -41,12 +41,14 @@ class RegisterArchitecture(Protocol):
         heads: Mapping[str, Target],
         sharding: Target = None,
         card: str | None = None,
+        citation: str = "",
     ) -> None:
         """Add an architecture.
 
         ``config`` is its Transformers configuration class, ``heads`` maps the suffix of an Auto
         class (``"Model"``, ``"ForMaskedLM"``...) to a model class, ``sharding`` is a list of rules
-        (regular expression, tactic), ``card`` a line on the architecture for the model card.
+        (regular expression, tactic), ``card`` a line on the architecture for the model card,
+        ``citation`` the BibTeX of its papers.
         """
 
 

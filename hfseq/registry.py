@@ -164,7 +164,8 @@ class ArchitectureSpec:
     """What a plugin says about one architecture; nothing in it is imported until it is asked for.
 
     ``heads`` maps tasks (see ``TASKS``) to model classes; ``sharding`` is a list of rules, or None
-    where the architecture has none; ``card`` is text for the model card.
+    where the architecture has none; ``card`` is a line on it and ``citation`` the BibTeX of its
+    papers, both for model cards.
     """
 
     model_type: str
@@ -172,6 +173,7 @@ class ArchitectureSpec:
     heads: Mapping[str, Any] = field(default_factory=dict)
     sharding: Any = None
     card: str | None = None
+    citation: str = ""
     plugin: str = ""
 
     def __post_init__(self) -> None:

@@ -36,4 +36,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug="--debug" in sys.argv))
+    sys.exit(run_command(main, debug="--debug" in sys.argv, messages=True))

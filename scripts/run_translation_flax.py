@@ -69,4 +69,4 @@ def with_demonstration(argv: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug="--debug" in sys.argv))
+    sys.exit(run_command(main, debug="--debug" in sys.argv, messages=True))

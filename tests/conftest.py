@@ -32,6 +32,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 try:
     from tests.support.hub_fixture import hub, no_waiting  # noqa: F401
+    from tests.support.pushed_folder import model_folder  # noqa: F401
 except ImportError:  # an installed copy of the tests without their support files
     pass
 

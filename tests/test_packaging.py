@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -97,22 +100,101 @@ def test_the_wheel_has_every_module_and_finds_its_plugins(tmp_path):
     target = tmp_path / "site"
     subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True)
     environment = {**os.environ, "PYTHONPATH": str(target)}
-    command = [sys.executable, "-m", "hfseq.cli", "plugins"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    for command in ("env", "plugins"):
+        done = run_in(tmp_path, environment, "-m", "hfseq.cli", command)
+        assert "bert" in done and "error" not in done
+    train_with(tmp_path, environment)
+
+
+def train_with(folder: Path, environment: dict[str, str]) -> None:
+    """Train with what is installed, by scripts that were copied out of the tree."""
+    for name in ("train_tokenizer.py", "run_mlm_flax.py"):
+        shutil.copy(ROOT / "scripts" / name, folder)
+    (folder / "corpus.txt").write_text("the wheel turns without the tree\n" * 40, encoding="utf-8")
+    flags = "--model_type roberta --train_file corpus.txt --output_dir tiny --config_name roberta"
+    sizes = (
+        "hidden_size=8,num_hidden_layers=1,num_attention_heads=1,intermediate_size=8,"
+        "max_position_embeddings=18"
     )
-    assert "bert (hfseq" in done.stdout and "error" not in done.stdout
+    run_in(
+        folder, environment, "train_tokenizer.py", *flags.split(), "--vocab_size", "300",
+        "--config_overrides", sizes,
+    )  # fmt: skip
+    flags = flags.replace("_name roberta", "_name tiny --tokenizer_name tiny")
+    flags += " --max_seq_length 16 --max_steps 2 --data_cache_dir cache"
+    run_in(folder, environment, "run_mlm_flax.py", *flags.split())
+    assert (folder / "tiny" / "model.safetensors").is_file()
+
+
+def run_in(folder: Path, environment: dict[str, str], *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_sdist_has_the_plugins_and_what_a_reader_wants_but_no_tests(tmp_path):
+    pytest.importorskip("setuptools", minversion="77")
+    source = copy(tmp_path)
+    shutil.copytree(ROOT / "tests", source / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    command = "from setuptools import build_meta; build_meta.build_sdist('.')"
+    run_in(source, dict(os.environ), "-c", command)
+    (archive,) = source.glob("hfseq-*.tar.gz")
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    assert not [name for name in names if name.startswith("tests")]
+    assert {"plugins/hfseq_plugins/bert/modeling.py", "hfseq/py.typed", "LICENSE"} <= names
+    assert {"scripts/run_mlm_flax.py", "CITATION.cff", "CHANGELOG.md", "CONTRIBUTING.md"} <= names
+
+
+def test_the_licence_is_apache_2_everywhere():
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text and "Version 2.0, January 2004" in text
+    assert SETTINGS["metadata"]["license_expression"] == "Apache-2.0"
+    assert citation()["license"] == "Apache-2.0"
+
+
+def test_the_citation_has_what_its_format_asks_for_and_the_version():
+    found = citation()
+    assert {"cff-version", "title", "message", "authors"} <= set(found)
+    assert found["cff-version"] == "1.2.0" and found["type"] == "software"
+    assert all(author["name"] for author in found["authors"])
+    assert found["version"] == hfseq.__version__
+
+
+def citation() -> dict:
+    import yaml
+
+    return yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+
+
+def test_the_changelog_is_one_to_be_kept():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d{2}-\d{2}))?$", text, flags=re.M)
+    assert versions[0] == ("Unreleased", "")
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", name) and date for name, date in versions[1:])
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
+    assert set(re.findall(r"^### (.+)$", text, flags=re.M)) <= kinds
+
+
+def test_what_the_contributing_guide_names_exists():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 80
+    for name in re.findall(r"`((?:hfseq|plugins|tests|docs|scripts|model_cards)/[\w/*.]+)`", text):
+        if "NAME" not in name:
+            assert list(ROOT.glob(name.rstrip("/"))), name
 
 
 def copy(folder: Path) -> Path:
     """Copy the sources: setuptools leaves build products beside them."""
-    import shutil
-
     target = folder / "source"
     target.mkdir()
-    for name in ("setup.cfg", "pyproject.toml", "LICENSE", "README.md"):
+    texts = ("LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md")
+    for name in ("setup.cfg", "pyproject.toml", "MANIFEST.in", *texts):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, target)
-    for name in ("hfseq", "plugins"):
+    for name in ("hfseq", "plugins", "scripts"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     return target

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hfseq.nn.host import equal_part
 from hfseq.nn.reductions import first_maximum
 
 #: Sizes of a block: smaller ones leave too many maxima, larger ones too many tokens to look at.
@@ -48,7 +49,7 @@ def log_softmax_parts(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Arr
         top = maxima.max(-1, keepdims=True)
         return top, jnp.log(jnp.exp(rows - top).sum(-1, keepdims=True)), maxima
 
-    few = next(count for count in range(min(8, len(logits)), 0, -1) if len(logits) % count == 0)
+    few = equal_part(len(logits), 8)
     if jax.default_backend() != "cpu" or few == len(logits):
         return parts(logits)
     # A few rows at a time stay in the cache; exponentials of all take five times as long.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from hfseq.nn.blocked_attention import blocked_attention, worthwhile
 from hfseq.nn.layers import dropout
 from hfseq.nn.random import Keys
+from hfseq.nn.reductions import batched_dot
 from hfseq.nn.stack import current_options
 
 
@@ -209,7 +210,7 @@ def few_queries_attention(
     columns = jnp.where(own[:, :, None], query[:, :, :, None, :], 0)
     scale = _scale(scale, query)
     columns = columns.reshape(batch, queries * heads, width)
-    scores = _batched(key.reshape(batch, keys, width), columns, 2) * scale
+    scores = batched_dot(key.reshape(batch, keys, width), columns, (2, 2)) * scale
     scores = scores.reshape(batch, keys, queries, heads)
     if bias is not None:
         scores = scores + bias.astype(jnp.float32).transpose(0, 3, 2, 1)
@@ -231,17 +232,11 @@ def _mix_few(weights: jax.Array, value: jax.Array) -> jax.Array:
     batch, keys, queries, heads = weights.shape
     kv_heads, head_dim = value.shape[2:]
     columns = weights.reshape(batch, keys, queries * heads)
-    mixed = _batched(columns, value.reshape(batch, keys, -1), 1)
+    mixed = batched_dot(columns, value.reshape(batch, keys, -1), (1, 1))
     mixed = mixed.reshape(batch, queries, heads, kv_heads, head_dim)
     # Slices, since a sum over what was masked is computed inside of the next product, slowly.
     own = [mixed[:, :, head, head * kv_heads // heads] for head in range(heads)]
     return jnp.stack(own, axis=2)
-
-
-def _batched(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
-    """Contract ``axis`` of ``a`` and ``b`` in each row of the batch, with float32 sums."""
-    dimensions = (((axis,), (axis,)), ((0,), (0,)))
-    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
 def cudnn_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> jax.Array:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hfseq.nn.host import one_cpu
+from hfseq.nn.host import equal_part, one_cpu
 from hfseq.nn.layers import drop
 from hfseq.nn.random import Drawn
+from hfseq.nn.reductions import batched_dot
 
 # Scores of a piece, of four bytes each: two mebibytes.
 AT_ONCE = 2**19
@@ -73,8 +74,8 @@ def blocked_attention(
     batch, queries, heads, head_dim = query.shape
     keys, kv_heads = key.shape[1:3]
     group = heads // kv_heads
-    most = max(AT_ONCE // (group * queries * keys), 1)
-    few = next(count for count in range(min(most, kv_heads), 0, -1) if kv_heads % count == 0)
+    most = AT_ONCE // (group * queries * keys)
+    few = equal_part(kv_heads, most)
     blocks = kv_heads // few
     setting = Setting(queries, keys, few * group, few, causal, scale, rate, drawn)
 
@@ -99,15 +100,12 @@ def blocked_attention(
 
 def _piece(setting: Setting, *given: Any) -> jax.Array:
     """Attend in a few heads of a row; only the inputs are kept for the way back."""
-    number, bias, row, q, k, v, mask = given
 
     @functools.partial(jax.checkpoint, prevent_cse=False)  # inside of a loop nothing is shared
-    def attend(number: Any, bias: Any, row: Any, q: Any, k: Any, v: Any, mask: Any) -> jax.Array:
-        return jnp.concatenate(
-            [_mixed(setting, cut, number, bias, row, q, k, v, mask) for cut in _cuts(setting)], 1
-        )
+    def attend(*given: Any) -> jax.Array:
+        return jnp.concatenate([_mixed(setting, cut, *given) for cut in _cuts(setting)], 1)
 
-    return attend(number, bias, row, q, k, v, mask)
+    return attend(*given)
 
 
 def _cuts(setting: Setting) -> Iterator[tuple[int, int, int]]:
@@ -126,7 +124,7 @@ def _mixed(
     """Return (heads, queries of the cut, head_dim)."""
     low, high, seen = cut
     shape = (setting.wide, high - low, seen)
-    scores = _product(_grouped(setting, q[:, low:high]), k[:, :seen], 2) * setting.scale
+    scores = batched_dot(_grouped(setting, q[:, low:high]), k[:, :seen], (2, 2)) * setting.scale
     scores = scores.reshape(shape)
     if bias is not None:
         scores = scores + bias[:, low:high, :seen].astype(jnp.float32)
@@ -142,16 +140,10 @@ def _mixed(
     if setting.drawn is not None:
         start = (number * setting.wide * setting.queries + low) * setting.keys
         weights = drop(weights, setting.rate, setting.drawn.part(row, start, shape))
-    mixed = _product(_grouped(setting, weights), v[:, :seen], 1)
+    mixed = batched_dot(_grouped(setting, weights), v[:, :seen], (2, 1))
     return mixed.reshape(setting.wide, high - low, -1).astype(v.dtype)
 
 
 def _grouped(setting: Setting, x: jax.Array) -> jax.Array:
     """Put the queries of heads that share keys one after the other."""
     return x.reshape(setting.few, -1, x.shape[-1])
-
-
-def _product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
-    """Contract the last axis of ``a`` with ``axis`` of ``b`` in each head, with float32 sums."""
-    dimensions = (((2,), (axis,)), ((0,), (0,)))
-    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Whether a program runs on one CPU alone, where what fits into its caches decides its speed."""
+"""One CPU alone, where what fits into its caches decides the speed: whether, and in what parts."""
 
 from __future__ import annotations
 
@@ -12,3 +12,8 @@ def one_cpu() -> bool:
     otherwise.
     """
     return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
+def equal_part(size: int, most: int) -> int:
+    """Return the largest divisor of ``size`` up to ``most``, at least 1: what to take at once."""
+    return next(part for part in range(max(min(most, size), 1), 0, -1) if size % part == 0)

@@ -77,7 +77,8 @@ def test_pieces_equal_the_explicit_form(name, rate, request):
     request.getfixturevalue("in_pieces")
     pieces = results(OPTIONS[name], arrays(), rate, per_row=True)
     for ours, theirs in zip(pieces, explicit, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+        # Rounding is relative to the largest numbers that are summed, and differs by processor.
+        np.testing.assert_allclose(ours, theirs, atol=2e-6 * max(1.0, float(abs(theirs).max())))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
