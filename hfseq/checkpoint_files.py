@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -145,8 +146,11 @@ def _read_safetensors(path: str) -> OpenedWeights:
     try:
         file = safe_open(path, framework="numpy")
         form = (file.metadata() or {}).get("format", "pt")
-        tensors = {name: _lazy(file, name) for name in file.keys()}  # noqa: SIM118
-        _check_names(path)
+        entries, data = _header(path)
+        tensors = {
+            name: _lazy(file, name, path, data + entries[name]["data_offsets"][0])
+            for name in file.keys()  # noqa: SIM118
+        }
     except (SafetensorError, ValueError, OSError) as error:
         raise CheckpointError(
             f"{path} is damaged or not a safetensors file ({error}): download or save it again"
@@ -156,21 +160,45 @@ def _read_safetensors(path: str) -> OpenedWeights:
     return OpenedWeights(tensors, form == "flax", path)
 
 
-def _check_names(path: str) -> None:
-    """Refuse a header with a name that stands twice, of which each reader takes another tensor."""
+def _header(path: str) -> tuple[dict[str, Any], int]:
+    """Return what a file says of each tensor, and where their bytes begin.
+
+    A name that stands twice is refused, since each reader would take another tensor.
+    """
     with open(path, "rb") as file:
-        json_text.parse(file.read(int.from_bytes(file.read(8), "little")), unique=True)
+        size = int.from_bytes(file.read(8), "little")
+        return json_text.parse(file.read(size), unique=True), 8 + size
 
 
-def _lazy(file: Any, name: str) -> Tensor:
+def _lazy(file: Any, name: str, path: str, begin: int) -> Tensor:
     view = file.get_slice(name)
-    code = view.get_dtype()
+    code, shape = view.get_dtype(), tuple(view.get_shape())
 
     def read(index: Any) -> np.ndarray:
-        return file.get_tensor(name) if index is ... or not index else np.asarray(view[index])
+        if index is not ... and index:
+            return np.asarray(view[index])
+        if code not in _DTYPES:
+            return file.get_tensor(name)
+        return _read_array(path, begin, np.dtype(_DTYPES[code]), shape)
 
     # Buffers of other types are ignored by name, so a type is judged only where it is wanted.
-    return Tensor(tuple(view.get_shape()), _DTYPES.get(code, code), read)
+    return Tensor(shape, _DTYPES.get(code, code), read)
+
+
+def _read_array(path: str, begin: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Read an array into memory that XLA can take over: it wants addresses that 64 divides.
+
+    Not through the map of the file, whose pages would count as memory beside the array.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    content = room[start : start + size]
+    with open(path, "rb") as file:
+        file.seek(begin)
+        if file.readinto(content) < size:  # type: ignore[arg-type]
+            raise CheckpointError(f"{path} was cut while it was read: download or save it again")
+    return content.view(dtype).reshape(shape)
 
 
 def _read_msgpack(path: str) -> dict[str, Tensor]:

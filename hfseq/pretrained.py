@@ -283,9 +283,8 @@ class _Reader(NamedTuple):
         if sharding is None:
             array = self.names.fill(self.found, path, native=self.native)
             array = np.asarray(array).astype(dtype, copy=False)
-            if self.on_device:
-                return jnp.asarray(array)
-            return jax.device_put(array, jax.devices("cpu")[0])
+            # Unlike asarray, this takes an array of a file over where it lies, on CPUs.
+            return jax.device_put(array, None if self.on_device else jax.devices("cpu")[0])
 
         def part(index: Any) -> np.ndarray:
             values = self.names.fill(self.found, path, index, native=self.native)

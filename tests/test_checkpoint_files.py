@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -51,6 +52,25 @@ def test_tensors_are_read_whole_and_by_slices(tmp_path, dtype):
 def test_scalars_are_read(tmp_path):
     write(tmp_path, {"a": np.array(3.0, np.float32)})
     assert opened(tmp_path).tensors["a"].read(...) == 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux' list of maps")
+def test_whole_tensors_leave_no_pages_of_the_file_in_memory(tmp_path):
+    write(tmp_path, {name: np.ones(1_000_000, np.float32) for name in "abcd"})
+    tensors = opened(tmp_path).tensors
+    assert sum(tensor.read(...).sum() for tensor in tensors.values()) == 4_000_000
+    maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
+    ours = [one for one in maps if str(tmp_path) in one]
+    resident = sum(int(kb) for one in ours for kb in re.findall(r"^Rss: +(\d+)", one, flags=re.M))
+    assert ours and resident < 1_000  # of 16,000 kB
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path):
+    write(tmp_path, ONE)
+    tensor = opened(tmp_path).tensors["a"]
+    os.truncate(tmp_path / files.SAFETENSORS, 80)
+    with pytest.raises(CheckpointError, match="was cut while it was read"):
+        tensor.read(...)
 
 
 def test_msgpack_wins_over_safetensors(tmp_path):
