@@ -47,7 +47,8 @@ make() { # resolution: what the ranges name goes down or up, what those need is 
 check() {
     make "$1"
     say "Testing with the $1 versions ($folder/$1.txt)"
-    HFSEQ_TEST_CACHE=$folder/$1-cache "$folder/$1/bin/python" -m pytest -q "${CORE[@]}"
+    HFSEQ_TEST_CACHE=$folder/$1-cache "$folder/$1/bin/python" -m pytest \
+        -n "${WORKERS:-auto}" --dist loadfile -q "${CORE[@]}"
 }
 
 case $which in

@@ -70,6 +70,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--tag", help="a word in the names of what is written, e.g. h200")
     parser.add_argument("--output", type=Path, help="gets benchmarks.md and benchmarks/")
+    parser.add_argument(
+        "--join", action="store_true", help="keep what an earlier run here measured beside it"
+    )
     options = parser.parse_args(arguments)
     unknown = [name for name in options.suites if name not in suites.SUITES]
     if unknown:
@@ -192,6 +195,11 @@ def command(arguments: Sequence[str] | None) -> str:
     return shlex.join(["python", "scripts/benchmarks/run.py", *given])
 
 
+def title(suite: str, tag: str | None) -> str:
+    """Return the name of what is written of a suite."""
+    return f"run_{suite}_{tag}" if tag else f"run_{suite}"
+
+
 def measure(
     name: str, runner: Runner, cases: list[base.Case], head: dict[str, Any]
 ) -> dict[str, Any]:
@@ -209,10 +217,32 @@ def measure(
     rounds = {case.rounds for case in cases}
     counts = f"{min(rounds)}" if len(rounds) == 1 else f"{min(rounds)} to {max(rounds)}"
     return head | {
-        "benchmark": f"run_{name}" + (f"_{head['tag']}" if head["tag"] else ""), "suite": name,
+        "benchmark": title(name, head["tag"]), "suite": name,
         "rounds": f"{ROUNDS}: {counts}", "limits": runner.limits, "rows": rows,
         "remarks": suite.remarks(rows) if hasattr(suite, "remarks") else [], "problems": problems,
     }  # fmt: skip
+
+
+def earlier_run(path: Path, head: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what ``path`` holds of an earlier run, if that was on this machine."""
+    if not path.exists():
+        return None
+    earlier = json.loads(path.read_text(encoding="utf-8"))
+    same = ("cpu", "cores", "versions")
+    if any(earlier["machine"].get(key) != head["machine"].get(key) for key in same):
+        tell(f"--join: {path} comes from another machine or other versions: leave --join out")
+        raise SystemExit(2)
+    return earlier
+
+
+def join(result: dict[str, Any], earlier: dict[str, Any]) -> None:
+    """Put the rows of cases that only an earlier run measured before those of ``result``."""
+    measured = {row["case"] for row in result["rows"]}
+    kept = [row for row in earlier["rows"] if row["case"] not in measured and row["seconds"]]
+    result["rows"] = kept + result["rows"]
+    result["command"] = f"{earlier['command']}, then {result['command']}"
+    limits = earlier["limits"].items() | result["limits"].items()
+    result["limits"] = {name: max(v for n, v in limits if n == name) for name, _ in limits}
 
 
 def publish(result: dict[str, Any], output: Path | None) -> None:
@@ -259,6 +289,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "command": command(arguments), "machine": harness.machine_facts(), "tag": flags.tag,
         "threads": options.threads, "profile": options.profile, "device": options.device,
     }  # fmt: skip
+    before = {}
+    if flags.join and output is not None:
+        files = {name: output / "benchmarks" / f"{title(name, flags.tag)}.json" for name in wanted}
+        found = {name: earlier_run(path, head) for name, path in files.items()}
+        before = {name: earlier for name, earlier in found.items() if earlier}
     failed, ran = False, False
     with tempfile.TemporaryDirectory(prefix="hfseq-benchmarks-") as folder:
         os.environ["TMPDIR"] = folder  # what an ended contestant leaves behind goes with it
@@ -269,6 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runner.suite("limits", chosen("limits", options, None))
         for name, cases in wanted.items():
             result = measure(name, runner, cases, head)
+            if name in before:
+                join(result, before[name])
             publish(result, output)
             failed |= bool(result["problems"])
             ran |= any(row["seconds"] for row in result["rows"])

@@ -251,6 +251,27 @@ def test_weights_that_cannot_be_written_fail_the_rows(tmp_path, inline, fakes, m
     assert [row["status"] for row in rows] == ["failed: no weights: full", "not run: no no_such"]
 
 
+def test_rows_of_an_earlier_run_are_joined_if_it_was_here(tmp_path, capsys):
+    def result(case, seconds, command, limit, cpu="this"):
+        machine = {"cpu": cpu, "cores": 2, "versions": {"jax": "1"}}
+        row = {"case": case, "name": "hfseq", "seconds": seconds}
+        return {"rows": [row], "machine": machine, "command": command, "limits": {"float32": limit}}
+
+    path = tmp_path / "run_train.json"
+    found = result("b", [2.0], "second", 4.0)
+    assert run.earlier_run(path, found) is None
+    earlier = result("a", [1.0], "first", 5.0)
+    earlier["rows"] += [{"case": "b", "name": "hfseq", "seconds": [3.0]}]
+    earlier["rows"] += [{"case": "c", "name": "hfseq", "seconds": []}]  # did not run
+    path.write_text(json.dumps(earlier))
+    run.join(found, run.earlier_run(path, found))
+    assert [(row["case"], row["seconds"]) for row in found["rows"]] == [("a", [1.0]), ("b", [2.0])]
+    assert (found["command"], found["limits"]) == ("first, then second", {"float32": 5.0})
+    with pytest.raises(SystemExit) as stopped:
+        run.earlier_run(path, result("b", [2.0], "third", 4.0, cpu="other"))
+    assert stopped.value.code == 2 and "another machine" in capsys.readouterr().err
+
+
 def test_a_step_may_time_itself(inline, fakes):
     (row,) = harness.run([fake("a", "timed")], rounds=2, warmup=0)
     assert row.seconds == [2.5, 2.5]

@@ -48,6 +48,16 @@ CASES = tuple(
         r"test_v4_suite\.py::test_generate_equals.*\[(sampling with|greedy with|beams).*-bart\]",
         r"test_run\.py::test_a_suite_runs_tiny.*\[(data|scaling|memory)\]",
         r"test_fp8_benchmark\.py::test_a_tiny_run_on_the_cpu",
+        # BERT's heads stay, and of both those that the other leaves out.
+        r"plugins/test_roberta\.py::test_battery\[(Model|ForCausalLM|ForSequenceClassification)\]",
+        r"test_length_penalty\.py::test_beams_that_hold_everything_find_the_best\[gnmt-0\.0\]",
+        r"test_objectives\.py::test_neither_devices.*\[fsdp=2,tensor=2,sequence=2-2-clm\]",
+        r"test_objectives\.py::test_a_resumed_run_is_the_uninterrupted.*\[(denoising|span_mlm)\]",
+        r"test_plan_against_runs\.py::test_bytes_on_a_device.*-span_mlm-adafactor\]",
+        r"test_benchmarks\.py::test_both_sides_step_to_the_same_losses\[bart\]",
+        r"test_compaction\.py::test_results_are_those_of_the_plain_loop\[bart-gnmt\]",
+        r"plugins/test_t5\.py::test_scanned_decoding_with_a_cache_gives_the_full_forward\[True\]",
+        r"test_translator\.py::test_each_translation_is_that_of_generate.*\[greedy\]",
     )
 )
 
