@@ -69,8 +69,8 @@ def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float
     if few == labels.size:
         losses, plain, best, total = found(logits, labels)
     else:
-        parts = logits.reshape(-1, few, logits.shape[-1]), labels.reshape(-1, few)
-        rows = jax.lax.map(lambda part: found(*part), parts)
+        parts = _bits(logits).reshape(-1, few, logits.shape[-1]), labels.reshape(-1, few)
+        rows = jax.lax.map(lambda part: found(_floats(part[0], logits.dtype), part[1]), parts)
         losses, plain, best, total = (leaf.reshape(labels.shape) for leaf in rows)
     return (losses, plain, best), (logits, labels, total)
 
@@ -103,12 +103,25 @@ def _label_losses_backward(smoothing: float, size: int, saved: Any, cotangents: 
 
     def body(number: jax.Array, flat: jax.Array) -> jax.Array:
         start = number * few
-        rows = [jax.lax.dynamic_slice_in_dim(leaf, start, few) for leaf in (flat, *columns)]
-        return jax.lax.dynamic_update_slice_in_dim(flat, change(*rows), start, 0)
+        part, *rows = [jax.lax.dynamic_slice_in_dim(leaf, start, few) for leaf in (flat, *columns)]
+        changed = change(_floats(part, logits.dtype), *rows)
+        return jax.lax.dynamic_update_slice_in_dim(flat, _bits(changed), start, 0)
 
     # The logits turn into their derivative where they lie: there is one array of this size.
-    flat = jax.lax.fori_loop(0, labels.size // few, body, logits.reshape(-1, shape[-1]))
-    return flat.reshape(shape), None
+    flat = jax.lax.fori_loop(0, labels.size // few, body, _bits(logits).reshape(-1, shape[-1]))
+    return _floats(flat, logits.dtype).reshape(shape), None
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """View bfloat16 as integers: in a loop XLA for CPUs widens the whole array each time round.
+
+    The loss of 1,024 x 50,257 logits took 3.9 s of CPU time instead of 0.2.
+    """
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def _floats(x: jax.Array, dtype: Any) -> jax.Array:
+    return x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
 
 
 def _change(

@@ -60,3 +60,15 @@ def test_on_one_cpu_a_few_rows_are_looked_at_together_and_on_several_devices_all
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     assert cross_entropy_module.rows_at_once(logits) == 5
     assert cross_entropy_module.rows_at_once(LOGITS) == 10
+
+
+def test_bfloat16_logits_are_widened_a_few_rows_at_a_time(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(cross_entropy_module, "one_cpu", lambda: True)
+    monkeypatch.setattr(cross_entropy_module, "AT_ONCE", 4000)
+    logits = jax.ShapeDtypeStruct((64, 1000), jnp.bfloat16)
+    labels = jax.ShapeDtypeStruct((64,), jnp.int32)
+    call = jax.jit(jax.grad(lambda x, y: cross_entropy(x, y)[0]))
+    program = call.lower(logits, labels).compile().as_text()
+    assert "f32[4,1000]" in program
+    assert "f32[64,1000]" not in program
