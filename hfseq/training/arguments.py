@@ -73,7 +73,9 @@ class ModelArguments:
     param_dtype: str = option("float32", "Type of the parameters themselves: float32 or bfloat16.")
     trust_remote_code: bool = option(False, "Run model code that a Hub repository carries.")
     gradient_checkpointing: bool = option(
-        False, "Recompute each layer in the backward pass: less memory, about a third more time."
+        False,
+        "Recompute each layer in the backward pass: less memory (on CPUs: with --scan_layers), "
+        "about a third more time.",
     )
     scan_layers: bool = option(
         False, "Stack the layers and scan them: compile time independent of depth."

@@ -158,6 +158,11 @@ def build_model(arguments: Arguments, config: Any, task: str) -> Any:
         **told,
     )
     fp8.advise(made.precision, getattr(config, "hidden_size", None))
+    if model.gradient_checkpointing and not model.scan_layers and jax.default_backend() == "cpu":
+        logger.warning(
+            "--gradient_checkpointing saves little memory on a CPU unless layers are scanned: XLA "
+            "computes them again before it needs them; add --scan_layers"
+        )
     if source:  # what a fine-tuned model inherits: tokens it must not write, its longest output
         made.load_generation_config(source, **_hub_options(arguments))
     return made

@@ -85,7 +85,8 @@ def hfseq_step(
 ) -> harness.Running:  # fmt: skip
     """The step that the training loop compiles, with its objective and optimizer.
 
-    ``remat`` recomputes the layers in the backward pass; ``attention`` is an implementation.
+    ``remat`` recomputes the layers in the backward pass, and scans them: unrolled, XLA for CPUs
+    recomputes them all before it needs them. ``attention`` is an implementation.
     """
     import jax
     import jax.numpy as jnp
@@ -98,13 +99,13 @@ def hfseq_step(
     face = models.hfseq_class(model)
     module = face.from_config(
         config, _do_init=False, precision=precision.precision_for(dtype),
-        gradient_checkpointing=remat, attn_implementation=attention,
+        gradient_checkpointing=remat, scan_layers=remat, attn_implementation=attention,
     )  # fmt: skip
     objective = models.objective(model, config, targets)
     schedule = optax.constant_schedule(ADAMW["lr"])
     optimizer = optimizers.make_optimizer(optimizers.adamw, adamw_flags(), schedule)
     names = tuple(sorted({"loss", "count", *objective.sums}))
-    params = face.from_pretrained(weights, config=config).params
+    params = face.from_pretrained(weights, config=config, scan_layers=remat).params
     make = jax.jit(
         lambda p: state.make_state(p, optimizer, module.extra, state.zero_window(names)),
         donate_argnums=0,
