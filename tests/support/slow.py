@@ -58,6 +58,10 @@ CASES = tuple(
         r"test_compaction\.py::test_results_are_those_of_the_plain_loop\[bart-gnmt\]",
         r"plugins/test_t5\.py::test_scanned_decoding_with_a_cache_gives_the_full_forward\[True\]",
         r"test_translator\.py::test_each_translation_is_that_of_generate.*\[greedy\]",
+        r"plugins/test_roberta\.py::test_battery_with_cross_attention_and_untied_embeddings",
+        r"plugins/test_llama_example\.py::test_battery",
+        r"test_docs_examples\.py::test_the_training_loop_of_the_fp8_guide_learns",
+        r"test_fp8_training\.py::test_(training_follows_bfloat16|a_run_cannot.*\[bfloat16\])",
     )
 )
 
