@@ -42,8 +42,11 @@ def reading(place: str) -> Iterator[None]:
 
 
 def _unreadable(place: str, error: Exception) -> ConfigError:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return ConfigError(f"cannot read the configuration of {place}: {reason[:600]}")
+    return ConfigError(f"cannot read the configuration of {place}: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:600]
 
 
 @contextlib.contextmanager
@@ -59,9 +62,8 @@ def building(place: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, TypeError) and "argument" in str(error):
             raise
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
-            f"the configuration of {place} describes no model: {reason[:600]}"
+            f"the configuration of {place} describes no model: {_reason(error)}"
         ) from error
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from hfseq import json_text
 from hfseq.errors import CheckpointError, UsageError
+from hfseq.whole_files import write_text
 
 logger = logging.getLogger("hfseq.storage")
 
@@ -151,9 +152,7 @@ class Workspace:
 
     def _remember(self, remote_id: str | None) -> None:
         self._id = remote_id
-        temporary = self.path / f"{SYNC}.tmp"
-        temporary.write_text(json.dumps({"id": remote_id, "files": self._synced}))
-        os.replace(temporary, self.path / SYNC)
+        write_text(self.path / SYNC, json.dumps({"id": remote_id, "files": self._synced}))
 
     @property
     def _shown(self) -> str:

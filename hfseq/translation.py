@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hfseq.errors import UsageError
+from hfseq.errors import UsageError, first_line
 from hfseq.generation.lengths import bucket
 from hfseq.translation_stream import LONG_LINES, BadLine, windows
 from hfseq.translation_text import Encoded, SourceEncoder, TargetDecoder, source_limit
@@ -316,8 +316,7 @@ def _options(num_beams: int, wanted: int, given: dict[str, Any]) -> dict[str, An
 
 
 def _describe(error: Exception) -> str:
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"the model failed on it: {first}"
+    return f"the model failed on it: {first_line(error)}"
 
 
 def _join(parts: list[list[Hypothesis]], joints: list[str], count: int) -> list[Hypothesis]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from hfseq.labels import IGNORED
 from hfseq.metrics_classification import Metric, judge, load_metric
 from hfseq.objectives.base import Objective
 from hfseq.objectives.cross_entropy import cross_entropy
+from hfseq.whole_files import write_text
 
 logger = logging.getLogger(__name__)
 
@@ -254,9 +254,7 @@ class Classification(Objective):
         for name, part in parts.items():
             path = folder / f"test_results{task}{f'_{name}' if name else ''}.tsv"
             lines = [f"{number}\t{shown[row]}\n" for number, row in enumerate(part)]
-            temporary = path.with_suffix(".tsv.tmp")
-            temporary.write_text("index\tprediction\n" + "".join(lines), "utf-8")
-            os.replace(temporary, path)
+            write_text(path, "index\tprediction\n" + "".join(lines))
 
     def tokens(self, rows: dict[str, np.ndarray]) -> int:
         """Return how many real tokens the rows hold."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from hfseq.errors import CheckpointError
+from hfseq.errors import CheckpointError, first_line
 from hfseq.training import checksums
 
 logger = logging.getLogger(__name__)
@@ -157,18 +157,16 @@ class Checkpoints:
         return jax.tree.unflatten(tree, leaves)
 
     def _damaged(self, step: int, error: Exception) -> CheckpointError:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return CheckpointError(
-            f"the checkpoint {self.folder / str(step)} cannot be restored ({first}): it is "
-            "damaged, or belongs to another model; give an earlier one with "
+            f"the checkpoint {self.folder / str(step)} cannot be restored ({first_line(error)}): "
+            "it is damaged, or belongs to another model; give an earlier one with "
             "--resume_from_checkpoint, or start anew with --overwrite_output_dir"
         )
 
     def _not_saved(self, step: int, error: Exception) -> CheckpointError:
         kept = self.steps()
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return CheckpointError(
-            f"could not save the checkpoint of step {step} to {self.folder} ({first}); "
+            f"could not save the checkpoint of step {step} to {self.folder} ({first_line(error)}); "
             + (f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no earlier one")
             + ": free some space and run the same command again to go on"
         )

@@ -6,12 +6,12 @@ Orbax notices a file that is cut or absent, but not every changed byte of an arr
 from __future__ import annotations
 
 import json
-import os
 import threading
 import zlib
 from pathlib import Path
 
 from hfseq import json_text
+from hfseq.whole_files import write_text
 
 FILE = "checksums.json"
 CHUNK = 1 << 22
@@ -21,9 +21,7 @@ INTERVAL = 0.05  # seconds between two looks for a checkpoint that is being writ
 def write(folder: Path) -> None:
     """Note size and CRC-32 of every file in ``folder``, which is complete."""
     sums = {name: _sum(folder / name) for name in _names(folder)}
-    temporary = folder / f"{FILE}.tmp"
-    temporary.write_text(json.dumps(sums))
-    os.replace(temporary, folder / FILE)
+    write_text(folder / FILE, json.dumps(sums))
 
 
 def problem(folder: Path) -> str:

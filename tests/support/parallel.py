@@ -112,9 +112,7 @@ def compiled(name: str, task: str, mesh: str | None, sequence_parallel: bool = F
         return sum(jnp.sin(3 * x).mean() for x in leaves)
 
     step = jax.jit(jax.value_and_grad(loss), **options)
-    # Half of the time to compile; the exchange between devices is the same.
-    quick = {"xla_backend_optimization_level": 0}
-    return model, layout, step.lower(params, inputs(model, task)).compile(quick)
+    return model, layout, step.lower(params, inputs(model, task)).compile()
 
 
 def run(name: str, task: str, mesh: str | None, sequence_parallel: bool = False) -> Any:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.plugins.vq_transformer.vq_cases import model, quick, variables
+from tests.plugins.vq_transformer.vq_cases import model, variables
 
 LENGTH = 12
 FEW = [
@@ -46,7 +46,7 @@ def jacobian(made, segments=None):
         output, _ = made(tokens, params=given, extra=extra, segment_ids=segments)
         return output.logits[0] @ weights
 
-    found = quick(jax.jacrev(logits))(jnp.asarray(params["model"]["embed_tokens"]["embedding"]))
+    found = jax.jit(jax.jacrev(logits))(jnp.asarray(params["model"]["embed_tokens"]["embedding"]))
     return np.abs(found[:, :LENGTH]).max(-1)
 
 

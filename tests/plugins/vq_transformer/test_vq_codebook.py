@@ -17,7 +17,6 @@ from tests.plugins.vq_transformer.vq_cases import (
     attentions,
     ids,
     model,
-    quick,
     statistics,
     variables,
 )
@@ -92,7 +91,7 @@ def test_averages_move_once_a_step_over_all_its_micro_batches():
     params, extra = variables(made)
     tokens, mask = ids(4, 8), np.ones((4, 8), np.int32)
     mask[3, 5:] = 0
-    call = quick(
+    call = jax.jit(
         lambda rows, counted, extra: made(
             rows, params=params, train=True, extra=extra, code_mask=counted
         )
@@ -120,7 +119,7 @@ def test_statistics_do_not_depend_on_the_blocks():
     for block in (2, 5):
         made = model("mqa", block_size=block)
         params, extra = variables(made)
-        after = quick(
+        after = jax.jit(
             lambda made=made, params=params, extra=extra: made(
                 ids(2, 9), params=params, train=True, extra=extra
             )[1]
@@ -171,7 +170,7 @@ def test_counts_of_a_long_text_stay_exact_in_bfloat16(count):
         output, _ = made(token[None, None], params=params, extra=extra, past_key_values=state)
         return output.past_key_values, output.logits
 
-    state, logits = quick(functools.partial(jax.lax.scan, step))(state, jnp.asarray(ids(1, 9)[0]))
+    state, logits = jax.jit(functools.partial(jax.lax.scan, step))(state, jnp.asarray(ids(1, 9)[0]))
     assert attentions(state)[0]["cache_count"].item() == count + 9
     assert attentions(state)[0]["position"].item() == count + 11
     assert np.isfinite(np.asarray(logits, np.float32)).all()

@@ -9,7 +9,7 @@ import pytest
 
 from hfseq import trees
 from tests.plugins.vq_transformer import vq_oracle as oracle
-from tests.plugins.vq_transformer.vq_cases import apart, ids, model, quick, token_losses, variables
+from tests.plugins.vq_transformer.vq_cases import apart, ids, model, token_losses, variables
 
 
 def far(book):
@@ -53,7 +53,7 @@ def test_values_and_gradients_are_finite_and_right(case):
         own = token_losses(output.logits, tokens).mean() + output.auxiliary_loss
         return own, (output, made.settle_extra(after))
 
-    (value, (output, after)), slopes = quick(jax.value_and_grad(loss, has_aux=True))(params)
+    (value, (output, after)), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     for path, leaf in trees.flatten({"p": slopes, "e": after, "s": output.past_key_values}).items():
         assert np.isfinite(leaf).all(), trees.join(path)
     wanted = oracle.evaluate(made.config, params, extra["codebook"], tokens)
@@ -73,7 +73,7 @@ def test_rows_without_any_token_are_finite():
         )  # fmt: skip
         return output.logits[0].sum() + output.auxiliary_loss, (output.past_key_values, after)
 
-    (value, rest), slopes = quick(jax.value_and_grad(loss, has_aux=True))(params)
+    (value, rest), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     assert np.isfinite(value)
     for leaf in jax.tree.leaves((rest, slopes)):
         assert np.isfinite(leaf).all()

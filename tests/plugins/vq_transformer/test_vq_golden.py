@@ -20,7 +20,6 @@ from tests.plugins.vq_transformer.vq_cases import (
     apart,
     assert_gradients_close,
     attentions,
-    quick,
     statistics,
     token_losses,
 )
@@ -56,7 +55,7 @@ def evaluate(golden, case, **changes):
         each = batch["loss_mask"] * token_losses(output.logits, batch["targets"])
         return each.mean() + output.auxiliary_loss / size, (each.mean(), output, extra)
 
-    return quick(jax.value_and_grad(loss, has_aux=True))(reference.params)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(reference.params)
 
 
 def evaluated(golden, case):
@@ -183,7 +182,7 @@ def test_one_token_after_the_other(golden, case):
         return output.past_key_values, output.logits[:, 0]
 
     ids = jnp.asarray(golden["common/inputs"]).T
-    state, logits = quick(functools.partial(jax.lax.scan, step))(model.init_cache(2, 0), ids)
+    state, logits = jax.jit(functools.partial(jax.lax.scan, step))(model.init_cache(2, 0), ids)
     assert apart(*wanted_logits(golden, case, jnp.moveaxis(logits, 0, 1))) <= 2e-5
     if case.startswith("main"):
         check_state(golden, case, state)

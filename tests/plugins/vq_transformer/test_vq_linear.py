@@ -18,7 +18,6 @@ from tests.plugins.vq_transformer.vq_cases import (
     assert_gradients_close,
     ids,
     model,
-    quick,
     statistics,
     token_losses,
     variables,
@@ -50,7 +49,7 @@ def everything(head, block, window, length, **changes):
             )  # fmt: skip
             return weigh(result.logits, place["length"]) + result.commitment, result
 
-        ORACLES[key] = params, extra, quick(jax.value_and_grad(objective, has_aux=True))
+        ORACLES[key] = params, extra, jax.jit(jax.value_and_grad(objective, has_aux=True))
     params, extra, call = ORACLES[key]
     with jax.enable_x64(True):
         place = {"block": block, "window": window, "length": length}
@@ -78,9 +77,9 @@ def check(head, reduction, block, window, length, gradients=True, **changes):
 
     call = jax.value_and_grad(objective, has_aux=True) if gradients else None
     if call is None:
-        output, after = quick(lambda p: objective(p)[1])(params)
+        output, after = jax.jit(lambda p: objective(p)[1])(params)
     else:
-        (_, (output, after)), found = quick(call)(params)
+        (_, (output, after)), found = jax.jit(call)(params)
         assert_gradients_close(found, slopes, 1e-5)
     scale = max(1.0, float(np.abs(wanted.logits).max()))
     assert apart(output.logits, wanted.logits[:, :length]) <= 1e-5 * scale
@@ -119,7 +118,7 @@ def test_quadratic_evaluation_has_the_gradients_of_the_blocks(window, block):
         scaled = output.auxiliary_loss / chosen.config.commitment_cost
         return weigh(output.logits, LENGTH) + scaled, output
 
-    (_, output), found = quick(jax.value_and_grad(objective, has_aux=True))(params)
+    (_, output), found = jax.jit(jax.value_and_grad(objective, has_aux=True))(params)
     scale = max(1.0, float(np.abs(wanted.logits).max()))
     assert apart(output.logits, wanted.logits) <= 1e-5 * scale
     assert_gradients_close(found, slopes, 1e-5)
@@ -135,7 +134,7 @@ def test_reductions_agree():
         output = chosen(tokens, params=params, extra=extra)[0]
         return token_losses(output.logits, tokens[:, ::-1]).mean()
 
-    call = quick(lambda p: [jax.value_and_grad(loss)(p, name) for name in REDUCTIONS])
+    call = jax.jit(lambda p: [jax.value_and_grad(loss)(p, name) for name in REDUCTIONS])
     # Weights and residuals in float64: what is left is what the reductions themselves round.
     with jax.enable_x64(True):
         params, extra = oracle.float64(params), oracle.float64(extra)

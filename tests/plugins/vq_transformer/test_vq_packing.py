@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,7 +11,6 @@ from tests.plugins.vq_transformer.vq_cases import (
     apart,
     ids,
     model,
-    quick,
     statistics,
     variables,
 )
@@ -31,7 +31,7 @@ def caller(kind):
         )
         return output.logits, after, output.auxiliary_loss
 
-    return quick(call)
+    return jax.jit(call)
 
 
 def hiding():

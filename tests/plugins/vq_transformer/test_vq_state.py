@@ -16,7 +16,6 @@ from tests.plugins.vq_transformer.vq_cases import (
     attentions,
     ids,
     model,
-    quick,
     statistics,
     variables,
 )
@@ -37,7 +36,7 @@ def chosen(head="gqa", reduction="recurrent", **changes):
         )
         return output.logits, output.past_key_values
 
-    return made, params, extra, quick(call)
+    return made, params, extra, jax.jit(call)
 
 
 @functools.cache
@@ -111,7 +110,7 @@ def test_hidden_tokens_are_in_no_statistics():
     made, params, extra, _ = chosen()
     mask = np.ones((3, LENGTH), np.int32)
     mask[0, :4], mask[1, -4:] = 0, 0
-    call = quick(
+    call = jax.jit(
         lambda counted: made(
             TOKENS, mask, params=params, train=True, extra=extra, code_mask=counted
         )  # fmt: skip
@@ -170,7 +169,7 @@ def test_packed_documents_do_not_see_each_other(reduction):
     made = model("mqa", reduction=reduction, block_size=BLOCK, window_size=2)
     params, extra = variables(made)
     segments = np.array([[1] * 6 + [2] * 7, [1] * 3 + [2] * 2 + [3] * 6 + [0] * 2], np.int32)
-    call = quick(lambda tokens: made(tokens, params=params, extra=extra, segment_ids=segments)[0])
+    call = jax.jit(lambda tokens: made(tokens, params=params, extra=extra, segment_ids=segments)[0])
     wanted = oracle.evaluate(made.config, params, extra["codebook"], TOKENS[:2], segments=segments)
     real = segments > 0
     found = np.asarray(call(TOKENS[:2]).logits)

@@ -23,7 +23,6 @@ from tests.plugins.vq_transformer.vq_cases import (
     config,
     ids,
     model,
-    quick,
     statistics,
     token_losses,
     variables,
@@ -67,7 +66,7 @@ def golden_run(golden):
         commitment = output.auxiliary_loss / size
         return own + commitment, (own, commitment / cost, extra, output.past_key_values)
 
-    @quick
+    @jax.jit
     def update(params, memory, extra, state, batch):
         (_, found), slopes = jax.value_and_grad(loss, has_aux=True)(params, extra, state, batch)
         own, commitment, extra, state = found
@@ -90,7 +89,7 @@ def golden_run(golden):
             after.append((params, extra))
             losses.append([float(value) for value in found])
     inputs, targets, mask = (golden[f"train/{n}"][1] for n in ("inputs", "targets", "loss_mask"))
-    output, _ = quick(lambda p, e: made(inputs, params=p, extra=e))(params, extra)
+    output, _ = jax.jit(lambda p, e: made(inputs, params=p, extra=e))(params, extra)
     return after, np.array(losses), float((mask * token_losses(output.logits, targets)).mean())
 
 
@@ -143,8 +142,8 @@ def test_scanned_layers_train_as_the_loop_does():
         changes, _ = optimizer.update(slopes, optimizer.init(params), params)
         return value, optax.apply_updates(params, changes), made.settle_extra(after), state
 
-    one = quick(functools.partial(step, loop))(params, extra)
-    two = quick(functools.partial(step, scan))(
+    one = jax.jit(functools.partial(step, loop))(params, extra)
+    two = jax.jit(functools.partial(step, scan))(
         stacked(params), {"codebook": stacked(extra["codebook"])}
     )
     assert float(one[0]) == pytest.approx(float(two[0]), rel=1e-6)
@@ -188,7 +187,7 @@ def test_hidden_rows_change_neither_loss_nor_gradients():
         return total / count
 
     found = [
-        quick(jax.value_and_grad(loss))(params, part)
+        jax.jit(jax.value_and_grad(loss))(params, part)
         for part in (batch, {name: leaf[:2] for name, leaf in batch.items()})
     ]
     assert float(found[0][0]) == pytest.approx(float(found[1][0]), rel=1e-6)
@@ -210,7 +209,7 @@ def dropping(**rates):
         )  # fmt: skip
         return output.logits, output.past_key_values
 
-    return made, quick(call)
+    return made, jax.jit(call)
 
 
 def keys_of(number, rows=2, steady=None):
@@ -327,7 +326,7 @@ def test_gradients_with_rematerialised_layers_are_the_same():
             output, after = made(ids(2, 6), params=params, extra=extra, train=True)
             return jnp.square(output.logits).mean() + output.auxiliary_loss, after
 
-        found.append(quick(jax.value_and_grad(loss, has_aux=True))(params))
+        found.append(jax.jit(jax.value_and_grad(loss, has_aux=True))(params))
     assert_gradients_close(found[1][1], found[0][1], 1e-6)
     for name in ("new_sums", "new_counts"):
         ours, theirs = (statistics(after, name) for (_, after), _ in found)

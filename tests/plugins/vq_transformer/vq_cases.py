@@ -5,7 +5,6 @@ The golden file holds numbers of the public reference; ``vq_golden.md`` beside i
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -29,8 +28,6 @@ HEADS: dict[str, dict[str, Any]] = {
     "mqa": {"head_type": "mqa", "tie_word_embeddings": True, "logit_scale": 0.5},
     "gqa": {"head_type": "gqa", "num_attention_heads": 4, "num_key_value_heads": 2},
 }
-# Compiling takes most of these tests' time, running next to none.
-quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 REDUCTIONS = ("recurrent", "serial", "matmul", "associative_scan")
 
 

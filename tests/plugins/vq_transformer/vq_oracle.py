@@ -7,7 +7,6 @@ of the query's block pass on (Lingle, 2024, arXiv 2309.16354).
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 GATED = ("shga", "mhga")
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 class Module(NamedTuple):
@@ -233,7 +231,7 @@ def evaluate(config: Any, params: Any, codebook: Any, ids: Any, **given: Any) ->
     """Run the model in float64 and return NumPy arrays; arguments as :func:`run` has them."""
     with jax.enable_x64(True):
         arrays = float64(given)
-        call = jit(lambda p, c, i, more: run(config, p, c, i, **more))
+        call = jax.jit(lambda p, c, i, more: run(config, p, c, i, **more))
         result = call(float64(params), float64(codebook), jnp.asarray(ids), arrays)
         return jax.tree.map(np.asarray, result)
 
@@ -251,7 +249,7 @@ def objective(config: Any, params: Any, codebook: Any, batch: Any, **given: Any)
 def gradients(config: Any, params: Any, codebook: Any, batch: Any, **given: Any) -> Any:
     """Return ((loss, (token loss, result)), gradient of every parameter) in float64."""
     with jax.enable_x64(True):
-        call = jit(
+        call = jax.jit(
             jax.value_and_grad(
                 lambda p, c, b, more: objective(config, p, c, b, **more), has_aux=True
             )
