@@ -16,7 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hfseq.errors import run_command
+from hfseq.training import script
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 
@@ -51,4 +51,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug="--debug" in sys.argv))
+    sys.exit(script.run(main))

@@ -13,7 +13,7 @@ both precisions run in turn, and the outputs are compared. No XLA_FLAGS are need
 import sys
 from pathlib import Path
 
-from hfseq.errors import run_command
+from hfseq.training import script
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 
@@ -33,4 +33,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug="--debug" in sys.argv, messages=True))
+    sys.exit(script.run(main))

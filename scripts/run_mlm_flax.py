@@ -16,7 +16,7 @@ Run the same command again and a run that was stopped goes on where its last che
 
 import sys
 
-from hfseq.errors import run_command
+from hfseq.training import script
 
 
 def main() -> int:
@@ -32,4 +32,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug="--debug" in sys.argv, messages=True))
+    sys.exit(script.run(main))

@@ -31,7 +31,7 @@ Run the same command again and a run that was stopped goes on where its last che
 import sys
 from collections.abc import Sequence
 
-from hfseq.errors import run_command
+from hfseq.training import script
 
 OBJECTIVE = "translation"
 DATA = ("--dataset_name", "--train_file", "--validation_file", "--test_file")
@@ -69,4 +69,4 @@ def with_demonstration(argv: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug="--debug" in sys.argv, messages=True))
+    sys.exit(script.run(main))

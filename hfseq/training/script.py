@@ -1,0 +1,68 @@
+"""What every training script does around its own work: huge pages, messages, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hfseq.errors import run_command
+
+#: Where Linux says which memory may lie in pages of 2 MB: all, what asks for it, or none.
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+TUNABLE = "glibc.malloc.hugetlb"
+
+
+def run(main: Callable[[], int | None]) -> int:
+    """Run ``main`` as a program of its own; returns its exit code.
+
+    On Linux the program may begin anew, as the same process, to ask for huge pages: before jax is
+    imported, and only if nothing but it runs here.
+    """
+    environment = with_huge_pages(os.environ)
+    if environment is not None and is_whole_program(sys.argv, sys.orig_argv):
+        with contextlib.suppress(OSError):  # then it goes on as it is
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    return run_command(main, debug="--debug" in sys.argv, messages=True)
+
+
+def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """Return ``environ`` with glibc told to ask for huge pages, or None if it is of no use.
+
+    A step on a CPU gives its large arrays back to the system, and those of the next one fault in
+    again page by page: a fifth of the time of a small model. Only the environment that a process
+    starts with can tell glibc (2.35 and later). A choice of the user's own, also
+    ``glibc.malloc.hugetlb=0``, is left alone, and so is another allocator.
+    """
+    chosen = environ.get("GLIBC_TUNABLES", "")
+    if TUNABLE in chosen or environ.get("LD_PRELOAD") or not _glibc_can():
+        return None
+    try:
+        if "[madvise]" not in HUGE_PAGES.read_text():
+            return None
+    except OSError:
+        return None
+    return {**environ, "GLIBC_TUNABLES": ":".join(filter(None, (chosen, f"{TUNABLE}=1")))}
+
+
+def is_whole_program(argv: Sequence[str], started_with: Sequence[str]) -> bool:
+    """Tell whether Python was started for this script, and neither debugged nor profiled.
+
+    Under a test, in a notebook or by ``runpy`` the words that Python was started with are others.
+    """
+    own = bool(sys.executable) and list(started_with[-len(argv) :]) == list(argv)
+    return own and sys.gettrace() is None and sys.getprofile() is None
+
+
+def _glibc_can() -> bool:
+    name, version = platform.libc_ver()
+    if name != "glibc":
+        return False
+    try:
+        major, minor = (int(part) for part in version.split(".")[:2])
+    except ValueError:
+        return False
+    return (major, minor) >= (2, 35)

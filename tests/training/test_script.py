@@ -1,0 +1,109 @@
+"""What a training script does before its work: it begins anew where huge pages are to be had."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hfseq.training import script
+
+PROGRAM = """
+import os, sys
+from hfseq.training import script
+
+def main():
+    assert "jax" not in sys.modules
+    print(os.getpid(), os.environ.get("GLIBC_TUNABLES"), sys.argv[1:])
+
+if __name__ == "__main__":
+    script.HUGE_PAGES = script.Path(os.environ["ENABLED"])
+    script._glibc_can = lambda: True
+    sys.exit(script.run(main))
+"""
+
+
+@pytest.fixture
+def enabled(tmp_path, monkeypatch):
+    """A file that says ``madvise``, as Linux has it, and a glibc that is new enough."""
+    path = tmp_path / "enabled"
+    path.write_text("always [madvise] never\n")
+    monkeypatch.setattr(script, "HUGE_PAGES", path)
+    monkeypatch.setattr(script, "_glibc_can", lambda: True)
+    return path
+
+
+def run(tmp_path, enabled, *before, **environ):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    kept = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", "LD_PRELOAD")}
+    process = subprocess.Popen(
+        [sys.executable, *before, str(program), "--name", "a b"],
+        env={**kept, "ENABLED": str(enabled), **environ}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return process.pid, out.strip()
+
+
+def test_a_script_begins_anew_as_the_same_process_with_the_same_words(tmp_path, enabled):
+    pid, out = run(tmp_path, enabled)
+    assert out == f"{pid} glibc.malloc.hugetlb=1 ['--name', 'a b']"
+    pid, out = run(tmp_path, enabled, "-X", "utf8", "-W", "error")
+    assert out == f"{pid} glibc.malloc.hugetlb=1 ['--name', 'a b']"
+
+
+@pytest.mark.parametrize("choice", ["glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=2"])
+def test_a_choice_of_the_user_is_left_alone(tmp_path, enabled, choice):
+    _, out = run(tmp_path, enabled, GLIBC_TUNABLES=choice)
+    assert choice in out
+    assert script.with_huge_pages({"GLIBC_TUNABLES": choice}) is None
+
+
+def test_a_profiled_script_goes_on_as_it_is(tmp_path, enabled):
+    _, out = run(tmp_path, enabled, "-m", "cProfile", "-s", "time")
+    assert " None ['--name', 'a b']" in out
+
+
+def test_other_tunables_are_kept(enabled):
+    environ = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1", "HOME": "/"}
+    assert script.with_huge_pages(environ) == {
+        "GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1",
+        "HOME": "/",
+    }
+
+
+@pytest.mark.parametrize("text", ["[always] madvise never\n", "always madvise [never]\n"])
+def test_nothing_is_asked_for_where_all_memory_has_huge_pages_or_none(enabled, text):
+    enabled.write_text(text)
+    assert script.with_huge_pages({}) is None
+    enabled.unlink()
+    assert script.with_huge_pages({}) is None
+
+
+def test_another_allocator_is_left_alone(enabled):
+    assert script.with_huge_pages({"LD_PRELOAD": "/usr/lib/libtcmalloc.so.4"}) is None
+    assert script.with_huge_pages({}) == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+@pytest.mark.parametrize(
+    ("found", "able"),
+    [
+        (("glibc", "2.35"), True),
+        (("glibc", "2.41.1"), True),
+        (("glibc", "3.0"), True),
+        (("glibc", "2.34"), False),
+        (("glibc", "unknown"), False),
+        (("", ""), False),
+    ],
+)
+def test_only_a_glibc_that_knows_the_tunable_is_asked(monkeypatch, found, able):
+    monkeypatch.setattr("platform.libc_ver", lambda: found)
+    assert script._glibc_can() is able
+
+
+def test_only_a_program_of_its_own_begins_anew():
+    assert script.is_whole_program(["run.py", "--a"], ["python", "-X", "dev", "run.py", "--a"])
+    assert not script.is_whole_program(["run.py", "--a"], ["python", "-m", "pytest", "tests"])
+    assert not script.is_whole_program(["run.py"], ["python", "-m", "ipykernel_launcher", "-f"])
