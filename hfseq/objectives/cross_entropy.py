@@ -69,8 +69,15 @@ def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float
     if few == labels.size:
         losses, plain, best, total = found(logits, labels)
     else:
-        parts = _bits(logits).reshape(-1, few, logits.shape[-1]), labels.reshape(-1, few)
-        rows = jax.lax.map(lambda part: found(_floats(part[0], logits.dtype), part[1]), parts)
+        # Of the shape that the way back takes, so that what made the logits is computed once.
+        flat = _bits(logits).reshape(-1, logits.shape[-1])
+
+        def part(given: tuple[jax.Array, jax.Array]) -> Any:
+            start, own = given
+            rows = jax.lax.dynamic_slice_in_dim(flat, start, few)
+            return found(_floats(rows, logits.dtype), own)
+
+        rows = jax.lax.map(part, (jnp.arange(0, labels.size, few), labels.reshape(-1, few)))
         losses, plain, best, total = (leaf.reshape(labels.shape) for leaf in rows)
     return (losses, plain, best), (logits, labels, total)
 

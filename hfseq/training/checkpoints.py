@@ -172,18 +172,26 @@ class Checkpoints:
         )
 
 
+@functools.cache  # hooks are the process's
 def _quiet_late_callbacks() -> None:
     """Keep tensorstore from printing a traceback a file when a save has failed already.
 
     Its threads report to an event loop that orbax has closed by then; the failure itself is raised.
     """
-    previous = sys.excepthook
+    raised, ignored = sys.excepthook, sys.unraisablehook  # it comes by either
 
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if kind is not RuntimeError or str(error) != "Event loop is closed":
-            previous(kind, error, trace)
+    def late(error: BaseException | None) -> bool:
+        return type(error) is RuntimeError and str(error) == "Event loop is closed"
 
-    sys.excepthook = hook
+    def on_raised(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if not late(error):
+            raised(kind, error, trace)
+
+    def on_ignored(found: Any) -> None:
+        if not late(found.exc_value):
+            ignored(found)
+
+    sys.excepthook, sys.unraisablehook = on_raised, on_ignored
 
 
 def set_damaged_aside(output_dir: Path) -> None:

@@ -77,7 +77,12 @@ class EventFile:
         self._file = AppendFile(
             directory / f"events.out.tfevents.{time.time_ns() // 1000}.{host}.{os.getpid()}"
         )
-        self._event(_text(3, "brain.Event:2"))
+        try:
+            self._event(_text(3, "brain.Event:2"))
+        except OSError:  # it will be tried again, with another file
+            self._file.close()
+            self._file.path.unlink(missing_ok=True)
+            raise
 
     def restart(self, step: int) -> None:
         """Make readers forget what earlier files of this directory say from ``step`` on."""

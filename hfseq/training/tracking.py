@@ -293,9 +293,12 @@ class TensorBoardTracker:
 
     def close(self) -> None:
         """Say how the run ended, and close the event file."""
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             if self._config:  # called while an error is on its way, too
                 self._file.end_of_session(FAILURE if sys.exc_info()[0] else SUCCESS)
+        finally:
             self._file.close()
 
 

@@ -69,6 +69,9 @@ def compare(
     switch_dropout_off(arguments, objective)
     loop, ours = train_hfseq(arguments, objective, devices)
     theirs = [train_torch(loop, seed) for seed in seeds]
+    with tempfile.TemporaryDirectory() as again:  # machines get faster and slower: time both ends
+        arguments.training.output_dir = again
+        times = [ours.step_seconds, train_hfseq(arguments, objective, devices)[1].step_seconds]
     folder = Path(loop.folder)
     result = {
         "benchmark": "compare_pytorch_training", "objective": objective,
@@ -76,7 +79,7 @@ def compare(
         "model": type(loop.model).__name__, "steps": len(ours.losses),
         "batch_size": loop.batch_size, "machine": machine_facts(),
         "final_loss_is": "eval_loss" if ours.eval_loss is not None else "train_loss",
-        **verdict(ours, theirs, parity_steps), **speed(loop, ours, theirs),
+        **verdict(ours, theirs, parity_steps), **speed(loop, times, theirs),
         "hfseq": ours.as_dict(), "pytorch": [other.as_dict() for other in theirs],
     }  # fmt: skip
     write_json(folder / "pytorch_comparison.json", result)
@@ -105,17 +108,20 @@ def verdict(ours: Trained, theirs: Sequence[Trained], parity_steps: int) -> dict
     }  # fmt: skip
 
 
-def speed(loop: Loop, ours: Trained, theirs: Sequence[Trained]) -> dict[str, Any]:
-    """Return tokens a second, real ones, from the median step of each, and their ratio."""
+def speed(loop: Loop, times: Sequence[float], theirs: Sequence[Trained]) -> dict[str, Any]:
+    """Return tokens a second, real ones, from the median step of each, and their ratio.
+
+    ``times`` are those of hfseq before and after PyTorch's.
+    """
     tokens = loop.progress.tokens_seen / max(loop.progress.step, 1)
     other = float(np.median([trained.step_seconds for trained in theirs]))
-    if not (other and ours.step_seconds):  # too few steps to time
+    own = float(np.mean(times))
+    if not (other and own):  # too few steps to time
         return {}
     return {
-        "tokens_per_second": tokens / ours.step_seconds,
-        "pytorch_tokens_per_second": tokens / other,
-        "speed_ratio": other / ours.step_seconds,
-    }
+        "step_seconds": times, "tokens_per_second": tokens / own,
+        "pytorch_tokens_per_second": tokens / other, "speed_ratio": other / own,
+    }  # fmt: skip
 
 
 def median_step(moments: Sequence[float]) -> float:

@@ -223,6 +223,35 @@ def test_tensorboard_does_not_need_torch_or_tensorboardx(tmp_path: Path) -> None
 # Faults
 
 
+def open_files(directory: Path) -> list[str]:
+    links = [Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    return [str(link.readlink()) for link in links if link.is_symlink()
+            and str(link.readlink()).startswith(str(directory))]  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_a_full_disk_leaves_no_files_open_and_no_empty_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tracker,) = make_trackers(["tensorboard"], tmp_path, None, {"learning_rate": 1e-3})
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(event_file.os, "write", full)
+        for step in range(5):  # each tries again
+            tracker.log({"train_loss": 1.0}, step)
+        assert open_files(tmp_path) == []
+        assert list(tmp_path.rglob("*tfevents*")) == []
+    tracker.log({"train_loss": 1.0}, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(event_file.os, "write", full)
+        tracker.close()
+    assert open_files(tmp_path) == []
+    assert len(list(tmp_path.rglob("*tfevents*"))) == 1
+
+
 @pytest.mark.parametrize("name", ["jsonl", "tensorboard"])
 def test_full_disk_is_one_warning_and_the_file_stays_readable(
     name: str,
