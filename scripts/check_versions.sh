@@ -19,7 +19,8 @@ CORE=(
     tests/test_auto.py tests/test_hub.py tests/test_storage.py tests/test_plots.py
     tests/test_metrics.py tests/data/test_sources.py tests/data/test_store.py
     tests/data/test_tokenization.py tests/data/test_tokenizers.py tests/data/test_parallel.py
-    tests/training/test_tracking.py tests/training/test_loop.py tests/plugins/test_bert.py
+    tests/training/test_tracking.py tests/training/test_loop.py tests/training/test_optimizers.py
+    tests/plugins/test_bert.py
     tests/generation/test_generate.py
 )
 

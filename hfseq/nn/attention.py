@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from hfseq.nn.blocked_attention import blocked_attention, worthwhile
+from hfseq.nn.direct_attention import direct_attention, suits
 from hfseq.nn.layers import dropout
 from hfseq.nn.random import Keys
 from hfseq.nn.reductions import batched_dot
@@ -92,9 +93,10 @@ def attend(
         product = current_options().attention
         return product(query, key, value, bias=bias, mask=mask, scale=scale, is_causal=causal), None
     whole = return_weights or head_mask is not None or rngs is None or dropout_rate >= 1
-    if rngs is not None and not whole and worthwhile(query, key, mask, bias):
+    fast = None if whole else _on_one_cpu(query, key, value, mask, bias)
+    if rngs is not None and fast is not None:
         shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
-        return blocked_attention(
+        return fast(
             query, key, value, mask=mask, bias=bias, causal=causal, scale=_scale(scale, query),
             rate=dropout_rate, drawn=rngs.draw(shape),
         ), None  # fmt: skip
@@ -166,8 +168,9 @@ def xla_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -
         return few_queries_attention(query, key, value, *args, **kwargs)
     if not args and kwargs.keys() <= _PLAIN_OPTIONS:
         mask, bias = kwargs.get("mask"), kwargs.get("bias")
-        if query.ndim == 4 and worthwhile(query, key, mask, bias):
-            return blocked_attention(
+        fast = _on_one_cpu(query, key, value, mask, bias) if query.ndim == 4 else None
+        if fast is not None:
+            return fast(
                 query, key, value, mask=mask, bias=bias, causal=kwargs.get("is_causal", False),
                 scale=_scale(kwargs.get("scale"), query),
             )  # fmt: skip
@@ -175,6 +178,13 @@ def xla_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -
     if half and kwargs.keys() <= _PLAIN_OPTIONS:
         return eager_attention(query, key, value, *args, **kwargs)
     return jax.nn.dot_product_attention(query, key, value, *args, implementation="xla", **kwargs)
+
+
+def _on_one_cpu(query: Any, key: Any, value: Any, mask: Any, bias: Any) -> Any:
+    """Return the attention that is fastest on one CPU alone, if there is one for these."""
+    if worthwhile(query, key, mask, bias):
+        return blocked_attention
+    return direct_attention if suits(query, key, value, mask, bias) else None
 
 
 def _is_decoding_on_cpu(query: Any, key: Any, args: Any, kwargs: Any) -> bool:

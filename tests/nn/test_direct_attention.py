@@ -1,0 +1,85 @@
+"""Attention with its own derivative gives what automatic differentiation gives."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hfseq.nn import attention, direct_attention
+from tests.support.attention_cases import BATCH, HEADS, LENGTH, OPTIONS, arrays, results
+
+
+@pytest.fixture
+def directly(monkeypatch):
+    """One CPU alone, as it is outside of the tests."""
+    monkeypatch.setattr(direct_attention, "one_cpu", lambda: True)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3], ids=["kept", "dropped"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_values_and_derivatives_equal_the_explicit_form(name, rate, request):
+    explicit = results(OPTIONS[name], arrays(), rate, per_row=True)
+    request.getfixturevalue("directly")
+    direct = results(OPTIONS[name], arrays(), rate, per_row=True)
+    for ours, theirs in zip(direct, explicit, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6 * max(1.0, float(abs(theirs).max())))
+
+
+@pytest.mark.parametrize("shape", [(BATCH, HEADS), (BATCH, 1), (1, 1)])
+def test_a_bias_that_is_repeated_gets_the_sum_of_its_derivatives(shape, request):
+    bias = jax.random.normal(jax.random.key(4), (*shape, LENGTH, LENGTH))
+    explicit = results({"bias": bias}, arrays(), 0.3, per_row=False)
+    request.getfixturevalue("directly")
+    direct = results({"bias": bias}, arrays(), 0.3, per_row=False)
+    assert direct[-1].shape == bias.shape
+    for ours, theirs in zip(direct, explicit, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_derivatives_are_those_of_numpy_in_float64(directly):
+    """One head without options, against the formulas of the softmax's derivative."""
+    q, k, v, g = (np.asarray(leaf[:1, :, :1], np.float64)[0, :, 0] for leaf in arrays())
+    weights = np.exp(q @ k.T / q.shape[1] ** 0.5)
+    weights /= weights.sum(1, keepdims=True)
+    change = weights * (g @ v.T - ((g @ v.T) * weights).sum(1, keepdims=True)) / q.shape[1] ** 0.5
+    inputs = tuple(leaf[:1, :, :1] for leaf in arrays())
+    mixed, *found = results({}, inputs, 0.0, per_row=False)
+    for ours, wanted in zip(
+        (mixed, *found), (weights @ v, change @ k, change.T @ q, weights.T @ g), strict=True
+    ):
+        np.testing.assert_allclose(ours[0, :, 0], wanted, atol=2e-6)
+
+
+def test_another_number_of_keys(request):
+    inputs = arrays(keys=6)
+    explicit = results({}, inputs, 0.0, per_row=True)
+    request.getfixturevalue("directly")
+    for ours, theirs in zip(results({}, inputs, 0.0, per_row=True), explicit, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
+def test_only_alike_heads_in_float32_on_one_cpu_suit(monkeypatch):
+    query, key, value, _ = arrays()
+    assert not direct_attention.suits(query, key, value, None, None)  # the tests have eight devices
+    monkeypatch.setattr(direct_attention, "one_cpu", lambda: True)
+    assert direct_attention.suits(query, key, value, None, None)
+    halves = [leaf.astype(jnp.bfloat16) for leaf in (query, key, value)]
+    assert not direct_attention.suits(*halves, None, None)
+    fewer = arrays(kv_heads=2)[1:3]
+    assert not direct_attention.suits(query, *fewer, None, None)
+    assert not direct_attention.suits(query, key, value, jnp.ones((LENGTH, LENGTH), bool), None)
+
+
+def test_every_product_takes_its_arrays_as_they_lie(directly):
+    """Heads are put first once each for queries, keys, values, and the result."""
+    query, key, value, _ = arrays()
+
+    def total(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        return attention.xla_attention(query, key, value, is_causal=True).sum()
+
+    text = str(jax.make_jaxpr(total)(query, key, value))
+    assert text.count("transpose[") == 4
+    both = str(jax.make_jaxpr(jax.grad(total, (0, 1, 2)))(query, key, value))
+    assert both.count("transpose[") == 8
