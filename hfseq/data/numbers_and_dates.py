@@ -106,9 +106,10 @@ def _dates(target: str, chooser: random.Random) -> Iterator[tuple[str, str, str]
     locales = (SOURCE, TARGETS[target][1])
     for days in sorted(chooser.sample(range((LAST_DAY - FIRST_DAY).days + 1), DAYS)):
         day = FIRST_DAY + timedelta(days)
-        for form in chooser.sample(FORMATS, FORMATS_A_DAY):
-            source, text = (format_date(day, form, locale=locale) for locale in locales)
-            yield f"date {day}", source, text
+        forms = [[format_date(day, form, locale=where) for where in locales] for form in FORMATS]
+        meant = dict(reversed(forms))  # "May 7, 2001" is long and medium: the first of them counts
+        for source, _ in chooser.sample(forms, FORMATS_A_DAY):
+            yield f"date {day}", source, meant[source]
 
 
 def _missing(error: ImportError) -> UsageError:

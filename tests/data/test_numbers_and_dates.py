@@ -62,6 +62,14 @@ def test_a_date_has_the_same_day_on_both_sides(few):
         assert str(year) in target and re.search(rf"\b0?{day}\.", target)
 
 
+def test_a_month_that_is_its_own_abbreviation_has_one_translation(few):
+    pairs = [pair for split in generate("de").values() for pair in split]
+    may = [target for source, target in pairs if source.startswith("May ")]
+    june = [target for source, target in pairs if source.startswith("Jun ")]
+    assert may and all(" Mai " in target for target in may)  # the long form, never 07.05.2001
+    assert june and all(re.fullmatch(r"\d\d\.06\.\d{4}", target) for target in june)
+
+
 def test_no_date_of_the_test_is_in_the_training_pairs_in_any_form(few):
     splits = generate("de")
     days = {name: {day_of(s) for s, _ in pairs} - {None} for name, pairs in splits.items()}
