@@ -7,7 +7,7 @@
 
 A card's folder holds the run's log (`metrics.jsonl`), results and curve, `card.yaml` with what no
 log says, and `findings.md`, text that follows the results. Numbers in that text are expressions on
-`log` (the last value of every metric), `facts` (of card.yaml) and the folder's JSON files by their
+`log` (the last value of every metric), `card` (card.yaml) and its `facts`, and the folder's JSON files by their
 names: {{ '%.2f' | format(facts.unigram_entropy - log.eval_loss) }}.
 """
 
@@ -109,7 +109,7 @@ def render(folder: Path) -> str:
         model_name=folder.name,
         datasets=[cards.CardDataset(**data) for data in said.pop("datasets")],
         command="\n".join(said.pop("commands")),
-        findings=findings(folder, facts),
+        findings=findings(folder, facts, said),
         curve_file="learning_curve.png",
         about=spec.card or "",
         citation=spec.citation,
@@ -118,7 +118,7 @@ def render(folder: Path) -> str:
     return cards.render_model_card(context.with_log(folder / "metrics.jsonl", own=judged))
 
 
-def findings(folder: Path, facts: dict[str, Any]) -> str:
+def findings(folder: Path, facts: dict[str, Any], said: dict[str, Any]) -> str:
     """Return the text that follows the results, its numbers filled in."""
     path = folder / "findings.md"
     if not path.exists():
@@ -126,7 +126,7 @@ def findings(folder: Path, facts: dict[str, Any]) -> str:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)  # noqa: S701
     known = {file.stem: read_json(file) for file in folder.glob("*.json")}
     template = environment.from_string(path.read_text(encoding="utf-8"))
-    return template.render(log=last_values(folder), facts=facts, **known).strip()
+    return template.render(log=last_values(folder), facts=facts, card=said, **known).strip()
 
 
 def last_values(folder: Path) -> dict[str, Any]:
