@@ -7,8 +7,8 @@
 
 A card's folder holds the run's log (`metrics.jsonl`), results and curve, `card.yaml` with what no
 log says, and `findings.md`, text that follows the results. Numbers in that text are expressions on
-`log` (the last value of every metric), `card` (card.yaml) and its `facts`, and the folder's JSON files by their
-names: {{ '%.2f' | format(facts.unigram_entropy - log.eval_loss) }}.
+`log` (the last value of every metric), `card` (card.yaml) and its `facts`, and the folder's JSON
+files by their names: {{ '%.2f' | format(facts.unigram_entropy - log.eval_loss) }}.
 """
 
 from __future__ import annotations

@@ -1,0 +1,50 @@
+"""Every architecture on one CPU alone, which cuts work into pieces, computes what others compute.
+
+The tests have eight devices, where it does not.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from hfseq import plugins
+from hfseq.nn import blocked_attention, direct_attention
+from hfseq.objectives import cross_entropy
+from tests.support import parallel
+from tests.training.test_parallel_models import assert_same
+
+NAMES = sorted(plugins.load().architectures)
+IN_PIECES = {"bert", "gpt2", "t5"}  # the others are slow tests
+CASES = [
+    *((name, "direct") for name in NAMES),
+    *(
+        pytest.param(name, "pieces", marks=() if name in IN_PIECES else pytest.mark.slow)
+        for name in NAMES
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatch):
+    task = parallel.main_head(name)
+    usual = parallel.run(name, task, None)
+    for module in (blocked_attention, direct_attention, cross_entropy):
+        monkeypatch.setattr(module, "one_cpu", lambda: True)
+    monkeypatch.setattr(cross_entropy, "AT_ONCE", 4 * parallel.VOCABULARY)
+    if way == "pieces":
+        monkeypatch.setattr(blocked_attention, "WORTHWHILE", 1)
+    used = []
+    for module, function in (
+        (blocked_attention, "_mixed"), (direct_attention, "_dot"), (cross_entropy, "_losses")
+    ):  # fmt: skip
+        real = getattr(module, function)
+        monkeypatch.setattr(
+            module, function, lambda *a, real=real, f=function: (used.append(f), real(*a))[1]
+        )
+    parallel.compiled.cache_clear()
+    alone = parallel.run(name, task, None)
+    parallel.compiled.cache_clear()
+    assert_same(alone, usual)
+    if name != "vq_transformer":  # its attention is its own
+        assert ("_mixed" if way == "pieces" else "_dot") in used
+    assert "_losses" in used
