@@ -70,8 +70,9 @@ def compare(
     loop, ours = train_hfseq(arguments, objective, devices)
     theirs = [train_torch(loop, seed) for seed in seeds]
     with tempfile.TemporaryDirectory() as again:  # machines get faster and slower: time both ends
-        arguments.training.output_dir = again
-        times = [ours.step_seconds, train_hfseq(arguments, objective, devices)[1].step_seconds]
+        elsewhere = dataclasses.replace(arguments.training, output_dir=again)
+        repeated = dataclasses.replace(arguments, training=elsewhere)
+        times = [ours.step_seconds, train_hfseq(repeated, objective, devices)[1].step_seconds]
     folder = Path(loop.folder)
     result = {
         "benchmark": "compare_pytorch_training", "objective": objective,

@@ -47,6 +47,7 @@ def test_losses_of_packed_rows_agree_step_by_step(objective, flags):  # noqa: F8
     assert ours[0] > ours[-1] and len(set(ours)) == len(theirs) == STEPS
     assert result["final_loss"] == pytest.approx(result["pytorch"][0]["final_loss"], abs=1e-4)
     assert result["final_loss_is"] == "eval_loss"
+    assert len(result["step_seconds"]) == 2 and result["speed_ratio"] > 0
     folder = Path(given.training.output_dir)
     assert json.loads((folder / "pytorch_comparison.json").read_text())["objective"] == objective
     assert (folder / "pytorch_comparison.png").read_bytes().startswith(b"\x89PNG")
