@@ -80,10 +80,11 @@ def torch_tree(case: Case) -> None:
 
 
 def _stored(case: Case, model: Any) -> dict[str, Any]:
-    """Return PyTorch's parameters and saved buffers, without second names and empty buffers."""
+    """Return PyTorch's parameters and buffers that are saved, without second names."""
     saved = model.state_dict().keys()
     buffers = {name: value for name, value in model.named_buffers() if name in saved}
-    ignored = case.model.weight_map.ignored
+    unsaved = map(re.escape, getattr(model, "_keys_to_ignore_on_save", None) or ())
+    ignored = (*case.model.weight_map.ignored, *unsaved)
     return {
         name: value
         for name, value in (*model.named_parameters(), *buffers.items())

@@ -25,6 +25,8 @@ MODELS = (
     "config-marian", "config-twin", "config-vq", "config-training", "fp8-sidecar", "checkpoint",
     "checkpoint-unsealed",
 )  # fmt: skip
+#: A log loses the lines that are torn; nothing of it is refused.
+FORGIVING = ("log",)
 A_FEW, SOME, MANY = 10, 40, 200
 
 
@@ -36,7 +38,8 @@ def count(subject):
 def findings(subjects, first, count, folder):
     outcomes = list(guard.run(subjects, first, count, folder))
     assert len(outcomes) == len(subjects) * count
-    assert any(outcome.how == "refused" for outcome in outcomes)
+    refused = {outcome.subject for outcome in outcomes if outcome.how == "refused"}
+    assert refused or set(subjects) <= set(FORGIVING)
     return [outcome for outcome in outcomes if not outcome.well]
 
 
