@@ -60,11 +60,23 @@ def test_tables_of_sides_that_are_apart():
 def test_places_are_not_written_and_a_copy_of_them_is_no_surprise(tmp_path, caplog):
     from safetensors.numpy import load_file
 
-    model = FlaxMarianModel(marian_config(**SHALLOW))
+    model = FlaxMarianMTModel(marian_config(**SHALLOW))
     model.save_pretrained(tmp_path)
     assert not any("positions" in name for name in load_file(tmp_path / "model.safetensors"))
     table = {"model.encoder.embed_positions.weight": sinusoids(40, 32)}
     rewrite(tmp_path / "model.safetensors", lambda tensors: tensors | table)
+    assert same(FlaxMarianMTModel.from_pretrained(tmp_path).params, model.params)
+    assert "were not used" not in caplog.text
+
+
+def test_without_a_head_places_are_written_as_pytorch_keeps_them(tmp_path, caplog):
+    from safetensors.numpy import load_file
+
+    model = FlaxMarianModel(marian_config(**SHALLOW))
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for side in ("encoder", "decoder"):
+        np.testing.assert_array_equal(stored[f"{side}.embed_positions.weight"], sinusoids(40, 32))
     assert same(FlaxMarianModel.from_pretrained(tmp_path).params, model.params)
     assert "were not used" not in caplog.text
 

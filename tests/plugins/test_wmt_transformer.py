@@ -132,8 +132,10 @@ def test_battery():
 
 
 @pytest.mark.slow
-def test_battery_without_a_head():
-    check_architecture("wmt_transformer", wmt_transformer_config(**SHALLOW), heads=["Model"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_battery_without_a_head(norm):
+    config = wmt_transformer_config(**SHALLOW, norm=norm)
+    check_architecture("wmt_transformer", config, heads=["Model"])
 
 
 @pytest.mark.slow

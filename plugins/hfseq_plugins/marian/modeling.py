@@ -10,6 +10,7 @@ from typing import Any
 from flax import nnx
 from transformers import MarianConfig
 
+from hfseq.modeling import Derived
 from hfseq.seq2seq import Seq2SeqGeneration
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.layers import token_table
@@ -73,6 +74,10 @@ class FlaxMarianModel(FlaxMarianPreTrainedModel):
     module_class = MarianModule
     weight_aliases = FlaxBartModel.weight_aliases
     weight_fallbacks = FlaxBartModel.weight_fallbacks
+
+    def derived_weights(self) -> dict[str, Derived]:
+        """Return the tables of places: without a head PyTorch's class keeps them."""
+        return self.tables_of_places("")
 
 
 class FlaxMarianMTModel(Seq2SeqGeneration, FlaxMarianPreTrainedModel):

@@ -69,6 +69,14 @@ class FixedPositions:
         """Take the places of the file for parameters where they are not the computed ones."""
         return {"stored_positions": True} if unlike_sinusoids(tensors) else {}
 
+    def tables_of_places(self: Any, prefix: str) -> dict[str, Derived]:
+        """Return the tables by PyTorch's names, if the model computes them."""
+        config = self.config
+        if not getattr(config, "static_position_embeddings", True):
+            return {}
+        table = Derived(sinusoids(config.max_position_embeddings, config.d_model))
+        return {f"{prefix}{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
+
 
 class FlaxPegasusPreTrainedModel(FixedPositions, FlaxBartPreTrainedModel):
     """Base of the PEGASUS classes."""
@@ -77,12 +85,7 @@ class FlaxPegasusPreTrainedModel(FixedPositions, FlaxBartPreTrainedModel):
 
     def derived_weights(self) -> dict[str, Derived]:
         """Return the tables of places, which PyTorch keeps in its checkpoints."""
-        config = self.config
-        if not getattr(config, "static_position_embeddings", True):
-            return {}
-        table = Derived(sinusoids(config.max_position_embeddings, config.d_model))
-        prefix = "" if self.module_class is PegasusModule else "model."
-        return {f"{prefix}{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
+        return self.tables_of_places("" if self.module_class is PegasusModule else "model.")
 
 
 class FlaxPegasusModel(FlaxPegasusPreTrainedModel):

@@ -31,12 +31,13 @@ class FlaxWMTTransformerPreTrainedModel(StoredAsTwin, FlaxBartPreTrainedModel):
         if self.config.twin_problems():
             return {}
         found = {**self._zero_biases(), **self._copies()}
-        if self.config.norm == "pre" and self.config.positions == "sinusoidal":
+        has_head = self.module_class is layers.ConditionalGeneration
+        kept = self.config.norm == "pre" or not has_head  # Marian's head leaves them out
+        if kept and self.config.positions == "sinusoidal":
             table = sinusoids(self.config.max_position_embeddings, self.config.d_model)
             remedy = "load it with positions='learned'"
             for side in SIDES:
                 found[f"model.{side}.embed_positions.weight"] = Derived(table, remedy)
-        has_head = self.module_class is layers.ConditionalGeneration
         if has_head:
             return found
         return {n.removeprefix("model."): _bare(d) for n, d in found.items() if n[:5] == "model"}
