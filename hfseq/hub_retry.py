@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from hfseq.redaction import redact as redact
+from hfseq.redaction import redact
 
 logger = logging.getLogger("hfseq.hub")
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from hfseq.errors import UsageError
-from hfseq.labels import shift_right
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import kv_cache
 
@@ -23,7 +22,8 @@ def shift_tokens_right(input_ids: Any, pad_token_id: int, decoder_start_token_id
     ``input_ids`` is (batch, length), NumPy or JAX; returns int32 of the same shape.
     """
     ids = jnp.asarray(input_ids, jnp.int32)
-    return shift_right(ids, pad_token_id, decoder_start_token_id, jnp)
+    shifted = jnp.roll(ids, 1, axis=1).at[:, 0].set(decoder_start_token_id)
+    return jnp.where(shifted == -100, pad_token_id, shifted)
 
 
 class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):

@@ -17,7 +17,7 @@ def load_pair(name: str, precision: str | None = None) -> tuple[Any, Any]:
     """
     from transformers import AutoTokenizer
 
-    from hfseq import FlaxAutoModelForSeq2SeqLM
+    from hfseq.auto import FlaxAutoModelForSeq2SeqLM
     from hfseq.data.tokenizers import check_vocabulary
     from hfseq.loading import load
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from hfseq.errors import UsageError
@@ -28,7 +29,13 @@ def run_fill_mask(arguments: argparse.Namespace) -> int:
     if arguments.top < 1:
         raise UsageError(f"--top {arguments.top}: give a number of at least 1")
     plugins.load(arguments.plugin)
-    found = list(zip(arguments.texts, fill_masks(arguments), strict=True))
+    found = list(
+        zip(
+            arguments.texts,
+            fill_masks(arguments.model, arguments.texts, arguments.top),
+            strict=True,
+        )
+    )
     if arguments.json:
         rows = [
             {"text": text, "masks": [_objects(mask) for mask in masks]} for text, masks in found
@@ -49,22 +56,22 @@ def _objects(guesses: list[tuple[str, float]]) -> list[dict[str, Any]]:
     return [{"token": token, "probability": probability} for token, probability in guesses]
 
 
-def fill_masks(arguments: argparse.Namespace) -> list[list[list[tuple[str, float]]]]:
+def fill_masks(name: str, texts: Sequence[str], top: int) -> list[list[list[tuple[str, float]]]]:
     """Return for each text and each of its masks the likeliest tokens and their probabilities."""
     import jax
     import numpy as np
 
-    from hfseq import FlaxAutoModelForMaskedLM
+    from hfseq.auto import FlaxAutoModelForMaskedLM
     from hfseq.loading import load
 
-    model = load(FlaxAutoModelForMaskedLM, arguments.model)
-    tokenizer = _tokenizer(arguments.model, model.config)
-    texts = [text.replace(MASK, tokenizer.mask_token) for text in arguments.texts]
-    inputs = dict(tokenizer(texts, return_tensors="np", padding=True))
+    model = load(FlaxAutoModelForMaskedLM, name)
+    tokenizer = _tokenizer(name, model.config)
+    filled = [text.replace(MASK, tokenizer.mask_token) for text in texts]
+    inputs = dict(tokenizer(filled, return_tensors="np", padding=True))
     masked = inputs["input_ids"] == tokenizer.mask_token_id
-    _check(arguments.texts, masked, model.max_length())
+    _check(texts, masked, model.max_length())
     probabilities = np.asarray(jax.nn.softmax(model(**inputs).logits[masked]))
-    best = np.argsort(-probabilities, axis=-1)[:, : arguments.top].tolist()
+    best = np.argsort(-probabilities, axis=-1)[:, :top].tolist()
     guesses = [
         [(tokenizer.decode([token]).strip(), float(row[token])) for token in tokens]
         for tokens, row in zip(best, probabilities, strict=True)
@@ -86,7 +93,7 @@ def _tokenizer(name: str, config: Any) -> Any:
     return tokenizer
 
 
-def _check(texts: list[str], masked: Any, limit: int | None) -> None:
+def _check(texts: Sequence[str], masked: Any, limit: int | None) -> None:
     bare = [text for text, row in zip(texts, masked, strict=True) if not row.any()]
     if bare:
         raise UsageError(f"no {MASK} in '{bare[0]}': put one where a token is to be guessed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -156,13 +156,16 @@ def words_in(
                 f"there are no training examples to make a vocabulary of, and {folder} has none: "
                 "give --train_file or --tokenizer_name"
             )
-        save_generic(word_tokenizer(examples, arguments.vocab_size), temporary)
+        save_generic(
+            word_tokenizer([*examples.first, *(examples.second or [])], arguments.vocab_size),
+            temporary,
+        )
 
     return once(folder, lambda: install(folder, make))
 
 
-def word_tokenizer(examples: Examples, vocab_size: int | None = None) -> Any:
-    """Make a vocabulary of the words of ``examples``, the most frequent first.
+def word_tokenizer(texts: Iterable[str], vocab_size: int | None = None) -> Any:
+    """Make a vocabulary of the words of ``texts``, the most frequent first.
 
     Words are runs of letters and digits, or of other characters. Ids are ``<pad>`` 0, ``<unk>`` 1,
     ``<sep>`` 2 between the sentences of a pair, then the words; there is nothing around a text.
@@ -179,7 +182,7 @@ def word_tokenizer(examples: Examples, vocab_size: int | None = None) -> Any:
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size or 2**31 - 1, special_tokens=list(WORDS.first), show_progress=False
     )
-    tokenizer.train_from_iterator([*examples.first, *(examples.second or [])], trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     ids = [("<sep>", tokenizer.token_to_id("<sep>"))]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=WORDS.single, pair=WORDS.pair, special_tokens=ids

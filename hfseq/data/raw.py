@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hfseq.data import files as data_files
-from hfseq.data import store, unpacked
-from hfseq.data.store import Chunk, TokenStore
+from hfseq.data import unpacked
 from hfseq.data.text_arguments import ARRAYS, SPLITS, has_arrays
 from hfseq.data.vocabulary_bytes import byte_ids
 from hfseq.errors import DataError, UsageError
@@ -81,33 +79,6 @@ class RawText:
         text = "".join(self.pieces("--word_perplexity", "words are those of text: drop the flag"))
         ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
         return len(text.split()) + ends
-
-    def tokenize(self, tokenizer: Any, cache_dir: str | Path, overwrite: bool) -> TokenStore:
-        """Return the tokens of the text, one document without special tokens.
-
-        A vocabulary of bytes needs no tokenizing and no cache; others keep their tokens there.
-        """
-        table = byte_ids(tokenizer)
-        pad = tokenizer.pad_token_id or 0
-        if table is not None:
-            return TokenStore(table[self.bytes], np.array([0, len(self)], np.int64), pad)
-        from hfseq.data.tokenization import tokenizer_state
-
-        key = blake2b(repr(tokenizer_state(tokenizer)).encode(), digest_size=16)
-        key.update(self.bytes.tobytes())
-        header = {"fingerprint": key.hexdigest(), "pad_token_id": pad}
-
-        def chunks() -> Iterator[Chunk]:
-            parts = [_encode(tokenizer, piece) for piece in self.pieces()]
-            ids = np.concatenate(parts)
-            yield ids, np.array([len(ids)], np.int64), None
-
-        return store.build(Path(cache_dir) / f"raw-{key.hexdigest()}", chunks, header, overwrite)
-
-
-def _encode(tokenizer: Any, text: str) -> np.ndarray:
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return np.asarray(ids, np.int32)
 
 
 @dataclasses.dataclass

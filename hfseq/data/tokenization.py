@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hfseq.data import store
+from hfseq.data.raw import RawText
 from hfseq.data.sources import REFERENCE_COLUMN, is_blank
 from hfseq.data.store import Chunk, TokenStore
 from hfseq.data.vocabulary_bytes import byte_ids
@@ -286,3 +287,32 @@ def tokenizer_state(tokenizer: Any) -> Any:
         ]
     state = json.loads(backend.to_str())
     return [state | {"truncation": None, "padding": None}, tokenizer.pad_token_id]
+
+
+def tokenize_raw(
+    text: RawText, tokenizer: Any, cache_dir: str | Path, overwrite: bool = False
+) -> TokenStore:
+    """Return the tokens of a text that was read whole, one document without special tokens.
+
+    A vocabulary of bytes needs no tokenizing and no cache; others keep their tokens in
+    ``cache_dir``.
+    """
+    table = byte_ids(tokenizer)
+    pad = tokenizer.pad_token_id or 0
+    if table is not None:
+        return TokenStore(table[text.bytes], np.array([0, len(text)], np.int64), pad)
+    key = blake2b(repr(tokenizer_state(tokenizer)).encode(), digest_size=16)
+    key.update(text.bytes.tobytes())
+    header = {"fingerprint": key.hexdigest(), "pad_token_id": pad}
+
+    def chunks() -> Iterator[Chunk]:
+        parts = [
+            np.asarray(
+                tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"], np.int32
+            )
+            for piece in text.pieces()
+        ]
+        ids = np.concatenate(parts)
+        yield ids, np.array([len(ids)], np.int64), None
+
+    return store.build(Path(cache_dir) / f"raw-{key.hexdigest()}", chunks, header, overwrite)

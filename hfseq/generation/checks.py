@@ -6,8 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from hfseq import plugins
 from hfseq.errors import UsageError, nearest
 from hfseq.generation.options import NO_ARGUMENTS, Options
+from hfseq.registry import target_name
 
 #: How the score of a beam depends on its length: length ** penalty, ((5 + length) / 6) ** penalty.
 LENGTH_PENALTIES = ("transformers", "gnmt")
@@ -23,14 +25,10 @@ def check_class(model: Any) -> None:
     """Raise TypeError for a class without a head, naming those that have one."""
     if model.can_generate():
         return
-    from hfseq import auto
-
-    mappings = (
-        auto.FLAX_MODEL_FOR_CAUSAL_LM_MAPPING,
-        auto.FLAX_MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-    )
-    found = [mapping.get(type(model.config), None) for mapping in mappings]
-    names = sorted({kind.__name__ for kind in found if kind is not None})
+    architectures, model_type = plugins.load().architectures, model.config.model_type
+    heads = architectures.get(model_type).heads if model_type in architectures else {}
+    tasks = ("ForCausalLM", "ForSeq2SeqLM")
+    names = sorted({target_name(heads[task]) for task in tasks if task in heads})
     hint = f" Please use one of the following classes instead: {', '.join(names)}" if names else ""
     raise TypeError(
         f"The current model class ({type(model).__name__}) is not compatible with `.generate()`, "

@@ -47,7 +47,9 @@ def text_rows(
         total = len(dataset) * dataset.size
         return rows, {"documents": len(dataset), "tokens": total, "bytes": total}
     if isinstance(dataset, RawText):
-        store = dataset.tokenize(tokenizer, data.cache_directory, data.overwrite_cache)
+        store = tokenization.tokenize_raw(
+            dataset, tokenizer, data.cache_directory, data.overwrite_cache
+        )
         return PackedRows(store, length, cross), _facts(data, split, dataset, column, store)
     if not hasattr(dataset, "__len__"):  # a streamed validation split is read once
         dataset = _materialise(dataset)

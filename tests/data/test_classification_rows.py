@@ -76,7 +76,7 @@ def test_no_room_beside_the_special_tokens_is_said(tokenizer):
 
 
 def test_words_are_those_of_the_training_part_the_frequent_first():
-    made = word_tokenizer(examples(["The cat sat.", "the cat won't"], ["a cat", "dogs sat"]))
+    made = word_tokenizer(["The cat sat.", "the cat won't", "a cat", "dogs sat"])
     vocabulary = made.get_vocab()
     assert [made.pad_token_id, made.unk_token_id, made.sep_token_id] == [0, 1, 2]
     assert vocabulary["cat"] == 3 and vocabulary["sat"] == 4
@@ -84,13 +84,13 @@ def test_words_are_those_of_the_training_part_the_frequent_first():
     assert made.tokenize("won't!") == ["won", "'", "t", "<unk>"]
     pair = made("cat", "sat")
     assert pair["input_ids"] == [3, 2, 4] and pair["token_type_ids"] == [0, 0, 1]
-    assert len(word_tokenizer(examples(["a b c d e f"]), vocab_size=5)) == 5
+    assert len(word_tokenizer(["a b c d e f"], vocab_size=5)) == 5
     with pytest.raises(UsageError, match="--vocab_size 3 leaves no room"):
-        word_tokenizer(examples(["a"]), vocab_size=3)
+        word_tokenizer(["a"], vocab_size=3)
 
 
 def test_an_example_without_a_word_still_has_a_token():
-    made = word_tokenizer(examples(["a b", "b"]))
+    made = word_tokenizer(["a b", "b"])
     found = rows_of(made, ["a", " "]).fetch(np.arange(2))
     assert found["segment_ids"].sum(1).tolist() == [1, 1]
     assert found["input_ids"][1, 0] == made.unk_token_id

@@ -11,6 +11,7 @@ from hfseq.data.arguments import CausalArguments, DataArguments
 from hfseq.data.raw import ImageRows, RawText
 from hfseq.data.sources import Splits, load_splits
 from hfseq.data.tokenizers import train_tokenizer
+from hfseq.data.tokenization import tokenize_raw
 from hfseq.errors import DataError, UsageError
 from hfseq.objectives.clm import CausalLM
 from hfseq.objectives.text import text_rows
@@ -101,7 +102,7 @@ def test_a_part_of_a_character_is_no_text(tokenizer, tmp_path):
     content = np.frombuffer("\U0001f600".encode(), np.uint8)
     assert "".join(RawText(content, 0, 1).pieces()) == "\U0001f600"
     with pytest.raises(DataError, match="bytes 1 to 3 of the text hold no whole character"):
-        RawText(content, 1, 3).tokenize(tokenizer, tmp_path, False)
+        tokenize_raw(RawText(content, 1, 3), tokenizer, tmp_path, False)
 
 
 def test_words_of_bytes_that_are_no_text_are_not_counted(bytes_tokenizer):
