@@ -2,7 +2,7 @@
 
 Public names are resolved when they are first used (PEP 562), so ``import hfseq`` imports neither
 jax nor transformers. It does one more thing: as soon as transformers' Auto classes are imported
-they know the architectures of hfseq's plugins (see `hfseq.transformers_hook`).
+they know the architectures of hfseq's plugins (see `hfseq.plugins.transformers_hook`).
 """
 
 from __future__ import annotations
@@ -12,49 +12,49 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hfseq import transformers_hook
-from hfseq.registry import TASKS, ArchitectureSpec, auto_class_name, target_name
+from hfseq.plugins import TASKS, ArchitectureSpec, transformers_hook
+from hfseq.plugins.registry import auto_class_name, target_name
 
 if TYPE_CHECKING:
-    from hfseq.auto import *  # noqa: F403
     from hfseq.generation import *  # noqa: F403
-    from hfseq.hookspecs import hookimpl as hookimpl
     from hfseq.modeling import FlaxPreTrainedModel as FlaxPreTrainedModel
-    from hfseq.outputs import *  # noqa: F403
-    from hfseq.transformers_hook import register_auto_classes as register_auto_classes
+    from hfseq.modeling.auto import *  # noqa: F403
+    from hfseq.nn.outputs import *  # noqa: F403
+    from hfseq.plugins import hookimpl as hookimpl
+    from hfseq.plugins import register_auto_classes as register_auto_classes
 
 __version__ = "0.1.0"
 
 #: Public names and the modules that define them; those of the architectures come from the plugins.
 _MODULES = {
     "FlaxPreTrainedModel": "hfseq.modeling",
-    "hookimpl": "hfseq.hookspecs",
-    "register_auto_classes": "hfseq.transformers_hook",
-    **{f"Flax{auto_class_name(task)}": "hfseq.auto" for task in TASKS},
-    **{mapping: "hfseq.auto" for mapping in TASKS.values()},
+    "hookimpl": "hfseq.plugins.hookspecs",
+    "register_auto_classes": "hfseq.plugins.transformers_hook",
+    **{f"Flax{auto_class_name(task)}": "hfseq.modeling.auto" for task in TASKS},
+    **{mapping: "hfseq.modeling.auto" for mapping in TASKS.values()},
     **dict.fromkeys(
         (
             *("convert_pytorch_state_dict_to_flax", "load_flax_weights_in_pytorch_model"),
             *("load_flax_checkpoint_in_pytorch_model", "rename_key_and_reshape_tensor"),
             "load_pytorch_checkpoint_in_flax_state_dict",
         ),
-        "hfseq.modeling_flax_pytorch_utils",
+        "hfseq.v4.pytorch_utils",
     ),
     "CausalGeneration": "hfseq.generation",
     "FlaxGenerationMixin": "hfseq.generation",
-    "FlaxSeq2SeqPreTrainedModel": "hfseq.seq2seq",
-    "shift_tokens_right": "hfseq.seq2seq",
+    "FlaxSeq2SeqPreTrainedModel": "hfseq.modeling.seq2seq",
+    "shift_tokens_right": "hfseq.modeling.seq2seq",
     # what the scripts of Transformers 4 defined themselves
-    "FlaxDataCollatorForLanguageModeling": "hfseq.data.collators",
-    "FlaxDataCollatorForT5MLM": "hfseq.objectives.collators",
-    "FlaxDataCollatorForBartDenoisingLM": "hfseq.objectives.collators",
-    "compute_input_and_target_lengths": "hfseq.objectives.spans",
-    "SentencePieceUnigramTokenizer": "hfseq.data.sentencepiece",
+    "FlaxDataCollatorForLanguageModeling": "hfseq.v4.collators",
+    "FlaxDataCollatorForT5MLM": "hfseq.v4.collators",
+    "FlaxDataCollatorForBartDenoisingLM": "hfseq.v4.collators",
+    "compute_input_and_target_lengths": "hfseq.objectives.span_mlm",
+    "SentencePieceUnigramTokenizer": "hfseq.v4.sentencepiece",
 }
 
 #: Rooms with many classes of a kind, found by what their names contain.
 _ROOMS = {
-    "hfseq.outputs": ("Output",),
+    "hfseq.nn.outputs": ("Output",),
     "hfseq.generation": ("Output", "Logit", "LengthPenalty"),
 }
 

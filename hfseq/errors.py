@@ -10,13 +10,58 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import json
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
-from hfseq.redaction import redact
+#: Variables whose values must be nowhere but in the environment.
+VARIABLES = (
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "WANDB_API_KEY"),
+    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
+)
+
+
+_SHORT = 6  # letters; a variable that holds less is no secret, and would blank out words
+
+
+_HUB = re.compile(r"\bhf_\w{4,}")
+
+
+_USER = re.compile(r"(?<=://)[^/@\s'\"]+@")
+
+
+_QUERY = re.compile(
+    r"(?i)([?&](?:[\w-]*(?:token|signature|secret|password|credential|api[_-]?key)|sig|key)=)"
+    r"[^&\s'\"#]+"
+)
+
+
+def redact(text: str, token: str | None = None) -> str:
+    """Hide ``token``, tokens of the Hub, values of secret variables and credentials in URLs."""
+    known = [token, *(os.environ.get(name) for name in VARIABLES)]
+    for secret in known:
+        if secret and (secret == token or len(secret) > _SHORT):
+            text = text.replace(secret, "<token>")
+    text = _HUB.sub("<token>", text)
+    return _QUERY.sub(r"\1<token>", _USER.sub("", text))
+
+
+def redact_values(values: Any) -> Any:
+    """Apply :func:`redact` to every text in lists and dictionaries."""
+    if isinstance(values, str):
+        return redact(values)
+    if isinstance(values, dict):
+        return {name: redact_values(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [redact_values(value) for value in values]
+    return values
+
 
 #: What shells give a program that wrote to a closed pipe: 128 + SIGPIPE.
 CLOSED_PIPE = 141
@@ -123,3 +168,50 @@ def _show_messages() -> None:
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         log.propagate = False  # absl, which orbax brings along, prints what arrives at the root
+
+
+def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
+    """Parse JSON text.
+
+    Python takes the last of equal keys; with ``unique`` they are an error.
+
+    **Raises:** ``json.JSONDecodeError`` (a ValueError) for text that is no JSON, no UTF-8, nested
+    too deeply, or has an integer of thousands of digits.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique if unique else None)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise json.JSONDecodeError("it is nested too deeply", _shown(text), 0) from error
+    except ValueError as error:
+        raise json.JSONDecodeError(str(error), _shown(text), 0) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r:.80} stands there twice")
+    return found
+
+
+def _shown(text: str | bytes) -> str:
+    return text[:100].decode("utf-8", "replace") if isinstance(text, bytes) else text[:100]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8; a failure leaves what was there, and nothing beside it."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def private(text: str) -> str:
+    """Hide tokens and the user's home directory."""
+    home = str(Path.home())
+    return redact(text).replace(home, "~") if len(home) > 1 else redact(text)

@@ -26,9 +26,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
-from hfseq import cards, plots, plugins  # noqa: E402
-from hfseq.errors import UsageError, run_command  # noqa: E402
-from hfseq.training.card import FACTS  # noqa: E402
+from hfseq import plugins
+from hfseq.errors import UsageError, run_command
+from hfseq.reports import cards, plots
+from hfseq.training.export import FACTS
 
 FOLDER = ROOT / "model_cards"
 COPIED = (

@@ -100,7 +100,7 @@ def _specs() -> list[Any]:
 
 def _short(spec: Any) -> list[str]:
     """Name the classes; more than three heads of one stem together."""
-    from hfseq.registry import target_name
+    from hfseq.plugins.registry import target_name
 
     names = [kind.__name__ for kind in _tasks(spec)]
     stem = f"{target_name(spec.heads['Model']).removesuffix('Model')}For"

@@ -22,7 +22,7 @@ def main() -> int:
     """Parse the flags, then measure: jax is imported only after the flags are known to be good."""
     from inference_flags import InferenceArguments
 
-    from hfseq.flags import parse_flags
+    from hfseq.training.arguments import parse_flags
 
     (arguments,) = parse_flags((InferenceArguments,), sys.argv[1:], __doc__)
 

@@ -49,7 +49,7 @@ def main() -> int:
 
     arguments = parse(description=__doc__, objective=OBJECTIVE)
 
-    from hfseq.training.loop import Loop
+    from hfseq.training.run import Loop
 
     Loop(arguments, OBJECTIVE).run()
     return 0

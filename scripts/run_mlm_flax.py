@@ -25,7 +25,7 @@ def main() -> int:
 
     arguments = parse(description=__doc__)
 
-    from hfseq.training.loop import Loop
+    from hfseq.training.run import Loop
 
     Loop(arguments, objective="mlm").run()
     return 0

@@ -53,7 +53,7 @@ def main() -> int:
 
     arguments = parse(with_demonstration(sys.argv[1:]), __doc__, OBJECTIVE)
 
-    from hfseq.training.loop import Loop
+    from hfseq.training.run import Loop
 
     Loop(arguments, OBJECTIVE).run()
     return 0

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hfseq.config_overrides import override, parse_overrides
+from hfseq.checkpoints.config import override, parse_overrides
 from hfseq.data.arguments import DataArguments, option
 from hfseq.errors import UsageError, run_command
-from hfseq.flags import parse_flags
+from hfseq.training.arguments import parse_flags
 
 BATCH = 1000
 
@@ -126,7 +126,7 @@ def make_config(name: str, tokenizer: Any, overrides: dict[str, Any]) -> Any:
     """The config ``name``, fitted to the tokenizer, with ``overrides``."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    from hfseq.transformers_hook import register_auto_classes
+    from hfseq.plugins import register_auto_classes
 
     register_auto_classes()  # those of plugins are model types too
     try:

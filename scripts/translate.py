@@ -8,7 +8,7 @@ zcat source.gz | python scripts/translate.py my-translator --num_beams 1 > targe
 
 import sys
 
-from hfseq.commands.translate import main
+from hfseq.cli.models import main
 
 if __name__ == "__main__":
     sys.exit(main(description=__doc__))

@@ -92,12 +92,12 @@ def test_plugins_use_only_what_a_third_party_can_use():
 @pytest.mark.parametrize(
     ("module", "files"),
     [
-        ("orbax", {"hfseq/training/checkpoints.py"}),
+        ("orbax", {"hfseq/training/checkpointer.py"}),
         (
             "torch",
             {
-                *("hfseq/testing_torch.py", "hfseq/checkpoint_files.py"),
-                "hfseq/modeling_flax_pytorch_utils.py",
+                *("hfseq/testing/torch.py", "hfseq/checkpoints/files.py"),
+                "hfseq/v4/pytorch_utils.py",
                 # shipped with checkpoints, imported by Transformers alone
                 *(f"{TWIN}/{name}_vq_transformer.py" for name in ("attention", "codebook")),
                 *(f"{TWIN}/{name}_vq_transformer.py" for name in ("layers", "modeling", "state")),
@@ -105,7 +105,7 @@ def test_plugins_use_only_what_a_third_party_can_use():
         ),
         ("tensorboardX", set()),
         ("flax.nnx.nn.fp8", set()),
-        ("jax._src", {"hfseq/training/coordinator.py"}),
+        ("jax._src", {"hfseq/training/processes.py"}),
     ],
 )
 def test_a_module_is_known_to_few_files(module, files):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hfseq import plugins
-from hfseq.cards import (
+from hfseq.reports.cards import (
     MARKER,
     CardContext,
     CardDataset,

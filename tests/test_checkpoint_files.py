@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hfseq import checkpoint_files as files
+from hfseq.checkpoints import files
 from hfseq.errors import CheckpointError
 
 

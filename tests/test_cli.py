@@ -12,7 +12,7 @@ import pytest
 
 import hfseq
 from hfseq import cli, plugins
-from hfseq.commands import environment
+from hfseq.cli import project as environment
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")

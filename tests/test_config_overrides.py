@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import BertConfig, T5Config
 
-from hfseq.config_overrides import override, parse_overrides
+from hfseq.checkpoints.config import override, parse_overrides
 from hfseq.errors import UsageError
 
 

@@ -66,9 +66,7 @@ def test_links_to_files_lead_somewhere(page):
 def test_flags_in_commands_exist(page):
     """Every --flag of our scripts in a documented command is one that the script has."""
     from hfseq.data.arguments import OBJECTIVES
-    from hfseq.flags import names
-    from hfseq.training.arguments import ModelArguments, TrainingArguments
-    from hfseq.training.process_arguments import ProcessArguments
+    from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments, names
 
     sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "benchmarks")]
     from inference_flags import InferenceArguments

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hfseq
 from hfseq import plugins
-from hfseq.registry import target_name
+from hfseq.plugins.registry import target_name
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / "plugins" / "hfseq_plugins"
@@ -47,15 +47,19 @@ def test_every_name_exists():
 
 def test_every_hook_error_and_layer_is_there():
     import hfseq.errors
-    import hfseq.hookspecs
     import hfseq.nn
+    import hfseq.plugins.hookspecs
 
     errors = {
         name
         for name, kind in vars(hfseq.errors).items()
         if isinstance(kind, type) and issubclass(kind, hfseq.errors.HfseqError)
     }
-    hooks = {name for name, value in vars(hfseq.hookspecs).items() if hasattr(value, "hfseq_spec")}
+    hooks = {
+        name
+        for name, value in vars(hfseq.plugins.hookspecs).items()
+        if hasattr(value, "hfseq_spec")
+    }
     assert len(hooks) == 8
     listed = set(re.findall(r"\w+", " ".join(re.findall(r":members: (.+)", TEXT))))
     assert errors | hooks <= listed

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hfseq import plugins, trees
+from hfseq import plugins
+from hfseq.nn import trees
 from tests.support import models
 
 FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"

@@ -49,8 +49,7 @@ def test_the_tests_that_are_named_exist(heading):
 
 def test_flags_of_the_table_exist():
     from hfseq.data.arguments import OBJECTIVES
-    from hfseq.flags import SECRETS, names
-    from hfseq.training.arguments import ModelArguments, TrainingArguments
+    from hfseq.training.arguments import SECRETS, ModelArguments, TrainingArguments, names
 
     known = names((ModelArguments, TrainingArguments, *OBJECTIVES.values()))
     known |= {flag[2:] for flag in SECRETS}  # the guide says that these are refused

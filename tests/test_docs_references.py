@@ -40,9 +40,7 @@ def test_every_feature_names_a_test_that_exists():
 
 def test_every_flag_on_our_side_is_one():
     from hfseq.data.arguments import OBJECTIVES
-    from hfseq.flags import names
-    from hfseq.training.arguments import ModelArguments, TrainingArguments
-    from hfseq.training.process_arguments import ProcessArguments
+    from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments, names
 
     known = names((ModelArguments, TrainingArguments, ProcessArguments, *OBJECTIVES.values()))
     known |= {"vocab_size", "vocabulary", "logdir", "NAME"}  # other programs, a placeholder

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from hfseq import trees
 from hfseq.errors import UsageError, WeightsError
+from hfseq.nn import trees
 from tests.support import recurrent
 from tests.support.models import bert_config, close, same
 from tests.support.recurrent import FlaxRecurrentForCausalLM, RecurrentConfig

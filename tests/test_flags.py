@@ -8,7 +8,7 @@ import pytest
 
 from hfseq.data.arguments import option
 from hfseq.errors import UsageError
-from hfseq.flags import make_parser, names, parse_flags
+from hfseq.training.arguments import make_parser, names, parse_flags
 
 
 @dataclass

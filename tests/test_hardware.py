@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.hardware import ACCELERATORS, named, of_kind
+from hfseq.training.hardware import ACCELERATORS, named, of_kind
 
 
 @pytest.mark.parametrize(

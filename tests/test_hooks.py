@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hfseq import hookspecs, plugins
+from hfseq import plugins
 from hfseq.errors import UsageError
+from hfseq.plugins import hookspecs, manager
 from tests.support import plugin_files
 from tests.support.plugin_files import documented
 
@@ -16,7 +17,7 @@ project = plugin_files.project
 
 
 def test_there_are_eight_hooks_and_plugins_knows_them_all():
-    assert sorted(SPECS) == sorted(plugins.HOOKS)
+    assert sorted(SPECS) == sorted(manager.HOOKS)
     assert len(SPECS) == 8
 
 

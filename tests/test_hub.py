@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hfseq.checkpoints.hub import HubError, push_folder
 from hfseq.errors import CheckpointError, UsageError
-from hfseq.hub import HubError, push_folder
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_fixture import FastClock
 from tests.support.pushed_folder import PUSHED, commits

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hfseq import hub_background
-from hfseq.hub_background import BackgroundPusher
+from hfseq.checkpoints import hub as hub_background
+from hfseq.checkpoints.hub import BackgroundPusher
 from tests.support.fake_hub import FakeHub
 from tests.support.pushed_folder import PUSHED, commits
 
@@ -93,7 +93,7 @@ def test_failed_push_is_a_warning_and_the_next_one_makes_it_good(
     pusher = BackgroundPusher(folder, "user/m")
     pusher.push("step 1")
     pusher._join(None)
-    assert [r.levelname for r in caplog.records if r.name == "hfseq.hub"] == ["WARNING"]
+    assert [r.levelname for r in caplog.records if r.name == "hfseq.checkpoints.hub"] == ["WARNING"]
     pusher.push("step 2")
     assert pusher.finish() is None
     assert commits(hub) == ["step 2"]

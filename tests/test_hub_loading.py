@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hfseq.cards import CardContext, CardResult, write_model_card
+from hfseq.checkpoints.hub import push_folder, resolve_file
 from hfseq.errors import CheckpointError
-from hfseq.hub import push_folder, resolve_file
+from hfseq.reports.cards import CardContext, CardResult, write_model_card
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_fixture import FastClock
 
@@ -146,7 +146,7 @@ def test_offline_serves_the_cache_and_explains_what_is_not_there(hub: FakeHub, m
 
 def test_pushing_and_finding_files_import_neither_torch_nor_jax(hub: FakeHub, model: Path) -> None:
     code = (
-        "import sys; from hfseq.hub import push_folder, resolve_file;"
+        "import sys; from hfseq.checkpoints.hub import push_folder, resolve_file;"
         "push_folder(sys.argv[1], 'user/m'); print(resolve_file('user/m', 'config.json'));"
         "assert not {'torch', 'jax', 'flax', 'transformers'} & set(sys.modules)"
     )

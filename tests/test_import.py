@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hfseq
-from hfseq.registry import TASKS
+from hfseq.plugins import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"jax", "flax", "torch", "transformers", "datasets", "numpy", "pluggy"}
@@ -39,7 +39,7 @@ def test_asking_for_a_tool_only_dunder_discovers_no_plugins():
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_has_an_auto_class_and_the_mapping_of_v4(task):
     auto = getattr(hfseq, "FlaxAutoModel" + task.removeprefix("Model"))
-    assert auto.__module__ == "hfseq.auto"
+    assert auto.__module__ == "hfseq.modeling.auto"
     assert getattr(hfseq, TASKS[task]) is auto._model_mapping
 
 
@@ -47,10 +47,10 @@ def test_every_task_has_an_auto_class_and_the_mapping_of_v4(task):
     ("name", "module"),
     [
         ("hookimpl", None),
-        ("register_auto_classes", "hfseq.transformers_hook"),
+        ("register_auto_classes", "hfseq.plugins.transformers_hook"),
         ("FlaxPreTrainedModel", "hfseq.modeling"),
-        ("FlaxMaskedLMOutput", "hfseq.outputs"),
-        ("FlaxBertForPreTrainingOutput", "hfseq.outputs"),
+        ("FlaxMaskedLMOutput", "hfseq.nn.outputs"),
+        ("FlaxBertForPreTrainingOutput", "hfseq.nn.outputs"),
         ("FlaxRobertaForMaskedLM", "hfseq_plugins.roberta.modeling"),
         ("FlaxRobertaPreTrainedModel", "hfseq_plugins.roberta.modeling"),
         ("FlaxBertPreTrainedModel", "hfseq_plugins.bert.modeling"),
@@ -111,35 +111,35 @@ def test_a_star_import_is_harmless():
 def test_prepare_jax_gives_placeholders_for_what_jax_removed(monkeypatch):
     from jax.experimental import hijax
 
-    from hfseq import _compat
+    from hfseq.nn import compat
 
-    monkeypatch.setattr(_compat.metadata, "version", lambda name: "0.12.8")
-    for name in _compat.HIJAX_NAMES:
+    monkeypatch.setattr(compat.metadata, "version", lambda name: "0.12.8")
+    for name in compat.HIJAX_NAMES:
         monkeypatch.setattr(hijax, name, None, raising=False)
         monkeypatch.delattr(hijax, name)
-    _compat.prepare_jax()
-    for name in _compat.HIJAX_NAMES:
+    compat.prepare_jax()
+    for name in compat.HIJAX_NAMES:
         assert isinstance(getattr(hijax, name), type)
 
 
 def test_prepare_jax_touches_nothing_where_flax_needs_nothing(monkeypatch):
     from jax.experimental import hijax
 
-    from hfseq import _compat
+    from hfseq.nn import compat
 
-    monkeypatch.setattr(_compat.metadata, "version", lambda name: "0.12.12")
-    for name in _compat.HIJAX_NAMES:
+    monkeypatch.setattr(compat.metadata, "version", lambda name: "0.12.12")
+    for name in compat.HIJAX_NAMES:
         monkeypatch.setattr(hijax, name, None, raising=False)
         monkeypatch.delattr(hijax, name)
-    _compat.prepare_jax()
-    assert not any(hasattr(hijax, name) for name in _compat.HIJAX_NAMES)
+    compat.prepare_jax()
+    assert not any(hasattr(hijax, name) for name in compat.HIJAX_NAMES)
 
 
 def test_prepare_jax_leaves_alone_what_is_there():
     code = (
         "from jax.experimental import hijax\n"
         "before = dict(vars(hijax))\n"
-        "from hfseq._compat import HIJAX_NAMES, prepare_jax\n"
+        "from hfseq.nn.compat import HIJAX_NAMES, prepare_jax\n"
         "prepare_jax()\n"
         "print(all(vars(hijax)[name] is before[name] for name in HIJAX_NAMES if name in before))"
     )
@@ -147,4 +147,4 @@ def test_prepare_jax_leaves_alone_what_is_there():
 
 
 def test_flax_imports_after_prepare_jax():
-    run("from hfseq._compat import prepare_jax; prepare_jax(); from flax import nnx; nnx.Module")
+    run("from hfseq.nn.compat import prepare_jax; prepare_jax(); from flax import nnx; nnx.Module")

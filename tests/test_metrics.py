@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.metrics import translation_scores
+from hfseq.objectives.metrics import translation_scores
 
 HYPOTHESES = [
     "The cat sat on the mat.", "", "He said: “No!”, and left…", "3,000 people — or 2.5 % –came",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.metrics_classification import METRICS, f1, judge, load_metric
+from hfseq.objectives.metrics import METRICS, f1, judge, load_metric
 
 sklearn = pytest.importorskip("sklearn.metrics")
 stats = pytest.importorskip("scipy.stats")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax.core import FrozenDict, freeze
 
-from hfseq import trees
 from hfseq.errors import UsageError
 from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import trees
 from hfseq_plugins.bert.modeling import FlaxBertForCausalLM, FlaxBertForMaskedLM, FlaxBertModel
 from tests.support.models import bert_config, close, ids, same
 

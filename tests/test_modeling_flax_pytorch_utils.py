@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import hfseq
-from hfseq import trees
 from hfseq.errors import WeightsError
+from hfseq.nn import trees
 from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM, FlaxBertModel
 from tests.support.models import bert_config, close, ids
 

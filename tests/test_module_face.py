@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import hfseq
-from hfseq import trees
+from hfseq.nn import trees
 from hfseq_plugins.bert import modeling
 from hfseq_plugins.bert.modeling import FlaxBertForCausalLM, FlaxBertForMaskedLM
 from tests.support.models import bert_config, close, ids

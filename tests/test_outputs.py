@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq import outputs
+from hfseq.nn import outputs
 
 
 def output():

@@ -15,7 +15,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from hfseq.errors import DataError
-from hfseq.plots import curve, draw, learning_curve, short, smooth
+from hfseq.reports.plots import curve, draw, learning_curve, short, smooth
 
 
 def full_run(steps: int = 400) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def test_counts_are_written_short(number: float, text: str) -> None:
 def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     log = write(tmp_path / "metrics.jsonl", RUNS["no eval"])
     code = (
-        "import sys; from hfseq.plots import learning_curve; learning_curve(*sys.argv[1:]);"
+        "import sys; from hfseq.reports.plots import learning_curve; learning_curve(*sys.argv[1:]);"
         "assert 'matplotlib.pyplot' not in sys.modules and 'jax' not in sys.modules"
     )
     command = [sys.executable, "-c", code, str(log), str(tmp_path / "curve.png")]

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hfseq import trees
 from hfseq.errors import UsageError
+from hfseq.nn import trees
 from hfseq_plugins.bert.modeling import (
     FlaxBertForMaskedLM,
     FlaxBertForSequenceClassification,
@@ -163,8 +163,8 @@ def test_old_name_of_the_token(saved):
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("native", [False, True])
 def test_sharded_loading_reads_only_slices(model, tmp_path, monkeypatch, native, scan):
-    from hfseq import checkpoint_files as files
-    from hfseq.weights import Tensor
+    from hfseq.checkpoints import files
+    from hfseq.checkpoints.weights import Tensor
 
     model.save_pretrained(tmp_path)
     if native:

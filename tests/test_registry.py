@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from hfseq.errors import PluginConflict, UsageError
-from hfseq.registry import TASKS, ArchitectureSpec, Registry
+from hfseq.plugins import TASKS, ArchitectureSpec
+from hfseq.plugins.registry import Registry
 from tests.support.plugin_files import GUIDE
 
 

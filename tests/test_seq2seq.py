@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq import trees
 from hfseq.errors import UsageError
-from hfseq.nn import kv_cache
-from hfseq.seq2seq import FlaxSeq2SeqPreTrainedModel, shift_tokens_right
-from hfseq.testing import jit
+from hfseq.modeling import FlaxSeq2SeqPreTrainedModel, shift_tokens_right
+from hfseq.nn import kv_cache, trees
+from hfseq.testing.case import jit
 from hfseq_plugins.bart.modeling import FlaxBartForConditionalGeneration, FlaxBartModel
 from tests.support.models import bart_config, close, ids
 

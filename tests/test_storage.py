@@ -10,8 +10,8 @@ from typing import Any
 import fsspec
 import pytest
 
+from hfseq.checkpoints.storage import Workspace, check_output_dir
 from hfseq.errors import CheckpointError, UsageError
-from hfseq.storage import Workspace, check_output_dir
 
 URL = "memory://bucket/run"
 

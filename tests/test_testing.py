@@ -12,7 +12,7 @@ from flax import nnx
 
 from hfseq import nn, plugins, testing
 from hfseq.errors import UsageError
-from hfseq.testing import check_architecture
+from hfseq.testing import case, check_architecture
 from tests.support.models import bert_config
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "examples" / "averaging_encoder.py"
@@ -156,7 +156,7 @@ def test_third_party_example_passes():
 
 
 def _current_rules(added):
-    from hfseq.training.sharding import TACTICS
+    from hfseq.nn.sharding import TACTICS
 
     rules = added.architectures["averaging"].target.load_sharding()
     return all(tactic in TACTICS for _, tactic in rules if isinstance(tactic, str))
@@ -184,7 +184,7 @@ def test_unknown_names_are_refused():
 
 
 def test_errors_are_relative_to_the_larger_of_one_and_the_largest():
-    assert testing.error([0.0, 1e-3], [0.0, 0.0]) == pytest.approx(1e-3)
-    assert testing.error([1001.0], [1000.0]) == pytest.approx(1e-3)
-    assert testing.error([np.nan], [np.nan]) == float("inf")
-    assert testing.error([1.0], [1.0, 1.0]) == float("inf")
+    assert case.error([0.0, 1e-3], [0.0, 0.0]) == pytest.approx(1e-3)
+    assert case.error([1001.0], [1000.0]) == pytest.approx(1e-3)
+    assert case.error([np.nan], [np.nan]) == float("inf")
+    assert case.error([1.0], [1.0, 1.0]) == float("inf")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hfseq import plugins, testing
+from hfseq.testing import case as testing
 from hfseq.testing import check_architecture
 from hfseq_plugins.bart.heads import BartModule, ConditionalGeneration
 from hfseq_plugins.bart.modeling import FlaxBartForConditionalGeneration

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.translation_languages import Direction, find_direction
+from hfseq.pipelines.translation import Direction, find_direction
 
 NOTHING = SimpleNamespace()
 OWN = SimpleNamespace(source_lang="en", target_lang="es")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hfseq.translation_text import SourceEncoder, TargetDecoder, source_limit
+from hfseq.pipelines.translation import SourceEncoder, TargetDecoder, source_limit
 from tests.support.translators import EOS, FIRST, PAD, CharacterTokenizer, EchoModel, sentences
 
 
@@ -81,7 +81,7 @@ def marian(tmp_path) -> Path:
 def test_marian_reads_the_source_and_writes_the_target(marian):
     from transformers import MarianTokenizer
 
-    from hfseq.translation_languages import find_direction
+    from hfseq.pipelines.translation import find_direction
 
     tokenizer = MarianTokenizer.from_pretrained(marian)
     source, target = "the cat is blue", "eulb si tac eht"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.translation import Hypothesis, Translator
-from hfseq.translation_stream import BadLine
+from hfseq.pipelines.lines import BadLine
+from hfseq.pipelines.translation import Hypothesis, Translator
 from tests.support.translators import CharacterTokenizer, EchoModel, echo, save_tiny_t5, sentences
 
 #: Of one width but for one, since every width is a program to compile.
@@ -30,7 +30,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(folder):
-    from hfseq.translation_checkpoint import load_pair
+    from hfseq.pipelines.translation import load_pair
 
     return load_pair(str(folder))
 

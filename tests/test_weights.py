@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.checkpoint_files import in_memory
+from hfseq.checkpoints.files import in_memory
+from hfseq.checkpoints.weights import WeightMap, check, describe_missing
 from hfseq.errors import WeightsError
-from hfseq.weights import WeightMap, check, describe_missing
 
 SHAPES = {
     ("base", "table", "embedding"): (5, 3),

@@ -9,7 +9,7 @@ from flax import nnx
 from transformers import PreTrainedConfig
 
 from hfseq import FlaxPreTrainedModel, hookimpl, nn
-from hfseq.outputs import FlaxBaseModelOutput, FlaxMaskedLMOutput
+from hfseq.nn.outputs import FlaxBaseModelOutput, FlaxMaskedLMOutput
 
 
 class AveragingConfig(PreTrainedConfig):

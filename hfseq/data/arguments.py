@@ -2,31 +2,454 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from hfseq.data.classification_arguments import ClassificationArguments
-from hfseq.data.text_arguments import (
-    ARRAYS_HELP,
-    FILES_HELP,
-    TextArguments,
-    has_arrays,
-    option,
-    split_problems,
+from hfseq.errors import UsageError
+
+#: Where the tasks are on the Hub, a configuration each.
+HUB_NAME = "nyu-mll/glue"
+
+
+class Task(NamedTuple):
+    """A task; labels are in the order of their numbers, none for regression."""
+
+    sentences: tuple[str, ...]
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...] = ("accuracy",)
+    # Endings of its validation and test splits, where there are several.
+    parts: tuple[str, ...] = ()
+
+
+GLUE: dict[str, Task] = {
+    "cola": Task(
+        ("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation", "accuracy")
+    ),
+    "sst2": Task(("sentence",), ("negative", "positive")),
+    "mrpc": Task(
+        ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "f1")
+    ),
+    "stsb": Task(("sentence1", "sentence2"), (), ("pearson", "spearmanr")),
+    "qqp": Task(("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1")),
+    "mnli": Task(
+        ("premise", "hypothesis"), ("entailment", "neutral", "contradiction"),
+        parts=("matched", "mismatched"),
+    ),
+    "qnli": Task(("question", "sentence"), ("entailment", "not_entailment")),
+    "rte": Task(("sentence1", "sentence2"), ("entailment", "not_entailment")),
+    "wnli": Task(("sentence1", "sentence2"), ("not_entailment", "entailment")),
+}  # fmt: skip
+
+
+FILES_HELP = (
+    "one or more files, quoted globs or comma-separated lists; local paths or any fsspec URL "
+    "(gs://, s3://, https://); .txt, .json, .jsonl, .csv, .tsv or .parquet, "
+    "optionally .gz, .bz2, .xz or .zst"
 )
-from hfseq.data.translation_arguments import TranslationArguments
 
-__all__ = [
-    "FILES_HELP", "OBJECTIVES", "CausalArguments", "ClassificationArguments", "DataArguments",
-    "DenoisingArguments", "SpanArguments", "TextArguments", "TranslationArguments", "convert",
-    "option",
-]  # fmt: skip
+
+ARRAYS_HELP = "or one local .npy or .npz with arrays of bytes (images)"
+
+
+ARRAYS = (".npy", ".npz")
+
+
+SPLITS = ("train", "validation", "test")
+
+
+def option(default, help: str):
+    """A dataclass field with the help text that ``--help`` shows."""
+    return field(default=default, metadata={"help": help})
+
+
+def has_arrays(arguments: Any) -> bool:
+    """Tell whether a data file is one of arrays."""
+    named = [getattr(arguments, f"{split}_file", None) or () for split in SPLITS]
+    return any(name.lower().endswith(ARRAYS) for names in named for name in names)
+
+
+@dataclass
+class TextArguments:
+    """Where the text comes from and how it becomes rows of tokens (v4's names and defaults)."""
+
+    dataset_name: str | None = option(
+        None, "Dataset on the Hub, a local directory, or a name a plugin's load_dataset hook knows."
+    )
+    dataset_config_name: str | None = option(None, "Configuration of the dataset, e.g. a language.")
+    dataset_revision: str | None = option(None, "Branch, tag or commit of the dataset on the Hub.")
+    train_file: list[str] | None = option(None, f"Training text: {FILES_HELP}.")
+    validation_file: list[str] | None = option(None, f"Validation text: {FILES_HELP}.")
+    text_column_name: str | None = option(
+        None, "Column that holds the text; by default 'text', else the first column of strings."
+    )
+    sample_by: str = option(
+        "line",
+        "What one document of a .txt file is: 'line', 'paragraph' (blank lines) or 'document'; or "
+        "'raw': files of any name are one text as they are, and splits are cut off by position.",
+    )
+    validation_split_percentage: int = option(
+        5, "Percentage of the training text to validate on when there is no validation split."
+    )
+    max_train_samples: int | None = option(None, "Train on the first so many documents only.")
+    max_eval_samples: int | None = option(None, "Evaluate on the first so many documents only.")
+    streaming: bool = option(
+        False, "Read and tokenise while training instead of tokenising everything to disk first."
+    )
+    max_seq_length: int | None = option(
+        None, "Tokens per row; by default the longest that tokenizer and model allow."
+    )
+    line_by_line: bool = option(
+        False, "One document per row, truncated, instead of packing documents into full rows."
+    )
+    pad_to_max_length: bool = option(
+        False, "With --line_by_line, pad every row to max_seq_length, so that nothing recompiles."
+    )
+    preprocessing_num_workers: int | None = option(None, "Processes that tokenise in parallel.")
+    overwrite_cache: bool = option(False, "Tokenise again even if the result is in the cache.")
+    data_cache_dir: str | None = option(
+        None, "Cache of tokenised text; by default $HFSEQ_CACHE, else ~/.cache/hfseq."
+    )
+
+    def __post_init__(self) -> None:
+        problems = [text for wrong, text in self.problems() if wrong]
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    def problems(self) -> Iterator[tuple[Any, str]]:
+        """Yield pairs (wrong or not, what is wrong); subclasses add their own."""
+        percentage = self.validation_split_percentage
+        yield not 0 <= percentage < 100, f"--validation_split_percentage {percentage}: give 0 to 99"
+        yield (
+            self.sample_by not in ("line", "paragraph", "document", "raw"),
+            f"--sample_by {self.sample_by}: give line, paragraph, document or raw",
+        )
+        yield (
+            self.sample_by == "raw" and (self.streaming or self.line_by_line),
+            "--sample_by raw is one text without documents, read whole: drop --streaming and "
+            "--line_by_line",
+        )
+        yield (
+            has_arrays(self) and (self.streaming or self.line_by_line),
+            "arrays (.npy, .npz) are a row each, read where they lie: drop --streaming and "
+            "--line_by_line",
+        )
+        counts = ("max_seq_length", "max_train_samples", "max_eval_samples")
+        for name in (*counts, "preprocessing_num_workers"):
+            value = getattr(self, name)
+            yield (
+                value is not None and value < 1,
+                f"--{name} {value}: give a number of at least 1",
+            )
+        yield (
+            self.dataset_name and self.train_file,
+            "--dataset_name and --train_file exclude each other: give one of them",
+        )
+
+    @property
+    def row_length(self) -> int | None:
+        """Tokens a row as asked for."""
+        return self.max_seq_length
+
+    @property
+    def keep_blank(self) -> bool:
+        """Whether blank lines are text, too."""
+        return False
+
+    @property
+    def cache_directory(self) -> Path:
+        """Where tokenised text is kept."""
+        return Path(
+            self.data_cache_dir or os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq"
+        ).expanduser()
+
+
+def split_problems(data: Any, kind: str) -> Iterator[tuple[Any, str]]:
+    """Check the shares that validation and test take of the training text; ``kind`` names it."""
+    share = data.test_split_percentage
+    yield not 0 <= share < 100, f"--test_split_percentage {share}: give 0 to 99"
+    both = share + data.validation_split_percentage
+    yield both >= 100, f"validation and test shares of {both} % leave no training {kind}: give less"
+
+
+TABLES_HELP = (
+    "one or more files, quoted globs or comma-separated lists, local or behind any fsspec URL; "
+    ".tsv, .csv, .json, .jsonl or .parquet, optionally .gz, .bz2, .xz or .zst"
+)
+
+
+COLUMN_HELP = "a name, or a number counted from 0"
+
+
+METRICS = ("accuracy", "f1", "f1_macro", "matthews_correlation", "pearson", "spearmanr")
+
+
+@dataclass
+class ClassificationArguments(TextArguments):
+    """Where labelled sentences come from, what is predicted, and how predictions are judged."""
+
+    task_name: str | None = option(
+        None,
+        f"A GLUE task: {', '.join(GLUE)}; from the Hub ({HUB_NAME}), or with --train_file from "
+        "files that have its columns.",
+    )
+    task_type: str | None = option(
+        None,
+        "classification or regression; by default regression where the training labels are "
+        "numbers with a fraction.",
+    )
+    train_file: list[str] | None = option(None, f"Training examples: {TABLES_HELP}.")
+    validation_file: list[str] | None = option(
+        None, "Validation examples, likewise; several files are judged together and each apart."
+    )
+    test_file: list[str] | None = option(
+        None, "Examples for --do_predict, likewise, with labels or without."
+    )
+    test_split_percentage: int = option(
+        0,
+        "Percentage of the training examples to keep for --do_predict when there is no test split.",
+    )
+    max_predict_samples: int | None = option(None, "Predict the first so many test examples only.")
+    sentence1_column: str | None = option(
+        None,
+        f"Column of the (first) sentence: {COLUMN_HELP}; by default the task's, or one of a usual "
+        "name (sentence, text, sentence1, premise, question1 …).",
+    )
+    sentence2_column: str | None = option(
+        None, f"Column of the second sentence, if there is one: {COLUMN_HELP}."
+    )
+    label_column: str | None = option(
+        None, f"Column of the label: {COLUMN_HELP}; by default the task's, or 'label'."
+    )
+    label_column_name: str | None = option(None, "Old name of --label_column.")
+    header: bool | None = option(
+        None,
+        "Whether the first line of a .tsv or .csv names the columns; by default it does, unless "
+        "columns are given by number or the file is CoLA's own.",
+    )
+    quoting: bool | None = option(
+        None, 'Whether " quotes cells; by default in .csv and not in .tsv files.'
+    )
+    no_quoting: bool = option(False, 'Take " as any other character, in .csv files too.')
+    metrics: list[str] | None = option(
+        None,
+        f"What predictions are judged by: {', '.join(METRICS)}, or any name that the evaluate "
+        "library loads; by default those of the task.",
+    )
+    vocabulary: str | None = option(
+        None,
+        "'words': without --tokenizer_name, make a vocabulary of the words of the training part.",
+    )
+    vocab_size: int | None = option(None, "Entries of that vocabulary; by default all words.")
+    ignore_mismatched_sizes: bool = option(
+        False, "Start with a new classifier where the model's own has another number of classes."
+    )
+
+    def __post_init__(self) -> None:
+        self.sentence1_column = self.sentence1_column or self.text_column_name
+        self.label_column = self.label_column or self.label_column_name
+        if self.no_quoting:
+            self.quoting = False
+        if self.task_name:
+            self.task_name = self.task_name.lower().replace("-", "")
+        files = self.train_file or self.validation_file or self.test_file
+        if self.task_name in GLUE and not (files or self.dataset_name):
+            self.dataset_name, self.dataset_config_name = HUB_NAME, self.task_name
+        super().__post_init__()
+
+    def problems(self) -> Iterator[tuple[Any, str]]:
+        """Add unknown tasks and kinds, and what only running text has."""
+        yield (
+            self.task_name is not None and self.task_name not in GLUE,
+            f"--task_name {self.task_name}: give one of {', '.join(GLUE)}, or your own data with "
+            "--train_file and no --task_name",
+        )
+        yield (
+            self.task_type not in (None, "classification", "regression"),
+            f"--task_type {self.task_type}: give classification or regression",
+        )
+        task = GLUE.get(self.task_name or "")
+        own = "regression" if task and not task.labels else "classification"
+        yield (
+            task and self.task_type not in (None, own),
+            f"--task_type {self.task_type} and --task_name {self.task_name} disagree: that is "
+            f"{own}; drop one of the two",
+        )
+        yield (
+            self.vocabulary not in (None, "words"),
+            f"--vocabulary {self.vocabulary}: give words, or a tokenizer with --tokenizer_name",
+        )
+        for name in ("max_predict_samples", "vocab_size"):
+            value = getattr(self, name)
+            yield value is not None and value < 1, f"--{name} {value}: give a number of at least 1"
+        yield (
+            self.streaming or self.line_by_line or self.sample_by != "line",
+            "--streaming, --line_by_line and --sample_by are for running text; here every example "
+            "is a row: drop them",
+        )
+        yield from split_problems(self, "examples")
+        yield from super().problems()
+
+    @property
+    def by_number(self) -> bool:
+        """Whether a column is named by its number."""
+        named = (self.sentence1_column, self.sentence2_column, self.label_column)
+        return any(re.fullmatch(r"[0-9]{1,9}", name or "") for name in named)
+
+
+PARALLEL_HELP = (
+    ".csv, .tsv, .json, .jsonl or .parquet with both sides, two aligned text files (corpus.en "
+    "corpus.de), a folder of MultiUN or OPUS Moses files, or tfds:NAME/CONFIG#SPLIT"
+)
+
+
+LENGTH_PENALTIES = ("transformers", "gnmt")
+
+
+#: Tokens a side, where no flag and no position table says how many.
+LONGEST = 256
+
+
+@dataclass
+class TranslationArguments(TextArguments):
+    """Where parallel text comes from, how it is cut into rows, and how translations are judged."""
+
+    train_file: list[str] | None = option(None, f"Training pairs: {PARALLEL_HELP}.")
+    validation_file: list[str] | None = option(None, f"Validation pairs: {PARALLEL_HELP}.")
+    test_file: list[str] | None = option(None, f"Pairs for --do_predict: {PARALLEL_HELP}.")
+    validation_split_percentage: int = option(
+        1,
+        "Percentage of the training pairs to validate on when there is no validation split; all "
+        "translations of one source sentence stay on one side.",
+    )
+    test_split_percentage: int = option(
+        0, "Percentage of the training pairs to keep for --do_predict when there is no test split."
+    )
+    source_lang: str | None = option(None, "Language translated from, e.g. en.")
+    target_lang: str | None = option(None, "Language translated into, e.g. de.")
+    source_column: str | None = option(
+        None, "Column of the source text; by default source_lang, its English name, or the first."
+    )
+    target_column: str | None = option(
+        None, "Column of the target text; by default target_lang, its English name, or the second."
+    )
+    reverse_translation: bool = option(False, "Translate the other way: target to source.")
+    max_test_samples: int | None = option(None, "Translate the first so many test pairs only.")
+    source_prefix: str | None = option(
+        None, "Text before every source sentence, e.g. 'translate English to German: ' for T5."
+    )
+    vocab_size: int = option(
+        32_000, "Size of the joint vocabulary that is trained where no tokenizer is named."
+    )
+    tokenizer_algorithm: str = option("bpe", "Of that vocabulary: bpe or unigram.")
+    max_corpus_chars: int = option(10_000_000, "Characters to train that vocabulary on.")
+    max_source_length: int | None = option(
+        None, f"Tokens a source row; {LONGEST}, or what the model allows, by default."
+    )
+    max_target_length: int | None = option(
+        None, f"Tokens a target row; {LONGEST}, or what the model allows, by default."
+    )
+    truncate_long_pairs: bool = option(
+        False, "Cut training pairs that are longer than a row, instead of leaving them out."
+    )
+    label_smoothing_factor: float = option(
+        0.1, "Probability that training spreads over all tokens but the right one; 0 turns it off."
+    )
+    predict_with_generate: bool = option(
+        True, "Translate the validation pairs at each evaluation and compute BLEU and chrF."
+    )
+    max_generate_samples: int | None = option(
+        None, "Translate so many of the validation pairs only, spread evenly over them."
+    )
+    generation_batch_size: int = option(64, "Sentences that are translated at once.")
+    num_beams: int = option(4, "Beams of the search; 1 is greedy.")
+    max_new_tokens: int | None = option(
+        None, "Longest translation in tokens; about twice the source, at most a row, by default."
+    )
+    length_penalty: float = option(1.0, "Exponent of the length penalty of beam search.")
+    length_penalty_type: str = option(
+        "transformers", "transformers: length^penalty; gnmt: ((5 + length) / 6)^penalty."
+    )
+    bleu_tokenizer: str = option("13a", "sacreBLEU's tokenizer: 13a, intl, zh, char, none, …")
+    bleu_lowercase: bool = option(False, "Lower-cased BLEU, as the WMT example reports it.")
+    text_samples: int = option(8, "Sample translations to log at each evaluation.")
+
+    def __post_init__(self) -> None:
+        if self.max_seq_length:
+            self.max_source_length = self.max_source_length or self.max_seq_length
+            self.max_target_length = self.max_target_length or self.max_seq_length
+        super().__post_init__()
+
+    def problems(self) -> Iterator[tuple[Any, str]]:
+        """Add what parallel text and its evaluation ask for."""
+        counts = (
+            *("max_source_length", "max_target_length", "max_generate_samples", "num_beams"),
+            *("max_test_samples", "generation_batch_size", "max_new_tokens", "vocab_size"),
+            "max_corpus_chars",
+        )
+        for name in counts:
+            value = getattr(self, name)
+            yield (
+                value is not None and value < 1,
+                f"--{name} {value}: give a number of at least 1",
+            )
+        yield from split_problems(self, "pairs")
+        smoothing = self.label_smoothing_factor
+        yield not 0 <= smoothing < 1, f"--label_smoothing_factor {smoothing}: give 0 to below 1"
+        yield (
+            self.tokenizer_algorithm not in ("unigram", "bpe"),
+            f"--tokenizer_algorithm {self.tokenizer_algorithm}: give unigram or bpe",
+        )
+        yield (
+            self.length_penalty_type not in LENGTH_PENALTIES,
+            f"--length_penalty_type {self.length_penalty_type}: give "
+            + " or ".join(LENGTH_PENALTIES),
+        )
+        yield (
+            self.source_lang is not None and self.source_lang == self.target_lang,
+            f"--source_lang and --target_lang are both {self.source_lang}: give two languages",
+        )
+        yield self.text_samples < 0, f"--text_samples {self.text_samples}: give 0 or more"
+        yield (
+            self.streaming,
+            "--streaming: parallel text is tokenised to disk and read from there; drop the flag",
+        )
+        yield from super().problems()
+
+    @property
+    def row_length(self) -> int | None:
+        """Tokens of the longer side as asked for."""
+        return max(self.max_source_length or 0, self.max_target_length or 0) or None
+
+    def lengths(self, limit: int | None) -> tuple[int, int]:
+        """Return tokens of a source and of a target row where the position table has ``limit``.
+
+        Raises:
+            UsageError: a length that was asked for is longer than the table.
+        """
+        for name in ("max_source_length", "max_target_length"):
+            wanted = getattr(self, name)
+            if limit and wanted and wanted > limit:
+                raise UsageError(
+                    f"--{name} {wanted} is longer than the position table of this model allows "
+                    f"({limit}): give at most {limit}, or a configuration with more "
+                    "max_position_embeddings"
+                )
+        default = min(LONGEST, limit or LONGEST)
+        return self.max_source_length or default, self.max_target_length or default
+
 
 REFERENCE_HELP = (
     "Whole-word reference file for Chinese: a JSON list of token positions per document."
 )
+
+
 UNUSED_HELP = "Kept for old commands, which never read it; giving one is an error."
+
+
 CROSS_HELP = (
     "Let attention and positions run on from one document of a row to the next, as in "
     "Transformers 4."
@@ -188,6 +611,7 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "translation": TranslationArguments,
     "classification": ClassificationArguments,
 }
+
 
 Part = TypeVar("Part", bound=TextArguments)
 

@@ -3,13 +3,162 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any, Protocol
 
 import numpy as np
 
-from hfseq.data.packing import Rows
-from hfseq.errors import DataError
+from hfseq.data.store import TokenStore
+from hfseq.errors import DataError, UsageError
+
+
+class Rows(Protocol):
+    """Random access to rows; ``fetch`` gives int32 arrays of shape (len(indices), width).
+
+    "input_ids" is filled up with the pad id; "segment_ids" counts the documents of a row from 1 and
+    is 0 on padding; "position_ids" begins at 0 in every document; "continues" (only where the store
+    has it) is 1 on a token that continues a word. "next_ids", (len(indices),), is the token that
+    follows the row in the same document, or -1.
+    """
+
+    def __len__(self) -> int: ...
+
+    def width(self, indices: np.ndarray) -> Any:
+        """Columns that a batch of these rows takes (of either side, where rows are of pairs)."""
+        ...
+
+    def fetch(self, indices: np.ndarray, width: Any = None) -> dict[str, np.ndarray]:
+        """Copy these rows out, ``width`` columns wide."""
+        ...
+
+
+class PackedRows:
+    """Row i is ``tokens[i * length:(i + 1) * length]``; the last one is padded, nothing is dropped.
+
+    A document that began in an earlier row starts at position 0 again: rows are independent. With
+    ``cross_documents`` a row is one sequence, whatever documents are in it. Only the first
+    ``tokens`` of the store make rows where it is given; what follows is there to be predicted.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        length: int,
+        cross_documents: bool = False,
+        tokens: int | None = None,
+    ):
+        self.store, self.length, self.cross_documents = store, length, cross_documents
+        self.total = store.total_tokens if tokens is None else min(tokens, store.total_tokens)
+
+    def __len__(self) -> int:
+        return -(-self.total // self.length)
+
+    def width(self, indices: np.ndarray) -> int:
+        """Columns of a batch: always the length."""
+        return self.length
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Copy these rows out; see ``Rows``."""
+        starts = np.asarray(indices, np.int64) * self.length
+        lengths = np.minimum(self.length, self.total - starts)
+        rows = _gather(self.store, starts, lengths, self.length)
+        begins = self._document_starts(starts, lengths)
+        real = rows.pop("real")
+        columns = np.arange(self.length, dtype=np.int32)
+        last_start = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
+        segments = 1 + np.cumsum(begins, axis=1, dtype=np.int32)
+        return rows | {
+            "segment_ids": np.where(real, segments, 0).astype(np.int32),
+            "position_ids": np.where(real, columns - last_start, 0).astype(np.int32),
+            "next_ids": self._next_ids(starts + lengths),
+        }
+
+    def previous_ids(self, indices: np.ndarray) -> np.ndarray:
+        """The tokens before these rows, -1 before the first; documents run on from row to row."""
+        places = np.asarray(indices, np.int64) * self.length - 1
+        return np.where(places < 0, -1, self.store.tokens[np.maximum(places, 0)]).astype(np.int32)
+
+    def _next_ids(self, places: np.ndarray) -> np.ndarray:
+        """The tokens at ``places``, -1 where a document begins or the text has ended."""
+        store = self.store
+        begins = store.offsets[np.searchsorted(store.offsets, places)] == places
+        known = places < store.total_tokens
+        if not self.cross_documents:
+            known &= ~begins
+        tokens = store.tokens[np.minimum(places, store.total_tokens - 1)]
+        return np.where(known, tokens, -1).astype(np.int32)
+
+    def _document_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Where a document begins within a row, its first column apart; bool (rows, length)."""
+        offsets = self.store.offsets[:0] if self.cross_documents else self.store.offsets
+        first = np.searchsorted(offsets, starts, side="right")
+        counts = np.searchsorted(offsets, starts + lengths, side="left") - first
+        rows = np.repeat(np.arange(len(starts)), counts)
+        rank = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        begins = np.zeros((len(starts), self.length), bool)
+        begins[rows, offsets[first[rows] + rank] - starts[rows]] = True
+        return begins
+
+
+class LineRows:
+    """Row i is document i, truncated to ``max_length``.
+
+    A batch is as wide as its longest row, rounded up to a quarter of ``max_length`` (there are
+    four, so the training step compiles four times at most); with ``pad_to_max_length`` always
+    ``max_length``. Processes that fetch parts of one batch pass ``width(all indices)``.
+    """
+
+    def __init__(self, store: TokenStore, max_length: int, pad_to_max_length: bool = False):
+        self.store, self.max_length, self.pad_to_max_length = store, max_length, pad_to_max_length
+        quarters = (-(-max_length * k // 4) for k in (1, 2, 3))
+        self.widths = sorted(
+            {min(-(-quarter // 8) * 8, max_length) for quarter in quarters} | {max_length}
+        )
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def width(self, indices: np.ndarray) -> int:
+        """The narrowest of the four widths that holds these rows."""
+        if self.pad_to_max_length:
+            return self.max_length
+        return next(
+            width for width in self.widths if width >= self._lengths(indices).max(initial=1)
+        )
+
+    def _lengths(self, indices: np.ndarray) -> np.ndarray:
+        offsets = self.store.offsets
+        return np.minimum(offsets[np.asarray(indices) + 1] - offsets[indices], self.max_length)
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Copy these rows out, ``width`` columns wide; see ``Rows``."""
+        width = width or self.width(indices)
+        rows = _gather(self.store, self.store.offsets[indices], self._lengths(indices), width)
+        real = rows.pop("real")
+        return rows | {
+            "segment_ids": real.astype(np.int32),
+            "position_ids": np.where(real, np.arange(width, dtype=np.int32), 0).astype(np.int32),
+            "next_ids": np.full(len(real), -1, np.int32),
+        }
+
+
+def _gather(
+    store: TokenStore, starts: np.ndarray, lengths: np.ndarray, width: int
+) -> dict[str, np.ndarray]:
+    """Copy ``tokens[start:start + length]`` into rows; "real" is True where a row holds a token."""
+    rows = {"input_ids": np.full((len(starts), width), store.pad_token_id, np.int32)}
+    sources = {"input_ids": store.tokens}
+    if store.continues is not None:
+        rows["continues"] = np.zeros((len(starts), width), np.int32)
+        sources["continues"] = store.continues
+    for name, source in sources.items():
+        for row, start, length in zip(rows[name], starts.tolist(), lengths.tolist(), strict=True):
+            row[:length] = source[start : start + length]
+    return rows | {"real": np.arange(width) < lengths[:, None]}
+
 
 ROUNDS = 8
+
+
 GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -137,3 +286,96 @@ class RowRandom:
         self._draws += 1
         keys = (derive(self._base, self._draws, row) for row in self.rows.tolist())
         return [np.random.Generator(np.random.Philox(key=key)) for key in keys]
+
+
+class WindowBatches(Batches):
+    """Step *s* is window ``s % windows`` of the rows of sequence step ``s // windows``.
+
+    Every epoch visits each row once, in an order of its own, and all windows of a row in turn; the
+    same row has the same place in the batch until its last window. Beside the columns of the
+    window, a batch has "previous_ids", the token before it (-1 at the beginning of a row),
+    "next_ids", the one after it, and "fresh", True where a row begins.
+    """
+
+    def __init__(self, rows: Rows, batch_size: int, seed: int, windows: int):
+        super().__init__(rows, batch_size, seed)
+        self.windows = windows
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+        return self.steps * self.windows
+
+    def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the row numbers of a step and which of them count, as its first window did."""
+        return super().indices(step // self.windows)
+
+    def fetch(self, step: int, part: slice = slice(None)) -> dict[str, np.ndarray]:
+        """Return ``part`` of the batch: one window of the rows' arrays, and what is around it."""
+        rows, window = super().fetch(step, part), step % self.windows
+        ids = rows["input_ids"]
+        width = ids.shape[1] // self.windows
+        start, stop = window * width, (window + 1) * width
+        real = rows["segment_ids"] > 0
+        begins = np.full(len(ids), window == 0)
+        following = rows["next_ids"]
+        if stop < ids.shape[1]:
+            following = np.where(real[:, stop], ids[:, stop], following)
+            # A row that ends with this window is followed by what follows the row.
+        return {
+            name: array[:, start:stop] if array.shape == ids.shape else array
+            for name, array in rows.items()
+        } | {
+            "previous_ids": np.where(begins, -1, ids[:, start - 1]).astype(np.int32),
+            "next_ids": following.astype(np.int32),
+            "fresh": begins,
+        }
+
+
+class StreamBatches(Batches):
+    """Each place of the batch reads on through the text, a row of ``rows`` a step, for ever.
+
+    With *b* places the text is cut into *b* parts of equal length; place *i* begins with part *i*
+    and goes on with the part after it, so an epoch reads every row once and nobody skips. At the
+    end of the text a place begins anew: "fresh" is True there, and "previous_ids" is -1.
+
+    Raises:
+        UsageError: ``rows`` are not cut out of one text.
+    """
+
+    def __init__(self, rows: Any, batch_size: int, seed: int):
+        super().__init__(rows, batch_size, seed, shuffle=False)
+        if not hasattr(rows, "previous_ids"):
+            raise UsageError(
+                "--state_reset never needs a text to read on in; these rows have nothing to do "
+                "with each other (images): drop the flag"
+            )
+
+    def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the row that each place reads, and whether there is one (the last part ends)."""
+        places = np.arange(self.batch_size, dtype=np.int64) * self.steps
+        order = (places + step) % (self.batch_size * self.steps)
+        valid = order < len(self.rows)
+        return np.where(valid, order, 0), valid
+
+    def fetch(self, step: int, part: slice = slice(None)) -> dict[str, np.ndarray]:
+        """Return ``part`` of the batch, with "previous_ids" and "fresh"."""
+        indices, valid = self.indices(step)
+        rows = super().fetch(step, part)
+        return rows | {
+            "previous_ids": self.rows.previous_ids(indices[part]),  # type: ignore[attr-defined]
+            "fresh": (indices == 0)[part] & valid[part],
+        }
+
+
+#: The label of places that nothing is predicted at.
+IGNORED = -100
+
+
+def shift_right(labels: np.ndarray, pad_token_id: int, decoder_start_token_id: int) -> np.ndarray:
+    """Return decoder inputs: ``labels`` (batch, length) one place later, after the start token.
+
+    Ignored labels become padding; the type of the labels is kept.
+    """
+    start = np.full_like(labels[:, :1], decoder_start_token_id)
+    shifted = np.concatenate([start, labels[:, :-1]], axis=1)
+    return np.where(shifted == IGNORED, np.asarray(pad_token_id, shifted.dtype), shifted)

@@ -2,24 +2,129 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from hfseq.data import files as data_files
-from hfseq.data.classification_arguments import ClassificationArguments
-from hfseq.data.classification_glue import GLUE
-from hfseq.data.classification_tables import Table, choose_columns, read_table, table_of
+from hfseq.data.arguments import GLUE, ClassificationArguments
+from hfseq.data.batches import IGNORED
 from hfseq.data.sources import load_named
-from hfseq.errors import DataError, UsageError
+from hfseq.data.tables import Table, column_number, read_table
+from hfseq.data.tokenize import pad_token_id
+from hfseq.data.tokenizers import install, once, save_generic, word_tokenizer
+from hfseq.errors import DataError, UsageError, nearest
+
+logger = logging.getLogger(__name__)
+
+LABELS = ("label", "labels", "gold_label", "is_duplicate", "Quality", "score")
+
+
+SENTENCES = (
+    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
+    ("question", "sentence"), ("sentence",), ("text",),
+)  # fmt: skip
+
+
+def table_of(dataset: Any, origin: str) -> Table:
+    """Return a ``datasets.Dataset`` as a table; labels that have names are told by them."""
+    classes: tuple[str, ...] = ()
+    for name in LABELS:
+        feature: Any = (dataset.features or {}).get(name)
+        if found := getattr(feature, "names", None):
+            classes = tuple(found)
+            break
+    return Table({name: list(dataset[name]) for name in dataset.column_names}, origin, None, None,
+                 classes)  # fmt: skip
+
+
+def choose_columns(
+    table: Table, arguments: ClassificationArguments, labelled: bool
+) -> tuple[str, str | None, str | None]:
+    """Return the columns of first sentence, second sentence and label; either may be None.
+
+    Raises:
+        DataError: a column that was asked for is not there, or the task's second sentence.
+        UsageError: no column has a usual name, or ``labelled`` examples have no label.
+    """
+    names, task = list(table.columns), GLUE.get(arguments.task_name or table.task or "")
+    label = _asked(table, "label_column", arguments.label_column, required=labelled)
+    if label is None and arguments.label_column is None:
+        label = next((name for name in LABELS if name in names), None)
+        if label is None and labelled:
+            raise UsageError(
+                f"{table.origin} has no column 'label' but {', '.join(names)}: say which one is "
+                "the label with --label_column NAME (a number for a file without a header)"
+            )
+    first = _asked(table, "sentence1_column", arguments.sentence1_column)
+    second = _asked(table, "sentence2_column", arguments.sentence2_column)
+    if first is None:
+        first, usual = _usual(table, task.sentences if task else None, {label, second})
+        second = second or usual
+    elif second is None and task and len(task.sentences) == 2:
+        second = task.sentences[1] if task.sentences[1] in names else None
+    if task and len(task.sentences) == 2 and second is None:
+        raise DataError(
+            f"--task_name {arguments.task_name} compares two sentences ({task.sentences[0]}, "
+            f"{task.sentences[1]}), and {table.origin} has one: its columns are "
+            f"{', '.join(names)}; give --sentence2_column"
+        )
+    chosen = [name for name in (first, second, label) if name is not None]
+    if twice := next((name for name in chosen if chosen.count(name) > 1), None):
+        raise UsageError(
+            f"{table.origin}: the column '{twice}' is chosen for two of first sentence, second "
+            "sentence and label; look at --sentence1_column, --sentence2_column and --label_column"
+        )
+    return first, second, label
+
+
+def _asked(table: Table, flag: str, name: str | None, required: bool = True) -> str | None:
+    """Return the column that a flag names, by name or by number."""
+    names = list(table.columns)
+    if name is None or name in names:
+        return name
+    if (number := column_number(name, len(names))) is not None:
+        return names[number]
+    if not required:
+        return None
+    raise DataError(
+        f"--{flag} {name}: {table.origin} has no such column but {', '.join(names)}"
+        + (f" (numbers 0 to {len(names) - 1})" if name.isdigit() else nearest(name, names))
+    )
+
+
+def _usual(
+    table: Table, wanted: tuple[str, ...] | None, taken: set[str | None]
+) -> tuple[str, str | None]:
+    """Return the columns of the sentences by their usual names, or what else there is of text."""
+    names = table.columns
+    for group in ([wanted] if wanted else []) + list(SENTENCES):
+        if all(name in names and name not in taken for name in group):
+            return group[0], group[1] if len(group) == 2 else None
+    texts = [
+        name
+        for name, cells in names.items()
+        if name not in taken and all(isinstance(cell, str) for cell in cells[:100])
+    ]
+    if len(texts) in (1, 2) and len(names) <= 3:
+        return texts[0], texts[1] if len(texts) == 2 else None
+    raise UsageError(
+        f"{table.origin} has no column 'sentence' or 'text' but {', '.join(names)}: say which "
+        "holds the text with --sentence1_column (and --sentence2_column for pairs)"
+    )
+
 
 SPLITS = ("train", "validation", "test")
+
+
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write
 
 
@@ -236,3 +341,273 @@ def _place(first: str, second: str) -> float:
     """Return where an example lies between 0 and 1, always the same."""
     content = f"{first}\0{second}".encode(errors="surrogatepass")
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") / 2**64
+
+
+FRACTION = re.compile(r"\s*[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)\s*")
+
+
+class Labels:
+    """What the labels of the examples are to the model: classes by number, or numbers.
+
+    ``names`` are the classes in the order of their numbers; None for regression. With
+    ``by_number`` the data may have the numbers instead.
+    """
+
+    def __init__(self, names: Sequence[str] | None, by_number: bool = False):
+        self.names = None if names is None else list(names)
+        self._numbers = {name: number for number, name in enumerate(self.names or ())}
+        if by_number:
+            self._numbers = {str(i): i for i in self._numbers.values()} | self._numbers
+
+    def numbers(self, examples: Examples, split: str) -> np.ndarray:
+        """Return int32 classes (-100 where there is none) or float32 numbers (NaN), (examples,).
+
+        Raises:
+            DataError: a training or validation example without a label, a class that the training
+                data lacks, or what is no number.
+        """
+        needed = split != "test"
+        found = [self._number(examples, row, needed) for row in range(len(examples))]
+        return np.array(found, np.float32 if self.names is None else np.int32)
+
+    def _number(self, examples: Examples, row: int, needed: bool) -> float:
+        label = examples.labels[row]
+        if label is None:
+            if needed:
+                raise DataError(f"{examples.place(row)} has no label")
+            return float("nan") if self.names is None else IGNORED
+        if self.names is None:
+            return _score(label, examples, row)
+        text = class_name(label)
+        number = self._numbers.get(text)
+        if number is None:
+            raise DataError(
+                f"{examples.place(row)}: the label '{text}' is not one of the classes that the "
+                f"model learns, {', '.join(self.names[:20])}; correct it, or add training examples "
+                "of it"
+            )
+        return number
+
+
+def _score(label: Any, examples: Examples, row: int) -> float:
+    try:
+        value = float(label)
+    except (TypeError, ValueError):
+        value = float("nan")
+    if math.isfinite(value) and abs(value) > float(np.finfo(np.float32).max):
+        raise DataError(
+            f"{examples.place(row)}: the label {label!r} is beyond float32, in which models "
+            "compute; scale the labels"
+        )
+    if not math.isfinite(value):
+        raise DataError(
+            f"{examples.place(row)}: the label {label!r} is no number, which regression needs; "
+            "correct it, or give --task_type classification"
+        )
+    return value
+
+
+def class_name(label: Any) -> str:
+    """Return the name of a class; 1.0 and 1 are one class."""
+    if isinstance(label, float) and label.is_integer():
+        return str(int(label))
+    return str(label).strip()
+
+
+def is_regression(splits: LabelledSplits, arguments: ClassificationArguments, config: Any) -> bool:
+    """Tell whether numbers are predicted: as the flag, the task, the data or the model says."""
+    if arguments.task_type:
+        return arguments.task_type == "regression"
+    if splits.task:
+        return not GLUE[splits.task].labels
+    if "train" not in splits:
+        return getattr(config, "problem_type", None) == "regression"
+    labels = [label for label in splits["train"].labels if label is not None]
+    fractions = [isinstance(x, float) or bool(FRACTION.fullmatch(x)) for x in labels]
+    return any(fractions) and all(
+        fraction or re.fullmatch(r"[-+]?\d+", str(label).strip())
+        for fraction, label in zip(fractions, labels, strict=True)
+    )
+
+
+def class_names(splits: LabelledSplits, config: Any) -> list[str]:
+    """Return the classes in the order of their numbers.
+
+    They are those of the task, of the data set, or of the training labels (numbers in their order,
+    else by the alphabet). A model that has names for all of them keeps its own order.
+
+    Raises:
+        DataError: training examples of one class alone.
+    """
+    names = _known_names(splits)
+    own = [config.id2label[number] for number in sorted(config.id2label)]
+    default = all(re.fullmatch(r"LABEL_\d+", name) for name in own)
+    if not names:  # an evaluation alone: the model knows
+        return list(map(str, range(len(own)))) if default else own
+    if "train" in splits:
+        present = Counter(class_name(x) for x in splits["train"].labels if x is not None)
+        if len(present) < 2:
+            only = f"the label '{next(iter(present))}'" if present else "no label"
+            raise DataError(
+                f"every training example has {only}: there is nothing to tell apart; look at "
+                "--label_column, or give examples of at least two classes"
+            )
+    return names if default or not set(names) <= set(own) else own
+
+
+def _known_names(splits: LabelledSplits) -> list[str]:
+    if splits.task and GLUE[splits.task].labels:
+        return list(GLUE[splits.task].labels)
+    for examples in splits.values():
+        if classes := examples.tables[0][1].classes:
+            return list(classes)
+    if "train" not in splits:
+        return []
+    return sorted_names(class_name(x) for x in splits["train"].labels if x is not None)
+
+
+def sorted_names(labels: Iterable[str]) -> list[str]:
+    """Return the distinct labels: whole numbers in their order, others by the alphabet."""
+    names = set(labels)
+    numbers = all(re.fullmatch(r"[-+]?\d{1,99}", name) for name in names)
+    return sorted(names, key=(lambda name: (int(name), name)) if numbers else None)
+
+
+BATCH = 4096  # examples a call of the tokenizer
+
+
+class ExampleRows:
+    """Row i is example i, cut to ``max_length`` tokens (the longer sentence of a pair first).
+
+    A batch is as wide as its longest row needs, in one of four widths that end with the longest
+    row's, so that a step compiles four times at most; with ``pad_to_max_length`` there is one,
+    ``max_length``. Rows have "labels" (rows,) and, with ``types``, "token_type_ids", 1 in a second
+    sentence.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        labels: np.ndarray,
+        tokenizer: Any,
+        max_length: int,
+        pad_to_max_length: bool = False,
+        types: bool = False,
+    ):
+        self.labels, self.pad = labels, pad_token_id(tokenizer)
+        ids, kinds, self.truncated = encode(examples, tokenizer, max_length)
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        self.offsets = np.concatenate([[0], lengths.cumsum()])
+        self.tokens = {"input_ids": np.concatenate(ids).astype(np.int32)}
+        if types:
+            self.tokens["token_type_ids"] = np.concatenate(kinds).astype(np.int32)
+        longest = min(-(-int(lengths.max()) // 8) * 8, max_length)
+        quarters = (-(-longest * part // 32) * 8 for part in (1, 2, 3))
+        #: Columns a batch may have, the most last.
+        self.widths = (
+            [max_length] if pad_to_max_length else
+            sorted({min(width, longest) for width in quarters} | {longest})
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of all rows, without padding."""
+        return int(self.offsets[-1])
+
+    def width(self, indices: np.ndarray) -> int:
+        """The narrowest of the widths that holds these rows."""
+        longest = (self.offsets[np.asarray(indices) + 1] - self.offsets[indices]).max(initial=1)
+        return next(width for width in self.widths if width >= longest)
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Copy these rows out, ``width`` columns wide."""
+        indices, width = np.asarray(indices), width or self.width(indices)
+        starts, ends = self.offsets[indices], self.offsets[indices + 1]
+        real = np.arange(width) < (ends - starts)[:, None]
+        rows = {}
+        for name, tokens in self.tokens.items():
+            rows[name] = np.full(real.shape, self.pad if name == "input_ids" else 0, np.int32)
+            for row, start, end in zip(rows[name], starts.tolist(), ends.tolist(), strict=True):
+                row[: end - start] = tokens[start:end]
+        return rows | {"segment_ids": real.astype(np.int32), "labels": self.labels[indices]}
+
+
+def encode(
+    examples: Examples, tokenizer: Any, max_length: int
+) -> tuple[list[list[int]], list[list[int]], int]:
+    """Return ids and types of each example's tokens, and how many examples were cut.
+
+    An example without a token gets one, unknown or padding: attention needs something to look at.
+
+    Raises:
+        UsageError: ``max_length`` leaves no room beside the special tokens.
+    """
+    pair = examples.second is not None
+    special = tokenizer.num_special_tokens_to_add(pair=pair)
+    if max_length <= special + pair:
+        raise UsageError(
+            f"--max_seq_length {max_length} leaves no room for text: the tokenizer adds {special} "
+            f"special tokens to {'a pair' if pair else 'a sentence'}"
+        )
+    nothing = tokenizer.unk_token_id
+    nothing = pad_token_id(tokenizer) if nothing is None else nothing
+    ids: list[list[int]] = []
+    kinds: list[list[int]] = []
+    cut = 0
+    for start in range(0, len(examples), BATCH):
+        part = slice(start, start + BATCH)
+        second = examples.second[part] if examples.second is not None else None
+        for row, kind, longer in _encode(examples.first[part], second, tokenizer, max_length):
+            ids.append(row or [nothing])
+            kinds.append(kind if row else [0])
+            cut += longer
+    return ids, kinds, cut
+
+
+def _encode(
+    first: list[str], second: list[str] | None, tokenizer: Any, max_length: int
+) -> list[tuple[list[int], list[int], bool]]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        found = tokenizer(
+            first, second, truncation="longest_first", max_length=max_length,
+            return_token_type_ids=True, return_overflowing_tokens=False, verbose=False,
+        )  # fmt: skip
+        # A tokenizer in Python does not say what it cut.
+        return [
+            (ids, kinds, len(ids) == max_length)
+            for ids, kinds in zip(found["input_ids"], found["token_type_ids"], strict=True)
+        ]
+    backend.no_padding()
+    backend.enable_truncation(max_length)
+    texts = first if second is None else list(zip(first, second, strict=True))
+    rows = [(e.ids, e.type_ids, bool(e.overflowing)) for e in backend.encode_batch_fast(texts)]
+    backend.no_truncation()
+    return rows
+
+
+def words_in(
+    folder: Path, arguments: ClassificationArguments, load: Callable[[], LabelledSplits]
+) -> Any:
+    """Return the vocabulary of words in ``folder``; the first process that finds none makes it.
+
+    Raises:
+        DataError: there is none, and no training example to make it of.
+    """
+
+    def make(temporary: Path) -> None:
+        examples = load().get("train")
+        if examples is None:
+            raise DataError(
+                f"there are no training examples to make a vocabulary of, and {folder} has none: "
+                "give --train_file or --tokenizer_name"
+            )
+        save_generic(
+            word_tokenizer([*examples.first, *(examples.second or [])], arguments.vocab_size),
+            temporary,
+        )
+
+    return once(folder, lambda: install(folder, make))

@@ -10,9 +10,82 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from hfseq import json_text
-from hfseq.data import unpacked
+from hfseq import errors
 from hfseq.errors import DataError
+
+RATIO = 100  # bytes for each packed one; text has 3 to 10, the most repetitive logs some 50
+
+
+FREE = 16 << 20  # bytes that any file may unpack to
+
+
+READ = 1 << 18  # bytes that are unpacked at once, at most
+
+
+class Counted(io.RawIOBase):
+    """The packed bytes, and how many of them were read."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__()
+        self.file, self.count = file, 0
+
+    def readable(self) -> bool:
+        """Tell that this can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that places can be chosen, as archives want it."""
+        return True
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        """Go to a place; returns it."""
+        return self.file.seek(place, whence)
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self.file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer; 0 at the end."""
+        data = self.file.read(len(buffer))
+        buffer[: len(data)] = data
+        self.count += len(data)
+        return len(data)
+
+
+class Guarded(io.RawIOBase):
+    """The unpacked bytes of ``stream``, whose packed ones ``packed`` counts; ``name`` is the file.
+
+    Raises:
+        DataError: more came out than ``FREE`` and ``RATIO`` times what went in.
+    """
+
+    def __init__(self, stream: Any, packed: Counted, name: str) -> None:
+        super().__init__()
+        self.stream, self.packed, self.name, self.count = stream, packed, name, 0
+
+    def readable(self) -> bool:
+        """Tell that this can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer; 0 at the end."""
+        try:
+            data = self.stream.read(min(len(buffer), READ))
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # each format has errors of its own
+            raise OSError(f"it cannot be unpacked: {error}") from error
+        buffer[: len(data)] = data
+        self.count += len(data)
+        if self.count > FREE + RATIO * self.packed.count:
+            raise DataError(
+                f"{self.name} unpacks to more than {RATIO} times its size "
+                f"({self.count >> 20} MB of the first {self.packed.count} bytes): no text does. "
+                "Where it is what you want, unpack it yourself and give the unpacked file"
+            )
+        return len(data)
+
 
 BUILDERS = {
     ".txt": "text",
@@ -23,7 +96,11 @@ BUILDERS = {
     ".tsv": "csv",
     ".parquet": "parquet",
 }
+
+
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+
+
 HEAD, CHUNK = 1 << 13, 1 << 24
 
 
@@ -162,9 +239,9 @@ def open_binary(file: str) -> Iterator[Any]:
             return
         if kind not in compr:
             raise ImportError(f"no package for {kind} is installed (.zst needs zstandard)")
-        packed = unpacked.Counted(stored)
+        packed = Counted(stored)
         with compr[kind](io.BufferedReader(packed), mode="rb") as stream:
-            yield io.BufferedReader(unpacked.Guarded(stream, packed, file), unpacked.READ)
+            yield io.BufferedReader(Guarded(stream, packed, file), READ)
 
 
 def read_lines(file: str, flag: str) -> Iterator[str]:
@@ -218,8 +295,8 @@ def check_unpacks(file: str, flag: str, whole: bool = True) -> None:
         return
     try:
         with open_binary(file) as stream:
-            left = 2 * unpacked.FREE  # beyond what any file may unpack to
-            while chunk := stream.read(unpacked.READ):
+            left = 2 * FREE  # beyond what any file may unpack to
+            while chunk := stream.read(READ):
                 left -= 0 if whole else len(chunk)
                 if left < 0:
                     break
@@ -252,14 +329,14 @@ def _check_json(file: str, flag: str) -> None:
     if first.startswith(b"["):  # one array of objects
         with open_binary(file) as stream:
             try:
-                json_text.parse(stream.read())
+                errors.parse_json(stream.read())
             except json.JSONDecodeError as error:
                 raise DataError(f"{flag} {file} is not valid JSON: {error}") from error
         return
     with open_binary(file) as stream:
         for number, line in enumerate(stream, 1):
             try:
-                record = json_text.parse(line) if line.strip() else {}
+                record = errors.parse_json(line) if line.strip() else {}
             except json.JSONDecodeError as error:
                 raise DataError(
                     f"{flag} {file}, line {number} is not valid JSON: {error.msg}"
@@ -268,3 +345,76 @@ def _check_json(file: str, flag: str) -> None:
                 raise DataError(
                     f"{flag} {file}, line {number} is not a JSON object with named columns"
                 )
+
+
+SMALL = 64 << 20  # bytes of a file that is looked through; larger ones only if they have odd counts
+
+
+BYTES_A_ROW = 4  # text packs to more
+
+
+BATCH = 1 << 16
+
+
+def check(file: str, flag: str) -> None:
+    """Refuse a file whose values take more memory than text of its size does.
+
+    Values are counted, not unpacked. What is no parquet file is left to the reader to say.
+
+    Raises:
+        DataError: they take more than ``FREE`` and ``RATIO`` bytes for each one of the file.
+    """
+    import pyarrow
+
+    try:
+        with open_binary(file) as stream:
+            size, total = _measure(stream)
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError):
+        return
+    if total > FREE + RATIO * size:
+        raise DataError(
+            f"{flag} {file} unpacks to more than {RATIO} times its size ({total >> 20} MB of "
+            f"{size} bytes): no text does. Where it is what you want, give it as .txt or .jsonl"
+        )
+
+
+def _measure(stream: Any) -> tuple[int, int]:
+    """Return the bytes of the file and, where they are in doubt, those of its values."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    size = stream.seek(0, 2)
+    stream.seek(0)
+    plain = ParquetFile(stream)
+    rows, leaves = plain.metadata.num_rows, range(plain.metadata.num_columns)
+    total = rows * len(leaves)
+    if total > FREE + RATIO * size or (size > SMALL and rows * BYTES_A_ROW < size):
+        return size, total if total > FREE + RATIO * size else 0
+    texts = [
+        plain.schema.column(i).path for i in leaves
+        if plain.schema.column(i).physical_type == "BYTE_ARRAY"
+    ]  # fmt: skip
+    stream.seek(0)
+    file = ParquetFile(stream, read_dictionary=texts)
+    for batch in file.iter_batches(BATCH, columns=texts):
+        columns = list(batch.columns)
+        while columns:
+            column = columns.pop()
+            if pyarrow.types.is_struct(column.type):
+                columns += column.flatten()
+            else:
+                total += _bytes(column)
+        if total > FREE + RATIO * size:
+            break
+    return size, total
+
+
+def _bytes(column: Any) -> int:
+    """Return the bytes of a column's values, each counted as often as it stands there."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    if not pyarrow.types.is_dictionary(column.type):
+        return column.nbytes
+    lengths = compute.binary_length(column.dictionary).cast("int64")
+    return compute.sum(lengths.take(column.indices)).as_py() or 0

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hfseq import json_text
+from hfseq import errors
 from hfseq.errors import DataError
 
 Opened = TypeVar("Opened")
@@ -57,7 +57,7 @@ class TokenStore:
         """
         path = Path(path)
         try:
-            header = json_text.parse((path / HEADER).read_bytes())
+            header = errors.parse_json((path / HEADER).read_bytes())
             version = header.get("version")
             total, documents, pad = (header[n] for n in ("tokens", "documents", "pad_token_id"))
             if not all(type(n) is int and 0 <= n < limit for n, limit in

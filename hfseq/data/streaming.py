@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hfseq.data.batches import derive, permute
-from hfseq.data.packing import LineRows, PackedRows
+from hfseq.data.batches import LineRows, PackedRows, derive, permute
 from hfseq.data.store import TokenStore
-from hfseq.data.tokenization import Encoder, pad_token_id
+from hfseq.data.tokenize import Encoder, pad_token_id
 from hfseq.errors import DataError
 
 CHUNK = 256  # documents read and tokenised at a time

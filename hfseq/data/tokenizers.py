@@ -3,17 +3,66 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hfseq.data.vocabulary_bytes import byte_backend
-from hfseq.errors import UsageError, nearest
+from hfseq.data.batches import derive, permute
+from hfseq.errors import DataError, UsageError, nearest
+
+logger = logging.getLogger(__name__)
+
+
+def byte_characters() -> list[str]:
+    """Return the character that stands for each byte in byte-level vocabularies.
+
+    Visible characters of Latin-1 stand for themselves, the others for those from U+0100 on (the
+    table of GPT-2, which ``tokenizers`` uses).
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(visible)]
+    codes = {byte: byte for byte in visible} | {b: 0x100 + i for i, b in enumerate(others)}
+    return [chr(codes[byte]) for byte in range(256)]
+
+
+def byte_backend(specials: Sequence[str]) -> Any:
+    """Return a ``tokenizers.Tokenizer``: special tokens first, then byte *b* as ``specials`` + *b*.
+
+    A byte-level BPE without merges, which takes a text as it is; plain ``tokenizers`` reads it.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    characters = byte_characters()
+    vocabulary = {token: i for i, token in enumerate([*specials, *characters])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_ids(tokenizer: Any) -> np.ndarray | None:
+    """Return the id of each byte, int32 (256,), or None where a token can be more than a byte."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    state = json.loads(backend.to_str())
+    model = state["model"]
+    if model.get("type") != "BPE" or model.get("merges") or state.get("normalizer"):
+        return None
+    vocabulary = model["vocab"]
+    ids = [vocabulary.get(character) for character in byte_characters()]
+    return None if None in ids else np.array(ids, np.int32)
+
 
 ALGORITHMS = ("bpe", "unigram", "wordpiece", "bytes")
+
+
 UNLIMITED = 10**30  # transformers' number for a model that takes texts of any length
 
 
@@ -54,6 +103,8 @@ _ROBERTA = Family(
     single="<s> $A </s>",
     pair="<s> $A </s> </s> $B </s>",
 )
+
+
 FAMILIES = {
     "roberta": _ROBERTA,
     "bart": _ROBERTA,
@@ -379,3 +430,217 @@ def word_marks(vocabulary: Iterable[str]) -> tuple[str, tuple[str, ...]]:
         return "", ()
     # Of byte-level vocabularies: space, line feed, tab, carriage return.
     return mark, {"Ġ": tuple("ĠĊĉč"), "▁": ("▁",)}.get(mark, ())
+
+
+FILE = "tokenizer.json"
+
+
+BATCH = 1000  # pairs at a time
+
+
+def vocabulary_in(folder: Path, arguments: Any, load: Callable[[], Mapping[str, Any]]) -> Any:
+    """Return the tokenizer in ``folder``; the first process that finds none there trains it.
+
+    ``arguments`` are the flags of translation: the training pairs, and size and kind of the
+    vocabulary.
+
+    Raises:
+        DataError: there is no tokenizer, and no training pair to make it of.
+    """
+    return once(folder, lambda: _train(folder, arguments, load()))
+
+
+def once(folder: Path, train: Callable[[], None]) -> Any:
+    """Return the tokenizer in ``folder``; the first process to find none has it made."""
+    from filelock import FileLock
+    from transformers import AutoTokenizer
+
+    if (folder / FILE).exists():
+        logger.info("the vocabulary in %s is used; remove it to have another trained", folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = folder / "tokenizer.lock"
+        with FileLock(str(lock)):
+            if not (folder / FILE).exists():  # another process may have been quicker
+                train()
+        lock.unlink(missing_ok=True)
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+def _train(folder: Path, arguments: Any, splits: Mapping[str, Any]) -> None:
+
+    if "train" not in splits:
+        raise DataError(
+            f"there are no training pairs to make a vocabulary of, and {folder} has none: give "
+            "--train_file or --tokenizer_name"
+        )
+
+    def make(temporary: Path) -> None:
+        joint_tokenizer(
+            _texts(splits["train"]), arguments.tokenizer_algorithm, arguments.vocab_size,
+            output_dir=temporary, max_corpus_chars=arguments.max_corpus_chars,
+        )  # fmt: skip
+
+    install(folder, make)
+
+
+def install(folder: Path, make: Callable[[Path], Any]) -> None:
+    """Have ``make`` write a tokenizer; its main file appears last, so a killed run leaves none."""
+    temporary = folder / "tokenizer.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    make(temporary)
+    for file in sorted(temporary.iterdir(), key=lambda file: file.name == FILE):
+        os.replace(file, folder / file.name)
+    temporary.rmdir()
+    logger.info("a vocabulary of the training data is saved in %s", folder)
+
+
+def _texts(pairs: Any) -> Iterator[list[str]]:
+    """Both sides in turns, so that a limit takes as much of either; files are often sorted."""
+    count = -(-len(pairs) // BATCH)
+    for number in permute(np.arange(count), count, derive("vocabulary")).tolist():
+        batch = pairs[number * BATCH : (number + 1) * BATCH]
+        yield batch["source"]
+        yield batch["target"]
+
+
+JOINT_ALGORITHMS = ("unigram", "bpe")
+
+
+FAMILY = Family(
+    algorithm="unigram",
+    first=("<pad>", "<s>", "</s>", "<unk>"),
+    roles={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    single="$A </s>",
+    pair="$A $B </s>",
+)
+
+
+STEP = 1e-4  # between the scores that the unigram trainer gives to characters it would have pruned
+
+
+DIGITS = 6  # of a score; the order of additions, which varies, changes the 15th
+
+
+def joint_tokenizer(
+    texts: Iterable[list[str]],
+    algorithm: str = "unigram",
+    vocab_size: int = 32_000,
+    output_dir: str | Path | None = None,
+    max_corpus_chars: int = 10_000_000,
+    *,
+    model_max_length: int | None = None,
+    show_progress: bool | None = None,
+) -> Any:
+    """Train one vocabulary on sentences of both languages and save it in ``output_dir``.
+
+    ``texts`` are lists of sentences, the languages in turns, since only the first
+    ``max_corpus_chars`` characters count. ``algorithm`` is "unigram" (SentencePiece's, pieces with
+    ``▁`` for a space; every character of the texts is in the vocabulary) or "bpe" (byte-level,
+    nothing is unknown). Ids are ``<pad>`` 0, ``<s>`` 1, ``</s>`` 2, ``<unk>`` 3; a text is its
+    pieces and ``</s>``. Decoding gives back what was written: composed characters (NFC), single
+    spaces. Equal texts give an equal vocabulary.
+
+    Returns what ``AutoTokenizer.from_pretrained(output_dir)`` gives, whatever ``config.json`` is
+    there; ``len`` of it is the model's vocab_size, less than asked for where the texts are few.
+
+    Raises:
+        UsageError: an unknown algorithm, or a size that does not hold the characters.
+    """
+    from tokenizers import normalizers
+
+    if algorithm not in JOINT_ALGORITHMS:
+        raise UsageError(f"--tokenizer_algorithm {algorithm}: one of {', '.join(JOINT_ALGORITHMS)}")
+    # Not NFKC: it would turn "…" into "...", "½" into "1⁄2", and references are not so written.
+    normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFC()])
+    texts = _first_characters(texts, max_corpus_chars)
+    if algorithm == "bpe":  # see _spaced
+        texts = ([f" {text}" for text in batch] for batch in texts)
+    backend = train_backend(
+        texts, FAMILY, algorithm, vocab_size, normalizer=normalizer, show_progress=show_progress
+    )
+    backend = _reproducible(backend) if algorithm == "unigram" else _spaced(backend)
+    tokenizer = wrap(backend, FAMILY, "translation", model_max_length)
+    return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
+
+
+def _first_characters(texts: Iterable[list[str]], count: int) -> Iterator[list[str]]:
+    for batch in texts:
+        kept = []
+        for text in batch:
+            if count <= 0:
+                break
+            kept.append(text[:count])
+            count -= len(text)
+        if kept:
+            yield kept
+        if count <= 0:
+            return
+
+
+def _reproducible(backend: Any) -> Any:
+    """Sort the pieces by score and text, after undoing what hash tables and threads did to scores.
+
+    The trainer adds the characters that it pruned in the order of a hash table, each ``STEP`` above
+    the one before; they all get the lowest score.
+    """
+    from tokenizers import Tokenizer
+
+    state = json.loads(backend.to_str())
+    pieces = state["model"]["vocab"]
+    special, pieces = pieces[: len(FAMILY.first)], pieces[len(FAMILY.first) :]
+    lowest = min((score for _, score in pieces), default=0.0)
+
+    def canonical(piece: str, score: float) -> float:
+        steps = (score - lowest) / STEP
+        pruned = len(piece) == 1 and steps < len(pieces) and abs(steps - round(steps)) < STEP
+        return round(lowest if pruned else score, DIGITS)
+
+    scored = [[piece, canonical(piece, score)] for piece, score in pieces]
+    scored.sort(key=lambda entry: (-entry[1], entry[0]))
+    state["model"]["vocab"] = special + scored
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _spaced(backend: Any) -> Any:
+    """Begin a byte-level text with a space, so that a word is the same piece wherever it stands."""
+    from tokenizers import decoders, pre_tokenizers
+
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    return backend
+
+
+WORDS = Family(
+    algorithm="words",
+    first=("<pad>", "<unk>", "<sep>"),
+    roles={"pad_token": "<pad>", "unk_token": "<unk>", "sep_token": "<sep>"},
+    pair="$A <sep> $B:1",
+)
+
+
+def word_tokenizer(texts: Iterable[str], vocab_size: int | None = None) -> Any:
+    """Make a vocabulary of the words of ``texts``, the most frequent first.
+
+    Words are runs of letters and digits, or of other characters. Ids are ``<pad>`` 0, ``<unk>`` 1,
+    ``<sep>`` 2 between the sentences of a pair, then the words; there is nothing around a text.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.WordLevel(unk_token=WORDS.unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if vocab_size is not None and vocab_size <= len(WORDS.first):
+        raise UsageError(
+            f"--vocab_size {vocab_size} leaves no room for a word: {len(WORDS.first)} entries are "
+            f"{', '.join(WORDS.first)}"
+        )
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocab_size or 2**31 - 1, special_tokens=list(WORDS.first), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    ids = [("<sep>", tokenizer.token_to_id("<sep>"))]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=WORDS.single, pair=WORDS.pair, special_tokens=ids
+    )
+    return wrap(tokenizer, WORDS, "bert")

@@ -1,21 +1,13 @@
 """Text generation: greedy search, sampling and beam search in one compiled loop."""
 
-from hfseq._compat import prepare_jax
+from hfseq.nn.compat import prepare_jax
 
 prepare_jax()
 
-from hfseq.generation import processors as _processors  # noqa: E402
-from hfseq.generation.mixin import (  # noqa: E402
-    CausalGeneration,
-    FixedStateGeneration,
-    FlaxGenerationMixin,
-)
-from hfseq.generation.outputs import (  # noqa: E402
-    FlaxBeamSearchOutput,
-    FlaxGreedySearchOutput,
-    FlaxSampleOutput,
-)
-from hfseq.generation.processors import *  # noqa: E402, F403
+from hfseq.generation import logits_process as _processors
+from hfseq.generation.generate import CausalGeneration, FixedStateGeneration, FlaxGenerationMixin
+from hfseq.generation.logits_process import *  # noqa: F403
+from hfseq.generation.search import FlaxBeamSearchOutput, FlaxGreedySearchOutput, FlaxSampleOutput
 
 __all__ = [
     "CausalGeneration",

@@ -2,20 +2,246 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from hfseq.generation import blocks
-from hfseq.generation.build import build_processors, build_warpers
-from hfseq.generation.outputs import FlaxGreedySearchOutput, FlaxSampleOutput
-from hfseq.generation.plan import Operands, Plan
-from hfseq.generation.processors import FlaxTopKLogitsWarper
-from hfseq.generation.processors.tokens import ends_with
-from hfseq.generation.sampling import row_keys, sample, sample_top_k
-from hfseq.generation.session import Session
-from hfseq.nn.reductions import first_maximum
+from hfseq.generation.logits_process import FlaxTopKLogitsWarper, ends_with
+from hfseq.generation.options import Operands, Plan, build_processors, build_warpers
+from hfseq.nn import cpu, kv_cache
+from hfseq.nn.cpu import first_maximum
+from hfseq.nn.outputs import FlaxModelOutput
+
+
+@dataclasses.dataclass
+class FlaxGreedySearchOutput(FlaxModelOutput):
+    """Tokens of greedy search.
+
+    ``sequences`` is (batch, max_length): the prompt, the new tokens, then ``pad_token_id``. With
+    ``output_scores`` and ``output_logits``, ``scores`` and ``logits`` are (steps, batch,
+    vocabulary): after and before the processors, zeros after the last step.
+    """
+
+    sequences: Any = None
+    scores: Any = None
+    logits: Any = None
+
+
+@dataclasses.dataclass
+class FlaxSampleOutput(FlaxModelOutput):
+    """Sampled tokens; fields as in :class:`FlaxGreedySearchOutput`.
+
+    There are ``num_return_sequences`` rows for each row of the input, next to each other.
+    """
+
+    sequences: Any = None
+    scores: Any = None
+    logits: Any = None
+
+
+@dataclasses.dataclass
+class FlaxBeamSearchOutput(FlaxModelOutput):
+    """The best beams, best first, ``num_return_sequences`` rows for each row of the input.
+
+    ``scores`` (batch * num_return_sequences,) are, as in Transformers 4, the scores of the beams:
+    the sum of log-probabilities divided by ``length ** length_penalty``; ``sequences_scores`` is
+    PyTorch's name for the same. With ``output_scores`` and ``output_logits``: ``step_scores`` and
+    ``logits`` (steps, batch * num_beams, vocabulary), which PyTorch calls ``scores`` and
+    ``logits``, and ``beam_indices`` (batch * num_return_sequences, steps), the row of each step
+    that a token was chosen from, -1 after the end.
+    """
+
+    sequences: Any = None
+    scores: Any = None
+    sequences_scores: Any = None
+    step_scores: Any = None
+    logits: Any = None
+    beam_indices: Any = None
+
+
+def make_key(key: Any) -> jax.Array:
+    """Return a PRNG key: 0 by default, of a seed, or the key that was given."""
+    if key is None:
+        return jax.random.PRNGKey(0)
+    return jax.random.PRNGKey(key) if hasattr(key, "__index__") and not _is_key(key) else key
+
+
+def _is_key(key: Any) -> bool:
+    return getattr(key, "ndim", 0) > 0 or jnp.issubdtype(
+        getattr(key, "dtype", jnp.int32), jax.dtypes.prng_key
+    )
+
+
+def row_keys(key: jax.Array, rows: int, step: Any) -> jax.Array:
+    """Return a key for each row at this step."""
+    at_step = jax.random.fold_in(key, step)
+    return jax.vmap(jax.random.fold_in, (None, 0))(at_step, jnp.arange(rows))
+
+
+def sample(keys: jax.Array, scores: jax.Array) -> jax.Array:
+    """Draw a token for each row of ``scores`` (rows, vocabulary) from their softmax.
+
+    Two numbers a row instead of one for each token: the first picks a chunk of the vocabulary by
+    its mass, the second a token in it.
+    """
+    rows, size = scores.shape
+    width = math.isqrt(size - 1) + 1
+    wide = jnp.pad(scores, ((0, 0), (0, -size % width)), constant_values=-jnp.inf)
+    mass = jnp.exp(wide - wide.max(-1, keepdims=True)).reshape(rows, -1, width)
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+    chunk = _pick(uniform[:, 0], mass.sum(-1))
+    place = _pick(uniform[:, 1], jnp.take_along_axis(mass, chunk[:, None, None], axis=1)[:, 0])
+    return (chunk * width + place).astype(jnp.int32)
+
+
+def _pick(uniform: jax.Array, weights: jax.Array) -> jax.Array:
+    """Return the place in each row of ``weights`` (rows, n) that a number in [0, 1) falls on."""
+    total = jnp.cumsum(weights, axis=-1)
+    places = (total <= uniform[:, None] * total[:, -1:]).sum(-1)
+    return jnp.minimum(places, weights.shape[-1] - 1)
+
+
+def sample_top_k(
+    keys: jax.Array, scores: jax.Array, k: int, warpers: Sequence[Callable[..., jax.Array]]
+) -> jax.Array:
+    """Draw from the ``k`` highest scores of each row, filtered by ``warpers``.
+
+    Filters look at ``k`` numbers instead of the vocabulary. Of scores equal to the ``k``-th only as
+    many as fit are candidates, where :class:`FlaxTopKLogitsWarper` keeps all.
+    """
+    best, tokens = jax.lax.top_k(scores, min(k, scores.shape[-1]))
+    for warper in warpers:
+        best = warper(None, best, None)
+    places = sample(keys, best)[:, None]
+    return jnp.take_along_axis(tokens, places, axis=1)[:, 0].astype(jnp.int32)
+
+
+def sample_without_replacement(
+    keys: jax.Array, scores: jax.Array, count: int
+) -> tuple[jax.Array, jax.Array]:
+    """Draw ``count`` different places in each row: (rows, count) scores and places.
+
+    The Gumbel-top-k trick (Kool et al., 2019): the largest perturbed scores are such a sample.
+    """
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:]))(keys)
+    places = jax.lax.top_k(scores + noise, count)[1]
+    return jnp.take_along_axis(scores, places, axis=1), places
+
+
+#: Where the model keeps positions, one for each column of the prompt.
+_POSITIONS = ("position_ids", "decoder_position_ids")
+
+
+class Session:
+    """A model with the plan and the operands of one run; everything here is traced."""
+
+    def __init__(self, model: Any, plan: Plan, operands: Operands):
+        self.plan, self.operands = plan, operands
+        self.model = model
+        if operands.extra:
+            # The collections are operands of the compiled search, not constants in it.
+            self.model = copy.copy(model)
+            self.model.extra = operands.extra
+        self.rows_per_input = plan.options.rows_per_input
+
+    def first_inputs(self) -> dict[str, Any]:
+        """Return the keyword arguments for decoding the last token of the prompt.
+
+        The cache holds the tokens before it. The prompt runs once per row of the input; the rows
+        of beams and samples are made of the result.
+        """
+        operands, times = self.operands, self.rows_per_input
+        if operands.prompt.shape[1] == 1:
+            mask = operands.mask
+            expanded = None if mask is None else jnp.repeat(mask, times, axis=0)
+            return self._prepare(jnp.repeat(operands.prompt, times, axis=0), expanded)
+        last = operands.prompt_length - 1
+        if self.model.fixed_state:
+            inputs = self._read_into_state(last)
+            return self._expand(inputs) if times > 1 else inputs
+        inputs = self._prepare(operands.prompt, operands.mask)
+        cache = self._call(operands.prompt, inputs).past_key_values
+        # The bucket's spare columns were cached too: the next tokens overwrite them.
+        inputs = {**inputs, "past_key_values": kv_cache.rewind(cache, last)}
+        for name in _POSITIONS:
+            if name in inputs:
+                inputs[name] = jax.lax.dynamic_slice_in_dim(inputs[name], last, 1, axis=1)
+        return self._expand(inputs) if times > 1 else inputs
+
+    def _read_into_state(self, last: Any) -> dict[str, Any]:
+        """Return the inputs for the column ``last``, after a state has read those before it.
+
+        A state forgets nothing, so the column itself and the bucket's spare ones are hidden.
+        """
+        prompt, mask = self.operands.prompt, self.operands.mask
+        mask = jnp.ones_like(prompt) if mask is None else jnp.asarray(mask)
+        before = jnp.where(jnp.arange(prompt.shape[1]) < last, mask, 0)
+        inputs = self._prepare(prompt, before)
+        following = self.model.update_inputs_for_generation(self._call(prompt, inputs), inputs)
+        own = jax.lax.dynamic_slice_in_dim(mask, last, 1, axis=1)
+        return {**following, "attention_mask": own}
+
+    def next_logits(
+        self, tokens: jax.Array, inputs: dict[str, Any]
+    ) -> tuple[jax.Array, dict[str, Any]]:
+        """Decode ``tokens`` (rows,); return float32 logits (rows, vocabulary) and new inputs."""
+        outputs = self._call(tokens[:, None], inputs)
+        following = self.model.update_inputs_for_generation(outputs, inputs)
+        return outputs.logits[:, -1].astype(jnp.float32), following
+
+    def rows(self) -> jax.Array:
+        """Return the token buffer (rows, width) with the prompt in its first columns."""
+        prompt = jnp.repeat(self.operands.prompt, self.rows_per_input, axis=0)
+        spare = self.plan.buffer - prompt.shape[1]
+        sequences = jnp.pad(prompt, ((0, 0), (0, spare)), constant_values=self.plan.pad)
+        real = jnp.arange(self.plan.buffer) < self.operands.prompt_length
+        return jnp.where(real, sequences, self.plan.pad)
+
+    def _prepare(self, prompt: jax.Array, mask: Any) -> dict[str, Any]:
+        model, operands = self.model, self.operands
+        given = dict(operands.model_kwargs)
+        if not self.plan.encoder_decoder:
+            given["attention_mask"] = mask
+            return model.prepare_inputs_for_generation(prompt, self.plan.buffer, **given)
+        given["encoder_outputs"] = self._encode()
+        given["attention_mask"] = operands.encoder.get("attention_mask")
+        given["decoder_attention_mask"] = mask
+        parameters = inspect.signature(model.prepare_inputs_for_generation).parameters
+        if "params" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            given["params"] = operands.params
+        return model.prepare_inputs_for_generation(prompt, self.plan.buffer, **given)
+
+    def _encode(self) -> Any:
+        if self.operands.encoder_outputs is not None:
+            return self.operands.encoder_outputs
+        inputs = self.operands.encoder
+        return self.model.encode(**inputs, params=self.operands.params, return_dict=True)
+
+    def _call(self, tokens: jax.Array, inputs: dict[str, Any]) -> Any:
+        call = self.model.decode if self.plan.encoder_decoder else self.model
+        return call(tokens, **{"params": self.operands.params, "return_dict": True, **inputs})
+
+    def _expand(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Repeat the decoder's rows; what belongs to the encoder is shared by the beams."""
+        batch = self.operands.prompt.shape[0]
+        rows = jnp.repeat(jnp.arange(batch), self.rows_per_input)
+
+        def repeat(leaf: Any) -> Any:
+            ours = getattr(leaf, "ndim", 0) and leaf.shape[0] == batch
+            return jnp.take(leaf, rows, axis=0) if ours else leaf
+
+        expanded = {
+            name: value if name.startswith("encoder") else jax.tree.map(repeat, value)
+            for name, value in inputs.items()
+            if name != "past_key_values"
+        }
+        return expanded | {"past_key_values": kv_cache.reorder(inputs["past_key_values"], rows)}
 
 
 class SearchState(NamedTuple):
@@ -96,15 +322,15 @@ class TokenSearch:
         return sample_top_k(keys, scores, top_k.top_k, warpers)
 
     def _best(self, logits: jax.Array, scores: jax.Array, length: Any) -> jax.Array:
-        width = blocks.block_width(scores.shape[-1])
+        width = cpu.block_width(scores.shape[-1])
         if width is None or self.warpers:
             return first_maximum(scores)
-        changed = blocks.changed_blocks(self.processors, scores.shape[-1], width)
+        changed = cpu.changed_blocks(self.processors, scores.shape[-1], width)
         if changed is None:
             return first_maximum(scores)
-        before = blocks.block_maxima(logits, width)
-        maxima = blocks.maxima_of_processed(self.processors, before, scores, length, changed)
-        return blocks.first_best(scores, maxima)
+        before = cpu.block_maxima(logits, width)
+        maxima = cpu.maxima_of_processed(self.processors, before, scores, length, changed)
+        return cpu.first_best(scores, maxima)
 
 
 def column(sequences: jax.Array, place: Any) -> jax.Array:

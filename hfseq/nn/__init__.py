@@ -1,41 +1,31 @@
 """What model files are made of: layers, attention, caches, activations and precision."""
 
-from hfseq._compat import prepare_jax
+from hfseq.nn.compat import prepare_jax
 
 prepare_jax()
 
-from hfseq.nn.activations import activation  # noqa: E402
-from hfseq.nn.attention import (  # noqa: E402
-    attend,
-    attention_mask,
-    cross_attention_mask,
-    dot_product,
-)
-from hfseq.nn.kv_cache import (  # noqa: E402
-    CachedAttention,
-    StateAttention,
-    encoder_cache,
-    extend_cache,
-)
-from hfseq.nn.layers import (  # noqa: E402
+from hfseq.nn.attention import attend, attention_mask, cross_attention_mask, dot_product
+from hfseq.nn.kv_cache import CachedAttention, StateAttention, encoder_cache, extend_cache
+from hfseq.nn.layers import (
     Conv1D,
     Dropout,
     Embed,
     LayerNorm,
     Linear,
     RMSNorm,
+    activation,
     dropout,
     normal,
 )
-from hfseq.nn.positions import (  # noqa: E402
+from hfseq.nn.positions import (
     gather_positions,
     positions_after_padding,
     positions_in_segments,
     relative_position_bias,
 )
-from hfseq.nn.precision import add_bias  # noqa: E402
-from hfseq.nn.random import Keys, batch_keys, make_keys  # noqa: E402
-from hfseq.nn.stack import Layers, current_options, options, run_layers  # noqa: E402
+from hfseq.nn.precision import add_bias
+from hfseq.nn.random import Keys, batch_keys, make_keys
+from hfseq.nn.stack import Layers, current_options, options, run_layers
 
 __all__ = [
     "CachedAttention",

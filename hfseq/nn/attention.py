@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from hfseq.nn.blocked_attention import blocked_attention, worthwhile
-from hfseq.nn.direct_attention import direct_attention, suits
+from hfseq.nn.cpu import (
+    _PLAIN_OPTIONS,
+    _is_decoding_on_cpu,
+    _on_one_cpu,
+    _scale,
+    few_queries_attention,
+)
 from hfseq.nn.layers import dropout
 from hfseq.nn.random import Keys
-from hfseq.nn.reductions import batched_dot
 from hfseq.nn.stack import current_options
 
 
@@ -140,10 +143,6 @@ def attention_weights(
     return jax.nn.softmax(scores, axis=-1).astype(query.dtype)
 
 
-def _scale(scale: float | None, query: jax.Array) -> float:
-    return 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-
-
 def _mix(weights: jax.Array, value: jax.Array) -> jax.Array:
     batch, heads, queries, keys = weights.shape
     kv_heads = value.shape[2]
@@ -178,75 +177,6 @@ def xla_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -
     if half and kwargs.keys() <= _PLAIN_OPTIONS:
         return eager_attention(query, key, value, *args, **kwargs)
     return jax.nn.dot_product_attention(query, key, value, *args, implementation="xla", **kwargs)
-
-
-def _on_one_cpu(query: Any, key: Any, value: Any, mask: Any, bias: Any) -> Any:
-    """Return the attention that is fastest on one CPU alone, if there is one for these."""
-    if worthwhile(query, key, mask, bias):
-        return blocked_attention
-    return direct_attention if suits(query, key, value, mask, bias) else None
-
-
-def _is_decoding_on_cpu(query: Any, key: Any, args: Any, kwargs: Any) -> bool:
-    few = query.ndim == 4 and query.shape[1] <= 4 < key.shape[1]
-    plain = len(args) <= 2 and not kwargs.get("is_causal") and kwargs.keys() <= _PLAIN_OPTIONS
-    return few and plain and jax.default_backend() == "cpu"
-
-
-_PLAIN_OPTIONS = {"bias", "mask", "scale", "is_causal"}
-
-
-def few_queries_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    *,
-    scale: float | None = None,
-    is_causal: bool = False,
-) -> jax.Array:
-    """Attention of a few queries to a long cache, which is read in the order it lies in memory.
-
-    A product per head would transpose the whole cache first (XLA's CPU kernels want heads before
-    positions). Here each (query, head) is a column that is zero outside of its head, so one matrix
-    product a row of the batch gives all scores: heads times the arithmetic, a fifth of the time.
-    """
-    batch, queries, heads, head_dim = query.shape
-    keys, kv_heads = key.shape[1:3]
-    width, group = kv_heads * head_dim, heads // kv_heads
-    # A comparison and not a table: it is computed where it is used, not written down.
-    own = jnp.arange(heads)[:, None] // group == jnp.arange(kv_heads)[None]
-    columns = jnp.where(own[:, :, None], query[:, :, :, None, :], 0)
-    scale = _scale(scale, query)
-    columns = columns.reshape(batch, queries * heads, width)
-    scores = batched_dot(key.reshape(batch, keys, width), columns, (2, 2)) * scale
-    scores = scores.reshape(batch, keys, queries, heads)
-    if bias is not None:
-        scores = scores + bias.astype(jnp.float32).transpose(0, 3, 2, 1)
-    if mask is not None:
-        scores = jnp.where(mask.transpose(0, 3, 2, 1), scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=1).astype(value.dtype)
-    mix = _mix_one if queries == group == 1 else _mix_few
-    return mix(weights, value).astype(value.dtype)
-
-
-def _mix_one(weights: jax.Array, value: jax.Array) -> jax.Array:
-    """Mix for one query: one pass over the values, each multiplied once."""
-    wide, value = weights.swapaxes(2, 3).astype(jnp.float32), value.astype(jnp.float32)
-    return (wide * value).sum(1)[:, None]
-
-
-def _mix_few(weights: jax.Array, value: jax.Array) -> jax.Array:
-    """Mix for several queries: a product gives every head all features; its own are kept."""
-    batch, keys, queries, heads = weights.shape
-    kv_heads, head_dim = value.shape[2:]
-    columns = weights.reshape(batch, keys, queries * heads)
-    mixed = batched_dot(columns, value.reshape(batch, keys, -1), (1, 1))
-    mixed = mixed.reshape(batch, queries, heads, kv_heads, head_dim)
-    # Slices, since a sum over what was masked is computed inside of the next product, slowly.
-    own = [mixed[:, :, head, head * kv_heads // heads] for head in range(heads)]
-    return jnp.stack(own, axis=2)
 
 
 def cudnn_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> jax.Array:

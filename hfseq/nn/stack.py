@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hfseq import trees
-from hfseq.nn import shard
+from hfseq.nn import sharding, trees
 from hfseq.nn.random import Keys
 
 
@@ -34,7 +33,7 @@ class Options:
     train: bool = False
     mesh: jax.sharding.Mesh | None = None
     sequence_parallel: bool = False
-    # What was put together for several products, by the id of its parts (hfseq.nn.shard).
+    # What was put together for several products, by the id of its parts (hfseq.nn.sharding).
     gathered: dict[int, Any] = dataclasses.field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -118,7 +117,7 @@ def run_layers(
     run = _loop if isinstance(layers, nnx.List) else _scan
     # A child, so that no two stacks and no dropout beside them share a key.
     keys = None if rngs is None else rngs.child()
-    x = shard.hidden_states(hidden_states, current_options())
+    x = sharding.hidden_states(hidden_states, current_options())
     return run(layers, x, args, kwargs, per_layer or {}, keys, collect)
 
 
@@ -130,7 +129,7 @@ def _functional(graph: Any, args: Any, kwargs: Any, rngs: Keys | None) -> Callab
         keys = None if rngs is None else rngs.fold_in(number)
         layer = nnx.merge(graph, params, others, copy=True)
         out, second = layer(x, *args, rngs=keys, **kwargs, **own)
-        out = shard.hidden_states(out, current_options())
+        out = sharding.hidden_states(out, current_options())
         return out, (second, trees.split(layer)[2])
 
     chosen = current_options()
@@ -152,7 +151,7 @@ def _loop(
         else:
             keys = None if rngs is None else rngs.fold_in(number)
             x, second = layer(x, *args, rngs=keys, **kwargs, **mine)
-            x = shard.hidden_states(x, current_options())
+            x = sharding.hidden_states(x, current_options())
         seconds.append(second)
     return x, tuple(seconds), tuple(inputs) if collect else None
 

@@ -12,17 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.classification import load_examples
-from hfseq.data.classification_glue import GLUE
-from hfseq.data.classification_labels import Labels, class_names, is_regression
-from hfseq.data.classification_rows import ExampleRows, words_in
-from hfseq.data.packing import Rows
-from hfseq.errors import UsageError
-from hfseq.labels import IGNORED
-from hfseq.metrics_classification import Metric, judge, load_metric
+from hfseq.data.arguments import GLUE
+from hfseq.data.batches import IGNORED, Rows
+from hfseq.data.classification import (
+    ExampleRows,
+    Labels,
+    class_names,
+    is_regression,
+    load_examples,
+    words_in,
+)
+from hfseq.errors import UsageError, write_whole
 from hfseq.objectives.base import Objective
 from hfseq.objectives.cross_entropy import cross_entropy
-from hfseq.whole_files import write_text
+from hfseq.objectives.metrics import Metric, judge, load_metric
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +257,7 @@ class Classification(Objective):
         for name, part in parts.items():
             path = folder / f"test_results{task}{f'_{name}' if name else ''}.tsv"
             lines = [f"{number}\t{shown[row]}\n" for number, row in enumerate(part)]
-            write_text(path, "index\tprediction\n" + "".join(lines))
+            write_whole(path, "index\tprediction\n" + "".join(lines))
 
     def tokens(self, rows: dict[str, np.ndarray]) -> int:
         """Return how many real tokens the rows hold."""

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.raw import is_raw
-from hfseq.data.text_arguments import has_arrays
+from hfseq.data.arguments import has_arrays
+from hfseq.data.batches import IGNORED
+from hfseq.data.sources import is_raw
 from hfseq.errors import UsageError
-from hfseq.labels import IGNORED
-from hfseq.objectives import samples
-from hfseq.objectives.base import Objective, visible
+from hfseq.objectives import base
+from hfseq.objectives.base import Objective, text_row_length, visible
 from hfseq.objectives.cross_entropy import cross_entropy
-from hfseq.objectives.text import text_row_length
 
 
 class CausalLM(Objective):
@@ -168,11 +167,11 @@ class CausalLM(Objective):
             found["bits_per_byte"] = found["loss"] * rate / math.log(2)
         return found
 
-    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[samples.Sample]:
+    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[base.Sample]:
         """Go on with a text; images are no text."""
         if has_arrays(self.arguments):
             return []
-        return samples.continued(model, params, self.tokenizer, samples.pick(rows, count))
+        return base.continued(model, params, self.tokenizer, base.pick(rows, count))
 
 
 def _following(rows: dict[str, np.ndarray]) -> np.ndarray:

@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hfseq.labels import IGNORED
-from hfseq.nn.host import equal_part, one_cpu
-from hfseq.nn.reductions import first_maximum
+from hfseq.data.batches import IGNORED
+from hfseq.nn.cpu import equal_part, first_maximum, one_cpu
 
 # Logits that are looked at together on a CPU: a mebibyte of float32, which its caches hold.
 AT_ONCE = 2**18

@@ -2,18 +2,287 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hfseq.data.sentences import sentence_tables
-from hfseq.data.tokenization import pad_token_id
-from hfseq.data.tokenizers import special_ids
+from hfseq.data.batches import IGNORED, RowRandom, shift_right
+from hfseq.data.tokenize import pad_token_id
+from hfseq.data.tokenizers import _table_size, special_ids, word_marks
 from hfseq.errors import UsageError
-from hfseq.labels import IGNORED, shift_right
-from hfseq.objectives import samples
-from hfseq.objectives.infilling import infill, permute_sentences
+from hfseq.objectives import base
 from hfseq.objectives.seq2seq import Seq2SeqLM
+
+STOPS = ".?!…‽؟۔։।॥።፧᙮"
+
+
+FULL_WIDTH = "。．！？｡"
+
+
+CLOSERS = "\"'”’»›)]}」』）］〉》\n\r"
+
+
+@dataclass(frozen=True)
+class SentenceTables:
+    """What each token id says about sentences; bool arrays (vocabulary,).
+
+    stops: ends with a stop. closers: nothing but what may follow a stop. begins: may begin a
+    sentence after a stop. hard: after it a sentence may begin without a space. spaces: nothing but
+    a space. lower: begins with a lower-case letter (no token of an uncased vocabulary).
+    """
+
+    stops: np.ndarray
+    closers: np.ndarray
+    begins: np.ndarray
+    hard: np.ndarray
+    spaces: np.ndarray
+    lower: np.ndarray
+
+    def ends(self, ids: np.ndarray, text: np.ndarray) -> np.ndarray:
+        """Where sentences end; ``ids`` int and ``text`` bool (rows, length), False for padding.
+
+        The last token of a document is not marked for being the last.
+        """
+        stops = self.stops[ids] & text
+        closers = self.closers[ids] & text
+        for _ in range(3):  # as many tokens of quotation marks, brackets and line breaks
+            stops[:, 1:] |= stops[:, :-1] & closers[:, 1:]
+        lower = self.lower[ids]
+        lower[:, :-1] |= self.spaces[ids[:, :-1]] & lower[:, 1:]
+        following = np.zeros_like(stops)
+        following[:, :-1] = (
+            (self.begins[ids[:, 1:]] & ~lower[:, 1:] | self.hard[ids[:, :-1]])
+            & ~self.closers[ids[:, 1:]]
+            & text[:, 1:]
+        )
+        return stops & following
+
+
+def sentence_tables(tokenizer: Any, size: int | None = None) -> SentenceTables:
+    """Read the tables off a vocabulary with byte-level, SentencePiece or WordPiece marks.
+
+    Where it marks no words, any token that is not in lower case may begin a sentence.
+    """
+    vocabulary = tokenizer.get_vocab()
+    special = special_ids(tokenizer)
+    texts = {token: _text(tokenizer, token) for token, i in vocabulary.items() if not special[i]}
+    cased = any(text.lstrip()[:1].isupper() for text in texts.values())
+    mark, starts = word_marks(vocabulary)
+    tables = np.zeros((6, _table_size(tokenizer, size)), bool)
+    for token, text in texts.items():
+        bare = text.strip().rstrip(CLOSERS)
+        marked = token.startswith(starts) if starts else not (mark and token.startswith(mark))
+        opens = bool(starts) and marked and "\n" not in text  # a quotation mark after a space
+        tables[:, vocabulary[token]] = (
+            bare.endswith(tuple(STOPS + FULL_WIDTH)),
+            bool(text) and not text.strip(CLOSERS) and not opens,
+            marked,
+            bare.endswith(tuple(FULL_WIDTH)) or "\n" in text,
+            not text.strip(" "),
+            cased and text.lstrip()[:1].islower(),
+        )
+    return SentenceTables(*tables)
+
+
+def _text(tokenizer: Any, token: str) -> str:
+    if token.startswith("##"):
+        return token[2:]
+    return str(tokenizer.convert_tokens_to_string([token])).replace("▁", " ")
+
+
+def permute_sentences(
+    real: np.ndarray,
+    fixed: np.ndarray,
+    segments: np.ndarray,
+    ends: np.ndarray,
+    random: RowRandom,
+    ratio: float = 1.0,
+) -> np.ndarray:
+    """Shuffle sentences; returns the columns that rows are to be read from, int64 (rows, length).
+
+    Arrays are (rows, length): ``real`` tokens that are not padding, ``fixed`` ones that keep their
+    place (special tokens), ``segments`` document numbers, ``ends`` the last tokens of sentences. Of
+    a row's n sentences ceil(n * ratio) change places with each other within their document.
+    """
+    keys = random.integers(2**31 - 1, real.shape[1])
+    order = random.integers(2**31 - 1, real.shape[1])
+    begins = np.ones_like(real)
+    begins[:, 1:] = ends[:, :-1] | fixed[:, 1:] | fixed[:, :-1]
+    begins[:, 1:] |= segments[:, 1:] != segments[:, :-1]
+    begins &= real
+    row, start = np.nonzero(begins)
+    if not len(row):
+        return np.broadcast_to(np.arange(real.shape[1]), real.shape)
+    number = np.arange(len(row)) - np.searchsorted(row, row)
+    length = _lengths(row, start, real)
+    moves = ~fixed[row, start]
+    moves &= _first_few(row, np.where(moves, keys[row, number], np.inf), moves, ratio)
+    group = np.cumsum(_new_group(row, start, fixed, segments))[moves]
+    content = np.arange(len(row))
+    chosen = content[moves]
+    content[moves] = chosen[np.lexsort((order[row, number][moves], group))]
+    return _read(row, start, length, content, real)
+
+
+def _lengths(row: np.ndarray, start: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Tokens of each sentence: up to the next one, or to the end of the row's text."""
+    stop = np.concatenate([start[1:], [0]])
+    last = np.concatenate([row[1:] != row[:-1], [True]])
+    return np.where(last, real.sum(axis=1)[row], stop) - start
+
+
+def _first_few(row: np.ndarray, keys: np.ndarray, moves: np.ndarray, ratio: float) -> np.ndarray:
+    """Mark, in each row, the ceil(n * ratio) of its n movable sentences with the lowest keys."""
+    counts = np.bincount(row, moves, minlength=row[-1] + 1)
+    allowed = np.ceil(counts * ratio - 1e-9)
+    sorted_by_key = np.lexsort((keys, row))
+    rank = np.empty(len(row), np.int64)
+    rank[sorted_by_key] = np.arange(len(row)) - np.searchsorted(row, row)
+    return rank < allowed[row]
+
+
+def _new_group(
+    row: np.ndarray, start: np.ndarray, fixed: np.ndarray, segments: np.ndarray
+) -> np.ndarray:
+    """Mark the sentences before which none of the earlier ones can come."""
+    new = fixed[row, start]
+    before = np.concatenate([[True], (row[1:] != row[:-1]) | new[:-1]])
+    document = segments[row, start]
+    return new | before | np.concatenate([[True], document[1:] != document[:-1]])
+
+
+def _read(
+    row: np.ndarray, start: np.ndarray, length: np.ndarray, content: np.ndarray, real: np.ndarray
+) -> np.ndarray:
+    """Lay sentences ``content`` end to end; padding is read from where it is."""
+    length, start = length[content], start[content]
+    offset = np.cumsum(length) - length
+    columns = np.broadcast_to(np.arange(real.shape[1]), real.shape).copy()
+    flat = np.repeat(start - offset, length) + np.arange(length.sum())
+    columns[real] = flat
+    return columns
+
+
+def infill(
+    ids: np.ndarray,
+    ordinary: np.ndarray,
+    segments: np.ndarray,
+    random: RowRandom,
+    *,
+    mask_id: int,
+    pad: int,
+    probability: float = 0.3,
+    poisson_lambda: float = 3.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Replace spans by masks; returns ids and segment ids, int32 (rows, length), text to the left.
+
+    ``ordinary`` (rows, length) marks the tokens that may be hidden. Lengths are drawn until they
+    hold the row's share of tokens, and the sum that comes closest to it counts. Spans lie anywhere,
+    with at least one token between two of them; one that meets a special token becomes two. Rows
+    never grow: masks are inserted as long as they are no more than the tokens that went.
+    """
+    count = ordinary.sum(axis=1)
+    lengths, used = _span_lengths(count, random, probability, poisson_lambda, ids.shape[1])
+    starts = _span_starts(lengths, used, count, random, ids.shape[1])
+    hidden, first, inserted = _place(lengths, starts, used, ordinary)
+    room = hidden.sum(axis=1) - first.sum(axis=1)
+    inserted = np.diff(np.minimum(np.cumsum(inserted, axis=1), room[:, None]), axis=1, prepend=0)
+    real = segments > 0
+    emitted = np.where(real & (~hidden | first), 1, 0) + inserted[:, :-1]
+    # What is inserted behind the last ordinary token stands after it.
+    last = _last(ordinary)
+    emitted[np.arange(len(ids)), last] += inserted[:, -1]
+    place = np.cumsum(emitted, axis=1) - 1
+    place[np.arange(len(ids)), last] -= inserted[:, -1]
+    filled = np.arange(ids.shape[1]) < emitted.sum(axis=1)[:, None]
+    result = np.where(filled, np.int32(mask_id), np.int32(pad))
+    kept = real & ~hidden
+    result[np.nonzero(kept)[0], place[kept]] = ids[kept]
+    documents = np.zeros_like(segments)
+    documents[filled] = np.repeat(segments.ravel(), emitted.ravel())
+    return result, documents
+
+
+@functools.cache
+def _poisson(mean: float) -> np.ndarray:
+    """The distribution function up to where it is one: P(length <= k)."""
+    most = math.ceil(mean + 12 * math.sqrt(mean) + 12)
+    terms = [-mean + k * math.log(mean) - math.lgamma(k + 1) for k in range(most)]
+    return np.cumsum(np.exp(terms))
+
+
+def _span_lengths(
+    count: np.ndarray, random: RowRandom, probability: float, mean: float, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw lengths; returns them, int64 (rows, draws), and how many of them each row uses."""
+    budget = np.ceil(count * probability - 1e-9).astype(np.int64)
+    most = math.ceil(width * probability)
+    draws = math.ceil((most + 8 * math.sqrt(most) + 40) / mean)  # enough, but for one in 10**12
+    lengths = np.searchsorted(_poisson(mean), random.uniform(draws), side="right")
+    sums = np.cumsum(lengths, axis=1)
+    used = np.argmin(np.abs(sums - budget[:, None]), axis=1) + 1
+    too_long = np.take_along_axis(sums, used[:, None] - 1, axis=1)[:, 0] >= count
+    too_long |= budget == count
+    # A text that the spans would hide whole: hide the budget in one span.
+    lengths[too_long, 0] = budget[too_long]
+    used[too_long] = 1
+    return lengths, np.where(budget > 0, used, 0)
+
+
+def _span_starts(
+    lengths: np.ndarray, used: np.ndarray, count: np.ndarray, random: RowRandom, width: int
+) -> np.ndarray:
+    """Give spans distinct gaps between the tokens that stay; numbers among the ordinary tokens.
+
+    Where there are more spans than gaps, some share one.
+    """
+    in_use = np.arange(lengths.shape[1]) < used[:, None]
+    taken = np.where(in_use, lengths, 0)
+    gaps = count - taken.sum(axis=1) + 1
+    slots = np.arange(max(width + 1, lengths.shape[1]))
+    keys = random.uniform(len(slots)).astype(np.float64)
+    keys[slots >= np.maximum(gaps, used)[:, None]] = np.inf
+    chosen = np.argsort(keys, axis=1, kind="stable")[:, : lengths.shape[1]] % gaps[:, None]
+    chosen = np.sort(np.where(in_use, chosen, len(slots)), axis=1)
+    return chosen + np.cumsum(taken, axis=1) - taken
+
+
+def _place(
+    lengths: np.ndarray, starts: np.ndarray, used: np.ndarray, ordinary: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """From numbers among the ordinary tokens to columns.
+
+    Returns hidden and first, bool (rows, length), and how many masks are inserted before each
+    column, int64 (rows, length + 1); the last column stands for the end of the text.
+    """
+    rows, width = ordinary.shape
+    row, span = np.nonzero(np.arange(lengths.shape[1]) < used[:, None])
+    start, length = starts[row, span], lengths[row, span]
+    steps = np.zeros((rows, width + 1), np.int64)
+    heads = np.zeros((rows, width + 1), bool)
+    added = np.zeros((rows, width + 1), np.int64)
+    real = length > 0
+    np.add.at(steps, (row[real], start[real]), 1)
+    np.add.at(steps, (row[real], start[real] + length[real]), -1)
+    heads[row[real], start[real]] = True
+    np.add.at(added, (row[~real], start[~real]), 1)
+    number = np.cumsum(ordinary, axis=1) - 1
+    masked = np.cumsum(steps, axis=1) > 0
+    at = np.maximum(number, 0)
+    hidden = ordinary & np.take_along_axis(masked, at, axis=1)
+    first = ordinary & np.take_along_axis(heads, at, axis=1)
+    first[:, 1:] |= hidden[:, 1:] & ~ordinary[:, :-1]
+    inserted = np.where(ordinary, np.take_along_axis(added, at, axis=1), 0)
+    end = np.take_along_axis(added, ordinary.sum(axis=1, keepdims=True), axis=1)
+    return hidden, first, np.concatenate([inserted, end], axis=1)
+
+
+def _last(ordinary: np.ndarray) -> np.ndarray:
+    """The column of the last ordinary token of each row, 0 where there is none."""
+    return np.where(ordinary, np.arange(ordinary.shape[1]), 0).max(axis=1)
 
 
 class Denoising(Seq2SeqLM):
@@ -77,6 +346,6 @@ class Denoising(Seq2SeqLM):
             probability=arguments.mlm_probability, poisson_lambda=arguments.poisson_lambda,
         )  # fmt: skip
 
-    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[samples.Sample]:
+    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[base.Sample]:
         """Restore noised text."""
-        return samples.restored(model, params, self, samples.pick(rows, count))
+        return base.restored(model, params, self, base.pick(rows, count))

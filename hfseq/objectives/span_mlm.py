@@ -7,21 +7,142 @@ from typing import Any
 
 import numpy as np
 
-from hfseq.data.tokenization import pad_token_id
+from hfseq.data.batches import IGNORED, RowRandom, shift_right
+from hfseq.data.tokenize import pad_token_id
 from hfseq.errors import UsageError
-from hfseq.labels import IGNORED, shift_right
-from hfseq.objectives import samples
+from hfseq.objectives import base
 from hfseq.objectives.seq2seq import Seq2SeqLM
-from hfseq.objectives.spans import (
-    compute_input_and_target_lengths,
-    corrupt,
-    corrupted_lengths,
-    count_spans,
-    noise_mask,
-    sentinel_ids,
-)
 
 logger = logging.getLogger(__name__)
+
+
+def compute_input_and_target_lengths(
+    inputs_length: int, noise_density: float, mean_noise_span_length: float
+) -> tuple[int, int]:
+    """Return how long raw text may be so that its corrupted form has ``inputs_length`` tokens.
+
+    Returns (tokens of raw text, tokens of the targets); both counts of the corrupted form include
+    the end-of-sequence token. With a density of one half, where targets would come out longer than
+    inputs, one token less is taken.
+    """
+
+    def corrupted(length: int) -> tuple[int, int]:
+        noise = round(length * noise_density)
+        spans = round(noise / mean_noise_span_length)
+        return length - noise + spans + 1, noise + spans + 1
+
+    length = inputs_length
+    while corrupted(length + 1)[0] <= inputs_length:
+        length += 1
+    inputs, targets = corrupted(length)
+    if noise_density == 0.5 and targets > inputs:
+        return length - 1, targets - 1
+    return length, targets
+
+
+def count_spans(lengths: Any, density: float, mean_length: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many tokens of rows of ``lengths`` are hidden, and in how many spans.
+
+    At least one is hidden and one stays; a row of a single token is left as it is.
+    """
+    lengths = np.asarray(lengths, np.int64)
+    noise = np.clip(np.rint(lengths * density).astype(np.int64), 1, np.maximum(lengths - 1, 1))
+    fewest = np.minimum(noise, lengths - noise)
+    spans = np.maximum(1, np.rint(fewest / mean_length).astype(np.int64))
+    return np.where(lengths > 1, noise, 0), np.where(lengths > 1, spans, 0)
+
+
+def corrupted_lengths(length: int, density: float, mean_length: float) -> tuple[int, int]:
+    """Return how many inputs and targets a row of ``length`` tokens becomes, ends included."""
+    noise, spans = (int(count) for count in count_spans(length, density, mean_length))
+    return length - noise + spans + 1, noise + spans + 1
+
+
+def noise_mask(
+    lengths: Any, width: int, random: RowRandom, density: float, mean_length: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose the spans of rows of ``lengths`` tokens; returns (hidden, first), bool (rows, width).
+
+    Every arrangement of the row's number of spans, each of at least one token and at least one
+    token apart, is equally likely: a span may begin the row or end it. (T5's code begins with text
+    and ends with a span, always.)
+    """
+    lengths = np.asarray(lengths, np.int64)
+    noise, spans = count_spans(lengths, density, mean_length)
+    # The hidden tokens are cut into spans after `spans - 1` of them and after the last one ...
+    ends = pick(random, width + 1, noise - 1, spans - 1)
+    rows = np.flatnonzero(noise)
+    ends[rows, noise[rows] - 1] = True
+    # ... and each span lies in a gap of its own between (or around) the tokens that stay.
+    row, gap = np.nonzero(pick(random, width + 1, lengths - noise + 1, spans))
+    end = np.nonzero(ends)[1] + 1
+    new_row = np.concatenate([[True], row[1:] != row[:-1]])[: len(row)]
+    begin = np.where(new_row, 0, np.concatenate([[0], end])[: len(row)])
+    steps = np.zeros((len(lengths), width + 1), np.int32)
+    first = np.zeros((len(lengths), width), bool)
+    steps[row, gap + begin] += 1
+    first[row, gap + begin] = True
+    steps[row, gap + end] -= 1
+    return np.cumsum(steps[:, :width], axis=1) > 0, first
+
+
+def pick(random: RowRandom, width: int, among: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Choose ``count`` of the first ``among`` columns of each row, all choices equally likely."""
+    keys = random.integers(2**31 - 1, width).astype(np.int64) * width + np.arange(width)
+    keys[np.arange(width) >= among[:, None]] = np.iinfo(np.int64).max
+    order = np.sort(keys, axis=1)
+    count = np.clip(np.minimum(count, among), 0, width)
+    last = np.take_along_axis(order, np.maximum(count - 1, 0)[:, None], axis=1)
+    return (keys <= last) & (count > 0)[:, None]
+
+
+def corrupt(
+    ids: np.ndarray,
+    real: np.ndarray,
+    hidden: np.ndarray,
+    first: np.ndarray,
+    sentinels: np.ndarray,
+    eos: int,
+    widths: tuple[int, int],
+    pad: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Replace the spans by sentinels; returns inputs, which of them are tokens, and targets.
+
+    ``ids`` and the masks are (rows, length); ``sentinels[k]`` is the id of the k-th span. Inputs
+    are int32 (rows, widths[0]), filled up with ``pad``; targets int32 (rows, widths[1]), filled up
+    with -100. Both end with ``eos``.
+    """
+    rows = len(ids)
+    names = sentinels[np.minimum(np.maximum(np.cumsum(first, axis=1) - 1, 0), len(sentinels) - 1)]
+    end = np.full((rows, 1), eos, np.int32)
+    closed = real.any(axis=1, keepdims=True)
+    kept = np.concatenate([real & (~hidden | first), closed], axis=1)
+    inputs, tokens = _pack(np.concatenate([np.where(first, names, ids), end], 1), kept, widths[0])
+    pairs = np.stack([names, ids], axis=-1).reshape(rows, -1)
+    shown = np.stack([first, hidden], axis=-1).reshape(rows, -1)
+    closed = hidden.any(axis=1, keepdims=True)
+    targets, wanted = _pack(
+        np.concatenate([pairs, end], 1), np.concatenate([shown, closed], 1), widths[1]
+    )
+    return np.where(tokens, inputs, np.int32(pad)), tokens, np.where(wanted, targets, IGNORED)
+
+
+def _pack(values: np.ndarray, kept: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Move the kept values of each row to its beginning; also says which places hold one."""
+    filled = np.arange(width) < kept.sum(axis=1)[:, None]
+    packed = np.zeros((len(values), width), np.int32)
+    packed[filled] = values[kept]
+    return packed, filled
+
+
+def sentinel_ids(tokenizer: Any) -> np.ndarray:
+    """Return the ids of ``<extra_id_0>``, ``<extra_id_1>`` … by name, int32; empty if none."""
+    vocabulary = tokenizer.get_vocab()
+    found: list[int] = []
+    while (token := f"<extra_id_{len(found)}>") in vocabulary:
+        found.append(vocabulary[token])
+    return np.asarray(found, np.int32)
+
 
 SENTINELS = 100
 
@@ -107,6 +228,6 @@ class SpanMaskedLM(Seq2SeqLM):
             "labels": labels,
         }
 
-    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[samples.Sample]:
+    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[base.Sample]:
         """Say what the sentinels stand for."""
-        return samples.restored(model, params, self, samples.pick(rows, count))
+        return base.restored(model, params, self, base.pick(rows, count))

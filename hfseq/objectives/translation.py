@@ -11,11 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from hfseq.data.packing import Rows
+from hfseq.data.batches import IGNORED, Rows, shift_right
 from hfseq.data.pairs import PackedPairs, PairRows, tokenize_pairs
-from hfseq.data.tokenization import pad_token_id
-from hfseq.labels import IGNORED, shift_right
-from hfseq.objectives.base import Written
+from hfseq.data.tokenize import pad_token_id
+from hfseq.objectives.base import Texts
 from hfseq.objectives.cross_entropy import smoothed_cross_entropy
 from hfseq.objectives.seq2seq import Seq2SeqLM
 
@@ -59,7 +58,7 @@ class Translation(Seq2SeqLM):
     @classmethod
     def make_tokenizer(cls, arguments: Any, folder: Path, plugins: Any) -> Any:
         """Load the vocabulary that the run made when it first began, or make it of both sides."""
-        from hfseq.data.pair_vocabulary import vocabulary_in
+        from hfseq.data.tokenizers import vocabulary_in
 
         return vocabulary_in(folder, arguments, lambda: pairs_of(arguments, plugins))
 
@@ -171,9 +170,9 @@ class Translation(Seq2SeqLM):
         names = ("segment_ids", "target_segment_ids")
         return sum(int((rows[name] > 0)[rows["valid"]].sum()) for name in names)
 
-    def write_texts(self, model: Any, params: Any, split: str) -> Written | None:
+    def write_texts(self, model: Any, params: Any, split: str) -> Texts | None:
         """Translate the pairs of a split, or samples spread evenly over it; BLEU and chrF."""
-        from hfseq.metrics import translation_scores
+        from hfseq.objectives.metrics import translation_scores
 
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
@@ -185,7 +184,7 @@ class Translation(Seq2SeqLM):
         scores = translation_scores(
             hypotheses, references, data.bleu_lowercase, data.bleu_tokenizer
         )
-        return Written(sources, references, hypotheses, scores.values, scores.signatures)
+        return Texts(sources, references, hypotheses, scores.values, scores.signatures)
 
     def _written_pairs(self, split: str) -> Any:
         """Return the pairs of a split that are to be translated."""
@@ -195,7 +194,7 @@ class Translation(Seq2SeqLM):
         return pairs.select([place * len(pairs) // most for place in range(most)])
 
     def _translator(self, model: Any) -> Any:
-        from hfseq.translation import Translator
+        from hfseq.pipelines.translation import Translator
 
         data = self.arguments
         options = {"length_penalty": data.length_penalty} if data.num_beams > 1 else {}

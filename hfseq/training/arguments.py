@@ -2,22 +2,248 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
+import os
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hfseq.data.arguments import OBJECTIVES, DataArguments, TextArguments, option
-from hfseq.errors import UsageError, nearest
-from hfseq.flags import flags_of_file, names, parse_flags, refuse_secrets
-from hfseq.redaction import redact, redact_values
-from hfseq.training.process_arguments import ProcessArguments
+from hfseq.errors import UsageError, nearest, redact, redact_values
+
+#: Flags of other programs that take, or ask for, a token of the Hub.
+SECRETS = ("__token", "__hub_token", "__use_auth_token", "__push_to_hub_token")
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Flags in one spelling each, with the defaults that say something."""
+
+    def __init__(self, prog: str, **kwargs: Any) -> None:
+        super().__init__(prog, **{"max_help_position": 32} | kwargs)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default
+        if default in (None, False, "", [], argparse.SUPPRESS) or action.nargs in (0, "?"):
+            return action.help
+        shown = " ".join(default) if isinstance(default, list) else str(default)
+        return f"{action.help} (default: {shown})"
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = [name for name in action.option_strings if "-" not in name.lstrip("-")]
+        return ", ".join(names or action.option_strings) + _values(action)
+
+
+def _values(action: argparse.Action) -> str:
+    if action.nargs in (0, "?"):
+        return ""
+    kind = getattr(action.type, "__name__", "str")
+    name = {"int": " N", "float": " X"}.get(kind, " VALUE")
+    return f"{name} [...]" if action.nargs == "+" else name
+
+
+def make_parser(parts: Iterable[Any], description: str | None = None) -> Any:
+    """Return the ``HfArgumentParser`` of the dataclasses ``parts``."""
+    from transformers import HfArgumentParser
+
+    return HfArgumentParser(
+        parts,
+        description=description,
+        formatter_class=Formatter,
+        usage="%(prog)s [flags]   (--help lists them)",
+    )
+
+
+def parse_flags(
+    parts: Sequence[type], argv: Sequence[str], description: str | None = None
+) -> tuple[Any, ...]:
+    """Return an instance of each dataclass in ``parts``; mistakes end with exit code 2."""
+    parser = make_parser(parts, description)
+    try:
+        *found, rest = parser.parse_args_into_dataclasses(list(argv), return_remaining_strings=True)
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(str(error)) from error
+    if rest:
+        raise UsageError(_unknown(rest, names(parts)))
+    return tuple(found)
+
+
+def refuse_secrets(words: Iterable[str]) -> None:
+    """Refuse a token among the flags: everybody on the machine can read it in the process list.
+
+    To be called before parsing, which would take ``--token`` for an abbreviation.
+
+    Raises:
+        UsageError: one of ``words`` is a flag of a token.
+    """
+    for word in words:
+        flag = word.partition("=")[0].replace("-", "_")
+        if flag in SECRETS:
+            raise UsageError(
+                f"--{flag[2:]}: tokens are no flags, for these stand in the process list and in "
+                "logs; set HF_TOKEN, or log in once with `hf auth login`"
+            )
+
+
+def names(parts: Iterable[type]) -> set[str]:
+    """Return the names of all flags."""
+    return {field.name for part in parts for field in dataclasses.fields(part)}
+
+
+def _unknown(rest: list[str], known: Iterable[str]) -> str:
+    flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    if not flags:
+        return f"no flag takes {shlex.join(rest)}: values follow their flag, which begins with --"
+    meant = [nearest(flag, [f"--{name}" for name in known]) for flag in flags]
+    return "unknown flag " + ", ".join(map("".join, zip(flags, meant, strict=True)))
+
+
+def flags_of_file(path: Path, known: set[str]) -> list[str]:
+    """Turn a YAML or JSON file of arguments, whose names are ``known``, into flags."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            import yaml
+
+            values = yaml.safe_load(text)
+    except OSError as error:
+        raise UsageError(f"cannot read the argument file {path}: {error.strerror}") from error
+    except Exception as error:
+        raise UsageError(f"{path} is not valid {path.suffix[1:]}: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must map argument names to values, e.g. learning_rate: 3.0e-4")
+    refuse_secrets(f"--{name}" for name in values)
+    unknown = [f"'{name}'{nearest(str(name), known)}" for name in values if name not in known]
+    if unknown:
+        raise UsageError(f"{path} has unknown arguments: {', '.join(unknown)}")
+    flags: list[str] = []
+    for name, value in values.items():
+        if value not in (None, []):
+            items = value if isinstance(value, list) else [value]
+            # No shell has seen these, and every training_args.json writes the home folder as `~`.
+            flags += [f"--{name}", *(os.path.expanduser(str(item)) for item in items)]
+    return flags
+
+
+#: What stands for a flag that is not given, first name first.
+VARIABLES = {
+    "coordinator_address": ("COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS"),
+    "num_processes": ("NUM_PROCESSES",),
+    # An indexed Job or JobSet of Kubernetes numbers its pods itself.
+    "process_id": ("PROCESS_ID", "JOB_COMPLETION_INDEX"),
+}
+
+
+@dataclass
+class ProcessArguments:
+    """How the processes of a run find each other; without any of these a run is one process."""
+
+    distributed: bool = option(
+        False, "One of several processes that Slurm, Open MPI or a Kubernetes JobSet started."
+    )
+    coordinator_address: str | None = option(
+        None, "host:port on which process 0 listens, e.g. node1:1234 (or COORDINATOR_ADDRESS)."
+    )
+    num_processes: int | None = option(
+        None, "How many processes there are, where nothing detects it (or NUM_PROCESSES)."
+    )
+    process_id: int | None = option(
+        None, "The number of this process, from 0 (or PROCESS_ID)."
+    )  # fmt: skip
+    local_device_ids: str | None = option(
+        None, "Accelerators of this machine that are this process's, e.g. 0 or 0,1; by default all."
+    )
+    coordinator_timeout: int = option(
+        300, "Seconds to wait for the coordinator and for the other processes at the start."
+    )
+    heartbeat_timeout: int = option(
+        100, "Seconds after which a process that gives no sign of life has ended the run."
+    )
+
+    def __post_init__(self) -> None:
+        problems = [text for wrong, text in self._problems() if wrong]
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    def _problems(self) -> list[tuple[bool, str]]:
+        count, number, ids = self.num_processes, self.process_id, self.local_device_ids
+        return [
+            (self.coordinator_timeout < 1,
+             f"--coordinator_timeout {self.coordinator_timeout}: give at least 1 second"),
+            (self.heartbeat_timeout < 10,
+             f"--heartbeat_timeout {self.heartbeat_timeout}: give at least 10 seconds"),
+            (count is not None and count < 1, f"--num_processes {count}: give at least 1"),
+            (number is not None and number < 0, f"--process_id {number}: they count from 0"),
+            (ids is not None and not re.fullmatch(r"\d+(,\d+)*", ids),
+             f"--local_device_ids {ids}: give numbers with commas between them, e.g. 0,1"),
+        ]  # fmt: skip
+
+    @property
+    def several(self) -> bool:
+        """Whether flags, or an address in the environment, speak of more than one process."""
+        given = (self.address, self.num_processes, self.process_id)
+        return self.distributed or any(value is not None for value in given)
+
+    @property
+    def address(self) -> str | None:
+        """The coordinator's host and port, from the flag or the environment."""
+        found, source = self.coordinator_address, "--coordinator_address"
+        if found is None and (name := _variable("coordinator_address")):
+            found, source = os.environ[name], f"{name} in the environment,"
+        if found and not re.fullmatch(r".+:\d+", found):
+            raise UsageError(f"{source} {found}: give host:port, e.g. node1:1234")
+        return found or None
+
+    @property
+    def count(self) -> int | None:
+        """How many processes there are, if that was said."""
+        return _number("num_processes", self.num_processes)
+
+    @property
+    def number(self) -> int | None:
+        """Which of them this is, if that was said."""
+        return _number("process_id", self.process_id)
+
+    @property
+    def devices(self) -> list[int] | None:
+        """The local devices of this process, if that was said."""
+        ids = self.local_device_ids
+        return None if ids is None else [int(part) for part in ids.split(",")]
+
+
+def _number(flag: str, given: int | None) -> int | None:
+    if given is not None:
+        return given
+    name = _variable(flag)
+    if name is None:
+        return None
+    if not os.environ[name].isdigit():
+        raise UsageError(
+            f"{name} in the environment is '{os.environ[name]}': give a number, or --{flag}"
+        )
+    return int(os.environ[name])
+
+
+def _variable(flag: str) -> str | None:
+    """Return the name of the variable that stands for a flag, if one is set."""
+    return next((name for name in VARIABLES[flag] if os.environ.get(name)), None)
+
 
 STRATEGIES = ("no", "steps", "epoch")
+
+
 HUB_STRATEGIES = ("every_save", "end", "checkpoint")
+
+
 TYPES = ("float32", "bfloat16", "float16")
 
 

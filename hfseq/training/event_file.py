@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hfseq.data.tfrecord import masked_crc32c
+from hfseq.data.tfds import masked_crc32c
 
 DT_FLOAT, DT_STRING = 1, 7
 SESSION_START = 1

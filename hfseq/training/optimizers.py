@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hfseq import trees
 from hfseq.errors import UsageError, nearest
+from hfseq.nn import trees
 
 Mask = Callable[[Any], Any]
 

@@ -5,29 +5,98 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hfseq import config_checks, plugins, trees
-from hfseq.config_overrides import override, parse_overrides, preset_values
-from hfseq.data.batches import Batches
+from hfseq import plugins
+from hfseq.checkpoints import config as config_checks
+from hfseq.checkpoints.config import native_config, override, parse_overrides, preset_values
+from hfseq.data.arguments import has_arrays
+from hfseq.data.batches import Batches, StreamBatches, WindowBatches
 from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary
-from hfseq.data.windows import StreamBatches, WindowBatches
 from hfseq.errors import CheckpointError, HfseqError, UsageError, first_line
-from hfseq.nn import fp8
+from hfseq.nn import fp8, sharding, trees
 from hfseq.nn.precision import choose_precision
-from hfseq.resolve import native_config
-from hfseq.training import sharding
 from hfseq.training.arguments import Arguments
-from hfseq.training.windows import Windows
+from hfseq.training.checkpointer import Checkpointer, find, progress_of
+
+if TYPE_CHECKING:
+    from hfseq.training.run import Loop
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """How rows are cut: ``count`` windows of ``length`` tokens; ``streams`` never reset."""
+
+    length: int
+    count: int
+    streams: bool
+
+
+def plan(arguments: Any, objective: Any, model: Any, length: int) -> Windows | None:
+    """Return how rows of ``length`` tokens are cut, or None where a row is one step.
+
+    Raises:
+        UsageError: what is trained cannot carry a state, or the length does not fit.
+    """
+    training = arguments.training
+    window, streams = training.update_length, training.state_reset == "never"
+    if window is None or not training.do_train:
+        return None
+    if problem := _problem(arguments, objective, model, length):
+        raise UsageError(f"--update_length {window}: {problem}")
+    return Windows(window, length // window, streams)
+
+
+def _problem(arguments: Any, objective: Any, model: Any, length: int) -> str | None:
+    """Say why windows cannot be, if so."""
+    window, data = arguments.training.update_length, arguments.data
+    name = model.config.model_type
+    if not objective.carries_state:
+        return (
+            f"'{objective.name}' needs a row as a whole; only causal language modelling "
+            "(run_clm_flax.py) trains it window by window"
+        )
+    if not model.fixed_state:
+        return (
+            f"'{name}' keeps keys and values of every token it has seen, so there is no state of "
+            "fixed size to carry; vq_transformer has one. Drop the flag"
+        )
+    try:
+        jax.eval_shape(lambda: model.init_cache(1, 0))
+    except UsageError as error:  # an option of the configuration leaves it without a state
+        return str(error)
+    if has_arrays(data) and arguments.training.state_reset == "never":
+        return (
+            "--state_reset never needs one text to read on in, and images are rows of their own; "
+            "drop --state_reset"
+        )
+    if length % window:
+        fits = [n for n in range(1, length + 1) if length % n == 0][-6:]
+        return (
+            f"rows of {length} tokens are not whole windows: give a divisor of the row length "
+            f"(such as {', '.join(map(str, fits))}), or another --block_size"
+        )
+    if data.streaming:
+        return "--streaming has no row to go back to for its next window; drop one of the two"
+    if data.line_by_line:
+        return "--line_by_line makes rows of different lengths; drop one of the two"
+    if not objective.cross_documents:
+        return (
+            "documents that share a row cannot be kept apart by a state that is carried on; add "
+            "--cross_documents (the text is one stream)"
+        )
+    return None
+
 
 ROLES = ("pad", "bos", "eos")
 
@@ -70,8 +139,8 @@ def load_config(arguments: Arguments, tokenizer: Any, objective: Any) -> Any:
     """
     from transformers import AutoConfig, PreTrainedConfig
 
-    from hfseq.auto import refuse_untrusted_config
-    from hfseq.transformers_hook import register_auto_classes
+    from hfseq.checkpoints.config import refuse_untrusted_config
+    from hfseq.plugins import register_auto_classes
 
     register_auto_classes()
     model = arguments.model
@@ -315,24 +384,6 @@ def _evaluates(training: Any) -> bool:
     return training.do_eval or training.eval_strategy != "no"
 
 
-def place_batch(batch: dict[str, np.ndarray], mesh: Mesh, micro: int) -> dict[str, jax.Array]:
-    """Cut a global batch into ``micro`` micro-batches and lay it over the mesh.
-
-    Each process holds the whole host batch and puts only what its devices need on them. An array of
-    the rows' own shape is split over ``sequence`` too, where that divides it; others (targets per
-    group, a decoder's) are not.
-    """
-    rows = batch["input_ids"].shape
-
-    def put(array: np.ndarray) -> jax.Array:
-        cut = array.reshape(micro, array.shape[0] // micro, *array.shape[1:])
-        split = array.shape == rows and not rows[1] % mesh.shape["sequence"]
-        place = sharding.batch_sharding(mesh, cut.ndim, split_length=split)
-        return jax.make_array_from_callback(cut.shape, place, lambda index: cut[index])
-
-    return {name: put(array) for name, array in batch.items()}
-
-
 def to_host(params: Any, layout: sharding.Layout) -> Any:
     """Gather parameters to the host without padding rows, ready to be saved."""
 
@@ -349,3 +400,75 @@ def to_host(params: Any, layout: sharding.Layout) -> Any:
 @functools.partial(jax.jit, static_argnums=1)
 def _replicate(leaf: jax.Array, everywhere: NamedSharding) -> jax.Array:
     return jax.lax.with_sharding_constraint(leaf, everywhere)
+
+
+def read_progress(loop: Loop) -> None:
+    """Find the checkpoint to resume and read its record, before the batch size is settled.
+
+    Sets ``loop.restore_from``, ``loop.restore_step`` (None: nothing to resume) and
+    ``loop.progress``.
+    """
+    source, wanted = loop.training.resume_from_checkpoint, None
+    loop.restore_step, checkpoints = None, loop.checkpoints
+    if not loop.training.do_train:
+        return
+    if source:
+        folder, wanted = find(source)
+        if folder.absolute() != loop.folder.absolute():
+            checkpoints = Checkpointer(folder, limit=None)
+    loop.restore_from = checkpoints
+    steps = checkpoints.steps()
+    loop.restore_step = wanted if wanted is not None else (steps[-1] if steps else None)
+    if loop.restore_step is not None:
+        if source and jax.process_index() == 0:  # else `set_damaged_aside` has looked
+            checkpoints.check(loop.restore_step)
+        loop.progress = progress_of(checkpoints, loop.restore_step)
+    _keep_collections(loop)
+
+
+def _keep_collections(loop: Loop) -> None:
+    """Record what the state holds beside parameters, which a run cannot change on its way."""
+    sizes = {
+        name: sum(math.prod(leaf.shape) for leaf in trees.flatten(tree).values())
+        for name, tree in loop.model.extra_shape_tree.items()
+    }
+    own = {"precision": loop.model.precision.name, "sizes": sizes}
+    before = loop.progress.collections
+    if before is not None and before["sizes"] != sizes:
+        raise UsageError(
+            f"the checkpoint of step {loop.restore_step} was trained with --precision "
+            f"{before['precision']} and holds {_listed(before['sizes'])}; with --precision "
+            f"{own['precision']} and these flags it would hold {_listed(sizes)}. Give the flags of "
+            f"the run; or begin another with its weights: --model_name_or_path "
+            f"{loop.training.output_dir} and a new --output_dir"
+        )
+    loop.progress.collections = own
+
+
+def _listed(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({size} numbers)" for name, size in sizes.items()) or "no collections"
+
+
+def keep_windows(loop: Loop) -> None:
+    """Record how rows are cut into windows; the state in a checkpoint belongs to that cut.
+
+    Raises:
+        UsageError: the checkpoint to go on from was trained with another one.
+    """
+    plan, progress = loop.windows, loop.progress
+    own = None if plan is None else {
+        "update_length": plan.length, "state_reset": "never" if plan.streams else "sequence",
+        "block_size": plan.length * plan.count, "global_batch_size": loop.batch_size,
+    }  # fmt: skip
+    if loop.restore_step is not None and own != progress.windows:
+        raise UsageError(
+            f"the checkpoint of step {loop.restore_step} was trained {_told(progress.windows)}, "
+            f"and the flags say {_told(own)}: give the same flags, or another --output_dir"
+        )
+    progress.windows = own
+
+
+def _told(windows: dict[str, Any] | None) -> str:
+    if windows is None:
+        return "without --update_length"
+    return "with " + " ".join(f"--{name} {value}" for name, value in windows.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,97 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hfseq import trees
-from hfseq.nn import fp8
+from hfseq.nn import fp8, sharding, trees
 from hfseq.nn.random import batch_keys
-from hfseq.training import loss_scale, sharding
-from hfseq.training.windows import Memory
+
+FIRST = 2.0**10  # losses are sums over thousands of targets
+
+
+LARGEST = 2.0**24
+
+
+PATIENCE = 1000
+
+
+Scale = dict[str, jax.Array]
+
+
+def initial(compute_dtype: Any) -> Scale | None:
+    """Return the scale that training starts with, or None where the type needs none."""
+    if compute_dtype is None or jnp.dtype(compute_dtype) != jnp.float16:
+        return None
+    return {"factor": jnp.float32(FIRST), "good_steps": jnp.zeros((), jnp.int32)}
+
+
+def overflowed(scale: Scale | None, loss: jax.Array, norm: jax.Array) -> jax.Array:
+    """Tell whether only the scale is to blame for gradients that are not finite."""
+    if scale is None:
+        return jnp.zeros((), bool)
+    return jnp.isfinite(loss) & ~jnp.isfinite(norm) & (scale["factor"] > 1)
+
+
+def update(scale: Scale, overflow: jax.Array) -> Scale:
+    """Return the scale of the next step."""
+    good = jnp.where(overflow, 0, scale["good_steps"] + 1)
+    grown = jnp.where(good == PATIENCE, jnp.minimum(2 * scale["factor"], LARGEST), scale["factor"])
+    factor = jnp.where(overflow, scale["factor"] / 2, grown)
+    return {"factor": factor, "good_steps": jnp.where(good == PATIENCE, 0, good)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Where the rows are in the carried state: ``rows`` of them, in stacks on the second axis.
+
+    ``windows`` make a sequence; ``stacked`` are path prefixes of scanned layers.
+    """
+
+    rows: int
+    windows: int
+    stacked: tuple[trees.Path, ...] = ()
+
+    def _axis(self, path: trees.Path) -> int:
+        return int(any(path[: len(head)] == head for head in self.stacked))
+
+    def _map(self, change: Any, *given: Any) -> Any:
+        flat = [trees.flatten(tree) for tree in given]
+        return trees.unflatten(
+            {path: change(self._axis(path), *(tree[path] for tree in flat)) for path in flat[0]}
+        )
+
+    def shardings(self, tree: Any, mesh: Mesh) -> Any:
+        """Lay the rows over the axes of the batch."""
+
+        def place(axis: int, leaf: Any) -> NamedSharding:
+            return NamedSharding(mesh, PartitionSpec(*(None,) * axis, sharding.BATCH))
+
+        return self._map(place, tree)
+
+    def cut(self, tree: Any, micro: int) -> Any:
+        """Cut the rows as a batch is cut, micro-batches on a new first axis."""
+
+        def one(axis: int, leaf: jax.Array) -> jax.Array:
+            shape = (*leaf.shape[:axis], micro, self.rows // micro, *leaf.shape[axis + 1 :])
+            return jnp.moveaxis(leaf.reshape(shape), axis, 0)
+
+        return self._map(one, tree)
+
+    def join(self, tree: Any, like: Any) -> Any:
+        """Undo :meth:`cut`; the types are those of ``like``."""
+
+        def one(axis: int, leaf: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.moveaxis(leaf, 0, axis).reshape(old.shape).astype(old.dtype)
+
+        return self._map(one, tree, like)
+
+    def reset(self, tree: Any, rows: jax.Array, fresh: Any) -> Any:
+        """Put the state ``fresh`` in the place of the rows that ``rows`` (bool) names."""
+
+        def one(axis: int, leaf: jax.Array, new: jax.Array) -> jax.Array:
+            shape = (1,) * axis + (-1,) + (1,) * (leaf.ndim - axis - 1)
+            return jnp.where(rows.reshape(shape), new.astype(leaf.dtype), leaf)
+
+        return self._map(one, tree, fresh)
+
 
 State = dict[str, Any]
 
@@ -33,7 +120,7 @@ def make_state(
     Computing in float16 adds ``loss_scale``; training in windows adds ``memory``, what the model
     knows of the windows before.
     """
-    scale = loss_scale.initial(compute_dtype)
+    scale = initial(compute_dtype)
     return {
         "params": params,
         "opt_state": optimizer.init(params),
@@ -175,7 +262,7 @@ def make_step(
             "extra": model.settle_extra(extra),
         }
         good = jnp.isfinite(found["loss"]) & jnp.isfinite(norm)
-        overflow = loss_scale.overflowed(scaling, found["loss"], norm)
+        overflow = overflowed(scaling, found["loss"], norm)
         if skip_non_finite or scaling is not None:
             new = _where(good if skip_non_finite else ~overflow, new, state)
         if memory is not None:
@@ -189,7 +276,7 @@ def make_step(
             found = jax.tree.map(lambda x: jnp.where(good, x, 0.0), found)
         found["bad_steps"] = (~good).astype(jnp.float32)
         if scaling is not None:
-            new["loss_scale"] = loss_scale.update(scaling, overflow)
+            new["loss_scale"] = update(scaling, overflow)
         window = {name: state["window"][name] + found[name] for name in state["window"]}
         new |= {"step": state["step"] + 1, "window": window}
         loss = found["loss"] / jnp.maximum(found["count"], 1.0)

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hfseq import hardware, trees
-from hfseq.data.pair_store import PairSums
-from hfseq.training import distributed
+from hfseq.data.pairs import PairSums
+from hfseq.nn import trees
+from hfseq.training import hardware, processes
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def peak_flops(compute_dtype: Any = jnp.bfloat16, peak_tflops: float | None = No
         one, source = known.peak(dtype.itemsize), f"the data sheet of {known.name}"
     else:
         if on_cpu:
-            distributed.wait()
+            processes.wait()
         one, source = measured_flops(dtype.name), "a measured matrix product"
     kind = "process" if on_cpu else "device"
     logger.info("MFU is of %.4g TFLOP/s: %d x %.4g a %s, %s", one * units / 1e12, units,

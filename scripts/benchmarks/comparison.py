@@ -24,7 +24,7 @@ from hfseq.data.batches import Batches, RowRandom
 from hfseq.errors import UsageError
 from hfseq.training import optimizers, setup
 from hfseq.training.arguments import Arguments
-from hfseq.training.loop import Loop
+from hfseq.training.run import Loop
 
 FINAL_SHARE = 0.1
 Batch = dict[str, np.ndarray]
@@ -251,7 +251,7 @@ def torch_model(loop: Loop, seed: int, folder: str) -> Any:
 
 def decay_rule(loop: Loop) -> Any:
     """Return a function from PyTorch names to whether hfseq's optimizer decays the parameter."""
-    from hfseq import trees
+    from hfseq.nn import trees
 
     names = loop.model.weight_map
     patterns = (*optimizers.NO_DECAY, *loop.training.no_decay)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hfseq import plots
+from hfseq.reports import plots
 
 THEIRS = "#b08a3e"
 

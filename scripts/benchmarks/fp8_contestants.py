@@ -96,7 +96,7 @@ def has_units(device: Any) -> bool:
 
 def datasheet_flops(kind: str) -> float | None:
     """Return a device's dense bfloat16 peak in FLOP/s by its data sheet, if it is a known one."""
-    from hfseq import hardware
+    from hfseq.training import hardware
 
     known = hardware.of_kind(kind)
     return None if known is None else known.half

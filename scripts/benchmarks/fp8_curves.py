@@ -93,7 +93,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """Draw the averaged curves, and below their distance from bfloat16."""
     from matplotlib.figure import Figure
 
-    from hfseq import plots
+    from hfseq.reports import plots
 
     figure = Figure(figsize=(8, 6), facecolor="white", layout="constrained")
     panels = figure.subplots(2, 1, height_ratios=[3, 2], sharex=True)

@@ -158,7 +158,7 @@ def sites(name: str, size: Size) -> tuple[str, ...]:
 
     Each has one scale of its input under ``fp8_delayed``.
     """
-    from hfseq import trees
+    from hfseq.nn import trees
 
     module = prepare(name, "fp8_delayed", size).module
     paths = trees.flatten(module.extra_shape_tree["fp8_params"])

@@ -19,13 +19,13 @@ from harness import machine_facts, table, write_json
 from inference_flags import InferenceArguments
 
 from hfseq import FlaxAutoModel, plugins
-from hfseq._compat import prepare_jax
 from hfseq.errors import CheckpointError, DataError, UsageError
+from hfseq.nn.compat import prepare_jax
 
 prepare_jax()
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
+import jax
+import numpy as np
 
 PERCENTILES = (50, 90, 99)
 Batch = dict[str, np.ndarray]
@@ -88,7 +88,7 @@ def bert_base(overrides: str | None) -> Any:
     """Return BERT-base's configuration with the old script's activation, changed as asked."""
     from transformers import BertConfig
 
-    from hfseq.config_overrides import override, parse_overrides
+    from hfseq.checkpoints.config import override, parse_overrides
 
     config = BertConfig(hidden_act="gelu_new")
     if overrides:

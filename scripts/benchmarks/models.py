@@ -214,7 +214,7 @@ def torch_inputs(name: str, config: Any, batch: dict[str, Any], random: Any) -> 
         return {"input_ids": batch["input_ids"], "labels": batch["input_ids"]}
     if kind == "seq2seq":
         return {key: batch[key] for key in ("input_ids", "decoder_input_ids", "labels")}
-    from hfseq.objectives.masking import mask_tokens
+    from hfseq.objectives.mlm import mask_tokens
 
     special = np.zeros(config.vocab_size, bool)
     special[tokenizer(name, config).all_special_ids] = True

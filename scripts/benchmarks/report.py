@@ -10,7 +10,7 @@ from typing import Any
 
 import harness
 
-from hfseq.config_overrides import parse_overrides
+from hfseq.checkpoints.config import parse_overrides
 from hfseq.errors import UsageError
 
 

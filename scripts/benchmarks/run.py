@@ -32,10 +32,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(p) for p in (HERE, HERE.parent.parent) if str(p) not in sys.path]
 
-import harness  # noqa: E402
-import limits  # noqa: E402
-import suites  # noqa: E402
-from suites import base, tables  # noqa: E402
+import harness
+import limits
+import suites
+from suites import base, tables
 
 ROUNDS = "Alternating rounds"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hfseq import plots
+from hfseq.reports import plots
 
 COLORS = (plots.TRAIN, "#4f9d69", "#8a6bb1", "#7a7a7a")
 

@@ -19,8 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hfseq import plots
 from hfseq.errors import UsageError, run_command
+from hfseq.reports import plots
 
 COLORS = (plots.EVAL, plots.TRAIN, "#4f9d69", "#8a6bb1")
 

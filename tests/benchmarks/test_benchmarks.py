@@ -12,12 +12,12 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
-import contestants  # noqa: E402
-import generate  # noqa: E402
-import harness  # noqa: E402
-import models  # noqa: E402
-import report  # noqa: E402
-import train  # noqa: E402
+import contestants
+import generate
+import harness
+import models
+import report
+import train
 
 ENCODER = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 BART = {

@@ -16,11 +16,11 @@ pytest.importorskip("torch")
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS / "benchmarks"))
 
-import comparison  # noqa: E402
-import torch_twin  # noqa: E402
+import comparison
+import torch_twin
 
-from hfseq.errors import UsageError  # noqa: E402
-from hfseq.training.arguments import parse  # noqa: E402
+from hfseq.errors import UsageError
+from hfseq.training.arguments import parse
 
 STEPS = 5
 

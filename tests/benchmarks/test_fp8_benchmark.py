@@ -15,12 +15,12 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
-import fp8  # noqa: E402
-import fp8_hlo  # noqa: E402
-import fp8_profile  # noqa: E402
-import fp8_step  # noqa: E402
-import harness  # noqa: E402
-import limits  # noqa: E402
+import fp8
+import fp8_hlo
+import fp8_profile
+import fp8_step
+import harness
+import limits
 
 TINY = fp8_step.Size(width=32, layers=1, rows=2, length=16, vocab_size=100)
 

@@ -13,9 +13,9 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
-import fp8_h200  # noqa: E402
-import fp8_hlo  # noqa: E402
-import harness  # noqa: E402
+import fp8_h200
+import fp8_hlo
+import harness
 
 
 def test_a_target_that_would_switch_fp8_off_is_refused(tmp_path):

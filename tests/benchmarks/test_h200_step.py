@@ -10,8 +10,8 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
-import fp8_hlo  # noqa: E402
-import h200_step  # noqa: E402
+import fp8_hlo
+import h200_step
 
 TEXT = """HloModule jit_step
 

@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parent.parent / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
-import harness  # noqa: E402
+import harness
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
-import harness  # noqa: E402
-import run  # noqa: E402
-import suites  # noqa: E402
-from suites import base, pictures, tables  # noqa: E402
+import harness
+import run
+import suites
+from suites import base, pictures, tables
 
 TINY = base.Options(profile="tiny")
 

@@ -12,9 +12,9 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
-import harness  # noqa: E402
-import translate  # noqa: E402
-import translate_contestants as sides  # noqa: E402
+import harness
+import translate
+import translate_contestants as sides
 
 TINY = {
     "layers": 1, "vocab_size": 60, "d_model": 32, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,

@@ -13,10 +13,10 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
-import harness  # noqa: E402
-import vq_curves  # noqa: E402
-import vq_length  # noqa: E402
-import vq_points  # noqa: E402
+import harness
+import vq_curves
+import vq_length
+import vq_points
 
 TINY = [
     *("--lengths", "64", "128", "--hidden_size", "16", "--head_dim", "8", "--value_dim", "16"),

@@ -12,7 +12,7 @@ from hfseq.errors import UsageError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"))
 
-import vq_quality  # noqa: E402
+import vq_quality
 
 
 def write(folder, bits, codes=None):

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from hfseq import cli, comparison
+from hfseq import cli
 from hfseq.errors import DataError
-from hfseq.run_log import RunLog
+from hfseq.reports import plots
+from hfseq.reports.log import RunLog
 from tests.support.run_logs import put, records
 
 
@@ -28,8 +29,8 @@ def runs(tmp_path) -> list[Path]:
 def drawn(monkeypatch, logs, **options):
     """The figure of a comparison, instead of a file."""
     kept = []
-    monkeypatch.setattr(comparison, "save", lambda figure, path: kept.append(figure) or path)
-    comparison.draw_comparison(logs, "x.png", **options)
+    monkeypatch.setattr(plots, "save", lambda figure, path: kept.append(figure) or path)
+    plots.draw_comparison(logs, "x.png", **options)
     FigureCanvasAgg(kept[0]).draw()
     return kept[0]
 
@@ -60,9 +61,9 @@ def test_json_has_it_all(runs, capsys, tmp_path, monkeypatch):
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
     logs = [RunLog(put(tmp_path / side / "run", records())) for side in ("a", "b")]
-    assert list(comparison.named(logs)) == ["a/run", "b/run"]
+    assert list(plots.named(logs)) == ["a/run", "b/run"]
     with pytest.raises(DataError, match="is given twice"):
-        comparison.named([logs[0], logs[0]])
+        plots.named([logs[0], logs[0]])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hfseq import cli
-from hfseq.commands.completion import read
+from hfseq.cli import read
 
 SHELLS = ("bash", "zsh", "fish")
 

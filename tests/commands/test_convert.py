@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hfseq import checkpoint_files as files
-from hfseq import cli, conversion
+from hfseq import cli
+from hfseq.checkpoints import files
+from hfseq.cli import convert
 from hfseq.errors import CheckpointError, UsageError, WeightsError
 from tests.support import models
 
@@ -58,7 +59,7 @@ def saved(tmp_path):
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:
-    opened = files.open_weights(lambda name: conversion._existing(folder / name), str(folder))
+    opened = files.open_weights(lambda name: convert._existing(folder / name), str(folder))
     return {name: np.asarray(tensor.read(...)) for name, tensor in opened.tensors.items()}
 
 
@@ -99,8 +100,8 @@ def test_pytorch_reads_what_came_back_and_gives_the_same_logits(saved, family, t
 
     auto = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}[family]
     _, source = saved(family)
-    conversion.convert(str(source), tmp_path / "flax", to="msgpack")
-    conversion.convert(str(tmp_path / "flax"), tmp_path / "back")
+    convert.convert(str(source), tmp_path / "flax", to="msgpack")
+    convert.convert(str(tmp_path / "flax"), tmp_path / "back")
     inputs = {"input_ids": torch.tensor(models.ids())}
     if family == "t5":
         inputs["decoder_input_ids"] = inputs["input_ids"]
@@ -195,8 +196,8 @@ def test_a_destination_is_replaced_only_when_told_and_only_by_a_whole_model(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(conversion.shutil, "copyfile", full)
-        patch.setattr(conversion, "_carry", lambda *_: full())
+        patch.setattr(convert.shutil, "copyfile", full)
+        patch.setattr(convert, "_carry", lambda *_: full())
         assert cli.main(["convert", str(source), str(target), "--overwrite"]) == 1
         assert "No space left" in capsys.readouterr().err
         assert {p.name: p.read_bytes() for p in target.iterdir() if p.is_file()} == before
@@ -210,10 +211,10 @@ def test_a_destination_is_replaced_only_when_told_and_only_by_a_whole_model(
 
 def test_one_weight_file_is_chosen_where_there_are_several(saved, tmp_path):
     model, source = saved("gpt2")
-    conversion.convert(str(source), tmp_path / "flax", to="msgpack")
+    convert.convert(str(source), tmp_path / "flax", to="msgpack")
     shutil.copy(tmp_path / "flax" / "flax_model.msgpack", source)
     (source / "model.safetensors").write_bytes(b"damaged")
-    conversion.convert(str(source / "flax_model.msgpack"), tmp_path / "out", strict=True)
+    convert.convert(str(source / "flax_model.msgpack"), tmp_path / "out", strict=True)
     assert models.same(type(model).from_pretrained(tmp_path / "out").params, model.params)
     assert (tmp_path / "out" / "generation_config.json").exists()
 
@@ -252,22 +253,22 @@ def test_a_configuration_without_a_known_class_asks_for_the_task(saved, tmp_path
     ):
         (source / "config.json").write_text(json.dumps({**config, **changes}))
         with pytest.raises(error, match=message):
-            conversion.convert(str(source), tmp_path / "out")
+            convert.convert(str(source), tmp_path / "out")
     (source / "config.json").write_text(json.dumps({**config, "architectures": None}))
-    conversion.convert(str(source), tmp_path / "out", task="ForMaskedLM", strict=True)
+    convert.convert(str(source), tmp_path / "out", task="ForMaskedLM", strict=True)
     (source / "config.json").write_text(json.dumps({**config, "vocab_size": 65}))
     with pytest.raises(WeightsError, match="word_embeddings"):
-        conversion.convert(str(source), tmp_path / "out2")
+        convert.convert(str(source), tmp_path / "out2")
 
 
 # huggingface_hub uploads files through a deprecated argument of its HTTP library.
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_a_model_on_the_hub_is_converted_with_its_small_files(hub, saved, tmp_path):
-    from hfseq.hub import push_folder
+    from hfseq.checkpoints.hub import push_folder
 
     _, source = saved("gpt2")
     push_folder(source, "user/tiny")
-    done = conversion.convert("user/tiny", tmp_path / "out", to="msgpack", strict=True)
+    done = convert.convert("user/tiny", tmp_path / "out", to="msgpack", strict=True)
     assert {"tokenizer.json", "README.md"} <= set(done.carried)
-    conversion.convert(str(tmp_path / "out"), tmp_path / "back")
+    convert.convert(str(tmp_path / "out"), tmp_path / "back")
     assert equal(tensors(source), tensors(tmp_path / "back"))

@@ -11,7 +11,7 @@ import pytest
 
 from hfseq import cli
 from hfseq.errors import UsageError
-from hfseq.writer import DEFAULT_TOKENS, Writer
+from hfseq.pipelines.text_generation import DEFAULT_TOKENS, TextGenerator
 from tests.support import models
 from tests.support.translators import save_tiny_t5
 
@@ -41,8 +41,8 @@ def t5(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def writer(gpt2) -> Writer:
-    return Writer.from_pretrained(str(gpt2))
+def writer(gpt2) -> TextGenerator:
+    return TextGenerator.from_pretrained(str(gpt2))
 
 
 def run(folder: Path, *arguments: str) -> int:
@@ -79,7 +79,9 @@ def test_half_a_character_is_not_printed(writer, monkeypatch):
 
 def test_one_prompt_streams_on_a_terminal(gpt2, capsys, monkeypatch):
     asked = []
-    monkeypatch.setattr(Writer, "stream", lambda self, p, **o: asked.append(p) or iter(["!"]))
+    monkeypatch.setattr(
+        TextGenerator, "stream", lambda self, p, **o: asked.append(p) or iter(["!"])
+    )
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
     assert run(gpt2, PROMPT, "--max_new_tokens", "2") == 0

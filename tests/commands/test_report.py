@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from hfseq import cli
-from hfseq.commands import text_curve
-from hfseq.commands.report import duration, table
+from hfseq.cli import text as text_curve
+from hfseq.cli.report import duration, table
 from hfseq.errors import DataError
-from hfseq.run_log import RunLog, summarise
+from hfseq.reports.log import RunLog, summarise
 from tests.support.run_logs import START, put, records
 
 
@@ -208,7 +208,7 @@ def test_durations_are_written_as_people_do(seconds, text):
 
 
 def test_the_best_of_bits_per_byte_is_the_smallest(tmp_path):
-    from hfseq.run_log import RunLog, summarise
+    from hfseq.reports.log import RunLog, summarise
 
     lines = [
         {"step": step, "time": 1.0, "eval_bits_per_byte": value}

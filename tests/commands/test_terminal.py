@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hfseq import cli
-from hfseq.commands import terminal
+from hfseq.cli import text as terminal
 from tests.support.run_logs import put, records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,12 +62,12 @@ def test_a_full_disk_behind_standard_output_is_one_line(tmp_path):
 
 
 def test_ctrl_c_is_one_word(tmp_path, monkeypatch, capsys):
-    from hfseq import run_log
+    from hfseq.reports import log
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_log, "RunLog", interrupt)
+    monkeypatch.setattr(log, "RunLog", interrupt)
     assert cli.main(["report", str(tmp_path)]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from hfseq import cli
-from hfseq.commands import translate as translate_command
+from hfseq import errors as errors_module
+from hfseq.cli import models as translate_command
 from hfseq.errors import UsageError
-from hfseq.translation_files import count_lines, read_lines
+from hfseq.pipelines.lines import count_lines, read_lines
 from tests.support.translators import echo, save_tiny_t5
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,7 @@ import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from hfseq import cli
-from hfseq.translation import Translator
+from hfseq.pipelines.translation import Translator
 from tests.support.translators import echo
 
 def from_pretrained(name, **options):
@@ -41,7 +42,7 @@ sys.exit(cli.main(["translate", "m", *sys.argv[1:]]))
 @pytest.fixture
 def asked(monkeypatch) -> list:
     """Translation into capitals; the list holds what the model was asked to be."""
-    from hfseq.translation import Translator
+    from hfseq.pipelines.translation import Translator
 
     calls = []
 
@@ -286,14 +287,14 @@ def test_a_reader_that_has_had_enough_ends_the_work_quietly(tmp_path):
     assert process.stdout.readline() == b"SOME WORDS\n"
     process.stdout.close()  # as `head -1` does
     process.stdin.close()
-    assert process.wait(timeout=60) == translate_command.CLOSED_PIPE
+    assert process.wait(timeout=60) == errors_module.CLOSED_PIPE
     assert process.stderr.read() == b""
     process.stderr.close()
 
 
 def test_a_missing_package_of_a_tokenizer_is_named(monkeypatch):
     from hfseq.errors import CheckpointError
-    from hfseq.loading import load
+    from hfseq.modeling.auto import load
 
     def from_pretrained(name):
         raise ImportError("MarianTokenizer requires the SentencePiece library")

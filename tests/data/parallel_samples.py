@@ -1,6 +1,6 @@
 """Pairs and flags for the tests of parallel text."""
 
-from hfseq.data.translation_arguments import TranslationArguments
+from hfseq.data.arguments import TranslationArguments
 
 PAIRS = [(f"House number {i}", f"Haus «{i}»") for i in range(40)]
 

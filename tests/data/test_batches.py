@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from hfseq.data.batches import Batches, RowRandom, permute
-from hfseq.data.packing import PackedRows
+from hfseq.data.batches import Batches, PackedRows, RowRandom, permute
 from hfseq.data.store import TokenStore
 from hfseq.errors import DataError
 

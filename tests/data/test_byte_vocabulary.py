@@ -10,9 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from hfseq.data.tokenization import Encoder
-from hfseq.data.tokenizers import train_tokenizer
-from hfseq.data.vocabulary_bytes import byte_characters, byte_ids
+from hfseq.data.tokenize import Encoder
+from hfseq.data.tokenizers import byte_characters, byte_ids, train_tokenizer
 from hfseq.errors import UsageError
 
 TEXTS = [

@@ -7,9 +7,14 @@ import types
 import numpy as np
 import pytest
 
-from hfseq.data.classification import load_examples
-from hfseq.data.classification_arguments import ClassificationArguments
-from hfseq.data.classification_labels import Labels, class_names, is_regression, sorted_names
+from hfseq.data.arguments import ClassificationArguments
+from hfseq.data.classification import (
+    Labels,
+    class_names,
+    is_regression,
+    load_examples,
+    sorted_names,
+)
 from hfseq.errors import DataError, UsageError
 
 
@@ -224,7 +229,7 @@ def glue(columns, labels, names):
 
 
 def test_mnli_of_the_hub_has_two_validation_and_two_test_sets():
-    from hfseq.data.classification_glue import GLUE
+    from hfseq.data.arguments import GLUE
 
     columns, names = GLUE["mnli"].sentences, GLUE["mnli"].labels
     plugins = Plugins({

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hfseq.data.arguments import ClassificationArguments
 from hfseq.data.batches import Batches
-from hfseq.data.classification import Examples
-from hfseq.data.classification_arguments import ClassificationArguments
-from hfseq.data.classification_rows import ExampleRows, word_tokenizer, words_in
+from hfseq.data.classification import ExampleRows, Examples, words_in
+from hfseq.data.tokenizers import word_tokenizer
 from hfseq.errors import DataError, UsageError
 from tests.data.samples import make_texts
 

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from hfseq.data.classification_arguments import ClassificationArguments
-from hfseq.data.classification_tables import choose_columns, read_table
+from hfseq.data.arguments import ClassificationArguments
+from hfseq.data.classification import choose_columns
+from hfseq.data.tables import read_table
 from hfseq.errors import DataError, UsageError
 
 COLA = 'gj04\t1\t\tThe dog "ran.\ngj04\t0\t*\tDog the ran.\n'

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hfseq.data.packing import LineRows, PackedRows
+from hfseq.data.batches import LineRows, PackedRows
 from hfseq.data.store import TokenStore
 
 PAD = 1

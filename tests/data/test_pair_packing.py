@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.data.pair_packing import plan
-from hfseq.data.pair_store import Side, select_pairs
-from hfseq.data.pairs import PackedPairs
+from hfseq.data.pairs import PackedPairs, Side, plan, select_pairs
 from hfseq.data.store import TokenStore
 
 ROOM = (64, 48)

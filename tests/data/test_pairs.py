@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.data import tokenization
+from hfseq.data import tokenize
 from hfseq.data.pairs import PairRows, SideEncoder, tokenize_pairs
 from hfseq.data.tokenizers import train_tokenizer
 from hfseq.errors import DataError, UsageError
@@ -127,7 +127,7 @@ def test_the_cache_serves_other_limits_but_no_other_prefix(tokenized, tmp_path, 
     first = tokenized()
     names = {path.name for path in tmp_path.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr(tokenization, "_encode_range", lambda *_: pytest.fail("tokenised again"))
+        patch.setattr(tokenize, "_encode_range", lambda *_: pytest.fail("tokenised again"))
         again = tokenized(max_source_length=30, drop_long=True)
     assert len(again) < len(first) and names == {path.name for path in tmp_path.iterdir()}
     tokenized(source_prefix="x ")

@@ -2,8 +2,7 @@ import gzip
 
 import pytest
 
-from hfseq.data.parallel import load_pairs
-from hfseq.data.parallel.aligned import split_name
+from hfseq.data.parallel import load_pairs, split_name
 from hfseq.errors import DataError
 from tests.data.parallel_samples import PAIRS, flags, pairs
 

@@ -4,7 +4,7 @@ import traceback
 
 import pytest
 
-from hfseq.data.prefetch import prefetch
+from hfseq.training.loader import prefetch
 
 
 def workers():

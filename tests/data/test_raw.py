@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from hfseq.data.arguments import CausalArguments, DataArguments
-from hfseq.data.raw import ImageRows, RawText
-from hfseq.data.sources import Splits, load_splits
+from hfseq.data.sources import ImageRows, RawText, Splits, load_splits
+from hfseq.data.tokenize import tokenize_raw
 from hfseq.data.tokenizers import train_tokenizer
-from hfseq.data.tokenization import tokenize_raw
 from hfseq.errors import DataError, UsageError
+from hfseq.objectives.base import text_rows
 from hfseq.objectives.clm import CausalLM
-from hfseq.objectives.text import text_rows
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +78,7 @@ def test_other_vocabularies_read_whole_characters(tmp_path, tokenizer):
 
 
 def test_long_texts_come_in_pieces_that_end_with_lines(monkeypatch):
-    monkeypatch.setattr("hfseq.data.raw.PIECE", 10)
+    monkeypatch.setattr("hfseq.data.sources.PIECE", 10)
     content = np.frombuffer("aaa\nbbbb\nccøøøøøøøøøø\nd".encode(), np.uint8)
     pieces = list(RawText(content, 0, len(content)).pieces())
     assert "".join(pieces).encode() == content.tobytes()

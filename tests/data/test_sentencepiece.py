@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hfseq.data.sentencepiece import SentencePieceUnigramTokenizer
+from hfseq.v4.sentencepiece import SentencePieceUnigramTokenizer
 from tests.data.samples import make_texts
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.data.sentences import sentence_tables
 from hfseq.data.tokenizers import train_tokenizer
+from hfseq.objectives.denoising import sentence_tables
 
 # '|' marks the ends that are to be found.
 MARKED = {

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from hfseq.data.arguments import DataArguments
-from hfseq.data.packing import PackedRows
+from hfseq.data.batches import PackedRows
 from hfseq.data.sources import load_splits
 from hfseq.data.streaming import StreamingBatches
-from hfseq.data.tokenization import tokenize
+from hfseq.data.tokenize import tokenize
 from hfseq.errors import DataError
 from tests.data.samples import make_texts
 

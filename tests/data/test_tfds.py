@@ -7,7 +7,7 @@ import os
 import pytest
 
 from hfseq.data.parallel import load_pairs
-from hfseq.data.tfrecord import parse_example, read_records
+from hfseq.data.tfds import parse_example, read_records
 from hfseq.errors import DataError, UsageError
 from tests.data.parallel_samples import flags, pairs
 

@@ -6,7 +6,7 @@ import pytest
 from hfseq.data.arguments import CausalArguments
 from hfseq.data.sources import load_splits
 from hfseq.data.store import TokenStore
-from hfseq.data.tokenization import count_words, tokenize
+from hfseq.data.tokenize import count_words, tokenize
 from hfseq.data.tokenizers import train_tokenizer
 from hfseq.errors import DataError, UsageError
 from tests.data.samples import make_texts
@@ -57,7 +57,7 @@ def test_long_documents_give_no_warning(tokenizer, tmp_path, recwarn, caplog):
 def test_processes_give_the_same_store(tokenizer, tmp_path, monkeypatch, method):
     from datasets import Dataset
 
-    import hfseq.data.tokenization as module
+    from hfseq.data import tokenize as module
 
     if method == "fork" and (sys.version_info >= (3, 12) or "jax" in sys.modules):
         pytest.skip("forking warns here: jax is loaded, or Python is 3.12 or later")
@@ -72,7 +72,7 @@ def test_processes_give_the_same_store(tokenizer, tmp_path, monkeypatch, method)
 def test_the_store_is_found_again_until_something_changes(
     dataset, tokenizer, tmp_path, monkeypatch
 ):
-    import hfseq.data.tokenization as module
+    from hfseq.data import tokenize as module
 
     made = []
     original = module._encode_range

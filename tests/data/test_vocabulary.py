@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hfseq.data.vocabulary import joint_tokenizer
+from hfseq.data.tokenizers import joint_tokenizer
 from hfseq.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ def test_a_model_in_the_same_directory_does_not_change_it(tmp_path, trained, alg
 
 TRAIN = """
 import hashlib
-from hfseq.data.vocabulary import joint_tokenizer
+from hfseq.data.tokenizers import joint_tokenizer
 from tests.data.test_vocabulary import SIZE, batches
 for algorithm, size in SIZE.items():
     print(hashlib.sha256(joint_tokenizer(batches(), algorithm, size)._tokenizer.to_str().encode())

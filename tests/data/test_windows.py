@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.data.packing import PackedRows
-from hfseq.data.raw import ImageRows
+from hfseq.data.batches import PackedRows, StreamBatches, WindowBatches
+from hfseq.data.sources import ImageRows
 from hfseq.data.store import TokenStore
-from hfseq.data.windows import StreamBatches, WindowBatches
 from hfseq.errors import UsageError
 
 

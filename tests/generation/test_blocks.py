@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.generation import blocks
-from hfseq.generation import processors as p
+from hfseq.generation import logits_process as p
+from hfseq.nn import cpu
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from hfseq.generation import processors as p
     [(54688, 32), (32128, 128), (50265, 45), (50257, 29), (48, 12), (10007, None), (17, None)],
 )
 def test_a_block_divides_the_vocabulary(size, width):
-    assert blocks.block_width(size) == width
+    assert cpu.block_width(size) == width
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])
@@ -26,10 +26,10 @@ def test_top_k_is_that_of_jax_also_among_equals(levels, count):
     values = jnp.asarray(random.integers(0, levels, (16, 2048)), jnp.float32)
     values = values.at[3].set(-jnp.inf).at[4, 7:].set(-jnp.inf)
     wanted = jax.lax.top_k(values, count)
-    found = blocks.top_k(values, count, blocks.block_maxima(values, 16))
+    found = cpu.top_k(values, count, cpu.block_maxima(values, 16))
     for mine, theirs in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    for mine, theirs in zip(blocks.top_k(values, count), wanted, strict=True):
+    for mine, theirs in zip(cpu.top_k(values, count), wanted, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -37,16 +37,16 @@ def test_top_k_is_that_of_jax_also_among_equals(levels, count):
 def test_the_first_best_is_argmax(levels):
     random = np.random.default_rng(levels)
     values = jnp.asarray(random.integers(0, levels, (16, 320)), jnp.float32)
-    found = blocks.first_best(values, blocks.block_maxima(values, 32))
+    found = cpu.first_best(values, cpu.block_maxima(values, 32))
     np.testing.assert_array_equal(found, values.argmax(-1))
 
 
 @pytest.mark.parametrize("rows", [1, 6, 7, 24])
 def test_parts_of_log_softmax(rows):
     logits = jnp.asarray(np.random.default_rng(rows).normal(size=(rows, 96)) * 9, jnp.float32)
-    top, mass, maxima = blocks.log_softmax_parts(logits, 16)
+    top, mass, maxima = cpu.log_softmax_parts(logits, 16)
     np.testing.assert_allclose(logits - top - mass, jax.nn.log_softmax(logits), rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(maxima, blocks.block_maxima(logits, 16))
+    np.testing.assert_array_equal(maxima, cpu.block_maxima(logits, 16))
 
 
 PROCESSORS = {
@@ -80,16 +80,16 @@ def test_only_touched_blocks_are_looked_at_again(name, length):
     for processor in PROCESSORS[name]:
         after = processor(ids, after, jnp.int32(length))
     # Whatever is not touched is as it was, or impossible.
-    changed = blocks.changed_blocks(PROCESSORS[name], 96, 4)
+    changed = cpu.changed_blocks(PROCESSORS[name], 96, 4)
     assert changed is not None and len(changed) <= 4
-    found = blocks.maxima_of_processed(
-        PROCESSORS[name], blocks.block_maxima(before, 4), after, length, changed
+    found = cpu.maxima_of_processed(
+        PROCESSORS[name], cpu.block_maxima(before, 4), after, length, changed
     )
-    np.testing.assert_array_equal(found, blocks.block_maxima(after, 4))
+    np.testing.assert_array_equal(found, cpu.block_maxima(after, 4))
 
 
 def test_processors_of_the_whole_vocabulary_say_so():
     for processor in (p.FlaxRepetitionPenaltyLogitsProcessor(1.2), lambda ids, scores, n: scores):
-        assert blocks.changed_blocks([processor], 96, 4) is None
+        assert cpu.changed_blocks([processor], 96, 4) is None
     many = p.FlaxSuppressTokensLogitsProcessor(list(range(0, 96, 2)))
-    assert blocks.changed_blocks([many], 96, 4) is None
+    assert cpu.changed_blocks([many], 96, 4) is None

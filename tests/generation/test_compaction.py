@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from hfseq.generation import compaction
+from hfseq.generation import generate
 from tests.generation import families
 from tests.generation.test_compilation import compilations
 
@@ -52,7 +52,7 @@ def test_results_are_those_of_the_plain_loop(family, mode, caplog):
     model, options = families.model(family), {**SHAPE, **MODES[mode]}
     given = inputs(family, 18)
     plain = model.generate(**given, **options)
-    with caplog.at_level(logging.DEBUG, logger=compaction.__name__):
+    with caplog.at_level(logging.DEBUG, logger=generate.__name__):
         found = model.generate(**given, **options, compact_finished=True)
     assert type(found) is type(plain) and found.keys() == plain.keys()
     np.testing.assert_array_equal(found.sequences, plain.sequences)
@@ -64,7 +64,7 @@ def test_results_are_those_of_the_plain_loop(family, mode, caplog):
 def test_rows_of_a_decoder_leave_too(caplog):
     model, given = families.model("llama"), inputs("llama", 20)
     plain = model.generate(**given, **SHAPE)
-    with caplog.at_level(logging.DEBUG, logger=compaction.__name__):
+    with caplog.at_level(logging.DEBUG, logger=generate.__name__):
         found = model.generate(**given, **SHAPE, compact_finished=True)
     np.testing.assert_array_equal(found.sequences, plain.sequences)
     assert moves(caplog)
@@ -73,12 +73,12 @@ def test_rows_of_a_decoder_leave_too(caplog):
 def test_arrays_are_halved_down_to_the_smallest(caplog):
     """Each move leaves no more sentences than the next size holds."""
     model, given = families.model("bart"), inputs("bart", 32)
-    with caplog.at_level(logging.DEBUG, logger=compaction.__name__):
+    with caplog.at_level(logging.DEBUG, logger=generate.__name__):
         model.generate(**given, **SHAPE, compact_finished=True)
     sizes = [32, 16, 8]
     seen = [tuple(map(int, r.message.split()[::2][:2])) for r in caplog.records]
     assert [of for _, of in seen] == sizes[: len(seen)] and len(seen) >= 2
-    assert all(left <= compaction.halved(of) for left, of in seen)
+    assert all(left <= generate.halved(of) for left, of in seen)
 
 
 def test_programs_are_as_many_as_halvings():
@@ -96,7 +96,7 @@ def test_programs_are_as_many_as_halvings():
 
 def test_few_rows_stay_together(caplog):
     model = families.model("bart")
-    with caplog.at_level(logging.DEBUG, logger=compaction.__name__):
+    with caplog.at_level(logging.DEBUG, logger=generate.__name__):
         model.generate(**inputs("bart", 8), **SHAPE, compact_finished=True)
     assert not moves(caplog)
 
@@ -105,7 +105,7 @@ def test_few_rows_stay_together(caplog):
 def test_where_rows_cannot_leave_they_stay(options, caplog):
     model, given = families.model("bart"), inputs("bart", 20)
     plain = model.generate(**given, **SHAPE, **options)
-    with caplog.at_level(logging.DEBUG, logger=compaction.__name__):
+    with caplog.at_level(logging.DEBUG, logger=generate.__name__):
         found = model.generate(**given, **SHAPE, **options, compact_finished=True)
     np.testing.assert_array_equal(found.sequences, plain.sequences)
     assert not moves(caplog)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hfseq.generation import FlaxTemperatureLogitsWarper
-from hfseq.generation.lengths import bucket
+from hfseq.generation.request import bucket
 from tests.generation import families
 
 

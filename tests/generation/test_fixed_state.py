@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.generation import compaction
-from hfseq.generation.requests import make_request
-from hfseq.generation.session import Session
+from hfseq.generation import generate
+from hfseq.generation.request import make_request
+from hfseq.generation.search import Session
 from tests.support import recurrent
 
 OPTIONS = {"max_new_tokens": 7, "eos_token_id": None, "pad_token_id": 0}
@@ -125,7 +125,7 @@ def test_streams_hold_the_tokens_of_the_whole(model):
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_finished_rows_leave_the_work(either, beams, monkeypatch):
-    monkeypatch.setattr(compaction, "SMALLEST_BATCH", 2)
+    monkeypatch.setattr(generate, "SMALLEST_BATCH", 2)
     options = {**OPTIONS, "eos_token_id": [3, 5, 7, 9, 11, 13], "max_new_tokens": 20}
     ids = prompts(12, seed=4)
     plain = either.generate(ids, num_beams=beams, **options)

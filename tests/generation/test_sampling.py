@@ -10,10 +10,10 @@ from hfseq.generation import (
     FlaxMinPLogitsWarper,
     FlaxTopKLogitsWarper,
     FlaxTopPLogitsWarper,
-    build,
     options,
-    sampling,
+    search,
 )
+from hfseq.generation import options as build
 from tests.generation import families
 
 CHAINS = {
@@ -55,8 +55,8 @@ def test_filtered_probabilities_are_pytorchs(name, beams):
 
 def test_frequencies_are_the_probabilities():
     scores = np.array([[0.0, 1.0, 2.0, -np.inf]], np.float32)
-    keys = sampling.row_keys(jax.random.PRNGKey(0), 20000, 3)
-    drawn = np.asarray(sampling.sample(keys, np.repeat(scores, 20000, 0)))
+    keys = search.row_keys(jax.random.PRNGKey(0), 20000, 3)
+    drawn = np.asarray(search.sample(keys, np.repeat(scores, 20000, 0)))
     found = np.bincount(drawn, minlength=4) / len(drawn)
     np.testing.assert_allclose(found, np.asarray(jax.nn.softmax(scores))[0], atol=0.01)
 
@@ -68,11 +68,11 @@ def test_top_k_draws_the_same_as_filtering_the_vocabulary():
     for warper in warpers:
         filtered = warper(None, filtered, None)
     wanted = np.asarray(jax.nn.softmax(filtered))[0]
-    keys = sampling.row_keys(jax.random.PRNGKey(0), 20000, 3)
+    keys = search.row_keys(jax.random.PRNGKey(0), 20000, 3)
     repeated = np.repeat(scores, 20000, 0)
     for drawn in (
-        sampling.sample_top_k(keys, repeated, 20, warpers),
-        sampling.sample(keys, np.repeat(np.asarray(filtered), 20000, 0)),
+        search.sample_top_k(keys, repeated, 20, warpers),
+        search.sample(keys, np.repeat(np.asarray(filtered), 20000, 0)),
     ):
         found = np.bincount(np.asarray(drawn), minlength=300) / 20000
         np.testing.assert_allclose(found, wanted, atol=0.015)
@@ -81,8 +81,8 @@ def test_top_k_draws_the_same_as_filtering_the_vocabulary():
 
 def test_sampling_without_replacement_prefers_the_probable():
     scores = np.repeat(np.log([[0.5, 0.3, 0.15, 0.05]]).astype(np.float32), 20000, 0)
-    keys = sampling.row_keys(jax.random.PRNGKey(0), 20000, 0)
-    picked, places = map(np.asarray, sampling.sample_without_replacement(keys, scores, 2))
+    keys = search.row_keys(jax.random.PRNGKey(0), 20000, 0)
+    picked, places = map(np.asarray, search.sample_without_replacement(keys, scores, 2))
     assert (places[:, 0] != places[:, 1]).all()
     assert (picked == np.take_along_axis(scores, places, 1)).all()
     first = np.bincount(places[:, 0], minlength=4) / len(places)

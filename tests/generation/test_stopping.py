@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.generation.stopping import StopStrings
+from hfseq.generation.request import StopStrings
 from tests.generation import families
 
 IDS = families.prompts(2, 5)
@@ -105,7 +105,7 @@ def test_strings_equal_pytorchs_on_text(shared):
     from transformers import AutoTokenizer
     from transformers.generation.stopping_criteria import StopStringCriteria
 
-    from hfseq.generation.stopping import stop_strings_criterion
+    from hfseq.generation.request import stop_strings_criterion
 
     folder = shared / "checkpoints-tiny" / "caikit-BloomForCausalLM"
     tokenizer = AutoTokenizer.from_pretrained(folder)

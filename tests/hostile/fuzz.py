@@ -54,13 +54,13 @@ def fuzz(name: str, seconds: int, seed: int) -> None:
         os.environ[variable] = "1"
     os.environ["JAX_PLATFORMS"] = "cpu"
     with atheris.instrument_imports(include=["hfseq"]):
-        import hfseq.checkpoint_files
-        import hfseq.data.classification_tables
-        import hfseq.data.parallel.loading
-        import hfseq.data.raw
-        import hfseq.data.tfrecord
+        import hfseq.checkpoints.files
+        import hfseq.data.classification
+        import hfseq.data.parallel
+        import hfseq.data.sources
+        import hfseq.data.tfds
         import hfseq.training.arguments
-        import hfseq.training.tracking  # noqa: F401
+        import hfseq.training.trackers  # noqa: F401
     from hfseq.errors import HfseqError
     from tests.hostile import subjects
 

@@ -47,7 +47,7 @@ def load_text(folder: Path) -> None:
 
 
 def _tokens(dataset: Any, column: str, folder: Path) -> None:
-    from hfseq.data.tokenization import tokenize
+    from hfseq.data.tokenize import tokenize
 
     store = tokenize(dataset, _byte_tokenizer(), column, cache_dir=folder / "cache")
     assert sum(len(store[i]) for i in range(len(store))) == store.total_tokens
@@ -103,8 +103,8 @@ def write_aligned(folder: Path) -> None:
 
 
 def load_parallel(folder: Path) -> None:
+    from hfseq.data.arguments import TranslationArguments
     from hfseq.data.parallel import load_pairs
-    from hfseq.data.translation_arguments import TranslationArguments
 
     files = sorted(str(path) for path in folder.glob("p.*"))
     splits = load_pairs(
@@ -124,8 +124,8 @@ def write_records(folder: Path) -> None:
 
 
 def load_records(folder: Path) -> None:
+    from hfseq.data.arguments import TranslationArguments
     from hfseq.data.parallel import load_pairs
-    from hfseq.data.translation_arguments import TranslationArguments
 
     splits = load_pairs(
         TranslationArguments(dataset_name=f"tfds:{folder}", data_cache_dir=str(folder / "cache"),
@@ -153,8 +153,9 @@ def write_example_parquet(folder: Path) -> None:
 
 
 def load_examples(folder: Path) -> None:
-    from hfseq.data.classification_arguments import ClassificationArguments
-    from hfseq.data.classification_tables import choose_columns, read_table
+    from hfseq.data.arguments import ClassificationArguments
+    from hfseq.data.classification import choose_columns
+    from hfseq.data.tables import read_table
 
     arguments = ClassificationArguments(train_file=["given"])
     for path in folder.glob("e.*"):
@@ -175,7 +176,7 @@ def write_store(folder: Path) -> None:
 
 
 def load_store(folder: Path) -> None:
-    from hfseq.data.packing import PackedRows
+    from hfseq.data.batches import PackedRows
     from hfseq.data.store import TokenStore
 
     opened = TokenStore.open(folder / "tokens")
@@ -192,10 +193,10 @@ def write_arrays(folder: Path) -> None:
 
 
 def load_arrays(folder: Path) -> None:
-    from hfseq.data import raw
+    from hfseq.data import sources
 
     for name in ("x.npy", "x.npz"):
-        images = raw._read_arrays([str(folder / name)], "--train_file")
+        images = sources._read_arrays([str(folder / name)], "--train_file")
         assert images.arrays.reshape(len(images), -1).sum() >= 0
 
 
@@ -205,9 +206,9 @@ def load_arrays(folder: Path) -> None:
 def save_checkpoint(folder: Path) -> None:
     import jax.numpy as jnp
 
-    from hfseq.training.checkpoints import Checkpoints
+    from hfseq.training.checkpointer import Checkpointer
 
-    checkpoints = Checkpoints(folder)
+    checkpoints = Checkpointer(folder)
     state = {"params": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}, "step": jnp.int32(3)}
     checkpoints.save(3, state, {"step": 3, "tokens_seen": 12, "best_metric": None})
     checkpoints.finish()
@@ -222,10 +223,9 @@ def save_unsealed(folder: Path) -> None:
 def load_checkpoint(folder: Path) -> None:
     import jax
 
-    from hfseq.training.checkpoints import Checkpoints
-    from hfseq.training.resume import progress_of
+    from hfseq.training.checkpointer import Checkpointer, progress_of
 
-    checkpoints = Checkpoints(folder)
+    checkpoints = Checkpointer(folder)
     for step in checkpoints.steps():
         checkpoints.check(step)
         progress_of(checkpoints, step)
@@ -245,8 +245,8 @@ def write_log(folder: Path) -> None:
 
 
 def load_log(folder: Path) -> None:
-    from hfseq.cards import load_training_numbers
-    from hfseq.training.tracking import make_trackers
+    from hfseq.reports.cards import load_training_numbers
+    from hfseq.training.trackers import make_trackers
 
     load_training_numbers(folder / "metrics.jsonl")
     for tracker in make_trackers(["jsonl"], folder, None, {}, 4):

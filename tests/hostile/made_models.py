@@ -73,7 +73,7 @@ def save_fp8(folder: Path) -> None:
 
 def load_tensors(folder: Path) -> None:
     """Open the weights and read every tensor, without building the model."""
-    from hfseq import resolve
+    from hfseq.checkpoints import config as resolve
 
     opened = resolve.open_source(str(folder), {}, (folder / "pytorch_model.bin").exists())
     for tensor in opened.tensors.values():
@@ -139,7 +139,7 @@ def save_tokenizer(folder: Path) -> None:
 def load_tokenizer(folder: Path) -> None:
     from types import SimpleNamespace
 
-    from hfseq.data.tokenization import Encoder
+    from hfseq.data.tokenize import Encoder
     from hfseq.data.tokenizers import check_vocabulary
     from hfseq.training import setup
     from hfseq.training.arguments import ModelArguments

@@ -16,11 +16,12 @@ import pytest
 
 hypothesis = pytest.importorskip("hypothesis")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hfseq import checkpoint_files, json_text  # noqa: E402
-from hfseq.errors import CheckpointError  # noqa: E402
+from hfseq import errors
+from hfseq.checkpoints import files
+from hfseq.errors import CheckpointError
 
 # The same examples in every run, and no folder of findings in the tree.
 PLAIN = settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -62,7 +63,7 @@ def test_a_header_is_refused_or_its_tensors_are_those_of_the_file(header, lie, s
         path = Path(folder) / "model.safetensors"
         path.write_bytes(max(len(text) + lie, 0).to_bytes(8, "little") + text + data)
         try:
-            found = checkpoint_files.open_file(str(path)).tensors
+            found = files.open_file(str(path)).tensors
             values = {name: np.asarray(tensor.read(...)) for name, tensor in found.items()}
         except CheckpointError as error:
             assert str(path) in str(error)
@@ -87,7 +88,7 @@ def test_an_index_never_leads_out_of_its_folder(weight_map):
         path = Path(folder) / "model.safetensors.index.json"
         path.write_text(json.dumps({"weight_map": weight_map}))
         try:
-            checkpoint_files.open_file(str(path), fetch=fetch)
+            files.open_file(str(path), fetch=fetch)
         except CheckpointError as error:
             assert "index" in str(error) or any(repr(name)[1:-1] in str(error) for name in asked)
     assert all(name and not set(name) & set("/\\") and name.strip(".") for name in asked)
@@ -97,7 +98,7 @@ def test_an_index_never_leads_out_of_its_folder(weight_map):
 @given(st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_json_has_one_kind_of_error(data):
     try:
-        found = json_text.parse(data, unique=True)
+        found = errors.parse_json(data, unique=True)
     except json.JSONDecodeError:
         return
     assert json.dumps(found) == json.dumps(json.loads(data))

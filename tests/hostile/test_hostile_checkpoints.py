@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from hfseq import FlaxAutoModelForMaskedLM, FlaxAutoModelForSeq2SeqLM
-from hfseq import checkpoint_files as files
+from hfseq.checkpoints import files
 from hfseq.errors import CheckpointError, ConfigError, HfseqError, UsageError, WeightsError
 from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM
 from tests.support import saved_bert

@@ -15,16 +15,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hfseq import json_text
-from hfseq.data import files, raw, store, unpacked
-from hfseq.data.arguments import DataArguments
-from hfseq.data.classification_arguments import ClassificationArguments
-from hfseq.data.classification_tables import read_table
+from hfseq import errors
+from hfseq.checkpoints.storage import Workspace, check_output_dir
+from hfseq.data import files, sources, store
+from hfseq.data import files as unpacked
+from hfseq.data.arguments import ClassificationArguments, DataArguments, TranslationArguments
 from hfseq.data.parallel import load_pairs
 from hfseq.data.sources import load_splits
-from hfseq.data.translation_arguments import TranslationArguments
+from hfseq.data.tables import read_table
 from hfseq.errors import CheckpointError, DataError, HfseqError, UsageError
-from hfseq.storage import Workspace, check_output_dir
 from tests.data import test_tfds
 
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -78,7 +77,7 @@ def test_a_decompression_bomb_is_refused_before_it_has_unpacked(tmp_path, bomb, 
 
     def whole():
         with pytest.raises(DataError, match=text):
-            raw._read_text([str(path)], "--train_file")
+            sources._read_text([str(path)], "--train_file")
 
     def lines():
         with pytest.raises(DataError, match=text):
@@ -100,7 +99,7 @@ def test_text_that_packs_well_is_read_whole(tmp_path, suffix):
     content = "".join(f"line {i % 700} of a log, time {i}\n" for i in range(60_000)).encode()
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(PACK[suffix](content))
-    assert raw._read_text([str(path)], "--train_file").bytes.tobytes() == content
+    assert sources._read_text([str(path)], "--train_file").bytes.tobytes() == content
 
 
 def test_more_than_anything_may_unpack_to_is_fine_where_it_was_large(tmp_path, monkeypatch):
@@ -108,7 +107,7 @@ def test_more_than_anything_may_unpack_to_is_fine_where_it_was_large(tmp_path, m
     content = np.random.default_rng(0).bytes(200_000)
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(content))
-    assert raw._read_text([str(path)], "--train_file").bytes.tobytes() == content
+    assert sources._read_text([str(path)], "--train_file").bytes.tobytes() == content
 
 
 @pytest.mark.parametrize("suffix", PACK)
@@ -126,7 +125,7 @@ def test_an_archive_of_arrays_that_unpacks_to_too_much_is_refused(tmp_path, peak
 
     def read():
         with pytest.raises(DataError, match="unpacks to 64 MB, more than 100 times its size"):
-            raw._read_arrays([str(tmp_path / "x.npz")], "--train_file")
+            sources._read_arrays([str(tmp_path / "x.npz")], "--train_file")
 
     assert peak(read) < BOMB // 4
 
@@ -183,11 +182,11 @@ def test_lines_that_deceive_are_read_or_named(tmp_path, name, read):
 @pytest.mark.parametrize("text", [DEEP, "1" * 10_000, '{"a": 1, "a": 2}', b"\xff", "", "\ufeff1"])
 def test_json_has_one_kind_of_error(text):
     with pytest.raises(json.JSONDecodeError):
-        json_text.parse(text, unique=True)
+        errors.parse_json(text, unique=True)
 
 
 def test_equal_keys_are_python_s_business_unless_it_matters():
-    assert json_text.parse('{"a": 1, "a": 2}') == {"a": 2}
+    assert errors.parse_json('{"a": 1, "a": 2}') == {"a": 2}
 
 
 # -- arrays and stores
@@ -210,7 +209,7 @@ def test_arrays_of_pickled_objects_never_run(tmp_path):
     (tmp_path / "y.npy").write_bytes(pickle.dumps(Evil(ran)))
     for name in ("x.npy", "x.npz", "y.npy"):
         with pytest.raises(DataError, match="cannot be read as an array"):
-            raw._read_arrays([str(tmp_path / name)], "--train_file")
+            sources._read_arrays([str(tmp_path / name)], "--train_file")
     assert not ran.exists()
 
 
@@ -218,7 +217,7 @@ def test_an_archive_under_a_wrong_name_is_told(tmp_path):
     np.savez(tmp_path / "x.npz", np.zeros((2, 2), np.uint8))
     (tmp_path / "x.npz").rename(tmp_path / "x.npy")
     with pytest.raises(DataError, match="is an archive of arrays: call it .npz"):
-        raw._read_arrays([str(tmp_path / "x.npy")], "--train_file")
+        sources._read_arrays([str(tmp_path / "x.npy")], "--train_file")
 
 
 @pytest.mark.parametrize("shape", ["(10**12,)", "(2**62, 4)", "(-4, 4)", "(4", "((((((1,),),),),)"])
@@ -230,7 +229,7 @@ def test_a_shape_that_lies_is_refused(tmp_path, shape):
         archive.writestr("arr_0.npy", data)
     for name in ("x.npy", "x.npz"):
         with pytest.raises(DataError, match=r"cannot be read as an array|shape"):
-            raw._read_arrays([str(tmp_path / name)], "--train_file")
+            sources._read_arrays([str(tmp_path / name)], "--train_file")
 
 
 @pytest.mark.parametrize(

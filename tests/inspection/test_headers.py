@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hfseq.inspection.headers import read_header
+from hfseq.checkpoints.headers import read_header
 
 TREE = {
     "a": {"kernel": np.ones((3, 4), np.float32), "0": np.ones((300, 40), ml_dtypes.bfloat16)},

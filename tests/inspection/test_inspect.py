@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hfseq import cli
-from hfseq.inspection.describe import inspect_checkpoint
+from hfseq.cli.inspect import inspect_checkpoint
 from tests.support import models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -286,7 +286,7 @@ def test_what_is_no_checkpoint_is_one_line(tmp_path, monkeypatch, capsys, name, 
 def test_a_model_on_the_hub_is_inspected_without_its_weights(hub, made):
     from huggingface_hub import try_to_load_from_cache
 
-    from hfseq.hub import push_folder
+    from hfseq.checkpoints.hub import push_folder
 
     push_folder(made.parent / "shards", "user/shards")
     found = inspect_checkpoint("user/shards")

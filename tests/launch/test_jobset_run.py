@@ -94,7 +94,7 @@ def test_the_pods_of_the_jobset_are_one_run(data, tmp_path):
     import jax
 
     from hfseq.training.arguments import parse
-    from hfseq.training.loop import Loop
+    from hfseq.training.run import Loop
 
     container = pod("jobset.yaml", "JobSet")["spec"]["containers"][0]
     annotations = {"jobset.sigs.k8s.io/jobset-name": "hfseq"}

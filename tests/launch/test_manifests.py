@@ -179,8 +179,7 @@ def test_volumes_are_there_and_outlive_the_pods():
 
 
 def test_the_commands_are_ours_and_their_flags_exist():
-    from hfseq.flags import names
-    from hfseq.training.arguments import PARTS
+    from hfseq.training.arguments import PARTS, names
 
     for name, spec, found in containers():
         assert found["command"][0] == "bash" and (ROOT / found["command"][1]).is_file()

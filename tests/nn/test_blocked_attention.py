@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hfseq import nn
-from hfseq.nn import attention, blocked_attention, host
+from hfseq.nn import attention, cpu
 from hfseq.nn.random import batch_keys
 from tests.support.attention_cases import BATCH, HEADS, LENGTH, OPTIONS, WIDTH, arrays, results
 
@@ -16,10 +16,10 @@ from tests.support.attention_cases import BATCH, HEADS, LENGTH, OPTIONS, WIDTH, 
 @pytest.fixture
 def in_pieces(monkeypatch):
     """Small arrays are cut as large ones are: two heads, or three queries of a causal row."""
-    monkeypatch.setattr(blocked_attention, "one_cpu", lambda: True)
-    monkeypatch.setattr(blocked_attention, "WORTHWHILE", 1)
-    monkeypatch.setattr(blocked_attention, "AT_ONCE", 2 * LENGTH * LENGTH)
-    monkeypatch.setattr(blocked_attention, "CAUSAL_QUERIES", 3)
+    monkeypatch.setattr(cpu, "one_cpu", lambda: True)
+    monkeypatch.setattr(cpu, "WORTHWHILE", 1)
+    monkeypatch.setattr(cpu, "AT_ONCE", 2 * LENGTH * LENGTH)
+    monkeypatch.setattr(cpu, "CAUSAL_QUERIES", 3)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3], ids=["kept", "dropped"])
@@ -80,14 +80,14 @@ def test_what_is_not_the_same_for_heads_or_rows_takes_the_explicit_form(
 ):
     query, key = jnp.zeros(shape), jnp.zeros((BATCH, LENGTH, HEADS, WIDTH))
     made = [None if dims is None else jnp.ones(dims, bool) for dims in (mask, bias)]
-    assert not blocked_attention.worthwhile(query, key, *made)
-    assert blocked_attention.worthwhile(key, key, None, None)
+    assert not cpu.worthwhile(query, key, *made)
+    assert cpu.worthwhile(key, key, None, None)
 
 
 def test_only_one_cpu_alone_cuts():
-    assert not host.one_cpu()  # the tests have eight devices
+    assert not cpu.one_cpu()  # the tests have eight devices
     large = jax.ShapeDtypeStruct((8, 512, 12, 64), jnp.float32)
-    assert not blocked_attention.worthwhile(large, large, None, None)
+    assert not cpu.worthwhile(large, large, None, None)
 
 
 def test_parts_of_drawn_bits_are_those_of_the_whole():

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.nn import attention, direct_attention
+from hfseq.nn import attention, cpu
 from tests.support.attention_cases import BATCH, HEADS, LENGTH, OPTIONS, arrays, results
 
 
 @pytest.fixture
 def directly(monkeypatch):
     """One CPU alone, as it is outside of the tests."""
-    monkeypatch.setattr(direct_attention, "one_cpu", lambda: True)
+    monkeypatch.setattr(cpu, "one_cpu", lambda: True)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3], ids=["kept", "dropped"])
@@ -62,14 +62,14 @@ def test_another_number_of_keys(request):
 
 def test_only_alike_heads_in_float32_on_one_cpu_suit(monkeypatch):
     query, key, value, _ = arrays()
-    assert not direct_attention.suits(query, key, value, None, None)  # the tests have eight devices
-    monkeypatch.setattr(direct_attention, "one_cpu", lambda: True)
-    assert direct_attention.suits(query, key, value, None, None)
+    assert not cpu.suits(query, key, value, None, None)  # the tests have eight devices
+    monkeypatch.setattr(cpu, "one_cpu", lambda: True)
+    assert cpu.suits(query, key, value, None, None)
     halves = [leaf.astype(jnp.bfloat16) for leaf in (query, key, value)]
-    assert not direct_attention.suits(*halves, None, None)
+    assert not cpu.suits(*halves, None, None)
     fewer = arrays(kv_heads=2)[1:3]
-    assert not direct_attention.suits(query, *fewer, None, None)
-    assert not direct_attention.suits(query, key, value, jnp.ones((LENGTH, LENGTH), bool), None)
+    assert not cpu.suits(query, *fewer, None, None)
+    assert not cpu.suits(query, key, value, jnp.ones((LENGTH, LENGTH), bool), None)
 
 
 def test_every_product_takes_its_arrays_as_they_lie(directly):

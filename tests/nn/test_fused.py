@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from hfseq import nn, plugins, trees
+from hfseq import nn, plugins
+from hfseq.nn import trees
 from hfseq.nn.fp8 import for_gradient
 from hfseq.nn.precision import Precision, apply_precision
 from hfseq.nn.precision import low_precision_dot_general as product

@@ -10,7 +10,7 @@ from flax import nnx
 
 from hfseq import nn
 from hfseq.errors import UsageError
-from hfseq.nn.activations import ACTIVATIONS
+from hfseq.nn.layers import ACTIVATIONS
 from tests.support.models import close
 
 X = jnp.asarray(np.random.default_rng(0).normal(2, 3, size=(2, 5, 8)), jnp.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.nn.reductions import first_maximum
+from hfseq.nn.cpu import first_maximum
 
 
 def test_first_of_equal_maxima():

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hfseq.data.batches import RowRandom
-from hfseq.data.packing import PackedRows
+from hfseq.data.batches import PackedRows, RowRandom
 from hfseq.data.store import TokenStore
 from tests.data.samples import make_texts
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
+from hfseq.data.arguments import ClassificationArguments
 from hfseq.data.batches import Batches
-from hfseq.data.classification_arguments import ClassificationArguments
 from hfseq.errors import DataError, UsageError
 from hfseq.objectives.classification import Classification
 from tests.objectives.conftest import numbers

@@ -12,7 +12,7 @@ import pytest
 
 from hfseq import FlaxAutoModelForCausalLM
 from hfseq.data.arguments import CausalArguments
-from hfseq.data.packing import LineRows
+from hfseq.data.batches import LineRows
 from hfseq.errors import UsageError
 from hfseq.objectives.clm import CausalLM
 from tests.objectives.conftest import loss_of, loss_of_batch, rows_of, store_of

@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.objectives.collators import (
-    FlaxDataCollatorForBartDenoisingLM,
-    FlaxDataCollatorForT5MLM,
-)
-from hfseq.objectives.spans import compute_input_and_target_lengths
+from hfseq.objectives.span_mlm import compute_input_and_target_lengths
+from hfseq.v4.collators import FlaxDataCollatorForBartDenoisingLM, FlaxDataCollatorForT5MLM
 from tests.data.samples import make_texts
 
 

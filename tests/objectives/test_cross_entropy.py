@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from hfseq.labels import IGNORED
+from hfseq.data.batches import IGNORED
 from hfseq.objectives import cross_entropy as cross_entropy_module
 from hfseq.objectives.cross_entropy import cross_entropy
 

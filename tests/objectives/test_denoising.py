@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hfseq.data.arguments import DenoisingArguments
-from hfseq.data.packing import LineRows
+from hfseq.data.batches import LineRows
 from hfseq.errors import UsageError
 from hfseq.objectives.denoising import Denoising
 from tests.data.samples import make_texts

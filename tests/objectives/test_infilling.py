@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hfseq.data.batches import RowRandom
-from hfseq.objectives.infilling import infill, permute_sentences
+from hfseq.objectives.denoising import infill, permute_sentences
 
 BOS, PAD, EOS, MASK = 0, 1, 2, 4
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.labels import IGNORED
+from hfseq.data.batches import IGNORED
 from hfseq.objectives.cross_entropy import cross_entropy, smoothed_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("rows_together")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from hfseq.data.batches import RowRandom
-from hfseq.objectives.masking import capacity, gather_masked, mask_tokens
+from hfseq.objectives.mlm import capacity, gather_masked, mask_tokens
 
 VOCAB, MASK, PAD = 1000, 4, 1
 SPECIAL = np.arange(VOCAB) < 5

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from hfseq.data.arguments import SpanArguments
-from hfseq.data.packing import LineRows
+from hfseq.data.batches import LineRows
 from hfseq.errors import UsageError
-from hfseq.objectives.span_mlm import SpanMaskedLM
-from hfseq.objectives.spans import count_spans
+from hfseq.objectives.span_mlm import SpanMaskedLM, count_spans
 from tests.objectives.conftest import loss_of, loss_of_batch, numbers, rows_of, store_of
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.data.batches import RowRandom
-from hfseq.labels import shift_right
-from hfseq.objectives.spans import (
+from hfseq.data.batches import RowRandom, shift_right
+from hfseq.objectives.span_mlm import (
     compute_input_and_target_lengths,
     corrupt,
     count_spans,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import pytest
 
-from hfseq.hardware import named
-from hfseq.planning import compiled
-from hfseq.planning.exchange import by_rules, wire_seconds
-from hfseq.planning.subject import abstract_mesh, build
+from hfseq.cli.plan import compile
+from hfseq.cli.plan.estimate import by_rules, wire_seconds
+from hfseq.cli.plan.run import abstract_mesh, build
+from hfseq.training.hardware import named
 
 MESH = {"data": 8, "fsdp": 8, "tensor": 1, "sequence": 1}
 
@@ -22,7 +22,7 @@ def test_gradients_are_summed_over_data_as_the_compiled_step_does_it(options):
     subject = build(options, abstract_mesh("data=8", 8))
     rule = of_kind(by_rules(subject), "all-reduce", "data")
     assert rule["bytes"] == 4 * sum(x.size for x in jax.tree.leaves(subject.state()[0]["params"]))
-    found = compiled.measure(options, 2, False, jax.devices())["collectives"]
+    found = compile.measure(options, 2, False, jax.devices())["collectives"]
     # XLA may sum the two gradients of a tied table, of look-up and head, one by one.
     table = 4 * 128 * 32
     size = of_kind(found, "all-reduce", "data")["bytes"]
@@ -33,7 +33,7 @@ def test_gradients_are_summed_over_data_as_the_compiled_step_does_it(options):
 def test_weights_are_put_together_over_fsdp_as_the_compiled_step_does_it(options):
     options = options(mesh="fsdp=8")
     rules = by_rules(build(options, abstract_mesh("fsdp=8", 8)))
-    found = compiled.measure(options, 2, False, jax.devices())["collectives"]
+    found = compile.measure(options, 2, False, jax.devices())["collectives"]
     gathered = of_kind(rules, "all-gather", "fsdp")["bytes"]
     assert of_kind(found, "all-gather", "fsdp")["bytes"] == pytest.approx(gathered, rel=0.05)
 

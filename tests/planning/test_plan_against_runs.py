@@ -5,12 +5,11 @@ from __future__ import annotations
 import jax
 import pytest
 
-from hfseq.planning import compiled
-from hfseq.planning.options import Options
-from hfseq.planning.plan import make_plan
-from hfseq.planning.subject import abstract_mesh, build
-from hfseq.training.compilation import compile_step
-from hfseq.training.feed import Feed
+from hfseq.cli.plan import compile
+from hfseq.cli.plan.estimate import make_plan
+from hfseq.cli.plan.run import Options, abstract_mesh, build
+from hfseq.training.loader import Loader
+from hfseq.training.run import compile_step
 
 
 def local_bytes(tree) -> int:
@@ -33,7 +32,7 @@ def planned(loop, **changes) -> Options:
 
 def first_batch(loop):
     data = loop.data.train
-    return Feed(data, loop.objective, loop.mesh, loop.micro, loop.training.seed)._make(0)[0]
+    return Loader(data, loop.objective, loop.mesh, loop.micro, loop.training.seed)._make(0)[0]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_a_program_of_the_plan_is_that_of_the_run(train):
     batch = first_batch(loop)
     memory = compile_step(loop).lower(loop.state, batch).compile().memory_analysis()
     options = planned(loop)
-    found = compiled.measure(options, loop.batch_size // 8, False, jax.devices())
+    found = compile.measure(options, loop.batch_size // 8, False, jax.devices())
     assert found["arguments"] == memory.argument_size_in_bytes
     assert found["temporary"] == memory.temp_size_in_bytes
     arrays = local_bytes(loop.state) + local_bytes(batch)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq import testing, trees
 from hfseq.errors import UsageError
-from hfseq.testing import check_architecture
+from hfseq.nn import trees
+from hfseq.testing import case, check_architecture
 from hfseq_plugins.bart.modeling import (
     FlaxBartForCausalLM,
     FlaxBartForConditionalGeneration,
@@ -68,14 +68,15 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_equal_pytorch(name):
-    from hfseq import testing_checks, testing_decoding
+    from hfseq.testing import checks as testing_checks
+    from hfseq.testing import checks as testing_decoding
 
     head, changes = VARIANTS[name]
-    checks = (*testing_checks.CHECKS, *testing_decoding.CHECKS)
+    checks = (*testing_checks.CHECKS, *testing_decoding.DECODING_CHECKS)
     report = check_architecture(
         "bart", bart_config(**{**SHALLOW, **changes}), heads=[head],
         skip={c.__name__: "a variant" for c in checks if c.__name__ not in PARITY},
-        zero_gradients=(*testing.ZERO_GRADIENTS, r"shared/embedding$"),
+        zero_gradients=(*case.ZERO_GRADIENTS, r"shared/embedding$"),
     )  # fmt: skip
     assert len(report.passed) == 4 or "PyTorch is not installed" in report.skipped.values()
 
@@ -156,12 +157,12 @@ def test_bias_of_the_logits_is_added_and_not_trained(model):
     def loss(params):
         return model(ids(), params=params).logits.sum()
 
-    assert not testing.jit(jax.grad(loss))(params)["final_logits_bias"].any()
+    assert not case.jit(jax.grad(loss))(params)["final_logits_bias"].any()
 
 
 def test_hidden_states_and_attentions_of_both_sides(model):
     flags = {"output_attentions": True, "output_hidden_states": True}
-    run = testing.jit(lambda x, y: model(x, decoder_input_ids=y, **flags))
+    run = case.jit(lambda x, y: model(x, decoder_input_ids=y, **flags))
     output = run(ids(2, 9), ids(2, 7))
     assert output.keys() == (
         *("logits", "decoder_hidden_states", "decoder_attentions", "cross_attentions"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq import trees
+from hfseq.nn import trees
 from hfseq_plugins.bart.modeling import (
     FlaxBartForCausalLM,
     FlaxBartForConditionalGeneration,

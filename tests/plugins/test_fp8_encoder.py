@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq import testing_checks, trees
-from hfseq.config_overrides import override
+from hfseq.checkpoints.config import override
 from hfseq.errors import UsageError
-from hfseq.testing import check_architecture
-from hfseq.training.sharding import Layout, make_mesh
+from hfseq.nn import trees
+from hfseq.nn.sharding import Layout, make_mesh
+from hfseq.testing import check_architecture, checks
 from hfseq_plugins.fp8_encoder.configuration import Fp8EncoderConfig
 from hfseq_plugins.fp8_encoder.modeling import (
     FlaxFp8EncoderForMaskedLM,
@@ -137,7 +137,7 @@ def test_battery_of_variants(name):
 
 def test_short_battery_of_the_flattened_head():
     kept = {"gradients", "save_and_load", "padding", "devices"}
-    others = {check.__name__ for check in testing_checks.CHECKS} - kept
+    others = {check.__name__ for check in checks.CHECKS} - kept
     check_architecture(
         "fp8_encoder", fp8_encoder_config(**{**TE, "hidden_act": "geglu"}),
         heads=["ForSequenceClassification"], torch=False,

@@ -9,12 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from hfseq import (
-    FlaxAutoModel,
-    FlaxAutoModelForMaskedLM,
-    FlaxAutoModelForSequenceClassification,
-    resolve,
-)
+from hfseq import FlaxAutoModel, FlaxAutoModelForMaskedLM, FlaxAutoModelForSequenceClassification
+from hfseq.checkpoints import config
 from hfseq.errors import UsageError, WeightsError
 from hfseq_plugins.fp8_encoder.configuration import Fp8EncoderConfig
 from hfseq_plugins.fp8_encoder.modeling import (
@@ -102,7 +98,7 @@ def test_native_configuration_of_what_auto_config_reads(tmp_path):
     model.save_pretrained(tmp_path)
     read = AutoConfig.from_pretrained(tmp_path)
     assert read.model_type == "megatron-bert" and read.type_vocab_size == 2
-    native, own = resolve.native_config(read).to_dict(), model.config.to_dict()
+    native, own = config.native_config(read).to_dict(), model.config.to_dict()
     assert {**native, "_name_or_path": ""} == {**own, "_name_or_path": ""}
 
 

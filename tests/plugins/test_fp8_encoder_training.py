@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq import FlaxAutoModelForMaskedLM, FlaxAutoModelForSequenceClassification, trees
+from hfseq import FlaxAutoModelForMaskedLM, FlaxAutoModelForSequenceClassification
 from hfseq.errors import WeightsError
+from hfseq.nn import trees
 from hfseq_plugins.fp8_encoder.modeling import (
     FlaxFp8EncoderForMaskedLM,
     FlaxFp8EncoderForSequenceClassification,

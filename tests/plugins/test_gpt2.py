@@ -7,8 +7,8 @@ import logging
 import numpy as np
 import pytest
 
-from hfseq import trees
 from hfseq.errors import UsageError
+from hfseq.nn import trees
 from hfseq.testing import check_architecture
 from hfseq_plugins.gpt2.modeling import FlaxGPT2LMHeadModel, FlaxGPT2Model
 from tests.support.models import close, gpt2_config, ids, rewrite, same

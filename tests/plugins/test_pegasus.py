@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from hfseq import trees
+from hfseq.nn import trees
 from hfseq.testing import check_architecture
 from hfseq_plugins.bart.positions import sinusoids
 from hfseq_plugins.pegasus.modeling import FlaxPegasusForConditionalGeneration, FlaxPegasusModel

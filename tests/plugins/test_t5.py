@@ -7,9 +7,11 @@ import logging
 import numpy as np
 import pytest
 
-from hfseq import nn, plugins, testing, testing_checks, testing_torch, trees
-from hfseq.testing import Case, Skipped, check_architecture
-from hfseq_plugins.t5 import modeling
+from hfseq import modeling, nn, plugins
+from hfseq.nn import trees
+from hfseq.testing import case, check_architecture, checks
+from hfseq.testing import torch as testing_torch
+from hfseq.testing.case import Case, Skipped
 from hfseq_plugins.t5.modeling import (
     FlaxT5EncoderModel,
     FlaxT5ForConditionalGeneration,
@@ -48,7 +50,7 @@ def encoder_case(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "check", (*testing_checks.CHECKS, *testing_torch.CHECKS), ids=lambda check: check.__name__
+    "check", (*checks.CHECKS, *testing_torch.CHECKS), ids=lambda check: check.__name__
 )
 def test_battery_of_the_encoder_alone(encoder_case, check):
     try:
@@ -326,4 +328,4 @@ def test_published_checkpoint_equals_pytorch(shared):
     inputs["attention_mask"] = np.array([[1] * 20, [1] * 14 + [0] * 6])
     model = FlaxT5ForConditionalGeneration.from_pretrained(folder, scan_layers=True)
     compare(FlaxT5ForConditionalGeneration, folder, inputs, model)
-    assert testing.error(model(**inputs).logits, np.zeros((2, 20, 1302))) > 1e-6
+    assert case.error(model(**inputs).logits, np.zeros((2, 20, 1302))) > 1e-6

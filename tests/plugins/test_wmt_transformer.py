@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq import testing, testing_checks, testing_decoding
-from hfseq.config_overrides import override
+from hfseq.checkpoints.config import override
 from hfseq.errors import UsageError
-from hfseq.testing import check_architecture
+from hfseq.testing import case, check_architecture
+from hfseq.testing import checks as testing_checks
+from hfseq.testing import checks as testing_decoding
 from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
 from hfseq_plugins.wmt_transformer.differential import initial_lambdas
 from hfseq_plugins.wmt_transformer.modeling import (
@@ -164,7 +165,7 @@ VARIANTS = {
 def test_battery_of_variants(name):
     kept = {"gradients", "save_and_load", "cached_decoding", "padding", "torch_loads_it"}
     kept |= {"torch_tree", "torch_parity"}
-    checks = (*testing_checks.CHECKS, *testing_decoding.CHECKS)
+    checks = (*testing_checks.CHECKS, *testing_decoding.DECODING_CHECKS)
     check_architecture(
         "wmt_transformer", wmt_transformer_config(**SHALLOW, **VARIANTS[name]),
         heads=["ForSeq2SeqLM"],
@@ -208,7 +209,7 @@ def test_first_layer_subtracts_one_map_from_the_other(differential):
 
 
 def test_lambda_is_trained_and_its_start_is_not(differential):
-    gradient = testing.jit(
+    gradient = case.jit(
         jax.grad(lambda p: differential(ids(), params=p).logits[..., 5].sum())
     )(differential.params)  # fmt: skip
     attention = gradient["model"]["decoder"]["layers"]["1"]["encoder_attn"]
@@ -259,7 +260,7 @@ def test_bias_of_a_head_of_its_own_is_trained_and_that_of_a_tied_one_is_not():
         def loss(params, model=model):
             return model(ids(), params=params).logits.sum()
 
-        gradient = testing.jit(jax.grad(loss))(model.params)["final_logits_bias"]
+        gradient = case.jit(jax.grad(loss))(model.params)["final_logits_bias"]
         assert bool(np.any(gradient)) is not tied
 
 

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from hfseq import FlaxAutoModelForSeq2SeqLM, resolve
+from hfseq import FlaxAutoModelForSeq2SeqLM
+from hfseq.checkpoints import config
 from hfseq.errors import UsageError, WeightsError
 from hfseq_plugins.marian.modeling import FlaxMarianMTModel
 from hfseq_plugins.pegasus.modeling import FlaxPegasusForConditionalGeneration
@@ -137,11 +138,11 @@ def test_native_configuration_of_what_auto_config_reads(plain, tmp_path):
     plain.save_pretrained(tmp_path)
     read = AutoConfig.from_pretrained(tmp_path)
     assert read.model_type == "pegasus"
-    native, own = resolve.native_config(read).to_dict(), plain.config.to_dict()
+    native, own = config.native_config(read).to_dict(), plain.config.to_dict()
     assert native.pop("_name_or_path", None) == str(tmp_path)
     own.pop("_name_or_path", None)
     assert native == own
-    assert resolve.native_config(plain.config) is plain.config
+    assert config.native_config(plain.config) is plain.config
 
 
 def test_options_can_be_changed_on_loading(plain, tmp_path):

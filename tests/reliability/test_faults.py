@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from hfseq.errors import DataError, NonFiniteLoss
 from hfseq.objectives.mlm import MaskedLM
-from hfseq.training.tracking import read_metrics
+from hfseq.reports.log import read_metrics
 from tests.support import killers
 from tests.training.conftest import losses
 
@@ -105,17 +105,17 @@ def test_a_worker_that_dies_while_tokenising_is_named_and_nothing_half_done_is_k
 ):
     from datasets import Dataset
 
-    from hfseq.data import tokenization
+    from hfseq.data import tokenize
     from hfseq.data.tokenizers import train_tokenizer
 
     tokenizer = train_tokenizer([], "vq_transformer", "bytes")
     dataset = Dataset.from_dict({"text": [f"text {i}" for i in range(400)]})
 
-    monkeypatch.setattr(tokenization, "_run", killers.kill)
+    monkeypatch.setattr(tokenize, "_run", killers.kill)
     with pytest.raises(DataError, match="a process that tokenises died.*give fewer"):
-        tokenization.tokenize(dataset, tokenizer, "text", cache_dir=tmp_path, num_proc=2)
+        tokenize.tokenize(dataset, tokenizer, "text", cache_dir=tmp_path, num_proc=2)
     assert [p for p in tmp_path.iterdir() if p.suffix != ".lock"] == []
-    assert len(tokenization.tokenize(dataset, tokenizer, "text", cache_dir=tmp_path)) == 400
+    assert len(tokenize.tokenize(dataset, tokenizer, "text", cache_dir=tmp_path)) == 400
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hfseq.errors import HfseqError
-from hfseq.training import checksums
+from hfseq.training import checkpointer
 from tests.training.conftest import losses
 
 OPTIONS = {"devices": 1, "save_steps": 1, "max_steps": 4, "save_total_limit": 2,
@@ -72,7 +72,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(train, volume, kept, tmp_path,
     steps = sorted(
         int(path.name) for path in folder.glob("run/checkpoints/*") if path.name.isdigit()
     )
-    assert [s for s in steps if checksums.problem(folder / f"run/checkpoints/{s}")] == []
+    assert [s for s in steps if checkpointer.problem(folder / f"run/checkpoints/{s}")] == []
     if (weights := folder / "run" / "model.safetensors").exists():
         assert load_file(weights).keys() == kept["weights"].keys()  # whole, of whatever step
     volume(None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hfseq.redaction import redact, redact_values
+from hfseq.errors import redact, redact_values
 from tests.support import machines
 
 SCRIPT = machines.ROOT / "scripts" / "run_mlm_flax.py"

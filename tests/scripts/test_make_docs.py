@@ -11,16 +11,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-import make_docs  # noqa: E402
-import train_tokenizer  # noqa: E402
+import make_docs
+import train_tokenizer
 
-from hfseq import plugins  # noqa: E402
-from hfseq.data.arguments import OBJECTIVES  # noqa: E402
-from hfseq.training.arguments import (  # noqa: E402
-    ModelArguments,
-    ProcessArguments,
-    TrainingArguments,
-)
+from hfseq import plugins
+from hfseq.data.arguments import OBJECTIVES
+from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 COMMANDS = [SCRIPTS / "quickstart.sh", SCRIPTS / "test.sh", ROOT / ".ci" / "run"]
 sys.path.insert(0, str(SCRIPTS))
-import quickstart_corpus  # noqa: E402
+import quickstart_corpus
 
 
 @pytest.fixture(scope="module")

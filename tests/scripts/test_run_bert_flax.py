@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "run_bert_flax.py"
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 
-import cpu_units  # noqa: E402
-import inference  # noqa: E402
-from inference_flags import InferenceArguments  # noqa: E402
+import cpu_units
+import inference
+from inference_flags import InferenceArguments
 
 TINY = (
     "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,vocab_size=99,"

@@ -13,8 +13,7 @@ import pytest
 
 from hfseq.data.arguments import OBJECTIVES
 from hfseq.errors import UsageError
-from hfseq.flags import names
-from hfseq.training.arguments import ModelArguments, TrainingArguments, parse
+from hfseq.training.arguments import ModelArguments, TrainingArguments, names, parse
 from tests.scripts.test_run_mlm_flags import CHANGED, values
 from tests.scripts.test_run_mlm_flags import V4 as MLM
 

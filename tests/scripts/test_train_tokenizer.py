@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-import train_tokenizer  # noqa: E402
+import train_tokenizer
 
 
 @pytest.fixture

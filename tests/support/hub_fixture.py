@@ -87,7 +87,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> FastClock:
     """Retries of huggingface_hub and of hfseq happen at once; the fixture lists the waits."""
     from huggingface_hub.utils import _http
 
-    from hfseq import hub_retry
+    from hfseq.checkpoints import hub as hub_retry
 
     clock = FastClock()
     monkeypatch.setattr(_http, "time", clock)

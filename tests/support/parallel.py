@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq import plugins, trees
+from hfseq import plugins
+from hfseq.nn import trees
+from hfseq.nn.sharding import batch_sharding, make_mesh
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.training import setup
-from hfseq.training.sharding import batch_sharding, make_mesh
 from tests.support import models
 
 _ENCODER = {"num_attention_heads": 8, "num_hidden_layers": 1}

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hfseq import testing, trees
+from hfseq.nn import trees
+from hfseq.testing import case
 from tests.support.models import close
 
 
@@ -40,7 +41,7 @@ def compare(
         output = ours(**inputs, params=params)[name]
         return jnp.sum(output * weights), output
 
-    gradient, output = testing.jit(jax.grad(loss, has_aux=True))(ours.params)
+    gradient, output = case.jit(jax.grad(loss, has_aux=True))(ours.params)
     assert close(np.asarray(output) * shown, expected[name].detach().numpy() * shown)
     (expected[name] * torch.from_numpy(weights)).sum().backward()
     gradients = ours.weight_map.to_torch(trees.flatten(jax.tree.map(np.asarray, gradient)))

@@ -18,9 +18,9 @@ from typing import Any
 
 def record(notes: Path) -> None:
     """Make every feed of this process write what it gives out to ``notes``."""
-    from hfseq.training import coordinator, feed
+    from hfseq.training import loader, processes
 
-    make, batches = feed.Feed._make, feed.Feed.batches
+    make, batches = loader.Loader._make, loader.Loader.batches
     made: dict[int, list[str]] = {}
 
     def noting(self: Any, step: int) -> Any:
@@ -39,18 +39,18 @@ def record(notes: Path) -> None:
 
     def giving(self: Any, *span: int) -> Generator[Any, None, None]:
         for item in batches(self, *span):
-            line = {"step": item[0], "process": coordinator.process_index(), "rows": made[item[0]]}
+            line = {"step": item[0], "process": processes.process_index(), "rows": made[item[0]]}
             with notes.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             yield item
 
-    feed.Feed._make, feed.Feed.batches = noting, giving  # type: ignore[method-assign]
+    loader.Loader._make, loader.Loader.batches = noting, giving  # type: ignore[method-assign]
 
 
 def main(notes: str, objective: str, *flags: str) -> None:
     """Train, and note the rows."""
     from hfseq.training.arguments import parse
-    from hfseq.training.loop import Loop
+    from hfseq.training.run import Loop
 
     record(Path(notes))
     Loop(parse(list(flags), objective=objective), objective).run()

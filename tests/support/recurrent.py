@@ -10,9 +10,9 @@ from flax import nnx
 from transformers import PretrainedConfig
 
 from hfseq import nn
-from hfseq import outputs as out
 from hfseq.generation import FixedStateGeneration
 from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import outputs as out
 
 EMPTY = 0.5  # an empty memory is not zero
 

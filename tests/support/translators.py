@@ -65,7 +65,7 @@ class EchoModel:
 
 def echo(positions: int | None = None, **options: Any) -> Any:
     """Return a translator into capitals."""
-    from hfseq.translation import Translator
+    from hfseq.pipelines.translation import Translator
 
     return Translator(EchoModel(positions), CharacterTokenizer(), **options)
 

@@ -120,7 +120,7 @@ def train(flags: Callable[..., list[str]]) -> Callable[..., Any]:
         import jax
 
         from hfseq.training.arguments import parse
-        from hfseq.training.loop import Loop
+        from hfseq.training.run import Loop
 
         arguments = parse(flags(output, objective, **changes), objective=objective)
         loop = Loop(arguments, objective, devices=jax.devices()[:devices])

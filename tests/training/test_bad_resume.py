@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hfseq.errors import CheckpointError, UsageError
-from hfseq.training import checksums, run_lock
+from hfseq.training import checkpointer, output
 from tests.training.conftest import losses
 
 OPTIONS = {"devices": 1, "save_steps": 2, "max_steps": 6, "save_total_limit": 3}
@@ -51,7 +51,7 @@ DAMAGE = {
     "arrays gone": lambda step: array_file(step).unlink(),
     "the record cut": lambda step: (step / "record" / "metadata").write_text('{"step": 6, "tok'),
     "the state gone": lambda step: shutil.rmtree(step / "state"),
-    "the sums cut": lambda step: (step / checksums.FILE).write_text('{"state'),
+    "the sums cut": lambda step: (step / checkpointer.FILE).write_text('{"state'),
 }
 
 
@@ -72,15 +72,15 @@ def test_a_damaged_checkpoint_is_kept_and_the_run_goes_on_from_the_one_before(
     assert (run / "checkpoint-6-damaged" / "mine").exists()
     again = load_file(run / "model.safetensors")
     assert all((weights[name] == again[name]).all() for name in weights)
-    assert checksums.problem(run / "checkpoints" / "6") == ""
+    assert checkpointer.problem(run / "checkpoints" / "6") == ""
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_damage_is_found_and_named(run, damage):
     step = run / "checkpoints" / "6"
-    assert checksums.problem(step) == ""
+    assert checkpointer.problem(step) == ""
     DAMAGE[damage](step)
-    assert checksums.problem(step)
+    assert checkpointer.problem(step)
 
 
 def test_without_a_whole_checkpoint_nothing_is_moved(train, run):
@@ -128,9 +128,9 @@ def test_a_second_run_is_refused_and_the_first_named(train, tmp_path):
 
 
 def test_what_a_killed_run_left_blocks_nobody(train, run):
-    (run / run_lock.FILE).write_text(json.dumps({"process": 1, "machine": "x", "since": "y"}))
+    (run / output.FILE).write_text(json.dumps({"process": 1, "machine": "x", "since": "y"}))
     assert train("run", **OPTIONS).restore_step == 6
-    (run / run_lock.FILE).write_text("no JSON")
-    with run_lock.hold(run), pytest.raises(UsageError, match="in use by process"):
-        with run_lock.hold(run):
+    (run / output.FILE).write_text("no JSON")
+    with output.hold(run), pytest.raises(UsageError, match="in use by process"):
+        with output.hold(run):
             pass

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from hfseq.errors import HfseqError, UsageError
-from hfseq.training import distributed, fingerprint, rendezvous
-from hfseq.training.arguments import parse
-from hfseq.training.process_arguments import ProcessArguments
+from hfseq.training import processes
+from hfseq.training.arguments import ProcessArguments, parse
 from tests.support import machines
 from tests.training.test_distributed import free_port, no_cluster, store  # noqa: F401
 from tests.training.test_distributed_processes import SCRIPTS, Processes
@@ -32,16 +31,16 @@ def test_a_port_in_use_is_named_at_once(host, shared):
         address = f"localhost:{other.getsockname()[1]}"
         mine = ProcessArguments(coordinator_address=address, num_processes=2, process_id=0)
         with pytest.raises(HfseqError, match=f"port .* of --coordinator_address {address} is in"):
-            rendezvous.join(mine)
+            processes.join(mine)
 
 
 def test_a_free_port_stays_free(monkeypatch):
-    rendezvous.check_port(f"localhost:{(port := free_port())}")
+    processes.check_port(f"localhost:{(port := free_port())}")
     with socket.socket() as later:
         later.bind(("localhost", port))
         later.listen()
         monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"10.0.0.1:{port}")
-        rendezvous.check_port(f"localhost:{port}")  # another interface, which jax has to try
+        processes.check_port(f"localhost:{port}")  # another interface, which jax has to try
 
 
 # -- Kubernetes ------------------------------------------------------------------------------------
@@ -52,14 +51,14 @@ def test_a_pod_is_numbered_by_its_completion_index(monkeypatch):
     assert not ProcessArguments().several  # an indexed Job of runs that are one process each
     monkeypatch.setenv("COORDINATOR_ADDRESS", "hfseq-worker-0-0.hfseq:1234")
     monkeypatch.setenv("NUM_PROCESSES", "4")
-    found = rendezvous.whereabouts(ProcessArguments())
+    found = processes.whereabouts(ProcessArguments())
     assert found == ("hfseq-worker-0-0.hfseq:1234", 4, 3)
     monkeypatch.setenv("PROCESS_ID", "1")  # what was said wins
-    assert rendezvous.whereabouts(ProcessArguments())[2] == 1
+    assert processes.whereabouts(ProcessArguments())[2] == 1
     monkeypatch.delenv("PROCESS_ID")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "x")
     with pytest.raises(UsageError, match="JOB_COMPLETION_INDEX in the environment is 'x'"):
-        rendezvous.whereabouts(ProcessArguments())
+        processes.whereabouts(ProcessArguments())
 
 
 def test_a_pod_without_addresses_is_told_where_they_belong(monkeypatch):
@@ -72,7 +71,7 @@ def test_a_pod_without_addresses_is_told_where_they_belong(monkeypatch):
             UsageError, match=r"NUM_PROCESSES in the manifest \(as scripts/launch/jobset"
         ),
     ):
-        rendezvous.whereabouts(ProcessArguments(distributed=True))
+        processes.whereabouts(ProcessArguments(distributed=True))
 
 
 def test_a_wrong_address_is_named_by_where_it_stands(monkeypatch):
@@ -89,13 +88,13 @@ def test_code_is_the_same_where_its_files_are(tmp_path, monkeypatch):
         (tmp_path / name / "part").mkdir(parents=True)
         (tmp_path / name / "part" / "m.py").write_text(text)
     one, same, other = (
-        fingerprint.of_files(tmp_path / name, (tmp_path / name).rglob("*.py")) for name in "abc"
+        processes.of_files(tmp_path / name, (tmp_path / name).rglob("*.py")) for name in "abc"
     )
     assert one == same != other
     (tmp_path / "b" / "part" / "m.py").rename(tmp_path / "b" / "part" / "n.py")
-    assert one != fingerprint.of_files(tmp_path / "b", (tmp_path / "b").rglob("*.py"))
+    assert one != processes.of_files(tmp_path / "b", (tmp_path / "b").rglob("*.py"))
     monkeypatch.setattr(sys, "argv", [str(SCRIPTS / "run_mlm_flax.py")])
-    found = fingerprint.of_program([str(tmp_path / "a" / "part" / "m.py"), "absent.py"])
+    found = processes.of_program([str(tmp_path / "a" / "part" / "m.py"), "absent.py"])
     assert found.keys() >= {
         "the code of hfseq", "the code of hfseq_plugins", "the code of run_mlm_flax.py",
         "the code of m.py",
@@ -104,16 +103,16 @@ def test_code_is_the_same_where_its_files_are(tmp_path, monkeypatch):
 
 
 def test_other_code_in_one_process_is_refused(store, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(fingerprint, "of_program", lambda _: {"the code of hfseq": "0a1b"})
+    monkeypatch.setattr(processes, "of_program", lambda _: {"the code of hfseq": "0a1b"})
     kept = store(1)
     kept.values["hfseq/agree/0/verdict"] = "[]"
-    distributed.agree_on_flags(parse(["--output_dir=x"]), "mlm")
+    processes.agree_on_flags(parse(["--output_dir=x"]), "mlm")
     del kept.values["hfseq/agree/0/verdict"]
     store(0)
-    monkeypatch.setattr(fingerprint, "of_program", lambda _: {"the code of hfseq": "2c3d"})
+    monkeypatch.setattr(processes, "of_program", lambda _: {"the code of hfseq": "2c3d"})
     text = 'the code of hfseq is "2c3d" in process 0 and "0a1b" in process 1: give all .* same code'
     with pytest.raises(UsageError, match=text):
-        distributed.agree_on_flags(parse(["--output_dir=x"]), "mlm")
+        processes.agree_on_flags(parse(["--output_dir=x"]), "mlm")
 
 
 @pytest.mark.slow
@@ -162,7 +161,7 @@ def test_a_read_only_volume_is_refused_before_anything_is_loaded(train, read_onl
 
 def test_a_checkpoint_volume_of_its_own_is_looked_at_too(tmp_path):
     folder = tmp_path / "run"
-    distributed.check_writable(folder / "deeper")
+    processes.check_writable(folder / "deeper")
     assert not folder.exists()  # nothing is left behind
     folder.mkdir()
     done = subprocess.run(
@@ -178,7 +177,7 @@ def test_a_checkpoint_volume_of_its_own_is_looked_at_too(tmp_path):
     )
     try:
         with pytest.raises(UsageError, match="Read-only file system: .*checkpoints"):
-            distributed.check_writable(folder)
+            processes.check_writable(folder)
     finally:
         subprocess.run(["umount", str(folder / "checkpoints")], check=True)
 

@@ -8,7 +8,7 @@ import pytest
 
 from hfseq.errors import UsageError
 from hfseq.training import evaluation
-from hfseq.training.resume import Progress
+from hfseq.training.checkpointer import Progress
 
 
 def loop_with(**training):

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from hfseq import trees
 from hfseq.errors import UsageError
+from hfseq.nn import trees
 from hfseq.training.arguments import TrainingArguments
-from hfseq.training.finish import _abstract
+from hfseq.training.export import _abstract
 
 
 def saved(loop):

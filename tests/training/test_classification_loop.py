@@ -54,7 +54,7 @@ def classify(folder, tmp_path):
         import jax
 
         from hfseq.training.arguments import parse
-        from hfseq.training.loop import Loop
+        from hfseq.training.run import Loop
 
         values = {
             "output_dir": tmp_path / output, "model_type": "bert", "config_overrides": TINY,

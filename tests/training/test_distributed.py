@@ -7,10 +7,9 @@ import socket
 import pytest
 
 from hfseq.errors import HfseqError, UsageError
-from hfseq.training import coordinator, distributed, failures, rendezvous
-from hfseq.training.arguments import parse
-from hfseq.training.process_arguments import ProcessArguments
-from hfseq.training.survival import StopSignal
+from hfseq.training import processes
+from hfseq.training.arguments import ProcessArguments, parse
+from hfseq.training.processes import StopSignal
 
 CLUSTERS = (
     *("COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"),
@@ -57,18 +56,18 @@ class Store:
 def test_without_flags_a_run_is_one_process(monkeypatch):
     monkeypatch.setenv("NUM_PROCESSES", "4")  # somebody else's, without an address
     assert not parse(["--output_dir=x"]).processes.several
-    assert coordinator.process_count() == 1
+    assert processes.process_count() == 1
 
 
 def test_flags_and_environment_say_the_same(monkeypatch):
     flags = ["--coordinator_address=a:1", "--num_processes=4", "--process_id=2"]
     found = parse(["--output_dir=x", *flags, "--local_device_ids=0,3"]).processes
-    assert rendezvous.whereabouts(found) == ("a:1", 4, 2) and found.devices == [0, 3]
+    assert processes.whereabouts(found) == ("a:1", 4, 2) and found.devices == [0, 3]
     for name, value in (("COORDINATOR_ADDRESS", "a:1"), ("NUM_PROCESSES", "4")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PROCESS_ID", "2")
     told = ProcessArguments()
-    assert told.several and rendezvous.whereabouts(told) == ("a:1", 4, 2)
+    assert told.several and processes.whereabouts(told) == ("a:1", 4, 2)
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "b:2")
     monkeypatch.delenv("COORDINATOR_ADDRESS")
     assert told.address == "b:2"
@@ -80,7 +79,7 @@ def test_slurm_is_detected(monkeypatch):
         "SLURM_PROCID": "1", "SLURM_LOCALID": "0",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    address, count, number = rendezvous.whereabouts(ProcessArguments(distributed=True))
+    address, count, number = processes.whereabouts(ProcessArguments(distributed=True))
     assert address.startswith("node3:") and (count, number) == (2, 1)
 
 
@@ -110,19 +109,19 @@ def test_flags_that_cannot_work(flags, text):
     with pytest.raises(UsageError, match=text):
         found = ProcessArguments(**flags)
         assert found.several
-        rendezvous.whereabouts(found)
+        processes.whereabouts(found)
 
 
 def test_an_environment_that_is_no_number(monkeypatch):
     monkeypatch.setenv("PROCESS_ID", "first")
     with pytest.raises(UsageError, match="PROCESS_ID in the environment is 'first'"):
-        rendezvous.whereabouts(ProcessArguments(coordinator_address="a:1", num_processes=2))
+        processes.whereabouts(ProcessArguments(coordinator_address="a:1", num_processes=2))
 
 
 def test_a_coordinator_that_does_not_answer():
     address = f"localhost:{free_port()}"
     with pytest.raises(HfseqError, match=f"{address} did not answer within 1 s") as caught:
-        rendezvous.join(
+        processes.join(
             ProcessArguments(
                 coordinator_address=address, num_processes=2, process_id=1, coordinator_timeout=1
             )
@@ -132,8 +131,8 @@ def test_a_coordinator_that_does_not_answer():
 
 def test_one_process_of_one_needs_no_coordinator():
     given = {"coordinator_address": f"localhost:{free_port()}", "num_processes": 1}
-    rendezvous.join(ProcessArguments(**given, process_id=0))
-    assert coordinator.client() is None
+    processes.join(ProcessArguments(**given, process_id=0))
+    assert processes.coordination_client() is None
 
 
 # -- agreement -------------------------------------------------------------------------------------
@@ -145,10 +144,10 @@ def store(monkeypatch):
     kept = Store()
 
     def become(me: int) -> Store:
-        monkeypatch.setattr(coordinator, "client", lambda: kept)
-        monkeypatch.setattr(coordinator, "process_count", lambda: 2)
-        monkeypatch.setattr(coordinator, "process_index", lambda: me)
-        monkeypatch.setattr(distributed, "_rounds", iter(range(9)))
+        monkeypatch.setattr(processes, "coordination_client", lambda: kept)
+        monkeypatch.setattr(processes, "process_count", lambda: 2)
+        monkeypatch.setattr(processes, "process_index", lambda: me)
+        monkeypatch.setattr(processes, "_rounds", iter(range(9)))
         return kept
 
     return become
@@ -157,7 +156,7 @@ def store(monkeypatch):
 def test_differences_are_named_once_with_both_values():
     own = {"--seed": "1", "--optim": '"adamw"'}
     theirs = {1: {"--seed": "2", "--optim": '"adamw"'}, 2: {"--seed": "3"}}
-    assert distributed.differences(own, theirs) == [
+    assert processes.differences(own, theirs) == [
         '--optim is "adamw" in process 0 and absent in process 2',
         "--seed is 1 in process 0 and 2 in process 1",
     ]
@@ -168,41 +167,41 @@ def test_processes_that_agree_go_on_and_others_end(store):
         kept = store(1)
         kept.values.clear()
         kept.values["hfseq/agree/0/verdict"] = "[]"
-        distributed.agree({"--seed": seed}, "mend it")  # writes the facts of process 1
+        processes.agree({"--seed": seed}, "mend it")  # writes the facts of process 1
         del kept.values["hfseq/agree/0/verdict"]
         store(0)
         if not problem:
-            distributed.agree({"--seed": 1}, "mend it")
+            processes.agree({"--seed": 1}, "mend it")
             continue
         with pytest.raises(UsageError, match=f"{problem}: mend it"):
-            distributed.agree({"--seed": 1}, "mend it")
+            processes.agree({"--seed": 1}, "mend it")
 
 
 def test_what_belongs_to_a_machine_may_differ(store, monkeypatch):
     facts = []
-    monkeypatch.setattr(distributed, "agree", lambda found, advice: facts.append(found))
+    monkeypatch.setattr(processes, "agree", lambda found, advice: facts.append(found))
     store(0)
     for cache, seed in (("a", 1), ("b", 1)):
         flags = ["--output_dir=x", f"--data_cache_dir={cache}", f"--seed={seed}"]
-        distributed.agree_on_flags(parse([*flags, f"--process_id={seed}"]), "mlm")
+        processes.agree_on_flags(parse([*flags, f"--process_id={seed}"]), "mlm")
     assert facts[0] == facts[1] and facts[0]["--seed"] == 1
 
 
 def test_an_output_folder_that_is_not_shared(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed, "VISIBLE", 0.2)
+    monkeypatch.setattr(processes, "VISIBLE", 0.2)
     kept = store(1)
     kept.values["hfseq/mark/0"] = "1 2"
     with pytest.raises(UsageError, match="is not the folder that process 0 writes"):
-        distributed.check_shared(tmp_path)
+        processes.check_shared(tmp_path)
 
 
 def test_alone_nothing_is_asked(tmp_path):
-    distributed.agree({"--seed": 1}, "")
-    distributed.check_shared(tmp_path / "new")
-    distributed.wait()
-    with distributed.first() as leads, distributed.session(ProcessArguments()):
+    processes.agree({"--seed": 1}, "")
+    processes.check_shared(tmp_path / "new")
+    processes.wait()
+    with processes.first() as leads, processes.session(ProcessArguments()):
         assert leads and not (tmp_path / "new").exists()
-    assert not distributed.agreed_to_stop(1)
+    assert not processes.agreed_to_stop(1)
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -212,25 +211,25 @@ def test_alone_nothing_is_asked(tmp_path):
 def leaving(monkeypatch):
     """The exit codes with which this process would have ended."""
     codes: list[int] = []
-    monkeypatch.setattr(failures.atexit, "register", lambda leave, code: codes.append(code))
-    monkeypatch.setattr(failures, "LEAVE_TIME", 0.1)
-    monkeypatch.setattr(failures, "LOST_TIME", 0.1)
+    monkeypatch.setattr(processes.atexit, "register", lambda leave, code: codes.append(code))
+    monkeypatch.setattr(processes, "LEAVE_TIME", 0.1)
+    monkeypatch.setattr(processes, "LOST_TIME", 0.1)
     return codes
 
 
 def test_an_error_is_told_to_the_others_with_its_exit_code(store, leaving):
     kept = store(0)
-    with pytest.raises(UsageError, match="bad"), failures.shared():
+    with pytest.raises(UsageError, match="bad"), processes.shared():
         raise UsageError("bad\nlines")
     assert leaving == [2]
-    assert '"text": "process 0 on ' in kept.values[failures.FAILURE]
-    assert ': bad", "code": 2' in kept.values[failures.FAILURE]
+    assert '"text": "process 0 on ' in kept.values[processes.FAILURE]
+    assert ': bad", "code": 2' in kept.values[processes.FAILURE]
 
 
 def test_a_broken_connection_is_explained_by_who_broke_it(store, leaving):
     kept = store(1)
-    kept.values[failures.FAILURE] = '{"text": "process 0 on here: bad", "code": 2}'
-    with pytest.raises(HfseqError, match="^process 0 on here: bad$"), failures.shared():
+    kept.values[processes.FAILURE] = '{"text": "process 0 on here: bad", "code": 2}'
+    with pytest.raises(HfseqError, match="^process 0 on here: bad$"), processes.shared():
         raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
     assert leaving == [2]
 
@@ -238,14 +237,14 @@ def test_a_broken_connection_is_explained_by_who_broke_it(store, leaving):
 def test_a_broken_connection_without_a_word(store, leaving):
     store(1)
     with pytest.raises(HfseqError, match="connection to another process was lost"):  # noqa: SIM117
-        with failures.shared():
+        with processes.shared():
             raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
     assert leaving == [1]
 
 
 def test_an_exit_that_all_agreed_on_is_no_failure(store, leaving):
     kept = store(0)
-    with pytest.raises(SystemExit), failures.shared():
+    with pytest.raises(SystemExit), processes.shared():
         raise SystemExit(143)
     assert leaving == [] and not kept.values
 
@@ -258,7 +257,7 @@ def test_a_signal_to_one_of_several_stops_at_the_step_that_is_agreed(store, monk
     import signal
 
     sent = []
-    monkeypatch.setattr(distributed, "agreed_to_stop", lambda step: step == 3 and bool(sent))
+    monkeypatch.setattr(processes, "agreed_to_stop", lambda step: step == 3 and bool(sent))
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
     store(1)
     before = signal.getsignal(signal.SIGTERM)

@@ -234,7 +234,7 @@ def test_classification_gathers_the_predictions_of_all_processes(flags, tmp_path
     import jax
 
     from hfseq.training.arguments import parse
-    from hfseq.training.loop import Loop
+    from hfseq.training.run import Loop
 
     for name, count in (("labelled", 40), ("judged", 19), ("asked", 11)):
         rows = ({"sentence": "the law" * (i % 3 + 1), "label": i % 2} for i in range(count))

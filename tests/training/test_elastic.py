@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hfseq.training.checkpoints import Checkpoints
+from hfseq.training.checkpointer import Checkpointer
 from tests.support import machines, recording_run
 from tests.training.conftest import losses
 from tests.training.test_distributed import free_port
@@ -30,10 +30,10 @@ RUN = machines.ROOT / "tests" / "support" / "recording_run.py"
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict]]]:
     """A function that reads what was noted under a name; runs in this process note under "here"."""
-    from hfseq.training import feed
+    from hfseq.training import loader
 
     for name in ("_make", "batches"):  # put back at the end
-        monkeypatch.setattr(feed.Feed, name, getattr(feed.Feed, name))
+        monkeypatch.setattr(loader.Loader, name, getattr(loader.Loader, name))
     recording_run.record(tmp_path / "here.notes")
     yield lambda name: [
         json.loads(line) for line in (tmp_path / f"{name}.notes").read_text().splitlines()
@@ -89,7 +89,7 @@ def test_a_killed_worker_ends_the_run_and_another_number_of_processes_goes_on(
 ):
     steps = 12
     running = processes("parts", 2, 1, max_steps=4000, heartbeat_timeout=60, logging_steps=1)
-    saved = Checkpoints(tmp_path / "parts", limit=None)
+    saved = Checkpointer(tmp_path / "parts", limit=None)
     end = time.monotonic() + 600
     while not saved.folder.is_dir() or not any(p.name.isdigit() for p in saved.folder.iterdir()):
         assert time.monotonic() < end and not any(p.poll() is not None for p in running)
@@ -99,7 +99,7 @@ def test_a_killed_worker_ends_the_run_and_another_number_of_processes_goes_on(
     assert "the connection to another process was lost" in texts[0]
 
     before = notes("parts")
-    last = Checkpoints(tmp_path / "parts", limit=None).steps()[-1]
+    last = Checkpointer(tmp_path / "parts", limit=None).steps()[-1]
     steps += last
     loop = train("parts", devices=1, max_steps=steps, **OPTIONS)
     assert loop.restore_step == last

@@ -8,8 +8,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from hfseq import FlaxAutoModelForMaskedLM, trees
+from hfseq import FlaxAutoModelForMaskedLM
 from hfseq.errors import UsageError, WeightsError
+from hfseq.nn import trees
 from tests.support.models import same
 from tests.training.conftest import losses
 from tests.training.test_loop import stop_at

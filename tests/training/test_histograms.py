@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.run_log import RunLog, summarise
-from hfseq.training import histograms
+from hfseq.reports.log import RunLog, summarise
+from hfseq.training import callbacks
 from hfseq.training.event_file import EventFile, Histogram
 from tests.training.conftest import losses
 
@@ -46,13 +46,13 @@ def test_a_run_reports_weights_and_gradients_and_trains_the_same(train, tmp_path
     assert losses(plain.folder) == losses(watched.folder)
     assert same(plain.state["params"], watched.state["params"])
     events = read(watched.folder)
-    paths = ["/".join(path) for path in histograms.trees.flatten(plain.state["params"])]
+    paths = ["/".join(path) for path in callbacks.trees.flatten(plain.state["params"])]
     assert set(events.Tags()["histograms"]) == {
         f"{kind}/{path}" for kind in ("weights", "gradients") for path in paths
     }
     norms = {}
     for step in (3, 6):
-        for path, weights in histograms.trees.flatten(begun[step - 1]).items():
+        for path, weights in callbacks.trees.flatten(begun[step - 1]).items():
             tag = f"weights/{'/'.join(path)}"
             (found,) = (h for h in events.Histograms(tag) if h.step == step)
             value = found.histogram_value
@@ -76,7 +76,7 @@ def test_a_run_reports_weights_and_gradients_and_trains_the_same(train, tmp_path
 
 def test_bins_hold_the_finite_values_between_the_smallest_and_the_largest():
     values = np.concatenate([np.linspace(-1, 3, 4001), [np.nan, np.inf, -np.inf]])
-    found = histograms._histogram(jax.device_get(histograms._bins(jnp.asarray(values))))
+    found = callbacks._histogram(jax.device_get(callbacks._bins(jnp.asarray(values))))
     assert (found.low, found.high, found.count) == (-1, 3, 4001)
     assert found.edges[0] == -1 and found.edges[-1] == 3 and len(found.edges) == 41
     assert sum(found.counts) == 4001 and min(found.counts) >= 99 and max(found.counts) <= 102
@@ -85,9 +85,7 @@ def test_bins_hold_the_finite_values_between_the_smallest_and_the_largest():
 
 @pytest.mark.parametrize("values", [[2.0, 2.0, 2.0], [np.nan] * 3, []])
 def test_equal_values_and_none_have_bins_too(values):
-    found = histograms._histogram(
-        jax.device_get(histograms._bins(jnp.asarray(values, jnp.float32)))
-    )
+    found = callbacks._histogram(jax.device_get(callbacks._bins(jnp.asarray(values, jnp.float32))))
     assert sum(found.counts) == found.count == (3 if 2.0 in values else 0)
     assert all(np.diff(found.edges) > 0)
 

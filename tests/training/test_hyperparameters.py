@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from hfseq.training.tracking import make_trackers, private_config, read_metrics
+from hfseq.reports.log import read_metrics
+from hfseq.training.trackers import make_trackers, private_config
 
 CONFIG = {
     "learning_rate": 1e-3, "max_steps": 5, "adafactor": True, "optim": "adamw",
@@ -108,7 +109,7 @@ def test_a_training_run_is_all_in_wandb_s_offline_file(flags, tmp_path):
     given = flags(report_to="wandb,jsonl", log_histograms=3, eval_steps=3)
     code = (
         "import sys; from hfseq.training.arguments import parse\n"
-        "from hfseq.training.loop import Loop; Loop(parse(sys.argv[1:]), 'mlm').run()"
+        "from hfseq.training.run import Loop; Loop(parse(sys.argv[1:]), 'mlm').run()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=600,

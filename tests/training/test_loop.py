@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hfseq import trees
 from hfseq.errors import CheckpointError, NonFiniteLoss, UsageError
+from hfseq.nn import trees
 from tests.training.conftest import TINY, losses
 
 
@@ -338,16 +338,16 @@ def test_usage_errors_name_the_value_and_what_would_work(train, changes, message
 
 
 def test_a_failing_save_keeps_the_previous_checkpoint(train, tmp_path, monkeypatch):
-    from hfseq.training.checkpoints import Checkpoints
+    from hfseq.training.checkpointer import Checkpointer
 
-    real = Checkpoints.save
+    real = Checkpointer.save
 
     def full(self, step, *args, **kwargs):
         if step == 4:
             raise self._not_saved(step, OSError(28, "No space left on device"))
         return real(self, step, *args, **kwargs)
 
-    monkeypatch.setattr(Checkpoints, "save", full)
+    monkeypatch.setattr(Checkpointer, "save", full)
     with pytest.raises(CheckpointError, match="No space left.*the checkpoint of step 2 is kept"):
         train("disk", devices=1, save_steps=2)
     monkeypatch.undo()

@@ -6,22 +6,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.training import loss_scale
+from hfseq.training import state
 from tests.training.conftest import losses
 
 
 def test_only_float16_needs_a_scale():
-    assert loss_scale.initial(jnp.bfloat16) is None and loss_scale.initial(None) is None
-    assert float(loss_scale.initial(jnp.float16)["factor"]) == loss_scale.FIRST
+    assert state.initial(jnp.bfloat16) is None and state.initial(None) is None
+    assert float(state.initial(jnp.float16)["factor"]) == state.FIRST
 
 
 def test_overflow_halves_and_patience_doubles():
-    scale = loss_scale.initial(jnp.float16)
-    scale = loss_scale.update(scale, jnp.array(True))
-    assert float(scale["factor"]) == loss_scale.FIRST / 2 and int(scale["good_steps"]) == 0
-    for _ in range(loss_scale.PATIENCE):
-        scale = loss_scale.update(scale, jnp.array(False))
-    assert float(scale["factor"]) == loss_scale.FIRST and int(scale["good_steps"]) == 0
+    scale = state.initial(jnp.float16)
+    scale = state.update(scale, jnp.array(True))
+    assert float(scale["factor"]) == state.FIRST / 2 and int(scale["good_steps"]) == 0
+    for _ in range(state.PATIENCE):
+        scale = state.update(scale, jnp.array(False))
+    assert float(scale["factor"]) == state.FIRST and int(scale["good_steps"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_overflow_halves_and_patience_doubles():
 )
 def test_the_scale_is_to_blame_where_the_loss_is_finite(factor, loss, norm, expected):
     scale = {"factor": jnp.float32(factor), "good_steps": jnp.int32(0)}
-    found = loss_scale.overflowed(scale, jnp.float32(loss), jnp.float32(norm))
+    found = state.overflowed(scale, jnp.float32(loss), jnp.float32(norm))
     assert bool(found) == bool(expected)
 
 
@@ -42,11 +42,11 @@ def test_float16_trains_as_float32_does_and_keeps_its_scale_with_the_checkpoint(
     for step, value in exact.items():
         assert half[step] == pytest.approx(value, rel=5e-3)
     scale = loop.state["loss_scale"]
-    assert float(scale["factor"]) == loss_scale.FIRST and int(scale["good_steps"]) == 6
+    assert float(scale["factor"]) == state.FIRST and int(scale["good_steps"]) == 6
 
 
 def test_a_step_that_overflows_is_left_out_and_the_next_has_half_the_scale(train, monkeypatch):
-    monkeypatch.setattr(loss_scale, "FIRST", 2.0**24)
+    monkeypatch.setattr(state, "FIRST", 2.0**24)
     loop = train("run", 1, dtype="float16", do_train=True)
     found = losses(loop.folder)
     assert found[1] == pytest.approx(found[2], rel=1e-2)  # the first step changed nothing

@@ -168,7 +168,7 @@ def test_usage_errors_name_the_value_and_what_would_work(train, objective, chang
 
 def test_flags_of_another_objective_keep_what_was_set(flags):
     from hfseq.training.arguments import parse
-    from hfseq.training.loop import Loop
+    from hfseq.training.run import Loop
 
     given = [*flags("x"), "--validation_split_percentage=7"]
     plain = Loop(parse(given), "denoising").arguments.data

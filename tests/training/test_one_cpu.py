@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from hfseq import plugins
-from hfseq.nn import blocked_attention, direct_attention
+from hfseq.nn import cpu
 from hfseq.objectives import cross_entropy
 from tests.support import parallel
 from tests.training.test_parallel_models import assert_same
@@ -28,14 +28,14 @@ CASES = [
 def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatch):
     task = parallel.main_head(name)
     usual = parallel.run(name, task, None)
-    for module in (blocked_attention, direct_attention, cross_entropy):
+    for module in (cpu, cpu, cross_entropy):
         monkeypatch.setattr(module, "one_cpu", lambda: True)
     monkeypatch.setattr(cross_entropy, "AT_ONCE", 4 * parallel.VOCABULARY)
     if way == "pieces":
-        monkeypatch.setattr(blocked_attention, "WORTHWHILE", 1)
+        monkeypatch.setattr(cpu, "WORTHWHILE", 1)
     used = []
     for module, function in (
-        (blocked_attention, "_mixed"), (direct_attention, "_dot"), (cross_entropy, "_losses")
+        (cpu, "_mixed"), (cpu, "_dot"), (cross_entropy, "_losses")
     ):  # fmt: skip
         real = getattr(module, function)
         monkeypatch.setattr(

@@ -10,9 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-from hfseq import plugins, trees
-from hfseq.builtin import OPTIMIZERS
+from hfseq import plugins
 from hfseq.errors import UsageError
+from hfseq.nn import trees
+from hfseq.plugins.builtin import OPTIMIZERS
 from hfseq.training.arguments import TrainingArguments
 from hfseq.training.optimizers import NO_DECAY, make_optimizer, make_schedule, muon, path_mask
 

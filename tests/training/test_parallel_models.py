@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from hfseq import plugins
-from hfseq.training.hlo import collectives
-from hfseq.training.inspect import unasked_gathers
+from hfseq.training.collectives import collectives, unasked_gathers
 from tests.support import parallel
 
 NAMES = sorted(plugins.load().architectures)

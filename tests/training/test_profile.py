@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.training import devices
+from hfseq.training import callbacks, output
 from tests.training.test_distributed_processes import Processes
 
 
@@ -43,9 +43,9 @@ def test_of_several_processes_the_first_writes_a_profile_and_the_peaks_add_up(fl
 
 def test_a_profile_begins_before_its_first_step_and_ends_behind_its_last(monkeypatch, tmp_path):
     done = []
-    monkeypatch.setattr(devices.jax.profiler, "start_trace", lambda folder: done.append("start"))
-    monkeypatch.setattr(devices.jax.profiler, "stop_trace", lambda: done.append("stop"))
-    profiler = devices.Profiler("2-3", tmp_path)
+    monkeypatch.setattr(output.jax.profiler, "start_trace", lambda folder: done.append("start"))
+    monkeypatch.setattr(output.jax.profiler, "stop_trace", lambda: done.append("stop"))
+    profiler = callbacks.Profiler("2-3", tmp_path)
     for step in range(1, 7):
         profiler.at(step)
         done.append(step)
@@ -54,9 +54,9 @@ def test_a_profile_begins_before_its_first_step_and_ends_behind_its_last(monkeyp
 
 def test_a_run_that_goes_on_among_the_steps_profiles_the_rest(monkeypatch, tmp_path):
     done = []
-    monkeypatch.setattr(devices.jax.profiler, "start_trace", lambda folder: done.append("start"))
-    monkeypatch.setattr(devices.jax.profiler, "stop_trace", lambda: done.append("stop"))
-    profiler = devices.Profiler("2-9", tmp_path)
+    monkeypatch.setattr(output.jax.profiler, "start_trace", lambda folder: done.append("start"))
+    monkeypatch.setattr(output.jax.profiler, "stop_trace", lambda: done.append("stop"))
+    profiler = callbacks.Profiler("2-9", tmp_path)
     profiler.at(5)
     profiler.at(6)
     profiler.close()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hfseq.errors import HfseqError
+from hfseq.reports.log import read_metrics
 from hfseq.training.arguments import parse
-from hfseq.training.tracking import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 PUSH = {"push_to_hub": True, "hub_model_id": "user/tiny", "report_to": "tensorboard,jsonl"}

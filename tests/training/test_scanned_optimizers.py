@@ -10,7 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from hfseq import plugins, trees
+from hfseq import plugins
+from hfseq.nn import trees
 from hfseq.training.arguments import TrainingArguments
 from hfseq.training.optimizers import make_optimizer, make_schedule
 

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from hfseq.errors import UsageError
-from hfseq.training.sharding import Layout, data_shards, make_mesh
+from hfseq.nn.sharding import Layout, data_shards, make_mesh
 
 RULES = [
     (r"embedding$", "embedding"),

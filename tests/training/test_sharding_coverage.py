@@ -8,9 +8,10 @@ import re
 import jax
 import pytest
 
-from hfseq import plugins, trees
+from hfseq import plugins
+from hfseq.nn import trees
+from hfseq.nn.sharding import make_mesh
 from hfseq.training import setup
-from hfseq.training.sharding import make_mesh
 from tests.support import parallel
 
 #: What stays whole on every device of the tensor axis, and why.

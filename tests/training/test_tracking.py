@@ -16,11 +16,12 @@ import pytest
 
 from hfseq import plugins
 from hfseq.errors import UsageError
-from hfseq.training import event_file, tracking
-from hfseq.training.tracking import make_trackers, read_metrics, tracker_names, without_secrets
+from hfseq.reports.log import read_metrics
+from hfseq.training import event_file, trackers
+from hfseq.training.trackers import make_trackers, tracker_names, without_secrets
 
 
-def jsonl(directory: Path, resume_step: int | None = None) -> tracking.Tracker:
+def jsonl(directory: Path, resume_step: int | None = None) -> trackers.Tracker:
     return make_trackers(["jsonl"], directory, None, {}, resume_step)[0]
 
 
@@ -113,7 +114,7 @@ def test_jsonl_is_strict_json_whatever_the_loss(tmp_path: Path) -> None:
 
 def test_jsonl_is_on_disk_without_closing(tmp_path: Path) -> None:
     code = (
-        "import os, sys, pathlib; from hfseq.training.tracking import JsonlTracker;"
+        "import os, sys, pathlib; from hfseq.training.trackers import JsonlTracker;"
         "JsonlTracker(pathlib.Path(sys.argv[1])).log({'loss': 1.0}, 1); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=_environment())
@@ -212,7 +213,7 @@ def test_tensorboard_resumed_is_one_curve_without_overlap(tmp_path: Path) -> Non
 
 def test_tensorboard_does_not_need_torch_or_tensorboardx(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from hfseq.training.tracking import TensorBoardTracker;"
+        "import sys, pathlib; from hfseq.training.trackers import TensorBoardTracker;"
         "TensorBoardTracker(pathlib.Path(sys.argv[1])).log({'loss': 1.0}, 1);"
         "assert not {'torch', 'tensorboardX', 'jax', 'transformers'} & set(sys.modules)"
     )
@@ -387,7 +388,7 @@ def test_wandb_that_cannot_start_is_one_warning_and_not_tried_again(
 def test_real_wandb_works_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     code = (
-        "import sys, pathlib; from hfseq.training.tracking import make_trackers;"
+        "import sys, pathlib; from hfseq.training.trackers import make_trackers;"
         "t, = make_trackers(['wandb'], pathlib.Path(sys.argv[1]), None, {'lr': 0.1});"
         "t.log({'train_loss': 1.0}, 1); t.text('sample', 'text', 1); t.close()"
     )

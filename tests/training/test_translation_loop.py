@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from hfseq.data import pair_vocabulary
-from hfseq.generation import mixin
+from hfseq.data import tokenizers
+from hfseq.generation import generate, request
 from hfseq.training import throughput
 from tests.support.models import same
 from tests.training.test_loop import stop_at
@@ -30,9 +30,9 @@ OPTIONS = {
 @pytest.fixture
 def trainings(monkeypatch):
     """How often a vocabulary was trained."""
-    calls, train = [], pair_vocabulary._train
+    calls, train = [], tokenizers._train
     monkeypatch.setattr(
-        pair_vocabulary, "_train", lambda *given: (calls.append(given), train(*given))[1]
+        tokenizers, "_train", lambda *given: (calls.append(given), train(*given))[1]
     )
     return calls
 
@@ -87,7 +87,7 @@ def test_the_flops_of_pairs_are_those_of_their_own_lengths():
     }
     config = types.SimpleNamespace(vocab_size=100, d_model=8, encoder_layers=2, decoder_layers=3)
     model = types.SimpleNamespace(params_shape_tree=params, config=config)
-    from hfseq.data.pair_store import PairSums
+    from hfseq.data.pairs import PairSums
 
     pairs = [(5, 4), (9, 7)]
     s, t = (sum(side) for side in zip(*pairs, strict=True))
@@ -103,13 +103,13 @@ def test_the_flops_of_pairs_are_those_of_their_own_lengths():
 def test_a_model_in_fp8_writes_with_the_scales_of_its_training(train, monkeypatch):
     """What is written in FP8 is written with the state's scales, and the model keeps none of it."""
     held = []
-    prepare = mixin.make_request
+    prepare = request.make_request
 
     def noted(model, *given, **options):
         held.append(model.extra)
         return prepare(model, *given, **options)
 
-    monkeypatch.setattr(mixin, "make_request", noted)
+    monkeypatch.setattr(generate, "make_request", noted)
     loop = train(
         "fp8", 1, "translation", **OPTIONS | {"save_steps": None}, eval_steps=2, max_steps=2,
         predict_with_generate=True, do_train=True, do_eval=True, num_beams=2, max_new_tokens=6,

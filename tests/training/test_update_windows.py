@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hfseq import trees
 from hfseq.errors import UsageError
-from hfseq.training import windows
-from hfseq.training.resume import Progress, keep_windows
+from hfseq.nn import trees
+from hfseq.training import setup, state
+from hfseq.training.checkpointer import Progress
+from hfseq.training.setup import keep_windows
 from tests.training.conftest import losses
 from tests.training.test_loop import assert_same, stop_at
 
@@ -253,7 +254,7 @@ def test_a_checkpoint_of_another_cut_is_refused_with_both_cuts(run):
 
 def test_a_checkpoint_without_windows_does_not_go_on_in_windows():
     loop = SimpleNamespace(
-        windows=windows.Windows(8, 4, True), batch_size=4, restore_step=1, progress=Progress()
+        windows=setup.Windows(8, 4, True), batch_size=4, restore_step=1, progress=Progress()
     )
     with pytest.raises(UsageError, match="without --update_length, .* --state_reset never"):
         keep_windows(loop)
@@ -264,7 +265,7 @@ def test_a_checkpoint_without_windows_does_not_go_on_in_windows():
 
 
 def test_rows_are_reset_on_the_second_axis_of_stacks():
-    memory = windows.Memory(3, 4, (("layers",),))
+    memory = state.Memory(3, 4, (("layers",),))
     old = {"layers": {"a": np.ones((2, 3, 5))}, "position": np.array([7, 8, 9])}
     found = memory.reset(
         old, np.array([False, True, False]), jax.tree.map(np.zeros_like, old)
@@ -302,4 +303,4 @@ def test_other_objectives_need_their_row_as_a_whole():
     objective = SimpleNamespace(carries_state=False, name="mlm")
     model = SimpleNamespace(config=SimpleNamespace(model_type="roberta"), fixed_state=False)
     with pytest.raises(UsageError, match="'mlm' needs a row as a whole"):
-        windows.plan(SimpleNamespace(training=training, data=None), objective, model, 32)
+        setup.plan(SimpleNamespace(training=training, data=None), objective, model, 32)

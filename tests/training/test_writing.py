@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Written
-from hfseq.training import writing
+from hfseq.objectives.base import Texts
+from hfseq.training import evaluation
 
-WRITTEN = Written(
+WRITTEN = Texts(
     [f"source {i}" for i in range(10)],
     [f"reference {i}" for i in range(10)],
     [f"text {i}\nand more | {i}" for i in range(10)],
@@ -35,7 +35,7 @@ def loop(tmp_path):
 
 
 def test_scores_are_named_after_the_split_and_samples_go_to_the_trackers(loop):
-    measured = writing.write(loop, "validation")
+    measured = evaluation.write(loop, "validation")
     assert measured.pop("eval_generation_runtime") >= 0
     assert measured == {"eval_bleu": 12.5, "eval_chrf": 40.0}
     ((tag, text, step),) = loop.shown
@@ -46,7 +46,7 @@ def test_scores_are_named_after_the_split_and_samples_go_to_the_trackers(loop):
 
 
 def test_predictions_are_one_line_each_beside_their_references(loop, capsys):
-    writing.predict(loop)
+    evaluation.predict_texts(loop)
     lines = (loop.folder / "generated_predictions.txt").read_text().splitlines()
     assert lines == [f"text {i} and more | {i}" for i in range(10)]
     references = (loop.folder / "generated_references.txt").read_text().splitlines()
@@ -57,12 +57,12 @@ def test_predictions_are_one_line_each_beside_their_references(loop, capsys):
 
 def test_an_objective_that_writes_nothing_adds_nothing(loop):
     loop.objective = SimpleNamespace(write_texts=lambda model, params, split: None)
-    assert writing.write(loop, "validation") == {} and not loop.shown
+    assert evaluation.write(loop, "validation") == {} and not loop.shown
 
 
 def test_no_samples_are_logged_where_none_are_asked_for(loop):
     loop.arguments.data.text_samples = 0
-    writing.write(loop, "validation")
+    evaluation.write(loop, "validation")
     assert not loop.shown
 
 

@@ -7,9 +7,9 @@ from flax import nnx
 from transformers import LlamaConfig
 
 from hfseq import FlaxPreTrainedModel, hookimpl, nn
-from hfseq import outputs as out
 from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
+from hfseq.nn import outputs as out
 
 
 def rotary(positions, head_dim, theta):

@@ -11,9 +11,9 @@ import numpy as np
 from flax import nnx
 
 from hfseq import nn
-from hfseq import outputs as out
 from hfseq.errors import UsageError
 from hfseq.nn import Keys
+from hfseq.nn import outputs as out
 from hfseq_plugins.bart.layers import Decoder, Encoder, dense, token_table
 
 

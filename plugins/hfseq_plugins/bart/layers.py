@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hfseq import nn
-from hfseq import outputs as out
 from hfseq.errors import UsageError
 from hfseq.nn import Keys
+from hfseq.nn import outputs as out
 
 EPSILON = 1e-5
 

@@ -10,8 +10,12 @@ from transformers import BartConfig
 
 from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
-from hfseq.modeling import FlaxPreTrainedModel
-from hfseq.seq2seq import FlaxSeq2SeqPreTrainedModel, Seq2SeqGeneration, shift_tokens_right
+from hfseq.modeling import (
+    FlaxPreTrainedModel,
+    FlaxSeq2SeqPreTrainedModel,
+    Seq2SeqGeneration,
+    shift_tokens_right,
+)
 from hfseq_plugins.bart import heads
 
 

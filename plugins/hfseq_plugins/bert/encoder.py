@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hfseq import nn
-from hfseq import outputs as out
 from hfseq.nn import Keys
+from hfseq.nn import outputs as out
 
 
 def dense(config: Any, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:

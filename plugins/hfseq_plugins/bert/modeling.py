@@ -13,10 +13,10 @@ from flax import nnx
 from transformers import BertConfig
 
 from hfseq import nn
-from hfseq import outputs as out
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import Keys
+from hfseq.nn import outputs as out
 from hfseq_plugins.bert.encoder import BertModule, dense
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hfseq import nn
-from hfseq import outputs as out
 from hfseq.nn import Keys
+from hfseq.nn import outputs as out
 from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.megatron_bert import modeling as megatron

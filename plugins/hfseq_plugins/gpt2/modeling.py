@@ -10,11 +10,11 @@ from flax import nnx
 from transformers import GPT2Config
 
 from hfseq import nn
-from hfseq import outputs as out
 from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import Keys
+from hfseq.nn import outputs as out
 
 
 def conv(config: Any, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Conv1D:

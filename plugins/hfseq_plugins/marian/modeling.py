@@ -10,8 +10,8 @@ from typing import Any
 from flax import nnx
 from transformers import MarianConfig
 
-from hfseq.modeling import Derived
-from hfseq.seq2seq import Seq2SeqGeneration
+from hfseq.checkpoints.weights import Derived
+from hfseq.modeling import Seq2SeqGeneration
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.layers import token_table
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel

@@ -10,9 +10,9 @@ from flax import nnx
 from transformers import RobertaConfig
 
 from hfseq import nn
-from hfseq import outputs as out
 from hfseq.generation import CausalGeneration
 from hfseq.nn import Keys
+from hfseq.nn import outputs as out
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import BertModule, dense
 

@@ -10,9 +10,13 @@ from flax import nnx
 from transformers import T5Config
 
 from hfseq import nn
-from hfseq import outputs as out
-from hfseq.modeling import FlaxPreTrainedModel
-from hfseq.seq2seq import FlaxSeq2SeqPreTrainedModel, Seq2SeqGeneration, shift_tokens_right
+from hfseq.modeling import (
+    FlaxPreTrainedModel,
+    FlaxSeq2SeqPreTrainedModel,
+    Seq2SeqGeneration,
+    shift_tokens_right,
+)
+from hfseq.nn import outputs as out
 from hfseq_plugins.t5.stack import Stack
 
 

@@ -10,8 +10,8 @@ from flax import nnx
 from jax import lax
 
 from hfseq import nn
-from hfseq import outputs as out
 from hfseq.nn import Keys
+from hfseq.nn import outputs as out
 
 
 def linear(config: Any, features_in: int, features_out: int, spread: float, rngs: nnx.Rngs):

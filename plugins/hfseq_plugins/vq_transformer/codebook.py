@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from hfseq.nn.reductions import first_maximum
+from hfseq.nn.cpu import first_maximum
 
 
 @nnx.register_variable_name("codebook")

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hfseq import nn
-from hfseq import outputs as out
 from hfseq.errors import UsageError
 from hfseq.generation import FixedStateGeneration
 from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import outputs as out
 from hfseq_plugins.vq_transformer import torch_twin
 from hfseq_plugins.vq_transformer.checks import Layout, check_call
 from hfseq_plugins.vq_transformer.codebook import perplexities, settle

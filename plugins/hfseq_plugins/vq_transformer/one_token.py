@@ -9,14 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hfseq_plugins.vq_transformer.attention import (
-    LOWEST,
-    How,
-    Inputs,
-    Terms,
-    cache_scores,
-    weigh,
-)
+from hfseq_plugins.vq_transformer.attention import LOWEST, How, Inputs, Terms, cache_scores, weigh
 from hfseq_plugins.vq_transformer.positions import EXACT
 from hfseq_plugins.vq_transformer.state import State, take
 

@@ -19,15 +19,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from hfseq import nn
-from hfseq_plugins.vq_transformer.attention import (
-    How,
-    Inputs,
-    Past,
-    Tape,
-    Terms,
-    attend_here,
-    run,
-)
+from hfseq_plugins.vq_transformer.attention import How, Inputs, Past, Tape, Terms, attend_here, run
 from hfseq_plugins.vq_transformer.state import Cache, State, in_order, merge, summarise
 
 logger = logging.getLogger(__name__)

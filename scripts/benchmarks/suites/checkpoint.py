@@ -142,7 +142,7 @@ def hfseq_state(model: str, size: dict[str, Any], weights: str) -> harness.Runni
     import optax
 
     from hfseq.training import optimizers, state
-    from hfseq.training.checkpoints import Checkpoints
+    from hfseq.training.checkpointer import Checkpointer
 
     config = models.configuration(model, size)
     module = models.hfseq_class(model).from_pretrained(weights, config=config)
@@ -152,10 +152,10 @@ def hfseq_state(model: str, size: dict[str, Any], weights: str) -> harness.Runni
     held = jax.jit(lambda p: state.make_state(p, optimizer, module.extra, window))(module.params)
     held["opt_state"] = jax.tree.map(_noise, held["opt_state"])
     jax.block_until_ready(held)
-    checkpoints: list[Checkpoints] = []
+    checkpoints: list[Checkpointer] = []
 
     def save(folder: Path) -> None:
-        checkpoints[:] = [Checkpoints(folder)]
+        checkpoints[:] = [Checkpointer(folder)]
         checkpoints[0].save(1, held, {"step": 1})
 
     def restore(folder: Path) -> None:
@@ -163,7 +163,7 @@ def hfseq_state(model: str, size: dict[str, Any], weights: str) -> harness.Runni
         like = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), held
         )
-        jax.block_until_ready(Checkpoints(folder).restore(1, like))
+        jax.block_until_ready(Checkpointer(folder).restore(1, like))
 
     count = sum(leaf.nbytes for leaf in jax.tree.leaves(held))
     step = _measured(count, save, lambda: checkpoints[0].wait(), restore)

@@ -88,12 +88,11 @@ def hfseq_stage(stage: str, megabytes: float, vocab_size: int) -> harness.Runnin
     """A stage of hfseq's pipeline over the whole text."""
     import numpy as np
 
-    from hfseq.data.batches import Batches, RowRandom
-    from hfseq.data.packing import PackedRows
+    from hfseq.data.batches import Batches, PackedRows, RowRandom
     from hfseq.data.store import TokenStore
-    from hfseq.data.tokenization import Encoder
+    from hfseq.data.tokenize import Encoder
     from hfseq.data.tokenizers import special_ids
-    from hfseq.objectives.masking import gather_masked, mask_tokens
+    from hfseq.objectives.mlm import gather_masked, mask_tokens
 
     folder, texts, tokenizer = _texts(megabytes, vocab_size)
     encode = Encoder(tokenizer)
@@ -185,7 +184,7 @@ def hfseq_loop(
 ) -> harness.Running:  # fmt: skip
     """A run of the training loop; seconds are those between its first step and its last."""
     from hfseq.training.arguments import parse
-    from hfseq.training.loop import Loop
+    from hfseq.training.run import Loop
 
     home, _, tokenizer = _texts(megabytes, vocab_size)
     tokenizer.save_pretrained(home / "tokenizer")
@@ -257,20 +256,20 @@ def timed_feed() -> Any:
     """Let loops in the block note when they wait for data; yields their times."""
     import contextlib
 
-    from hfseq.training import feed
+    from hfseq.training import loader
 
     @contextlib.contextmanager
     def patched() -> Iterator[Times]:
-        times, original = Times(), feed.Feed.batches
+        times, original = Times(), loader.Loader.batches
 
         def batches(self: Any, start: int, stop: int) -> Iterator[Any]:
             return times.watch(original(self, start, stop))
 
-        feed.Feed.batches = batches  # type: ignore[method-assign]
+        loader.Loader.batches = batches  # type: ignore[method-assign]
         try:
             yield times
         finally:
-            feed.Feed.batches = original  # type: ignore[method-assign]
+            loader.Loader.batches = original  # type: ignore[method-assign]
 
     return patched()
 

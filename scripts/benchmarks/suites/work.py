@@ -25,7 +25,7 @@ def torch_shapes(module: Any) -> Shapes:
 
 def jax_shapes(params: Any) -> Shapes:
     """Return the shapes of a parameter tree by name."""
-    from hfseq import trees
+    from hfseq.nn import trees
 
     return {".".join(map(str, path)): leaf.shape for path, leaf in trees.flatten(params).items()}
 

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.plugins.vq_transformer import torch_twins, vq_cases  # noqa: E402
-from tests.plugins.vq_transformer.torch_twins import apart, by_steps, ids, leaves, tiny  # noqa: E402
+from tests.plugins.vq_transformer import torch_twins, vq_cases
+from tests.plugins.vq_transformer.torch_twins import apart, by_steps, ids, leaves, tiny
 
 HEADS = list(vq_cases.HEADS)
 

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.plugins.vq_transformer import vq_cases  # noqa: E402
-from tests.plugins.vq_transformer.torch_twins import by_steps, ids, leaves, tiny  # noqa: E402
+from tests.plugins.vq_transformer import vq_cases
+from tests.plugins.vq_transformer.torch_twins import by_steps, ids, leaves, tiny
 
 MODES = {
     "greedy": {},

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hfseq.testing import jit  # noqa: E402
-from hfseq_plugins.vq_transformer import modeling as ours_modeling  # noqa: E402
-from tests.plugins.vq_transformer import torch_twins, vq_cases  # noqa: E402
-from tests.plugins.vq_transformer.torch_twins import apart, ids, pair, tensors  # noqa: E402
+from hfseq.testing.case import jit
+from hfseq_plugins.vq_transformer import modeling as ours_modeling
+from tests.plugins.vq_transformer import torch_twins, vq_cases
+from tests.plugins.vq_transformer.torch_twins import apart, ids, pair, tensors
 
 HEADS = list(vq_cases.HEADS)
 OPTIONS = {

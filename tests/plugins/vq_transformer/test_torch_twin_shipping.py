@@ -14,14 +14,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hfseq_plugins.vq_transformer import torch_twin  # noqa: E402
-from hfseq_plugins.vq_transformer.modeling import (  # noqa: E402
+from hfseq_plugins.vq_transformer import torch_twin
+from hfseq_plugins.vq_transformer.modeling import (
     FlaxVQTransformerForCausalLM,
     FlaxVQTransformerForSequenceClassification,
     FlaxVQTransformerModel,
 )
-from tests.plugins.vq_transformer import torch_twins, vq_cases  # noqa: E402
-from tests.plugins.vq_transformer.torch_twins import apart, ids, tensors  # noqa: E402
+from tests.plugins.vq_transformer import torch_twins, vq_cases
+from tests.plugins.vq_transformer.torch_twins import apart, ids, tensors
 
 SIZES = {"num_hidden_layers": 2, "window_size": 3, "head_bias": True}
 # A user's Python: no hfseq, no jax. It loads all heads, generates, trains a step and saves.

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.generation.requests import make_request
-from hfseq.generation.session import Session
+from hfseq.generation.request import make_request
+from hfseq.generation.search import Session
 from tests.plugins.vq_transformer import vq_cases
 
 SIZE = 19

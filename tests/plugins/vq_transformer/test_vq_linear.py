@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq import trees
+from hfseq.nn import trees
 from tests.plugins.vq_transformer import vq_oracle as oracle
 from tests.plugins.vq_transformer.vq_cases import (
     HEADS,

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from hfseq.trees import flatten
+from hfseq.nn.trees import flatten
 from tests.plugins.vq_transformer import vq_oracle as oracle
 from tests.plugins.vq_transformer.vq_cases import (
     CASES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq import trees
 from hfseq.errors import UsageError
+from hfseq.nn import trees
 from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
 from hfseq_plugins.vq_transformer.reference import convert_reference, read_reference
 from tests.plugins.vq_transformer.vq_cases import CASES

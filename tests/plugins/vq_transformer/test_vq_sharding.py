@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq import trees
 from hfseq.errors import UsageError
-from hfseq.training.sharding import Layout, batch_sharding, make_mesh
+from hfseq.nn import trees
+from hfseq.nn.sharding import Layout, batch_sharding, make_mesh
 from hfseq_plugins.vq_transformer.sharding import RULES
 from tests.plugins.vq_transformer import vq_cases
 

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from hfseq import trees
 from hfseq.data.arguments import CausalArguments
+from hfseq.nn import trees
 from hfseq.nn.random import batch_keys
 from hfseq.objectives.clm import CausalLM
 from hfseq.training.optimizers import NO_DECAY, path_mask

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hfseq import trees
+from hfseq.nn import trees
 from hfseq_plugins.vq_transformer.torch_files import modeling_vq_transformer as modeling
 from hfseq_plugins.vq_transformer.torch_files.configuration_vq_transformer import (
     VQTransformerConfig,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq import trees
+from hfseq.nn import trees
 from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
 from hfseq_plugins.vq_transformer.reference import Reference, convert_reference

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .codebook_vq_transformer import (
+from hfseq_plugins.vq_transformer.torch_files.codebook_vq_transformer import (
     Tally,
     VQTransformerCodebook,
     VQTransformerRMSNorm,
@@ -21,8 +21,16 @@ from .codebook_vq_transformer import (
     pick,
     unit,
 )
-from .configuration_vq_transformer import VQTransformerConfig
-from .state_vq_transformer import AttentionState, as_ring, empty, in_order, take
+from hfseq_plugins.vq_transformer.torch_files.configuration_vq_transformer import (
+    VQTransformerConfig,
+)
+from hfseq_plugins.vq_transformer.torch_files.state_vq_transformer import (
+    AttentionState,
+    as_ring,
+    empty,
+    in_order,
+    take,
+)
 
 LOWEST = -1e30
 

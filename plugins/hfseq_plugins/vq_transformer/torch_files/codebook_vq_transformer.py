@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .configuration_vq_transformer import VQTransformerConfig
+from hfseq_plugins.vq_transformer.torch_files.configuration_vq_transformer import (
+    VQTransformerConfig,
+)
 
 
 def unit(values: torch.Tensor, eps: float) -> torch.Tensor:

@@ -9,10 +9,18 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention_vq_transformer import Tokens, VQTransformerAttention
-from .codebook_vq_transformer import Tally, VQTransformerRMSNorm
-from .configuration_vq_transformer import VQTransformerConfig
-from .state_vq_transformer import AttentionState
+from hfseq_plugins.vq_transformer.torch_files.attention_vq_transformer import (
+    Tokens,
+    VQTransformerAttention,
+)
+from hfseq_plugins.vq_transformer.torch_files.codebook_vq_transformer import (
+    Tally,
+    VQTransformerRMSNorm,
+)
+from hfseq_plugins.vq_transformer.torch_files.configuration_vq_transformer import (
+    VQTransformerConfig,
+)
+from hfseq_plugins.vq_transformer.torch_files.state_vq_transformer import AttentionState
 
 
 class Rows(NamedTuple):

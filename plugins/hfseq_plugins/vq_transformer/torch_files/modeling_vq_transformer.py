@@ -15,11 +15,25 @@ from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .attention_vq_transformer import Tokens, VQTransformerAttention, sinusoids
-from .codebook_vq_transformer import VQTransformerCodebook, VQTransformerRMSNorm
-from .configuration_vq_transformer import VQTransformerConfig
-from .layers_vq_transformer import VQTransformerLayer, find_rows, move, name_tokens
-from .state_vq_transformer import VQTransformerState
+from hfseq_plugins.vq_transformer.torch_files.attention_vq_transformer import (
+    Tokens,
+    VQTransformerAttention,
+    sinusoids,
+)
+from hfseq_plugins.vq_transformer.torch_files.codebook_vq_transformer import (
+    VQTransformerCodebook,
+    VQTransformerRMSNorm,
+)
+from hfseq_plugins.vq_transformer.torch_files.configuration_vq_transformer import (
+    VQTransformerConfig,
+)
+from hfseq_plugins.vq_transformer.torch_files.layers_vq_transformer import (
+    VQTransformerLayer,
+    find_rows,
+    move,
+    name_tokens,
+)
+from hfseq_plugins.vq_transformer.torch_files.state_vq_transformer import VQTransformerState
 
 
 @dataclass

@@ -1,0 +1,352 @@
+"""Configurations that strangers wrote: read without surprises, refused where they are absurd."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hfseq.checkpoints import files
+from hfseq.checkpoints.weights import Tensor
+from hfseq.errors import CheckpointError, ConfigError, HfseqError, UsageError, WeightsError, nearest
+
+LARGEST = 2**31  # no size of a model is a number that int32 does not hold
+
+
+DEEPEST = 2048  # layers; the deepest published transformers have 1,000
+
+
+SHALLOW = 256  # layers that take no noticeable time to lay out, whatever a file holds of them
+
+
+ROOM = 2**20  # numbers of a table of places, whatever a file holds
+
+
+AFRESH = 2**24  # numbers that may be initialised beside those of a file, whatever it holds
+
+
+_SIZES = re.compile(
+    r"layers?$|heads$|_size$|_dim$|positions$|position_embeddings$|buckets$|^d_|^n_|^num_"
+)
+
+
+_LAYERS = re.compile(r"(^|_)layers?$")
+
+
+@contextlib.contextmanager
+def reading(place: str) -> Iterator[None]:
+    """Turn what the body raises at a configuration that it cannot read into a ConfigError.
+
+    Configuration classes of transformers check little, so anything may be raised; errors of hfseq,
+    absent packages and an absent file keep their type.
+    """
+    try:
+        yield
+    except (HfseqError, ImportError):
+        raise
+    except OSError as error:
+        if type(error) is not OSError:
+            raise
+        raise _unreadable(place, error) from error  # how transformers calls invalid JSON
+    except Exception as error:
+        raise _unreadable(place, error) from error
+
+
+def _unreadable(place: str, error: Exception) -> ConfigError:
+    return ConfigError(f"cannot read the configuration of {place}: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:600]
+
+
+@contextlib.contextmanager
+def building(place: str) -> Iterator[None]:
+    """Turn what a model class raises at sizes that make no model into a ConfigError.
+
+    Errors of hfseq, and of arguments that the class does not know, keep their type.
+    """
+    try:
+        yield
+    except (HfseqError, ImportError):
+        raise
+    except Exception as error:
+        if isinstance(error, TypeError) and "argument" in str(error):
+            raise
+        raise ConfigError(
+            f"the configuration of {place} describes no model: {_reason(error)}"
+        ) from error
+
+
+def check_mapping(stored: Any, place: str) -> None:
+    """Refuse a configuration that is no JSON object, or would replace attributes of its class."""
+    if not isinstance(stored, Mapping):
+        raise ConfigError(f"cannot read the configuration of {place}: it is no JSON object")
+    strange = [name for name in stored if not isinstance(name, str) or name.startswith("__")]
+    if strange:
+        raise ConfigError(
+            f"the configuration of {place} has the name {strange[0]!r:.80}: remove it"
+        )
+
+
+def refuse_code(auto_map: Any, place: str) -> None:
+    """Say which code of a checkpoint would run if it were trusted, and how to trust it."""
+    named = auto_map.items() if isinstance(auto_map, Mapping) else ()
+    listing = ", ".join(
+        f"{name} from {str(target).rpartition('.')[0] or target}.py ({target})"
+        for name, target in named
+    )
+    raise ConfigError(
+        f"{place} is a model of its own code, which is not run unless you trust it: {listing}. "
+        "Read that code; then pass trust_remote_code=True (--trust_remote_code)"
+    )
+
+
+def check_numbers(config: Any, place: str) -> None:
+    """Refuse a configuration with numbers that no model has.
+
+    Those are what is not finite, sizes below 0, anything that int32 does not hold, and more than
+    ``DEEPEST`` layers. **Raises:** :class:`~hfseq.errors.ConfigError` that names them all.
+    """
+    problems = []
+    for name, value in vars(config).items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        size = _SIZES.search(name)
+        most = DEEPEST if _LAYERS.search(name) else LARGEST - 1
+        if isinstance(value, float) and not math.isfinite(value):
+            problems.append(f"{name} is {value}")
+        elif isinstance(value, int) and abs(value) > most:
+            problems.append(f"{name} is {value:.3g}, at most {most} is possible")
+        elif size and value < 0:
+            problems.append(f"{name} is {value}, a size")
+    if problems:
+        raise ConfigError(
+            f"the configuration of {place} describes no model: {'; '.join(problems[:6])}"
+        )
+
+
+def check_against_file(config: Any, tensors: Mapping[str, Tensor], place: str) -> None:
+    """Refuse a configuration of a model that is out of all proportion to its file.
+
+    Laying out layers and computing tables of places takes time and memory by the configuration
+    alone, before a tensor is found missing.
+    """
+    layers = max((v for n, v in vars(config).items() if _LAYERS.search(n) and _whole(v)), default=0)
+    if layers > max(SHALLOW, len(tensors)):
+        raise WeightsError(
+            f"the configuration beside {place} has {layers} layers, and the file {len(tensors)} "
+            "tensors: they do not belong together"
+        )
+    places = getattr(config, "max_position_embeddings", 0)
+    width = getattr(config, "hidden_size", 0)
+    held = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    if _whole(places) and _whole(width) and places * width > max(ROOM, 4 * held):
+        raise WeightsError(
+            f"the configuration beside {place} has {places} places of {width} numbers, and the "
+            f"file holds {held} numbers in all: they do not belong together"
+        )
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def parse_overrides(text: str | None) -> dict[str, Any]:
+    """Turn ``a=1,b=gelu`` into a dictionary; values are YAML (so JSON too)."""
+    import yaml
+
+    overrides: dict[str, Any] = {}
+    for item in filter(None, (text or "").split(",")):
+        name, sign, value = item.partition("=")
+        if not sign or not name.strip():
+            raise UsageError(f"--config_overrides {item}: write name=value, separated by commas")
+        try:
+            overrides[name.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UsageError(f"--config_overrides {item}: {' '.join(str(error).split())}") from None
+    return overrides
+
+
+def preset_values(kind: Any, preset: str | None, model_type: str) -> Mapping[str, Any]:
+    """Return what ``--preset`` sets in a configuration of the class ``kind``: nothing without one.
+
+    **Raises:** UsageError for a size that the class does not name.
+    """
+    if not preset:
+        return {}
+    presets = getattr(kind, "presets", {})
+    if preset not in presets:
+        raise UsageError(
+            f"--preset {preset}: '{model_type}' has "
+            + (f"{', '.join(presets)}{nearest(preset, presets)}" if presets else "no named sizes")
+        )
+    return presets[preset]
+
+
+def override(config: Any, overrides: Mapping[str, Any]) -> None:
+    """Set ``overrides`` on ``config``, and the attributes that its class derives from them.
+
+    T5's ``feed_forward_proj=gated-gelu`` makes ``is_gated_act`` true, for example: a configuration
+    computes such things when it is made, not when an attribute is set.
+
+    **Raises:** UsageError for a name that the configuration has not, or a value of another type.
+    """
+    for name in overrides:
+        if not hasattr(config, name):
+            raise UsageError(
+                f"--config_overrides: {config.model_type} has no {name}"
+                + nearest(name, list(config.to_dict()))
+            )
+    kind = type(config)
+    try:
+        before, after = (vars(kind(**values)) for values in ({}, copy.deepcopy(dict(overrides))))
+    except Exception as error:  # strict configurations raise their own types
+        raise UsageError(f"--config_overrides: {' '.join(str(error).split())}") from error
+    derived = {name: value for name, value in after.items() if before.get(name, ...) != value}
+    # What the class makes of a value counts (T5 reads tie_word_embeddings as something else).
+    kept = {name: after.get(name, value) for name, value in overrides.items()}
+    for name, value in {**kept, **derived}.items():
+        setattr(config, name, value)
+
+
+_DOWNLOAD = (
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "token",
+    "revision",
+    "subfolder",
+    "proxies",
+)
+
+
+_IGNORED = (
+    "resume_download", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline",
+    "adapter_kwargs", "use_safetensors", "low_cpu_mem_usage",
+)  # fmt: skip
+
+
+def download_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Take the download options out; ``use_auth_token`` is the old name of ``token``."""
+    for name in _IGNORED:
+        kwargs.pop(name, None)
+    old = kwargs.pop("use_auth_token", None)
+    if old is not None:
+        if kwargs.get("token") is not None:
+            raise ValueError("`token` and `use_auth_token` are both specified: give only `token`")
+        kwargs["token"] = old
+    return {name: kwargs.pop(name) for name in _DOWNLOAD if name in kwargs}
+
+
+def load_config(
+    cls: Any, source: str, config: Any, download: dict, kwargs: dict
+) -> tuple[Any, dict]:
+    """Return the configuration, and the keywords that it did not take."""
+    if config is not None and not isinstance(config, (str, Path)):
+        _check_family(cls, config.model_type, source)
+        return config, kwargs
+    place = str(config or source)
+    if Path(place).is_file() and not place.endswith(".json"):
+        raise UsageError(f"{place} is a weight file: pass its configuration too (config=...)")
+    require_config(place, download)
+    with reading(place):
+        stored, _ = cls.config_class.get_config_dict(place, **download)
+        check_mapping(stored, place)
+        if native_type(stored) == cls.config_class.model_type:
+            stored = native_description(stored)
+        _check_family(cls, stored.get("model_type"), place)
+        made, unused = cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
+    check_numbers(made, place)
+    return made, unused
+
+
+def native_type(stored: Mapping[str, Any]) -> str | None:
+    """Return the native architecture that config.json names beside its stock twin, if any."""
+    native = stored.get("hfseq")
+    return native.get("model_type") if isinstance(native, Mapping) else None
+
+
+def native_description(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json as the native architecture reads it (docs/checkpoints.md)."""
+    described = {**stored, **stored["hfseq"]}
+    del described["hfseq"]
+    return described
+
+
+def native_config(config: Any) -> Any:
+    """Return the configuration of the native architecture that ``config`` is the stock twin of.
+
+    ``transformers.AutoConfig`` reads such a directory as its twin, with an attribute ``hfseq``. Any
+    other configuration comes back as it is.
+
+    **Raises:** :class:`~hfseq.errors.UsageError` if no plugin registers the architecture.
+    """
+    native = native_type({"hfseq": getattr(config, "hfseq", None)})
+    if native is None:
+        return config
+    from hfseq import plugins
+
+    spec = plugins.load().architectures.get(native)
+    found = spec.load_config().from_dict(native_description(config.to_dict()))
+    found._name_or_path = getattr(config, "_name_or_path", "")
+    return found
+
+
+def _check_family(cls: Any, found: str | None, place: str) -> None:
+    expected = getattr(cls.config_class, "model_type", None)
+    if expected and found and found != expected:
+        raise UsageError(
+            f"{place} holds a configuration of type '{found}', {cls.__name__} is for '{expected}': "
+            "the FlaxAutoModel classes choose by configuration"
+        )
+
+
+def require_config(place: str, download: dict[str, Any]) -> None:
+    """Refuse a directory without ``config.json``, which Transformers would look up on the Hub."""
+    folder = Path(place) / (download.get("subfolder") or "")
+    if Path(place).is_dir() and not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} has no config.json: is it a directory that a model was saved to?"
+        )
+
+
+def open_source(source: str, download: dict[str, Any], from_pt: bool) -> files.OpenedWeights:
+    """Open the weights of a directory, a file or a repository on the Hub."""
+    if Path(source).is_file():
+        return files.open_file(source)
+    return files.open_weights(fetcher(source, download), source, from_pt=from_pt)
+
+
+def fetcher(source: str, download: dict[str, Any]) -> files.Fetch:
+    """Return a function from a file name to its local path, or None where it does not exist."""
+    if Path(source).is_dir():
+        folders = [Path(source) / (download.get("subfolder") or ""), Path(source)]
+
+        def local(name: str) -> str | None:
+            return next(
+                (str(folder / name) for folder in folders if (folder / name).is_file()), None
+            )
+
+        return local
+    from hfseq.checkpoints import hub
+
+    options = {name: value for name, value in download.items() if name != "proxies"}
+    return lambda name: hub.resolve_file(source, name, **options)
+
+
+def refuse_untrusted_config(stored: Mapping[str, Any], trusted: bool, place: str) -> None:
+    """Refuse a configuration that only code of its checkpoint can read, unless that is trusted.
+
+    **Raises:** ConfigError that names the code.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    auto_map = stored.get("auto_map")
+    wants_code = isinstance(auto_map, Mapping) and "AutoConfig" in auto_map
+    if wants_code and not trusted and stored.get("model_type") not in CONFIG_MAPPING:
+        refuse_code(auto_map, place)

@@ -1,0 +1,387 @@
+"""Weight files on disk: finding them, reading them by slices, writing them atomically.
+
+Formats: ``model.safetensors`` and its shards (PyTorch or Flax names), the legacy
+``flax_model.msgpack`` and its shards, and ``pytorch_model.bin`` where torch is installed (never
+unpickled without its restricted loader).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hfseq import errors
+from hfseq.checkpoints.weights import Tensor
+from hfseq.errors import CheckpointError
+
+SAFETENSORS = "model.safetensors"
+
+
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+
+
+MSGPACK = "flax_model.msgpack"
+
+
+MSGPACK_INDEX = "flax_model.msgpack.index.json"
+
+
+TORCH_BIN = "pytorch_model.bin"
+
+
+TORCH_BIN_INDEX = "pytorch_model.bin.index.json"
+
+
+# v4's order: what a Flax user saved wins over what a PyTorch user saved.
+FLAX_FILES = (MSGPACK, MSGPACK_INDEX, SAFETENSORS, SAFETENSORS_INDEX)
+
+
+TORCH_FILES = (TORCH_BIN, TORCH_BIN_INDEX)
+
+
+_WEIGHTS = re.compile(
+    r"(model|flax_model)(-\d{5}-of-\d{5})?\.(safetensors|msgpack)(\.index\.json)?"
+    r"|fp8_params\.safetensors"
+)
+
+
+_STAGE = ".hfseq-save-"
+
+
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclasses.dataclass
+class OpenedWeights:
+    """The tensors of a checkpoint by name; ``native`` if the names are Flax paths already."""
+
+    tensors: dict[str, Tensor]
+    native: bool
+    source: str
+
+
+Fetch = Callable[[str], str | None]
+
+
+def open_weights(fetch: Fetch, source: str, *, from_pt: bool = False) -> OpenedWeights:
+    """Open the weights that ``fetch`` offers (it maps a file name to a local path or None)."""
+    for name in (*FLAX_FILES, *(TORCH_FILES if from_pt else ())):
+        path = fetch(name)
+        if path is not None:
+            return open_file(path, fetch=fetch)
+    if not from_pt and any(fetch(name) for name in TORCH_FILES):
+        raise CheckpointError(
+            f"{source} holds only PyTorch .bin weights. Use `from_pt=True` to load this model from "
+            "those weights (needs torch), or save them as safetensors"
+        )
+    raise CheckpointError(
+        f"Error no file named {', '.join(FLAX_FILES)} found in {source}: give a directory or a "
+        "repository with a saved model"
+    )
+
+
+def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
+    """Open one weight file, or all shards that an index file names."""
+    name = os.path.basename(path)
+    if name.endswith(".index.json"):
+        return _open_shards(path, fetch or _sibling(path))
+    if name.endswith(".msgpack"):
+        return OpenedWeights(_read_msgpack(path), True, path)
+    if name.endswith((".bin", ".pt", ".pth")):
+        return OpenedWeights(_read_torch(path), False, path)
+    return _read_safetensors(path)
+
+
+def _open_shards(index: str, fetch: Fetch) -> OpenedWeights:
+    where = _weight_map(index)
+    parts = {shard: open_file(_shard(fetch, index, shard)) for shard in sorted(set(where.values()))}
+    absent = [
+        name for name, shard in where.items() if name.replace("/", ".") not in parts[shard].tensors
+    ]
+    if absent:
+        raise CheckpointError(
+            f"{index} says that {where[absent[0]]} holds {absent[0]}, which it does not "
+            f"({len(absent)} such tensors): the shards are of another save, download or save them "
+            "again"
+        )
+    tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
+    return OpenedWeights(tensors, next(iter(parts.values())).native, index)
+
+
+def _sibling(path: str) -> Fetch:
+    folder = os.path.dirname(path)
+    return lambda name: os.path.join(folder, name)
+
+
+def _weight_map(index: str) -> dict[str, str]:
+    """Read an index: tensor name -> shard, which must be a plain file name."""
+    try:
+        # Of equal names Python would take the last shard, other readers the first.
+        where = dict(errors.parse_json(Path(index).read_bytes(), unique=True)["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{index} is not an index of weight shards ({type(error).__name__}: {error})"
+        ) from error
+    for shard in where.values():
+        plain = isinstance(shard, str) and not re.search(r"[/\\]|\.index\.json$|^\.*$", shard)
+        if not plain:
+            raise CheckpointError(
+                f"{index} names the shard {shard!r}: shards must lie beside their index"
+            )
+    if not where:
+        raise CheckpointError(f"{index} names no shards")
+    return where
+
+
+def _shard(fetch: Fetch, index: str, name: str) -> str:
+    path = fetch(name)
+    if path is None or not os.path.exists(path):
+        raise CheckpointError(
+            f"{index} names {name}, which is not there: download or save it again"
+        )
+    return path
+
+
+# -- reading
+# ----------------------------------------------------------------------------------------
+def _read_safetensors(path: str) -> OpenedWeights:
+    import ml_dtypes  # noqa: F401  (teaches NumPy bfloat16, which safetensors then returns)
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file = safe_open(path, framework="numpy")
+        form = (file.metadata() or {}).get("format", "pt")
+        entries, data = _header(path)
+        tensors = {
+            name: _lazy(file, name, path, data + entries[name]["data_offsets"][0])
+            for name in file.keys()  # noqa: SIM118
+        }
+    except (SafetensorError, ValueError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or not a safetensors file ({error}): download or save it again"
+        ) from error
+    if form not in ("pt", "flax", "np", "tf", "mlx"):
+        raise CheckpointError(f"{path} has the unknown metadata format '{form}' (known: pt, flax)")
+    return OpenedWeights(tensors, form == "flax", path)
+
+
+def _header(path: str) -> tuple[dict[str, Any], int]:
+    """Return what a file says of each tensor, and where their bytes begin.
+
+    A name that stands twice is refused, since each reader would take another tensor.
+    """
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return errors.parse_json(file.read(size), unique=True), 8 + size
+
+
+def _lazy(file: Any, name: str, path: str, begin: int) -> Tensor:
+    view = file.get_slice(name)
+    code, shape = view.get_dtype(), tuple(view.get_shape())
+
+    def read(index: Any) -> np.ndarray:
+        if index is not ... and index:
+            return np.asarray(view[index])
+        if code not in _DTYPES:
+            return file.get_tensor(name)
+        return _read_array(path, begin, np.dtype(_DTYPES[code]), shape)
+
+    # Buffers of other types are ignored by name, so a type is judged only where it is wanted.
+    return Tensor(shape, _DTYPES.get(code, code), read)
+
+
+def _read_array(path: str, begin: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Read an array into memory that XLA can take over: it wants addresses that 64 divides.
+
+    Not through the map of the file, whose pages would count as memory beside the array.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    content = room[start : start + size]
+    with open(path, "rb") as file:
+        file.seek(begin)
+        if file.readinto(content) < size:  # type: ignore[arg-type]
+            raise CheckpointError(f"{path} was cut while it was read: download or save it again")
+    return content.view(dtype).reshape(shape)
+
+
+def _read_msgpack(path: str) -> dict[str, Tensor]:
+    from flax.serialization import msgpack_restore
+    from flax.traverse_util import flatten_dict
+
+    try:
+        with open(path, "rb") as file:
+            tree = msgpack_restore(file.read())
+        flat = flatten_dict(tree) if isinstance(tree, dict) else None
+        tensors = {".".join(map(str, key)): in_memory(leaf) for key, leaf in (flat or {}).items()}
+    except Exception as error:  # msgpack raises a dozen types for a damaged file
+        raise CheckpointError(f"{path} is damaged or not a Flax msgpack file: {error}") from error
+    if flat is None:
+        raise CheckpointError(f"{path} holds no parameter tree")
+    return tensors
+
+
+def _read_torch(path: str) -> dict[str, Tensor]:
+    try:
+        import torch
+    except ImportError as error:
+        raise CheckpointError(
+            f"{path} needs PyTorch to be read: pip install 'hfseq[torch]'"
+        ) from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return {name: in_memory(from_torch_tensor(value)) for name, value in state.items()}
+    except Exception as error:  # unpickling raises anything
+        raise CheckpointError(
+            f"{path} is damaged or not a plain PyTorch state dict: {error}"
+        ) from error
+
+
+def from_torch_tensor(value: Any) -> np.ndarray:
+    """Return a PyTorch tensor as NumPy, bfloat16 included."""
+    import ml_dtypes
+    import torch
+
+    tensor = value.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(dtype=torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def in_memory(array: Any) -> Tensor:
+    """Wrap an array that is already in memory."""
+    array = np.asarray(array)
+    return Tensor(array.shape, array.dtype.name, lambda index: array[index])
+
+
+# -- writing
+# ----------------------------------------------------------------------------------------
+def parse_size(size: int | str) -> int:
+    """Return bytes for 1000, ``"10GB"``, ``"200kB"``, ``"150kiB"`` …"""
+    if isinstance(size, int):
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)[bB]\s*", size)
+    if not match:
+        raise ValueError(f"max_shard_size '{size}' is not a size such as '5GB' or '200MiB'")
+    power = "kmgt".find(match[2].lower()) + 1 if match[2] else 0
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def split_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Cut names into shards of at most ``limit`` bytes in order; a larger tensor stands alone."""
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if shards[-1] and filled + size > limit:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards
+
+
+def write_safetensors(
+    folder: Path,
+    sizes: Mapping[str, int],
+    load: Callable[[Iterable[str]], Mapping[str, np.ndarray]],
+    max_shard_size: int | str,
+    metadata: Mapping[str, str],
+) -> None:
+    """Write tensors as ``model.safetensors`` or as shards with an index.
+
+    ``load`` returns the tensors of one shard by name, so that one shard at a time is in memory.
+    """
+    from safetensors.numpy import save_file
+
+    shards = split_shards(sizes, parse_size(max_shard_size))
+    names = [SAFETENSORS]
+    if len(shards) > 1:
+        names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for name, keys in zip(names, shards, strict=True):
+        save_file(dict(load(keys)), folder / name, metadata=dict(metadata))
+    if len(shards) > 1:
+        where = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
+        _write_index(folder / SAFETENSORS_INDEX, where, sizes)
+
+
+def write_msgpack(
+    folder: Path, flat: Mapping[tuple[str, ...], np.ndarray], max_shard_size: int | str
+) -> None:
+    """Write the legacy ``flax_model.msgpack``, or v4's shards of it with their index."""
+    from flax.serialization import msgpack_serialize
+    from flax.traverse_util import unflatten_dict
+
+    sizes = {"/".join(path): leaf.nbytes for path, leaf in flat.items()}
+    shards = split_shards(sizes, parse_size(max_shard_size))
+    many = len(shards) > 1
+    where: dict[str, str] = {}
+    for number, keys in enumerate(shards, 1):
+        name = f"flax_model-{number:05}-of-{len(shards):05}.msgpack" if many else MSGPACK
+        part = {tuple(key.split("/")): flat[tuple(key.split("/"))] for key in keys}
+        (folder / name).write_bytes(msgpack_serialize(unflatten_dict(part)))
+        where |= dict.fromkeys(keys, name)
+    if many:
+        _write_index(folder / MSGPACK_INDEX, where, sizes)
+
+
+def _write_index(path: Path, where: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+    path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """Give a hidden directory in ``folder``; on success its files move up, else they go.
+
+    A full disk, a Ctrl-C or a kill during writing leaves the previous files as they were. Weights
+    of an earlier save in another format or number of shards are removed at the end: a reader might
+    prefer them.
+    """
+    stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=folder))
+    try:
+        yield stage
+        names = sorted(path.name for path in stage.iterdir())
+        for name in names:
+            with open(stage / name, "rb+") as file:
+                os.fsync(file.fileno())
+            # safetensors makes files that nobody else may read, whatever the umask says.
+            os.chmod(stage / name, 0o666 & ~_umask())
+    except BaseException as error:
+        shutil.rmtree(stage, ignore_errors=True)
+        if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
+            raise CheckpointError(
+                f"could not save to {folder} ({error}); the files that were there are untouched: "
+                "free some space or give another directory"
+            ) from error
+        raise
+    # The index is what makes new shards visible, so it comes after them.
+    for name in sorted(names, key=lambda name: name.endswith(".index.json")):
+        os.replace(stage / name, folder / name)
+    _clean(folder, keep=set(names))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _clean(folder: Path, keep: set[str]) -> None:
+    if any(_WEIGHTS.fullmatch(name) for name in keep):
+        for path in folder.iterdir():
+            if _WEIGHTS.fullmatch(path.name) and path.name not in keep:
+                path.unlink()
+    for left in folder.glob(f"{_STAGE}*"):  # this save's, and those of saves that were killed
+        shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,481 @@
+"""The headers of weight files: names, shapes and types without the values.
+
+Nothing raises for a damaged file: what is wrong with it is what one wants to know.
+
+Sources: https://huggingface.co/docs/safetensors/index#format; flax/serialization.py, whose
+msgpack files hold an array as extension 1, the packed triple (shape, type, bytes).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import mmap
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hfseq import errors as json_text
+from hfseq.checkpoints import files
+from hfseq.checkpoints.weights import Tensor
+from hfseq.errors import CheckpointError, first_line
+
+#: Bytes of a number by the type's code in safetensors files.
+SIZES = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+}
+
+
+_CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
+    "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+NUMPY = {code: name for name, code in _CODES.items()}
+
+
+LONGEST_HEADER = 100_000_000  # what the safetensors library accepts
+
+
+ARRAY = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A tensor in a file; ``begin`` is where its bytes start, from the start of the file."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass
+class Header:
+    """A weight file: its tensors in order of their bytes, and what is wrong with it."""
+
+    file: str
+    size: int
+    tensors: list[Entry] = dataclasses.field(default_factory=list)
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    problems: list[str] = dataclasses.field(default_factory=list)
+    native: bool = False
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Read the header of a ``.safetensors`` or ``.msgpack`` file."""
+    path = Path(path)
+    header = Header(path.name, path.stat().st_size)
+    try:
+        if path.suffix == ".msgpack":
+            header.native = True
+            header.tensors = list(_msgpack(path))
+        else:
+            _safetensors(path, header)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
+        header.problems.append(f"{path.name} cannot be read: {error}")
+    except struct.error as error:
+        header.problems.append(f"{path.name} is cut off: {error}")
+    header.tensors.sort(key=lambda entry: entry.begin)
+    return header
+
+
+# -- safetensors
+def _safetensors(path: Path, header: Header) -> None:
+    with path.open("rb") as file:
+        start = file.read(8)
+        if len(start) < 8:
+            raise ValueError(f"it has {header.size} bytes, too few for a safetensors file")
+        (length,) = struct.unpack("<Q", start)
+        if length > min(LONGEST_HEADER, header.size - 8):
+            raise ValueError(f"it names a header of {length:,} bytes in a file of {header.size:,}")
+        content = file.read(length)
+    fill(header, parse(content, header), 8 + length)
+
+
+def parse(content: bytes, header: Header) -> dict[str, Any]:
+    """Parse the JSON of a safetensors header; names that occur twice are noted as a problem."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen = dict(items)
+        if len(seen) < len(items):
+            names = [name for name, _ in items]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            header.problems.append(f"{header.file} names {', '.join(twice)} twice")
+        return seen
+
+    found = json.loads(content, object_pairs_hook=pairs)
+    if not isinstance(found, dict):
+        raise ValueError("its header is no JSON object")
+    return found
+
+
+def fill(header: Header, found: dict[str, Any], offset: int) -> None:
+    """Put the tensors of a parsed header in, whose bytes start at ``offset``, and check them."""
+    metadata = found.pop("__metadata__", {})
+    header.metadata = metadata if isinstance(metadata, dict) else {}
+    header.native = header.metadata.get("format") == "flax"
+    for name, entry in found.items():
+        try:
+            begin, end = (int(place) for place in entry["data_offsets"])
+            shape = tuple(int(size) for size in entry["shape"])
+            tensor = Entry(name, str(entry["dtype"]), shape, offset + begin, offset + end)
+        except (KeyError, TypeError, ValueError) as error:
+            header.problems.append(f"{header.file}: {name} is described wrongly ({error!r})")
+            continue
+        header.tensors.append(tensor)
+    header.tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
+    header.problems += _misplaced(header, offset)
+
+
+def _misplaced(header: Header, offset: int) -> Iterator[str]:
+    end, before = offset, "the header"
+    for tensor in header.tensors:
+        due = SIZES.get(tensor.code, 0) * tensor.count
+        where = f"{header.file}: {tensor.name}"
+        if tensor.code not in SIZES:
+            yield f"{where} has the unknown type {tensor.code}"
+        elif tensor.end - tensor.begin != due:
+            yield f"{where} has {tensor.end - tensor.begin:,} bytes where {due:,} are due"
+        if tensor.begin < end:
+            yield f"{where} overlaps with {before}"
+        elif tensor.begin > end:
+            yield f"{header.file}: {tensor.begin - end:,} bytes before {tensor.name} are nobody's"
+        if tensor.end >= end:
+            end, before = tensor.end, tensor.name
+    if end != header.size:
+        what = "are missing" if end > header.size else "follow the last tensor"
+        yield f"{header.file}: {abs(end - header.size):,} bytes {what} (cut off or damaged)"
+
+
+# -- msgpack
+def _msgpack(path: Path) -> Iterator[Entry]:
+    if not path.stat().st_size:
+        raise ValueError("it is empty")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        walker = _Walker(view)
+        tree = walker.value()
+        if walker.at != len(view):
+            raise ValueError(f"{len(view) - walker.at:,} bytes follow the tree")
+        if not isinstance(tree, dict):
+            raise ValueError("it holds no parameter tree")
+        yield from _leaves(tree, "")
+
+
+def _leaves(tree: dict[Any, Any], prefix: str) -> Iterator[Entry]:
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Entry):
+            yield dataclasses.replace(value, name=name)
+        elif isinstance(value, dict) and "__msgpack_chunked_array__" in value:
+            yield _joined(name, value)
+        elif isinstance(value, dict):
+            yield from _leaves(value, f"{name}.")
+
+
+def _joined(name: str, value: dict[Any, Any]) -> Entry:
+    """An array of more than 2^30 bytes, which Flax cuts into flat chunks."""
+    shape, chunks = value["shape"], value["chunks"]
+    parts, sizes = list(chunks.values()), list(shape.values())
+    return Entry(name, parts[0].code, tuple(sizes), parts[0].begin, parts[-1].end)
+
+
+class _Walker:
+    """Reads one value after the other, stepping over the bytes of arrays."""
+
+    def __init__(self, view: Any) -> None:
+        self.view, self.at = view, 0
+
+    def value(self) -> Any:
+        kind = self._take(1)[0]
+        if kind <= 0x7F or kind >= 0xE0:
+            return kind if kind <= 0x7F else kind - 256
+        if 0x80 <= kind <= 0x8F or kind in (0xDE, 0xDF):
+            count = self._count(kind, 0xDE, 0x0F)
+            return {self.value(): self.value() for _ in range(count)}
+        if 0x90 <= kind <= 0x9F or kind in (0xDC, 0xDD):
+            return [self.value() for _ in range(self._count(kind, 0xDC, 0x0F))]
+        if 0xA0 <= kind <= 0xBF:
+            return self._take(kind & 0x1F).decode()
+        if kind in (0xD9, 0xDA, 0xDB):
+            return self._take(self._size(kind - 0xD9)).decode()
+        if kind in (0xC4, 0xC5, 0xC6):
+            return self._skip(self._size(kind - 0xC4))
+        if kind in (0xC7, 0xC8, 0xC9):
+            return self._extension(self._size(kind - 0xC7))
+        if 0xD4 <= kind <= 0xD8:
+            return self._extension(1 << (kind - 0xD4))
+        if kind in _NUMBERS:
+            (number,) = struct.unpack(_NUMBERS[kind], self._take(struct.calcsize(_NUMBERS[kind])))
+            return number
+        if kind in (0xC0, 0xC2, 0xC3):
+            return {0xC0: None, 0xC2: False, 0xC3: True}[kind]
+        raise ValueError(f"byte {self.at - 1:,} (0x{kind:02x}) is no msgpack")
+
+    def _extension(self, size: int) -> Any:
+        kind, end = self._take(1)[0], self.at + size
+        if end > len(self.view):
+            raise ValueError("it is cut off")
+        if kind != ARRAY:
+            return self._skip(size)
+        shape, code, (begin, stop) = self.value()
+        if stop != end:
+            raise ValueError(f"an array at byte {begin:,} is not as long as it says")
+        return Entry("", _CODES.get(code, code), tuple(shape), begin, stop)
+
+    def _skip(self, size: int) -> tuple[int, int]:
+        begin = self.at
+        self.at += size
+        if self.at > len(self.view):
+            raise ValueError("it is cut off")
+        return begin, self.at
+
+    def _take(self, size: int) -> bytes:
+        begin, end = self._skip(size)
+        return self.view[begin:end]
+
+    def _count(self, kind: int, wide: int, mask: int) -> int:
+        return self._size(kind - wide + 1) if kind in (wide, wide + 1) else kind & mask
+
+    def _size(self, power: int) -> int:
+        """Read a big-endian count of 1, 2 or 4 bytes."""
+        return int.from_bytes(self._take(1 << power), "big")
+
+
+_NUMBERS = {
+    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
+    0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
+}  # fmt: skip
+
+
+#: A shard by its number and the number of all.
+SHARD = re.compile(r"(?:model|flax_model)-(\d{5})-of-(\d{5})\.(?:safetensors|msgpack)")
+
+
+LISTED = 4
+
+
+@dataclasses.dataclass
+class Weights:
+    """The weights that loading reads, those that it does not, and what is wrong."""
+
+    headers: list[Header]
+    others: list[str]
+    problems: list[str]
+    folder: Path | None
+
+    @property
+    def entries(self) -> dict[str, tuple[Header, Entry]]:
+        """All tensors by name."""
+        return {entry.name: (head, entry) for head in self.headers for entry in head.tensors}
+
+    @property
+    def native(self) -> bool:
+        """Whether the names are Flax paths."""
+        return any(header.native for header in self.headers)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors as the weight map takes them; they are read when asked for."""
+        return {name: self._tensor(*found) for name, found in self.entries.items()}
+
+    def _tensor(self, header: Header, entry: Entry) -> Tensor:
+        kind = NUMPY.get(entry.code, entry.code)
+
+        def read(index: Any) -> np.ndarray:
+            return values(self.folder, header, entry)[index]
+
+        return Tensor(entry.shape, kind, read)
+
+
+class NotHere(CheckpointError):
+    """Values of a checkpoint of which only the headers were fetched."""
+
+
+def values(folder: Path | None, header: Header, entry: Entry) -> np.ndarray:
+    """Return the values of a tensor, mapped into memory."""
+    import ml_dtypes  # noqa: F401  (teaches NumPy bfloat16)
+
+    if folder is None:
+        raise NotHere(f"only the header of {header.file} was fetched")
+    if not entry.count:
+        return np.empty(entry.shape, np.dtype(NUMPY[entry.code]))
+    kind = np.dtype(NUMPY[entry.code])
+    flat = np.memmap(folder / header.file, kind, "r", entry.begin, (entry.count,))
+    return flat.reshape(entry.shape)
+
+
+def local_weights(folder: Path, only: str | None = None) -> Weights:
+    """Read the headers of what loading ``folder`` would read (or of the one file ``only``)."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    index = [
+        name for name in names if name.endswith((".safetensors.index.json", ".msgpack.index.json"))
+    ]
+    chosen = only or next((name for name in files.FLAX_FILES if name in names), None)
+    if chosen is None or ".bin" in chosen:
+        return _nothing(folder, names)
+    found = Weights([], [], [], folder)
+    if chosen in index:
+        _read_shards(folder, chosen, found)
+    else:
+        found.headers = [read_header(folder / chosen)]
+    read = {header.file for header in found.headers}
+    found.others = [
+        name
+        for name in names
+        if name.endswith((".safetensors", ".msgpack", ".bin")) and _is_weights(name, read)
+    ]
+    found.problems += [problem for header in found.headers for problem in header.problems]
+    return found
+
+
+def _is_weights(name: str, read: set[str]) -> bool:
+    return name not in read and name.startswith(("model", "flax_model", "pytorch_model"))
+
+
+def _nothing(folder: Path, names: list[str]) -> Weights:
+    bins = [name for name in names if name in files.TORCH_FILES or name.endswith(".bin")]
+    shards = [name for name in names if SHARD.fullmatch(name)]
+    problem = f"no weights: none of {', '.join(files.FLAX_FILES)}"
+    if shards:
+        problem = f"{len(shards)} shards, but no index that names them ({shards[0]} …)"
+    elif set(bins) & set(files.TORCH_FILES):
+        problem = (
+            f"only {', '.join(bins)}, a pickle, which is not read here: `hfseq convert` reads it "
+            "with torch's restricted loader and writes safetensors"
+        )
+    return Weights([], bins + shards, [problem], folder)
+
+
+def _read_shards(folder: Path, index: str, found: Weights) -> None:
+    where = _weight_map(str(folder / index), found)
+    for shard in sorted(set(where.values())):
+        if re.search(r"[/\\]", shard) or shard in ("", ".", ".."):
+            found.problems.append(f"{index} names {shard!r}: shards must lie beside their index")
+        elif not (folder / shard).is_file():
+            count = sum(name == shard for name in where.values())
+            found.problems.append(f"{index} names {shard} ({count} tensors), which is not there")
+        else:
+            found.headers.append(read_header(folder / shard))
+    if where:
+        total = json_text.parse_json((folder / index).read_bytes()).get("metadata")
+        found.problems += check_index(index, where, total, found.headers)
+    known = {header.file for header in found.headers}
+    strays = [p.name for p in folder.iterdir() if SHARD.fullmatch(p.name) and p.name not in known]
+    found.problems += [f"{name} is a shard that {index} does not name" for name in sorted(strays)]
+
+
+def _weight_map(index: str, found: Weights) -> dict[str, str]:
+    """Return tensor -> shard of an index; nothing, and a problem, where it is none."""
+    try:
+        where = dict(json_text.parse_json(Path(index).read_bytes())["weight_map"])
+        return {str(name): str(shard) for name, shard in where.items()}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        name = os.path.basename(index)
+        found.problems.append(f"{name} is no index of weight shards: {first_line(error)}")
+        return {}
+
+
+def check_index(
+    index: str, where: Mapping[str, str], metadata: Any, headers: list[Header]
+) -> list[str]:
+    """Say where an index and its shards disagree."""
+    holds = {
+        (entry.name.replace(".", "/") if head.native else entry.name): (head.file, entry)
+        for head in headers
+        for entry in head.tensors
+    }
+    there = {header.file for header in headers}
+    native = any(header.native for header in headers)
+    named = {(name.replace(".", "/") if native else name): shard for name, shard in where.items()}
+    absent = [n for n, shard in named.items() if shard in there and holds.get(n, ("",))[0] != shard]
+    unnamed = [name for name in holds if name not in named]
+    problems = []
+    if absent:
+        problems.append(f"{index} names tensors that their shards do not hold: {_listed(absent)}")
+    if unnamed:
+        problems.append(f"{index} does not name {_listed(unnamed)}, which its shards hold")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    whole = there == set(where.values()) and not absent
+    actual = sum(entry.end - entry.begin for _, entry in holds.values())
+    if whole and isinstance(total, int) and total != actual:
+        problems.append(f"{index} says {total:,} bytes in all; the shards hold {actual:,}")
+    return problems
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(sorted(names)[:LISTED]) + more
+
+
+def remote_weights(name: str) -> Weights:
+    """Read the headers of a repository on the Hub, without its weights.
+
+    **Raises:** :class:`~hfseq.errors.CheckpointError` where it cannot be read.
+    """
+    from hfseq.checkpoints import hub
+
+    found = Weights([], [], [], None)
+    index = hub.resolve_file(name, files.SAFETENSORS_INDEX)
+    where = {} if index is None else _weight_map(index, found)
+    shards = sorted(set(where.values())) if index is not None else [files.SAFETENSORS]
+    try:
+        found.headers = [_remote_header(name, shard) for shard in shards]
+    except FileNotFoundError:
+        found.problems.append(f"'{name}' has no safetensors: load it, or convert it, to see more")
+    if index is not None:
+        found.problems += check_index(files.SAFETENSORS_INDEX, where, None, found.headers)
+    found.problems += [problem for header in found.headers for problem in header.problems]
+    return found
+
+
+def _remote_header(name: str, file: str) -> Header:
+    from huggingface_hub import HfApi, errors, try_to_load_from_cache
+
+    from hfseq.checkpoints.hub import explain, is_hub_error
+
+    cached = try_to_load_from_cache(name, file)
+    if isinstance(cached, str | os.PathLike) and os.path.isfile(cached):
+        return read_header(cached)
+    try:
+        told = HfApi().parse_safetensors_file_metadata(name, file)
+    except errors.EntryNotFoundError as error:
+        raise FileNotFoundError(file) from error
+    except Exception as error:
+        if not is_hub_error(error):
+            raise CheckpointError(f"{name}/{file}: {first_line(error)}") from error
+        raise CheckpointError(f"cannot read '{name}' on the Hub: {explain(error)}") from error
+    parsed = {
+        tensor: {"dtype": info.dtype, "shape": info.shape, "data_offsets": info.data_offsets}
+        for tensor, info in told.tensors.items()
+    }
+    size = max((info.data_offsets[1] for info in told.tensors.values()), default=0)
+    header = Header(file, size)
+    fill(header, {"__metadata__": told.metadata, **parsed}, 0)
+    return header
+
+
+def totals(weights: Weights) -> dict[str, dict[str, int]]:
+    """Return tensors, numbers and bytes by type."""
+    found: dict[str, dict[str, int]] = {}
+    for _, entry in weights.entries.values():
+        row = found.setdefault(entry.code, {"tensors": 0, "numbers": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["numbers"] += math.prod(entry.shape)
+        row["bytes"] += entry.end - entry.begin
+    return found

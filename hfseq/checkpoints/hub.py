@@ -1,0 +1,496 @@
+"""What hfseq says to the Hugging Face Hub: finding files and pushing folders.
+
+``huggingface_hub`` is imported inside functions. Its client retries uploads of file contents but
+neither commits nor repository creation, so both directions go through one bounded retry here.
+Tokens come from the caller, the environment or ``hf auth login`` and never reach a message.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from hfseq.errors import CheckpointError, HfseqError, UsageError, redact
+
+logger = logging.getLogger("hfseq.checkpoints.hub")
+
+ATTEMPTS = 4
+
+
+LONGEST_WAIT = 300.0
+
+
+PASSING = frozenset({408, 409, 412, 429, 500, 502, 503, 504})
+
+
+T = TypeVar("T")
+
+
+def with_retries(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
+    """Call until it succeeds, waiting 1, 2, 4 ... seconds (or what the Hub says) after failures.
+
+    Only what may pass by itself is retried: the statuses in PASSING and failed connections.
+    """
+    for attempt in range(attempts):
+        try:
+            return call()
+        except Exception as error:
+            wait = _seconds_to_wait(error, attempt)
+            if wait is None or attempt + 1 == attempts:
+                raise
+            logger.info("%s; trying again in %.0f s", explain(error), wait)
+            time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def _seconds_to_wait(error: BaseException, attempt: int) -> float | None:
+    """Seconds until a retry makes sense; None if it never does."""
+    status, response = _status(error)
+    if status is None:
+        return 2.0**attempt if _is_connection_error(error) else None
+    if status not in PASSING:
+        return None
+    asked = response.headers.get("Retry-After") or _ratelimit_reset(response.headers)
+    wait = float(asked) if asked and asked.isdigit() else 2.0**attempt
+    return wait if wait <= LONGEST_WAIT else None
+
+
+def _ratelimit_reset(headers: Any) -> str | None:
+    match = re.search(r"\br=0;t=(\d+)", headers.get("ratelimit", ""))
+    return match[1] if match else None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__
+
+
+def _status(error: BaseException) -> tuple[int | None, Any]:
+    """HTTP status and response of the first error in the chain that has them."""
+    for link in _chain(error):
+        response = getattr(link, "response", None)
+        if response is not None:
+            return response.status_code, response
+    return None, None
+
+
+def _is_connection_error(error: BaseException) -> bool:
+    # The client's HTTP library was httpx and is httpx2: recognise its errors by their base's name.
+    names = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
+    return bool(names & {"TransportError", "ConnectionError", "TimeoutError"})
+
+
+def is_hub_error(error: BaseException) -> bool:
+    """Whether the network, the Hub or its client may have caused this, rather than our own code."""
+    return isinstance(error, (OSError, ValueError, RuntimeError)) or _is_connection_error(error)
+
+
+def explain(error: BaseException) -> str:
+    """Say in one line what went wrong and what to do about it."""
+    status, response = _status(error)
+    if status is not None:
+        reason = _explain_status(error, status, response)
+    elif _is_connection_error(error):
+        root = list(_chain(error))[-1]
+        return f"no connection to the Hub ({one_line(root) or type(root).__name__})"
+    else:
+        root = list(_chain(error))[-1]
+        reason = "" if root is error else f"{type(root).__name__}: {one_line(root)}"
+    if type(error) in (ValueError, RuntimeError):  # these say which file it was
+        return f"{one_line(error)} {reason}".strip()
+    return reason or one_line(error) or type(error).__name__
+
+
+def _explain_status(error: BaseException, status: int, response: Any) -> str:
+    hint = _STATUS_HINTS.get(status, "the Hub answered with an error; try again later")
+    if status == 401 and type(error).__name__ == "RepositoryNotFoundError":
+        hint = "no such repository, or it is private; check the name or run `hf auth login`"
+    said = response.headers.get("X-Error-Message") or getattr(error, "server_message", None)
+    return f"HTTP {status}: {hint}" + (f" [the Hub says: {one_line(said)}]" if said else "")
+
+
+_STATUS_HINTS = {
+    400: "the Hub rejected the request",
+    401: "not logged in, or the token is not valid; run `hf auth login` or set HF_TOKEN",
+    402: "the account's quota or plan does not allow this",
+    403: "no permission; use a token with write access to this repository, or accept its terms",
+    404: "no such repository (or it is private and the token has no access to it)",
+    409: "the repository has changed meanwhile",
+    412: "the repository has changed meanwhile",
+    413: "a file is too large for the Hub",
+    429: "too many requests; wait and try again",
+    507: "the storage quota is used up",
+}
+
+
+def one_line(text: object) -> str:
+    """Fold a message of several lines into one of at most 300 characters."""
+    return " ".join(str(text).split())[:300]
+
+
+DEFAULT_IGNORE: tuple[str, ...] = (
+    *("checkpoint-*", "checkpoints/*", "previous-*", "optimizer*", "opt_state*"),
+    *(".cache/*", "*/.cache/*", ".git/*", "wandb/*", "wandb_run_id", "*__pycache__/*"),
+    *("*.tmp", "*.tmp-*", "*.tmp/*", "*.lock", "*.incomplete"),
+)
+
+
+DOWNLOAD_ATTEMPTS = 2
+
+
+#: Where a run keeps its training checkpoints, a folder a step.
+CHECKPOINTS = "checkpoints"
+
+
+class HubError(HfseqError):
+    """The Hub refused a push or could not be reached."""
+
+
+def resolve_file(
+    name_or_path: str | os.PathLike[str],
+    filename: str,
+    *,
+    revision: str | None = None,
+    subfolder: str = "",
+    cache_dir: str | os.PathLike[str] | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    force_download: bool = False,
+) -> str | None:
+    """Return the local path of a checkpoint's file, downloading it if need be; None if it has none.
+
+    ``name_or_path`` is a directory or a Hub name ("user/model"). Everything but the plain absence
+    of the file (no such repository or revision, no access, no network, a path that leaves the
+    checkpoint) raises CheckpointError.
+    """
+    name, path = os.fspath(name_or_path), PurePosixPath(subfolder or "", filename)
+    if path.is_absolute() or ".." in path.parts or "\\" in filename:
+        raise CheckpointError(f"file name '{path}' of {name} points outside the checkpoint")
+    if os.path.isdir(os.path.expanduser(name)):
+        local = Path(name).expanduser() / path
+        return str(local) if local.is_file() else None
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
+        raise CheckpointError(f"no checkpoint at '{name}': neither a directory nor a Hub name")
+    cache = None if cache_dir is None else os.fspath(cache_dir)
+    return _download(name, path, revision, cache, token, local_files_only, force_download)
+
+
+def _download(
+    name: str,
+    path: PurePosixPath,
+    revision: str | None,
+    cache_dir: str | None,
+    token: str | bool | None,
+    local_files_only: bool,
+    force_download: bool,
+) -> str | None:
+    from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
+
+    offline = local_files_only or constants.HF_HUB_OFFLINE
+
+    def cached(file: str) -> object:
+        return try_to_load_from_cache(name, file, cache_dir=cache_dir, revision=revision)
+
+    def download() -> str:
+        return hf_hub_download(
+            name,
+            str(path),
+            revision=revision,
+            cache_dir=cache_dir,
+            token=token,
+            local_files_only=offline,
+            force_download=force_download and not offline,
+            library_name="hfseq",
+        )
+
+    try:
+        return with_retries(download, attempts=1 if offline else DOWNLOAD_ATTEMPTS)
+    except errors.LocalEntryNotFoundError as error:
+        # Offline, a checkpoint whose configuration is cached simply lacks the other files.
+        known = [cached(str(path.with_name("config.json"))), cached("config.json")]
+        if offline and path.name != "config.json" and any(isinstance(k, str) for k in known):
+            return None
+        raise CheckpointError(_not_loaded(name, revision, error, offline)) from error
+    except errors.RevisionNotFoundError as error:
+        raise CheckpointError(_not_loaded(name, revision, error, offline)) from error
+    except errors.EntryNotFoundError:
+        return None
+    except Exception as error:
+        if not is_hub_error(error):
+            raise
+        raise CheckpointError(_not_loaded(name, revision, error, offline)) from error
+
+
+def _not_loaded(name: str, revision: str | None, error: Exception, offline: bool) -> str:
+    where = f"'{name}'" + (f" at revision '{revision}'" if revision else "")
+    if offline:
+        return f"{where} is not in the local cache and downloads are switched off (offline mode)"
+    if type(error).__name__ == "RevisionNotFoundError":
+        return f"'{name}' on the Hub has no revision '{revision}' (a branch, tag or commit)"
+    if "/" not in name and type(error).__name__ == "RepositoryNotFoundError":
+        where += " (no such directory either)"
+    return f"cannot load {where} from the Hub: {explain(error)}"
+
+
+def push_folder(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    private: bool = False,
+    token: str | None = None,
+    message: str = "Upload with hfseq",
+    revision: str | None = None,
+    allow_patterns: Sequence[str] | None = None,
+    ignore_patterns: Sequence[str] | None = DEFAULT_IGNORE,
+    checkpoint: bool = False,
+) -> str:
+    """Push a complete folder as one commit, creating the repository if need be.
+
+    Returns the address of the commit (of the newest one when nothing has changed). Transient
+    failures are retried, honouring Retry-After; anything else raises HubError. Files that are on
+    the Hub but not in the folder stay there. A push that was interrupted resumes cheaply: large
+    files that have arrived are not sent again.
+
+    With ``checkpoint`` the newest training checkpoint goes along and replaces the one on the Hub.
+    """
+    from huggingface_hub import HfApi
+
+    files = list(files_to_push(Path(folder), allow_patterns, ignore_patterns, checkpoint))
+    if not files:
+        raise UsageError(f"nothing to push: {folder} holds no file of a model")
+    api = HfApi(token=token, library_name="hfseq")
+    try:
+        name = with_retries(lambda: _create(api, repo_id, private, revision))
+        return with_retries(lambda: _commit(api, name, files, message, revision, checkpoint))
+    except Exception as error:
+        if isinstance(error, HfseqError) or not is_hub_error(error):
+            raise
+        reason = redact(explain(error), token)
+        raise HubError(f"cannot push {folder} to '{repo_id}': {reason}") from error
+
+
+def _create(api: Any, repo_id: str, private: bool, revision: str | None) -> str:
+    """Create repository and branch where absent; return the full name ("user/model")."""
+    # `None` leaves the choice to the organisation's own default; `False` would force "public".
+    name = api.create_repo(repo_id, private=private or None, exist_ok=True).repo_id
+    if private and not api.repo_info(name).private:
+        raise HubError(
+            f"'{name}' exists already and is public, but a private repository was asked for; "
+            "make it private on the Hub or choose another name"
+        )
+    if revision and revision != "main":
+        api.create_branch(name, branch=revision, exist_ok=True)
+    return name
+
+
+def _commit(
+    api: Any,
+    name: str,
+    files: list[tuple[str, Path]],
+    message: str,
+    revision: str | None,
+    checkpoint: bool,
+) -> str:
+    # Not upload_folder: with Xet, which is on by default, it makes several commits of one folder.
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    operations: list[Any] = [
+        CommitOperationAdd(path_in_repo=n, path_or_fileobj=p) for n, p in files
+    ]
+    if checkpoint:
+        # Two checkpoints side by side would be taken for a run's own history.
+        there = api.list_repo_files(name, revision=revision)
+        old = {file for file in there if file.startswith(f"{CHECKPOINTS}/")} - dict(files).keys()
+        operations += [CommitOperationDelete(path_in_repo=file) for file in sorted(old)]
+    return api.create_commit(
+        name, operations, commit_message=message or "Upload with hfseq", revision=revision
+    ).commit_url
+
+
+def files_to_push(
+    folder: Path,
+    allow: Sequence[str] | None,
+    ignore: Sequence[str] | None,
+    checkpoint: bool = False,
+) -> Iterator[tuple[str, Path]]:
+    """Yield (name in the repository, path) of the files to push, sorted by name.
+
+    ``checkpoint`` adds the newest training checkpoint, whatever the patterns say.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"nothing to push: {folder} is not a directory")
+    newest = _newest_checkpoint(folder) if checkpoint else None
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_file():
+            continue
+        in_checkpoint = newest is not None and path.is_relative_to(newest)
+        if not in_checkpoint and any(fnmatch(name, pattern) for pattern in ignore or ()):
+            continue
+        if in_checkpoint or allow is None or any(fnmatch(name, pattern) for pattern in allow):
+            _refuse_foreign(path, folder)
+            yield name, path
+
+
+def _refuse_foreign(path: Path, folder: Path) -> None:
+    """Refuse to publish what a link points to elsewhere; the Hub's own cache is made of links."""
+    if not path.is_symlink():
+        return
+    real, own = path.resolve(), folder.resolve()
+    if not any(real.is_relative_to(place) for place in (own, own.parents[1] / "blobs")):
+        raise UsageError(
+            f"{path} is a link to {real}, outside of the folder: put a copy there if it is to be "
+            "published, or remove the link"
+        )
+
+
+def _newest_checkpoint(folder: Path) -> Path | None:
+    # A checkpoint under way has a longer name: it gets its number when it is complete.
+    complete = [path for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()]
+    return max(complete, key=lambda path: int(path.name), default=None)
+
+
+SNAPSHOTS = Path(".cache", "push")
+
+
+APPENDED_IN_PLACE = ("*tfevents*", "*.jsonl", "*.log")
+
+
+LINK_ABOVE = 8_000_000
+
+
+class BackgroundPusher:
+    """Pushes the saves of a training run to the Hub from a thread, one commit a save.
+
+    ``push`` takes a snapshot of the folder (hard links for weights, copies for the rest, within
+    ``<folder>/.cache``) and returns; the run may go on writing. While an upload is under way only
+    the newest snapshot waits. A failed push is logged and made good by the next one, or by
+    ``finish``. Nothing here raises into the training loop. ``checkpoint`` is as for `push_folder`.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        repo_id: str,
+        private: bool = False,
+        token: str | None = None,
+        ignore_patterns: Sequence[str] | None = None,
+        revision: str | None = None,
+        checkpoint: bool = False,
+    ) -> None:
+        self.folder, self.repo_id, self.private = Path(folder), repo_id, private
+        self.checkpoint = checkpoint
+        self.ignore = DEFAULT_IGNORE if ignore_patterns is None else tuple(ignore_patterns)
+        self.revision, self.commit_url = revision, ""
+        self._token = token
+        self._error: str | None = None
+        self._message = ""
+        self._count = 0
+        self._waiting: tuple[Path, str] | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)  # left by a killed run
+
+    def push(self, message: str) -> None:
+        """Push the folder as it is now; returns at once."""
+        self._message = message
+        try:
+            snapshot = self._snapshot()
+        except (OSError, HfseqError) as error:
+            self._failed(f"cannot take a snapshot of {self.folder}: {one_line(error)}")
+            return
+        with self._lock:
+            if self._waiting:
+                shutil.rmtree(self._waiting[0], ignore_errors=True)
+            self._waiting = (snapshot, message)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="hub-push", daemon=True)
+                self._thread.start()
+
+    def finish(self, timeout: float | None = None) -> str | None:
+        """Wait for the pushes, repeat a failed last one; return None or what is left to do."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._join(deadline) and self._error:
+            self.push(self._message)
+            self._join(deadline)
+        if self._thread is not None:
+            self._error = f"still under way after {timeout:.0f} s"
+        if self._error is None:
+            shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)
+            return None
+        return f"the push to '{self.repo_id}' is not complete: {self._error}. {self._remedy()}"
+
+    def _remedy(self) -> str:
+        words = ["hfseq", "push", str(self.folder), "--hub_model_id", self.repo_id]
+        words += ["--hub_private_repo"] * self.private + ["--checkpoint"] * self.checkpoint
+        return f"Finish it with: {shlex.join(words)}"
+
+    def _join(self, deadline: float | None) -> bool:
+        if thread := self._thread:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return self._thread is None
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if self._waiting is None:
+                    self._thread = None
+                    return
+                (snapshot, message), self._waiting = self._waiting, None
+            self._push_one(snapshot, message)
+            shutil.rmtree(snapshot, ignore_errors=True)
+
+    def _push_one(self, snapshot: Path, message: str) -> None:
+        try:
+            self.commit_url = push_folder(
+                snapshot,
+                self.repo_id,
+                private=self.private,
+                token=self._token,
+                message=message,
+                revision=self.revision,
+                ignore_patterns=None,
+                checkpoint=self.checkpoint,
+            )
+            self._error = None
+        except Exception as error:  # a thread that dies silently would lose every later push
+            text = redact(one_line(error), self._token)
+            self._failed(text.replace(str(snapshot), str(self.folder)))
+
+    def _failed(self, reason: str) -> None:
+        self._error = reason
+        logger.warning("push to the Hub failed (training goes on, next save retries): %s", reason)
+
+    def _snapshot(self) -> Path:
+        self._count += 1
+        snapshot = self.folder / SNAPSHOTS / f"{os.getpid()}-{self._count}"
+        snapshot.mkdir(parents=True)
+        for name, path in files_to_push(self.folder, None, self.ignore, self.checkpoint):
+            target = snapshot / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _link_or_copy(path, target)
+        return snapshot
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    # A link keeps the old content when the file is replaced by renaming, as weights are; a file
+    # that is appended to would change under the upload.
+    appended = any(fnmatch(source.name, pattern) for pattern in APPENDED_IN_PLACE)
+    if not appended and source.stat().st_size > LINK_ABOVE:
+        try:
+            os.link(source, target)
+            return
+        except OSError:  # a file system without hard links
+            pass
+    shutil.copy2(source, target)

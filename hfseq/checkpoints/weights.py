@@ -1,0 +1,345 @@
+"""The two-way weight map between our parameter trees and PyTorch checkpoints.
+
+Attribute names equal the checkpoint's, so the map is a rule, not a table: the last component
+``kernel``, ``scale`` and ``embedding`` is ``weight`` in PyTorch, and kernels are transposed. A
+family declares what differs: aliases (ties), ignored names, and symmetric templates. Layers that
+are stacked for scanning map to one PyTorch tensor a layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hfseq.errors import WeightsError, nearest
+
+Path = tuple[str, ...]
+
+
+_LEAF = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
+
+
+FLOATING = ("float64", "float32", "float16", "bfloat16")
+
+
+_OLD_NAMES = ((".gamma", ".weight"), (".beta", ".bias"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor in a file: its shape and type are known, its values are read by slices.
+
+    ``read`` takes a tuple of slices (or ``...``) and returns a NumPy array of just that part.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[Any], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Where a parameter (or one layer of a stacked one) lies in a PyTorch checkpoint."""
+
+    path: Path
+    name: str
+    transposed: bool
+    listed: Path
+    layer: int | None = None
+
+    @property
+    def native(self) -> str:
+        """The name in ``format: flax`` files: the dotted path, layers numbered."""
+        return ".".join(self.listed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """A tensor that PyTorch's class stores and ours computes, or has under another name.
+
+    ``value`` is the array, or the PyTorch name of the tensor that this one repeats; ``remedy`` is
+    what to do with a file that holds something else, because somebody trained it there. Without a
+    remedy a file may hold anything.
+    """
+
+    value: np.ndarray | str
+    remedy: str | None = None
+
+
+@dataclasses.dataclass
+class LoadReport:
+    """What did not fit, all of it together."""
+
+    missing: list[Path] = dataclasses.field(default_factory=list)
+    unexpected: list[str] = dataclasses.field(default_factory=list)
+    mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = dataclasses.field(
+        default_factory=list
+    )
+    refitted: set[Path] = dataclasses.field(default_factory=set)
+    untyped: dict[str, str] = dataclasses.field(default_factory=dict)
+    dtypes: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+class WeightMap:
+    """Names of a model's parameters in PyTorch checkpoints, in both directions.
+
+    **Arguments:** ``shapes`` maps every path of the tree to its shape; ``prefix`` is the base
+    model's name, which checkpoints may lack or have; ``aliases`` maps other PyTorch names to the
+    one used; ``ignored`` are regular expressions of names without weights of ours; ``templates``
+    are symmetric pairs such as ``"block.{}.norm": "layers.{}.ln"`` on dotted names; ``stacked``
+    maps the path prefix of scanned layers to their number.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[Path, tuple[int, ...]],
+        *,
+        prefix: str = "",
+        aliases: Mapping[str, str] | None = None,
+        fallbacks: Mapping[str, str] | None = None,
+        ignored: tuple[str, ...] = (),
+        templates: Mapping[str, str] | None = None,
+        stacked: Mapping[Path, int] | None = None,
+    ):
+        self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
+        self._fallbacks = dict(fallbacks or {})
+        self._templates = [_template(ours, theirs) for ours, theirs in (templates or {}).items()]
+        self.slots = [slot for path in self.shapes for slot in self._slots(path, stacked or {})]
+        names = {slot.name for slot in self.slots}
+        self.aliases = {
+            alias: name for alias, name in (aliases or {}).items() if alias not in names
+        }
+        # An untied head has a projection of its own, whose bias is then the one that PyTorch adds.
+        self._live = {
+            a: n for a, n in self.aliases.items() if f"{a.rpartition('.')[0]}.weight" in names
+        }
+
+    def _slots(self, path: Path, stacked: Mapping[Path, int]) -> list[Slot]:
+        for head in stacked:
+            if path[: len(head)] == head:
+                # Not the number of layers: a variable of the first layer alone is stacked over one.
+                count = self.shapes[path][0]
+                paths = [(*head, str(i), *path[len(head) :]) for i in range(count)]
+                drawn = len(self.shapes[path]) - 1
+                return [
+                    Slot(path, self.torch_name(p), _swaps(p, drawn), p, layer)
+                    for layer, p in enumerate(paths)
+                ]
+        return [Slot(path, self.torch_name(path), _swaps(path, len(self.shapes[path])), path)]
+
+    def torch_name(self, path: Path) -> str:
+        """Return the PyTorch name of the parameter at ``path``."""
+        name = ".".join(path)
+        for pattern, replacement in self._templates:
+            name, changed = pattern.subn(replacement, name, count=1)
+            if changed:
+                break
+        head, _, leaf = name.rpartition(".")
+        return f"{head}.{_LEAF.get(leaf, leaf)}" if head else _LEAF.get(leaf, leaf)
+
+    # -- reading
+    # ------------------------------------------------------------------------------------
+
+    def match(
+        self, tensors: Mapping[str, Tensor], *, native: bool = False
+    ) -> tuple[dict[Slot, Tensor], LoadReport]:
+        """Pair every slot with the tensor of a checkpoint that fills it, and report the rest.
+
+        ``native`` says that the names are ours already (``flax_model.msgpack``, ``format: flax``).
+        """
+        cleaned = {self._clean(name): (name, tensor) for name, tensor in tensors.items()}
+        report, found, used = LoadReport(), {}, set()
+        for slot in self.slots:
+            name = self._find(slot, cleaned, native)
+            if name is None:
+                report.missing.append(slot.path)
+                continue
+            original, tensor = cleaned[name]
+            used.add(name)
+            expected, given = self._expected(slot, native), tensor.shape
+            if expected != given:
+                report.mismatched.append((original, given, expected))
+                report.missing.append(slot.path)
+                report.refitted.add(slot.path)
+                continue
+            if tensor.dtype not in FLOATING:
+                report.untyped[original] = tensor.dtype
+            report.dtypes[tensor.dtype] = report.dtypes.get(tensor.dtype, 0) + 1
+            found[slot] = tensor
+        report.missing = list(dict.fromkeys(report.missing))
+        report.unexpected = [
+            original
+            for name, (original, _) in cleaned.items()
+            if name not in used and not self._known(name, cleaned)
+        ]
+        return found, report
+
+    def _expected(self, slot: Slot, native: bool) -> tuple[int, ...]:
+        shape = self.shapes[slot.path] if slot.layer is None else self.shapes[slot.path][1:]
+        return shape if native or not slot.transposed else shape[::-1]
+
+    def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> str | None:
+        live = [alias for alias, name in self._live.items() if name == slot.name]
+        aliases = [alias for alias, name in self.aliases.items() if name == slot.name]
+        own = [*live, slot.name, *aliases, self._fallbacks.get(slot.name, slot.name)]
+        if native:
+            own = [slot.native, *(f"{n.rpartition('.')[0]}.{slot.path[-1]}" for n in own)]
+        return next((n for name in own for n in self._with_prefix(name) if n in names), None)
+
+    def _with_prefix(self, name: str) -> tuple[str, ...]:
+        prefix = f"{self.prefix}."
+        if not self.prefix:
+            return (name,)
+        return (name, name.removeprefix(prefix), prefix + name)
+
+    def _known(self, name: str, names: Mapping[str, Any]) -> bool:
+        """Tell whether a left-over name is a tied copy of one that is there, or a buffer."""
+        if any(re.search(pattern, name) for pattern in self.ignored):
+            return True
+        copies = (*self.aliases, *self._live.values())
+        return any(copy in self._with_prefix(name) for copy in copies)
+
+    @staticmethod
+    def _clean(name: str) -> str:
+        for old, new in _OLD_NAMES:
+            if name.endswith(old):
+                return name.removesuffix(old) + new
+        return name
+
+    # -- writing
+    # ------------------------------------------------------------------------------------
+
+    def outgoing(self) -> dict[str, Slot]:
+        """Return every name in a saved file with the slot it comes from; ties are not repeated."""
+        slots = {slot.name: slot for slot in self.slots}
+        return slots | {alias: slots[name] for alias, name in self._live.items() if name in slots}
+
+    def sizes(self, itemsizes: Mapping[Path, int]) -> dict[str, int]:
+        """Return the bytes of every outgoing tensor, given those of one number of each leaf."""
+        return {
+            name: itemsizes[slot.path] * math.prod(self._expected(slot, native=True))
+            for name, slot in self.outgoing().items()
+        }
+
+    def listed(self, params: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
+        """Return NumPy leaves under the paths of the v4 tree, with a key for each layer."""
+        return {
+            slot.listed: np.asarray(
+                params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
+            )
+            for slot in self.slots
+        }
+
+    def to_torch(
+        self, params: Mapping[Path, Any], names: Iterable[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return contiguous NumPy tensors under PyTorch names (all, or only ``names``)."""
+        slots, tensors = self.outgoing(), {}
+        for name in slots if names is None else names:
+            slot = slots[name]
+            leaf = params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
+            array = np.asarray(leaf)
+            tensors[name] = np.asarray(array.T if slot.transposed else array, order="C")
+        return tensors
+
+    def fill(
+        self, found: Mapping[Slot, Tensor], path: Path, index: Any = ..., *, native: bool = False
+    ) -> Any:
+        """Read the parameter at ``path``, or the part of it that ``index`` cuts out."""
+        slots = [slot for slot in self.slots if slot.path == path]
+        if slots[0].layer is None:
+            return _read(slots[0], found[slots[0]], index, native)
+        lead, rest = (slice(None), ...) if index is ... else (index[0], tuple(index[1:]))
+        return np.stack([_read(slot, found[slot], rest, native) for slot in slots[lead]])
+
+
+def _read(slot: Slot, tensor: Tensor, index: Any, native: bool) -> np.ndarray:
+    if native or not slot.transposed:
+        return tensor.read(index)
+    return tensor.read(index if index is ... else tuple(index)[::-1]).T
+
+
+def _swaps(path: Path, ndim: int) -> bool:
+    return path[-1] == "kernel" and ndim >= 2
+
+
+def _template(ours: str, theirs: str) -> tuple[re.Pattern[str], str]:
+    pattern = re.escape(ours).replace(r"\{\}", r"([^.]+)")
+    numbers = iter(range(1, ours.count("{}") + 1))
+    return re.compile(rf"(?<![^.]){pattern}(?![^.])"), re.sub(
+        r"\{\}", lambda _: f"\\{next(numbers)}", theirs
+    )
+
+
+def check(report: LoadReport, source: str, class_name: str, *, ignore_mismatched: bool) -> None:
+    """Raise one error that lists every tensor whose type or shape does not fit."""
+    if report.untyped:
+        found = ", ".join(f"{name} ({dtype})" for name, dtype in report.untyped.items())
+        raise WeightsError(
+            f"{source} holds tensors of types that hfseq cannot load as parameters: {found} "
+            f"(loadable: {', '.join(FLOATING)}). Convert or dequantise the checkpoint first"
+        )
+    if not report.mismatched or ignore_mismatched:
+        return
+    lines = [
+        f"  {name}: {given} in the file, {expected} in the model"
+        for name, given, expected in report.mismatched
+    ]
+    raise WeightsError(
+        f"{source} does not fit {class_name}: {len(lines)} tensors differ in shape\n"
+        + "\n".join(lines)
+        + "\nUse the configuration that belongs to these weights, or ignore_mismatched_sizes=True "
+        "to initialise these tensors anew"
+    )
+
+
+def check_derived(
+    derived: Mapping[str, Derived], tensors: Mapping[str, Tensor], prefix: str, source: str
+) -> None:
+    """Raise one error that lists the tensors of a file that are not what the model would compute.
+
+    Half types may differ by their rounding.
+    """
+    bare = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
+    wrong: dict[str, list[str]] = {}
+    for name, entry in derived.items():
+        found = bare.get(name.removeprefix(f"{prefix}."))
+        if entry.remedy and found is not None and not _repeats(found, entry.value, bare, prefix):
+            wrong.setdefault(entry.remedy, []).append(name)
+    if wrong:
+        lines = [
+            f"  {', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: {what}"
+            for what, names in wrong.items()
+        ]
+        raise WeightsError(
+            f"{source} was trained elsewhere: it holds values that the options in its config.json "
+            "rule out\n" + "\n".join(lines)
+        )
+
+
+def _repeats(
+    found: Tensor, value: np.ndarray | str, tensors: Mapping[str, Tensor], prefix: str
+) -> bool:
+    if isinstance(value, str):
+        other = tensors.get(value.removeprefix(f"{prefix}."))
+        return other is None or np.array_equal(found.read(...), other.read(...))
+    if found.shape != value.shape:
+        return False
+    given = np.asarray(found.read(...), np.float32)
+    rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}.get(found.dtype, 0.0)
+    return bool(np.allclose(given, value, rtol=rounding, atol=1e-6))
+
+
+def describe_missing(report: LoadReport) -> str:
+    """List parameters that the checkpoint lacks, each with the nearest name that it left over."""
+    lines = []
+    for path in report.missing:
+        if path not in report.refitted:
+            theirs = ".".join((*path[:-1], _LEAF.get(path[-1], path[-1])))
+            lines.append(f"  {'.'.join(path)}{nearest(theirs, report.unexpected)}")
+    return "\n".join(lines)

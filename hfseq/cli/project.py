@@ -1,0 +1,188 @@
+"""``hfseq env`` and ``hfseq plugins``: what is installed and what it adds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from hfseq import __version__, plugins
+from hfseq.errors import UsageError
+from hfseq.plugins import manager
+from hfseq.plugins.registry import describe
+
+PACKAGES = (
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers"),
+    *("datasets", "huggingface_hub", "safetensors", "numpy", "torch"),
+)
+
+
+def add_env(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``hfseq env``."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--no-devices", action="store_true", help="do not start jax to list devices"
+    )
+
+
+def add_plugins(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``hfseq plugins``."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_env(arguments: argparse.Namespace) -> int:
+    """Print versions and plugins at once, then the devices, for which jax has to start."""
+    loaded = _load(arguments)
+    report: dict[str, Any] = {
+        "hfseq": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "plugins": {info.name: info.version for info in loaded.infos},
+        "errors": {name: describe(error) for name, error in loaded.errors.items()},
+    }
+    if arguments.json:
+        if not arguments.no_devices:
+            report["devices"] = _devices()
+        print(json.dumps(report, indent=2))
+        return 0
+    rows = {key: report[key] for key in ("hfseq", "python", "platform")}
+    rows |= {name: version or "not installed" for name, version in report["packages"].items()}
+    for name, value in rows.items():
+        print(f"{name:18}{value}")
+    names = [f"{n} {v}" if v else n for n, v in report["plugins"].items()]
+    print(f"{'plugins':18}{', '.join(names)}")
+    for error in report["errors"].values():
+        print(f"{'broken plugin':18}{error}")
+    if not arguments.no_devices:
+        sys.stdout.flush()
+        for device in _devices():
+            print(f"{'device':18}{device}")
+    return 0
+
+
+def run_plugins(arguments: argparse.Namespace) -> int:
+    """Print every plugin with its origin, hooks and what it adds."""
+    loaded = _load(arguments)
+    rows = [
+        {
+            "name": info.name,
+            "origin": info.origin,
+            "version": info.version,
+            "hooks": list(info.hooks),
+            "adds": loaded.adds(info.name),
+        }
+        for info in loaded.infos
+    ]
+    errors = {name: describe(error) for name, error in loaded.errors.items()}
+    if arguments.json:
+        print(json.dumps({"plugins": rows, "errors": errors}, indent=2))
+        return 0
+    for info in loaded.infos:
+        print(f"{info.name} ({' '.join(filter(None, (info.origin, info.version)))})")
+        for kind, names in loaded.adds(info.name).items():
+            print(f"  {kind}: {', '.join(names)}")
+        for hook in info.hooks:
+            if hook not in manager.REGISTRIES:
+                print(f"  {hook}")
+    for error in errors.values():
+        print(f"error: {error}")
+    return 0
+
+
+def _load(arguments: argparse.Namespace) -> plugins.Plugins:
+    """Load the plugins without the warnings on broken ones, which the command prints itself."""
+    manager.logger.disabled = True
+    try:
+        return plugins.load(arguments.plugin)
+    finally:
+        manager.logger.disabled = False
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> list[str]:
+    try:
+        import jax
+
+        return [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
+    except Exception as error:  # a broken driver or plugin of jax: this command is there to show it
+        return [f"none ({describe(error)})"]
+
+
+TEMPLATE = Path(__file__).parents[1] / "templates" / "new_architecture.py.txt"
+
+
+def add_new(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``hfseq new``."""
+    parser.add_argument("name", metavar="NAME", help="model type, e.g. my-encoder")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="default: NAME.py")
+
+
+def run_new(arguments: argparse.Namespace) -> int:
+    """Write the template of a one-file architecture under a new name."""
+    name = arguments.name
+    if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
+        raise UsageError(
+            f"'{name}' is no model type: use lower-case words joined by '-', such as my-encoder"
+        )
+    known = plugins.load(arguments.plugin).architectures
+    if name in known:
+        raise UsageError(f"plugin '{known[name].plugin}' has '{name}' already: choose another")
+    words = re.split("[-_]", name)
+    output = arguments.output or Path("_".join(words) + ".py")
+    text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        model_type=name, Class="".join(word.capitalize() for word in words), prefix="_".join(words)
+    )
+    try:
+        with open(output, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"'{output}' exists already: give another --output") from None
+    print(f"wrote {output}; next: hfseq plugins --plugin {output}")
+    return 0
+
+
+def add_push(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``hfseq push``; they are named as in the training scripts."""
+    parser.add_argument("directory", metavar="DIR", type=Path, help="a complete output directory")
+    parser.add_argument(
+        "--hub_model_id", metavar="ID", help="repository, e.g. user/model; default: the name of DIR"
+    )
+    parser.add_argument(
+        "--hub_private_repo", action="store_true", help="make the repository private"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        action="store_true",
+        help="also push the newest training checkpoint, to go on from elsewhere",
+    )
+    parser.add_argument(
+        "--message", default="Upload with hfseq", metavar="TEXT", help="message of the commit"
+    )
+
+
+def run_push(arguments: argparse.Namespace) -> int:
+    """Push a directory as one commit and print its address."""
+    from hfseq.checkpoints.hub import push_folder
+
+    url = push_folder(
+        arguments.directory,
+        arguments.hub_model_id or arguments.directory.resolve().name,
+        private=arguments.hub_private_repo,
+        message=arguments.message,
+        checkpoint=arguments.checkpoint,
+    )
+    print(url)
+    return 0

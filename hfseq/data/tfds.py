@@ -1,0 +1,352 @@
+"""Parallel text in directories that TensorFlow Datasets prepared.
+
+TFRecord files are read without TensorFlow, other formats by ``tensorflow_datasets`` itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hfseq import errors
+from hfseq.data import files as data_files
+from hfseq.data.files import open_binary
+from hfseq.data.tables import Pair, PairColumns, Part, choose_columns
+from hfseq.errors import DataError, UsageError, nearest
+
+
+def read_records(file: str, flag: str) -> Iterator[bytes]:
+    """Yield the records of a TFRecord file.
+
+    Raises:
+        DataError: the file is missing, cut short or damaged.
+    """
+    number = 0
+    try:
+        with open_binary(file) as stream:
+            while header := stream.read(12):
+                number += 1
+                known = struct.pack("<I", masked_crc32c(header[:8]))
+                if len(header) < 12 or header[8:] != known:
+                    raise DataError(f"{flag} {file} is damaged at record {number}: wrong header")
+                (length,) = struct.unpack("<Q", header[:8])
+                record = stream.read(length + 4)
+                if len(record) < length + 4:
+                    raise DataError(f"{flag} {file} ends within record {number}: copy it anew")
+                yield record[:length]
+    except (ImportError, OSError) as error:
+        raise DataError(f"{flag} {file} cannot be read: {error}") from error
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)  # Castagnoli, reflected
+        table.append(value)
+    return table
+
+
+_TABLE = _crc_table()
+
+
+def masked_crc32c(data: bytes) -> int:
+    """CRC-32C, rotated and offset as TFRecord has it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def parse_example(record: bytes) -> dict[str, str]:
+    """Return the features of a ``tf.train.Example`` that are one byte string, as text.
+
+    Raises:
+        ValueError: the bytes are no such message, or a text is not UTF-8.
+    """
+    texts: dict[str, str] = {}
+    for _, start, end in _fields(record, 0, len(record)):  # Example.features
+        for _, begin, stop in _fields(record, start, end):  # Features.feature, a map
+            name, feature = "", (0, 0)
+            for number, at, to in _fields(record, begin, stop):
+                if number == 1:
+                    name = record[at:to].decode()
+                else:
+                    feature = (at, to)
+            for number, at, to in _fields(record, *feature):
+                values = _fields(record, at, to) if number == 1 else []  # Feature.bytes_list
+                if len(values) == 1:
+                    texts[name] = record[values[0][1] : values[0][2]].decode()
+    return texts
+
+
+def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
+    """Return number, begin and end of the length-delimited fields of a message."""
+    found = []
+    while at < end:
+        tag, at = _varint(data, at)
+        if tag & 7 != 2:
+            at = _skip(data, at, tag & 7)
+            continue
+        length, at = _varint(data, at)
+        if at + length > end:
+            raise ValueError("a field is longer than its message")
+        found.append((tag >> 3, at, at + length))
+        at += length
+    return found
+
+
+def _skip(data: bytes, at: int, kind: int) -> int:
+    if kind == 0:
+        return _varint(data, at)[1]
+    if kind in (1, 5):
+        return at + (8 if kind == 1 else 4)
+    raise ValueError(f"a field of the unknown kind {kind}")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at]
+    if value < 0x80:  # nearly always
+        return value, at + 1
+    value, shift = value & 0x7F, 7
+    while True:
+        at += 1
+        value |= (data[at] & 0x7F) << shift
+        if data[at] < 0x80:
+            return value, at + 1
+        shift += 7
+
+
+PREFIX = "tfds:"
+
+
+INFO = "dataset_info.json"
+
+
+SPLITS = ("train", "validation", "test")
+
+
+TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+
+
+_NAME = re.compile(
+    r"tfds:(?P<path>[^:#]+|[a-z0-9]+://[^:#]+)(:(?P<version>[\w.]+))?(#(?P<split>.+))?$"
+)
+
+
+def origins(name: str, flag: str, arguments: Any) -> dict[str, tuple[list[Part], PairColumns]]:
+    """Return how to read the splits of ``tfds:NAME/CONFIG[:VERSION]``.
+
+    Raises:
+        UsageError: the name cannot be understood.
+        DataError: the directory is not there or unreadable, or has no split to train or test on.
+    """
+    dataset, split = _find(name, flag)
+    splits = [found for found in SPLITS if found in dataset.splits]
+    if split or not splits:
+        return {"train": dataset.origin(split or "train", arguments)}
+    return {found: dataset.origin(found, arguments) for found in splits}
+
+
+def origin(name: str, flag: str, arguments: Any, split: str) -> tuple[list[Part], PairColumns]:
+    """Return how to read one split: the one after ``#`` in ``name``, else ``split``."""
+    dataset, asked = _find(name, flag)
+    return dataset.origin(asked or split, arguments)
+
+
+def _find(name: str, flag: str) -> tuple[_Prepared, str | None]:
+    match = _NAME.match(name)
+    if not match:
+        raise UsageError(f"{flag}: write {PREFIX}NAME/CONFIG[:VERSION][#SPLIT]")
+    root = os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
+    path = match["path"].rstrip("/")
+    places = [path, f"{root.rstrip('/')}/{path}"] if "/" in path else [f"{root}/{path}"]
+    for place in places:
+        if directory := _version(place, match["version"], flag):
+            return _Prepared(directory, flag), match["split"]
+    version = f" of version {match['version']}" if match["version"] else ""
+    raise DataError(
+        f"{flag}: no prepared dataset{version} at {places[-1]}. Prepare it where "
+        f"tensorflow_datasets is installed (`tfds build {path} --data_dir {root}`), and set "
+        "TFDS_DATA_DIR to its data_dir"
+    )
+
+
+def _version(place: str, version: str | None, flag: str) -> str | None:
+    """Return the directory of the version asked for, or the newest one; None if there is none."""
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(place)
+        if version:
+            return f"{place}/{version}" if system.exists(f"{path}/{version}/{INFO}") else None
+        if system.exists(f"{path}/{INFO}"):
+            return place
+        names = [entry.rstrip("/").split("/")[-1] for entry in system.ls(path, detail=False)]
+    except FileNotFoundError:
+        return None
+    except (ImportError, OSError, ValueError) as error:
+        raise DataError(f"{flag}: {place} cannot be read: {error}") from error
+    versions = [name for name in names if re.fullmatch(r"\d+\.\d+\.\d+", name)]
+    newest = max(versions, key=lambda name: [*map(int, name.split("."))], default=None)
+    return newest and f"{place}/{newest}"
+
+
+class _Prepared:
+    """A prepared dataset: what ``dataset_info.json`` says of its files."""
+
+    def __init__(self, directory: str, flag: str):
+        self.directory, self.flag = directory, flag
+        file = f"{directory}/{INFO}"
+        try:
+            self.info = errors.parse_json("".join(data_files.read_lines(file, flag)))
+            self.splits = {split["name"]: split for split in self.info["splits"]}
+            if not all(isinstance(name, str) for name in self.splits):
+                raise TypeError("a split's name is no text")
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._unclear() from error
+        self.format = self.info.get("fileFormat", "tfrecord")
+
+    def _unclear(self) -> DataError:
+        return DataError(
+            f"{self.flag}: {self.directory}/{INFO} is not the description of a dataset"
+        )
+
+    def origin(self, split: str, arguments: Any) -> tuple[list[Part], PairColumns]:
+        """Return how to read a split, and its languages; the dataset's own source comes first."""
+        if split not in self.splits:
+            raise DataError(
+                f"{self.flag}: {self.directory} has no split '{split}' but "
+                f"{', '.join(self.splits) or 'none'}{nearest(split, self.splits)}; name one after #"
+            )
+        try:
+            shards = self._shards(split)
+            items = (self.info.get("supervisedKeys") or {}).get("tuple", {}).get("items", [])
+            supervised = [item.get("featureKey") for item in items]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise self._unclear() from error
+        first = next(shards[0].examples(), {}) if shards else {}
+        names = [name for name in supervised if name in first]
+        names += [name for name in first if name not in names]
+        sides = choose_columns(names, arguments, f"{self.flag} ({split})")
+        return [shard.part(sides) for shard in shards], sides
+
+    def _shards(self, split: str) -> Sequence[_Records | _Foreign]:
+        if self.format != "tfrecord":
+            return [_Foreign(self.directory, split, self.format, self.flag)]
+        entry = self.splits[split]
+        lengths = [int(length) for length in entry.get("shardLengths", [])]
+        template = entry.get("filepathTemplate") or TEMPLATE
+        return [
+            _Records(f"{self.directory}/{name}", self.flag, length)
+            for name, length in zip(
+                self._names(template, split, len(lengths)), lengths, strict=True
+            )
+        ]
+
+    def _names(self, template: str, split: str, count: int) -> Iterator[str]:
+        for shard in range(count):
+            index, number = f"{shard:05d}", f"{count:05d}"
+            values = {
+                "DATASET": self.info["name"], "SPLIT": split, "FILEFORMAT": self.format,
+                "SHARD_X_OF_Y": f"{index}-of-{number}", "SHARD_INDEX": index, "NUM_SHARDS": number,
+            }  # fmt: skip
+            name = _filled(template, values)
+            if re.search(r"[/\\\0]|^\.*$", name):
+                raise DataError(
+                    f"{self.flag}: {self.directory}/{INFO} names the file {name!r:.80}: files "
+                    "must lie beside it"
+                )
+            yield name
+
+
+def _filled(template: str, values: dict[str, str]) -> str:
+    """Fill in names; not with str.format, which reads attributes and pads to any width."""
+    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], template)
+
+
+@dataclass(frozen=True)
+class _Records:
+    """A TFRecord file of so many examples."""
+
+    file: str
+    flag: str
+    length: int
+
+    def part(self, sides: PairColumns) -> Part:
+        try:
+            key = [*data_files.identity(self.file), sides.source, sides.target]
+        except FileNotFoundError:
+            raise DataError(
+                f"{self.flag}: {self.file} is missing; prepare the dataset anew"
+            ) from None
+        return Part(f"{self.flag} {self.file}", key, partial(_pairs, self, sides), "record")
+
+    def examples(self) -> Iterator[dict[str, str]]:
+        """Yield the features of each example that hold one text."""
+        number = 0
+        for number, record in enumerate(read_records(self.file, self.flag), 1):
+            try:
+                yield parse_example(record)
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{self.flag} {self.file}, record {number} is not UTF-8: {error.reason}"
+                ) from error
+            except (ValueError, IndexError) as error:
+                raise DataError(
+                    f"{self.flag} {self.file}, record {number} is no tf.train.Example"
+                ) from error
+        if number != self.length:
+            raise DataError(
+                f"{self.flag} {self.file} has {number} records where {INFO} says {self.length}; "
+                "prepare the dataset anew"
+            )
+
+
+@dataclass(frozen=True)
+class _Foreign:
+    """A split in a format that ``tensorflow_datasets`` reads (array_record, riegeli, parquet)."""
+
+    directory: str
+    split: str
+    format: str
+    flag: str
+
+    def part(self, sides: PairColumns) -> Part:
+        info = data_files.identity(f"{self.directory}/{INFO}")
+        key = [*info, self.split, sides.source, sides.target]
+        name = f"{self.flag} {self.directory} ({self.split})"
+        return Part(name, key, partial(_pairs, self, sides), "record")
+
+    def examples(self) -> Iterator[dict[str, str]]:
+        """Yield the features of each example that hold one text."""
+        try:
+            import tensorflow_datasets
+
+            builder = tensorflow_datasets.builder_from_directory(self.directory)
+            source = builder.as_data_source(split=self.split)
+        except ImportError as error:
+            raise DataError(
+                f"{self.flag}: {self.directory} is stored as {self.format}, which "
+                f'`pip install "hfseq[tfds]"` can read ({error}); TFRecord needs nothing'
+            ) from error
+        except NotImplementedError as error:
+            raise DataError(
+                f"{self.flag}: {self.directory} is stored as {self.format}, which cannot be read "
+                "one by one; prepare it as tfrecord or array_record"
+            ) from error
+        for example in source:
+            yield {name: v.decode() for name, v in example.items() if isinstance(v, bytes)}
+
+
+def _pairs(records: _Records | _Foreign, sides: PairColumns) -> Iterator[Pair]:
+    for number, example in enumerate(records.examples(), 1):
+        yield number, example.get(sides.source), example.get(sides.target)

@@ -1,0 +1,319 @@
+"""From documents to tokens: in parallel to a TokenStore, or on the fly for a stream."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hfseq.data import store
+from hfseq.data.sources import REFERENCE_COLUMN, RawText, is_blank
+from hfseq.data.store import Chunk, TokenStore
+from hfseq.data.tokenizers import byte_ids
+from hfseq.errors import DataError, UsageError
+
+BATCH = 1000  # documents a task, at most
+
+
+CHARACTERS = 1 << 23  # a call of the tokenizer, which needs some 100 bytes for each
+
+
+def tokenize(
+    dataset: Any,
+    tokenizer: Any,
+    text_column: str,
+    *,
+    cache_dir: str | Path,
+    line_by_line: bool = False,
+    max_length: int | None = None,
+    num_proc: int | None = None,
+    overwrite: bool = False,
+    keep_blank: bool = False,
+    append_eos: bool = False,
+    description: str = "Tokenising",
+) -> TokenStore:
+    """Tokenise every document of a map-style dataset once, and keep the result in ``cache_dir``.
+
+    Documents get the tokenizer's special tokens (``<s> … </s>``), and with ``append_eos`` the end
+    of text after them; with ``line_by_line`` they are truncated to ``max_length`` tokens, specials
+    included. Blank documents are left out, unless ``keep_blank`` makes them text (a line break
+    alone, say). The store is found again as long as data, tokenizer and options are the same.
+
+    Raises:
+        UsageError: ``line_by_line`` without a ``max_length``, ``append_eos`` without such a token.
+        DataError: no document is left, a document cannot be read, or the cache cannot be written.
+    """
+    encode = Encoder(tokenizer, _limit(line_by_line, max_length), keep_blank, append_eos)
+    return tokenize_with(
+        encode, dataset, text_column, cache_dir=cache_dir, num_proc=num_proc, overwrite=overwrite,
+        description=description,
+    )  # fmt: skip
+
+
+def tokenize_with(
+    encode: Encoder,
+    dataset: Any,
+    column: str,
+    *,
+    cache_dir: str | Path,
+    num_proc: int | None = None,
+    overwrite: bool = False,
+    description: str = "Tokenising",
+) -> TokenStore:
+    """Run ``encode`` over a column of a dataset once, and keep the result in ``cache_dir``.
+
+    Raises:
+        DataError: no document is left, a document cannot be read, or the cache cannot be written.
+    """
+    key = _fingerprint(dataset, column, encode)
+    header = {"fingerprint": key, "pad_token_id": pad_token_id(encode.tokenizer)}
+
+    def chunks() -> Iterator[Chunk]:
+        from tqdm.auto import tqdm
+
+        parts = _parallel(dataset, encode, column, num_proc)
+        with tqdm(total=len(dataset), desc=description, unit=" documents", disable=None) as bar:
+            for part in parts:
+                yield part
+                bar.update(len(part[1]))
+
+    return store.build(Path(cache_dir) / f"tokens-{key}", chunks, header, overwrite)
+
+
+def count_words(dataset: Any, column: str, keep_blank: bool = False, line_ends: bool = True) -> int:
+    """Count what word-level perplexity divides by: words between whitespace, and line ends.
+
+    Every line ends once, its last one too, whether or not the text ends with a line break. This is
+    the count of WikiText (Merity et al., 2016), where each line has an ``<eos>``. Without
+    ``line_ends`` words alone count, as for PG-19 (Rae et al., 2020).
+    """
+    words = 0
+    for text in _kept(dataset, column, keep_blank):
+        ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
+        words += len(text.split()) + ends
+    return words
+
+
+def count_bytes(dataset: Any, column: str, keep_blank: bool = False) -> int:
+    """Count the bytes of UTF-8 of the documents that are tokenised."""
+    return sum(len(text.encode()) for text in _kept(dataset, column, keep_blank))
+
+
+def _kept(dataset: Any, column: str, keep_blank: bool) -> Iterator[str]:
+    for batch in dataset.select_columns([column]).iter(BATCH):
+        yield from (text for text in batch[column] if (text if keep_blank else not is_blank(text)))
+
+
+def _limit(line_by_line: bool, max_length: int | None) -> int | None:
+    if line_by_line and not max_length:
+        raise UsageError("--line_by_line needs --max_seq_length, the length to truncate to")
+    return max_length if line_by_line else None
+
+
+def pad_token_id(tokenizer: Any) -> int:
+    """The id that fills rows up; any id will do where the tokenizer has none (GPT-2)."""
+    return 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
+class Encoder:
+    """Turns documents into (ids, lengths); can be sent to another process."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_length: int | None = None,
+        keep_blank: bool = False,
+        append_eos: bool = False,
+    ):
+        self.tokenizer, self.max_length, self.keep_blank = tokenizer, max_length, keep_blank
+        self.append_eos = append_eos
+        if append_eos and tokenizer.eos_token_id is None:
+            raise UsageError("--append_eos: the tokenizer has no end-of-text token; drop the flag")
+        # A vocabulary of bytes in which no text is a special token is a table.
+        self.bytes = (
+            byte_ids(tokenizer) if getattr(tokenizer, "split_special_tokens", False) else None
+        )
+
+    @property
+    def options(self) -> list[Any]:
+        """What the ids depend on, beside text and tokenizer."""
+        flags = {"keep_blank": self.keep_blank, "append_eos": self.append_eos}
+        return [self.max_length, *(name for name, on in flags.items() if on)]
+
+    def keeps(self, text: str | None) -> bool:
+        """Tell whether a document has anything to train on."""
+        return bool(text) if self.keep_blank else not is_blank(text)
+
+    def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all texts, int32 (total,), and their lengths, int64 (texts,)."""
+        if self.bytes is not None:
+            return self._bytes(texts, self.bytes)
+        rows: list[list[int]] = []
+        for batch in _by_size(texts):
+            rows += self._rows(batch)
+        if self.append_eos:
+            rows = [[*row, self.tokenizer.eos_token_id] for row in self._cut(rows)]
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        flat = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
+        return flat, lengths
+
+    def _cut(self, rows: list[Any]) -> list[Any]:
+        """Leave room for the end of text."""
+        return rows if self.max_length is None else [row[: self.max_length - 1] for row in rows]
+
+    def _bytes(self, texts: Sequence[str], table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        end = np.full(int(self.append_eos), self.tokenizer.eos_token_id or 0, np.int32)
+        room = None if self.max_length is None else self.max_length - len(end)
+        rows = [
+            np.concatenate([table[np.frombuffer(text.encode()[:room], np.uint8)], end])
+            for text in texts
+        ]
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return np.concatenate(rows or [end[:0]]), lengths
+
+    def _rows(self, texts: list[str]) -> list[list[int]]:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            options = {"truncation": True, "max_length": self.max_length} if self.max_length else {}
+            return self.tokenizer(texts, verbose=False, **options)["input_ids"]
+        # Straight to the Rust tokenizer: no offsets, masks or dictionaries are built on the way.
+        backend.no_padding()
+        backend.no_truncation()
+        if self.max_length:
+            backend.enable_truncation(self.max_length)
+        rows = [encoding.ids for encoding in backend.encode_batch_fast(texts)]
+        backend.no_truncation()
+        return rows
+
+
+def _by_size(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Cut texts into lists of about CHARACTERS: a thousand books at once would not fit."""
+    batch, size = [], 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encode_range(dataset: Any, encode: Encoder, column: str, documents: range) -> Chunk:
+    try:
+        batch = dataset[documents.start : documents.stop]
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"a document from number {documents.start} on is not valid UTF-8: {error}"
+        ) from error
+    kept = [i for i, text in enumerate(batch[column]) if encode.keeps(text)]
+    ids, lengths = encode([batch[column][i] for i in kept])
+    if REFERENCE_COLUMN not in batch:
+        return ids, lengths, None
+    return ids, lengths, _continues(lengths, [batch[REFERENCE_COLUMN][i] for i in kept])
+
+
+def _continues(lengths: np.ndarray, references: list[list[int]]) -> np.ndarray:
+    starts = np.cumsum(lengths) - lengths
+    continues = np.zeros(int(lengths.sum()), np.uint8)
+    for start, length, positions in zip(starts, lengths, references, strict=True):
+        inside = np.asarray(positions, np.int64)
+        continues[start + inside[inside < length]] = 1  # the rest was truncated
+    return continues
+
+
+_work: tuple[Any, Encoder, str]
+
+
+def _start_worker(*work: Any) -> None:
+    global _work
+    _work = work
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core already
+
+
+def _run(documents: range) -> Chunk:
+    dataset, encode, column = _work
+    return _encode_range(dataset, encode, column, documents)
+
+
+def _parallel(dataset: Any, encode: Encoder, column: str, num_proc: int | None) -> Iterator[Chunk]:
+    size = min(BATCH, -(-len(dataset) // (4 * (num_proc or 1))) or 1)
+    tasks = [range(i, min(i + size, len(dataset))) for i in range(0, len(dataset), size)]
+    workers = min(num_proc or 1, len(tasks))
+    if workers < 2:  # the Rust tokenizer still uses every core
+        yield from (_encode_range(dataset, encode, column, task) for task in tasks)
+        return
+    context = multiprocessing.get_context(_start_method())
+    with ProcessPoolExecutor(workers, context, _start_worker, (dataset, encode, column)) as pool:
+        try:
+            yield from pool.map(_run, tasks)
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that tokenises died, most likely for lack of memory; give fewer "
+                "--preprocessing_num_workers"
+            ) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_method() -> str:
+    # Forking is quick, but not safe once jax has started its threads.
+    return "fork" if sys.platform == "linux" and "jax" not in sys.modules else "spawn"
+
+
+def _fingerprint(dataset: Any, column: str, encode: Encoder) -> str:
+    state = tokenizer_state(encode.tokenizer)
+    content = [store.VERSION, dataset._fingerprint, column, *encode.options, state]
+    return blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+
+
+def tokenizer_state(tokenizer: Any) -> Any:
+    """Return what the ids depend on, by which caches are found again."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return [
+            type(tokenizer).__qualname__,
+            sorted(tokenizer.get_vocab().items()),
+            repr(tokenizer),
+        ]
+    state = json.loads(backend.to_str())
+    return [state | {"truncation": None, "padding": None}, tokenizer.pad_token_id]
+
+
+def tokenize_raw(
+    text: RawText, tokenizer: Any, cache_dir: str | Path, overwrite: bool = False
+) -> TokenStore:
+    """Return the tokens of a text that was read whole, one document without special tokens.
+
+    A vocabulary of bytes needs no tokenizing and no cache; others keep their tokens in
+    ``cache_dir``.
+    """
+    table = byte_ids(tokenizer)
+    pad = tokenizer.pad_token_id or 0
+    if table is not None:
+        return TokenStore(table[text.bytes], np.array([0, len(text)], np.int64), pad)
+    key = blake2b(repr(tokenizer_state(tokenizer)).encode(), digest_size=16)
+    key.update(text.bytes.tobytes())
+    header = {"fingerprint": key.hexdigest(), "pad_token_id": pad}
+
+    def chunks() -> Iterator[Chunk]:
+        parts = [
+            np.asarray(
+                tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"], np.int32
+            )
+            for piece in text.pieces()
+        ]
+        ids = np.concatenate(parts)
+        yield ids, np.array([len(ids)], np.int64), None
+
+    return store.build(Path(cache_dir) / f"raw-{key.hexdigest()}", chunks, header, overwrite)

@@ -1,0 +1,740 @@
+"""Warpers of the sampling distribution.
+
+None sorts the vocabulary or scatters into it, both slow: they search for a threshold instead. All
+work on any set of candidates, so that after top-k the others need look at k tokens only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+class FlaxLogitsProcessor(ABC):
+    """Changes the scores of the next token.
+
+    It is called with ``input_ids`` (rows, width), a buffer of which only the first ``cur_len``
+    columns hold tokens; ``scores`` (rows, vocabulary) in float32, logits in sampling and greedy
+    search and log-probabilities in beam search; and ``cur_len``, a number or, inside the compiled
+    loop, a tracer. It returns new scores and must be traceable: ``jnp.where`` instead of ``if``.
+    """
+
+    @abstractmethod
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Return the new scores."""
+
+    def touched(self) -> Sequence[int] | None:
+        """Return the tokens whose scores it may change, in any row; ``None`` if that is unknown.
+
+        The search then looks at the others once, before all processors.
+        """
+        return None
+
+    def forces(self, cur_len: Any) -> Any:
+        """Tell whether all tokens but the touched ones become impossible at this step."""
+        return False
+
+
+class FlaxLogitsWarper(FlaxLogitsProcessor):
+    """A processor that reshapes the distribution and so is only used when sampling."""
+
+
+class FlaxLogitsProcessorList(list):
+    """Processors that are applied one after the other."""
+
+    def __call__(
+        self, input_ids: jax.Array, scores: jax.Array, cur_len: Any, **kwargs: Any
+    ) -> jax.Array:
+        """Apply all; a processor with further parameters gets them from ``kwargs``."""
+        for processor in self:
+            extra = list(inspect.signature(processor).parameters)[3:]
+            missing = [name for name in extra if name not in kwargs]
+            if missing:
+                raise ValueError(
+                    f"Make sure that all the required parameters: {extra} for "
+                    f"{type(processor).__name__} are passed to the logits processor: "
+                    f"{', '.join(missing)} missing"
+                )
+            scores = processor(input_ids, scores, cur_len, **{name: kwargs[name] for name in extra})
+        return scores
+
+
+def traced(value: Any) -> bool:
+    """Tell whether a number is an array (perhaps a tracer), whose value cannot be checked here."""
+    return isinstance(value, jax.Array)
+
+
+def positive_int(name: str, value: Any, lowest: int = 1) -> Any:
+    """Return ``value`` if it is an integer of at least ``lowest`` (or traced); else ValueError."""
+    if traced(value):
+        return value
+    kind = "strictly positive" if lowest else "non-negative"
+    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+        raise ValueError(f"`{name}` has to be a {kind} integer, but is {value!r}")
+    return value
+
+
+def token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """Return one or several token ids as a tuple; ValueError if they are not natural numbers."""
+    ids = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    if not all(hasattr(i, "__index__") and not isinstance(i, bool) and int(i) >= 0 for i in ids):
+        raise ValueError(f"`{name}` has to be a (list of) non-negative integers, but is {value!r}")
+    return tuple(map(int, ids))
+
+
+def is_one_of(ids: Sequence[int], size: int) -> jax.Array:
+    """Return a boolean vector of ``size`` with True at ``ids``; ids outside are ignored."""
+    mask = np.zeros(size, bool)  # NumPy: a constant of the compiled program
+    mask[[i for i in ids if i < size]] = True
+    return jnp.asarray(mask)
+
+
+def tokens_present(ids: jax.Array, valid: jax.Array, vocab_size: int) -> jax.Array:
+    """Return (rows, vocabulary): which tokens ``ids`` (rows, width) holds where ``valid``."""
+    places = jnp.where(valid, ids, vocab_size)
+    rows = jnp.arange(ids.shape[0])[:, None]
+    present = jnp.zeros((ids.shape[0], vocab_size), bool)
+    return present.at[rows, places].set(True, mode="drop")
+
+
+INFINITY = float("inf")
+
+
+class FlaxTemperatureLogitsWarper(FlaxLogitsWarper):
+    """Divides the scores by ``temperature``: below 1 sharper, above 1 flatter."""
+
+    def __init__(self, temperature: float):
+        if not isinstance(temperature, float) or not temperature > 0:
+            hint = "; for greedy search set do_sample=False" if temperature == 0 else ""
+            raise ValueError(
+                f"`temperature` has to be a strictly positive float, but is {temperature!r}{hint}"
+            )
+        self.temperature = temperature
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Return ``scores / temperature``."""
+        return scores / self.temperature
+
+
+class _Filter(FlaxLogitsWarper):
+    """A warper that sets the scores of improbable tokens to ``filter_value``."""
+
+    def __init__(self, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1):
+        self.filter_value = filter_value
+        self.min_tokens_to_keep = positive_int("min_tokens_to_keep", min_tokens_to_keep)
+
+    def keep(self, scores: jax.Array) -> jax.Array:
+        """Return True where a token stays."""
+        raise NotImplementedError
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Return ``scores`` with ``filter_value`` at what does not stay."""
+        return jnp.where(self.keep(scores), scores, self.filter_value)
+
+    def best(self, scores: jax.Array) -> jax.Array:
+        """Return True at the ``min_tokens_to_keep`` highest scores."""
+        return scores >= kth_largest(scores, self.min_tokens_to_keep)
+
+
+def kth_largest(scores: jax.Array, k: int) -> jax.Array:
+    """Return the ``k``-th largest score of each row, (rows, 1); the smallest if there are fewer."""
+    if k == 1:
+        return scores.max(-1, keepdims=True)
+    return lax.top_k(scores, min(k, scores.shape[-1]))[0][:, -1:]
+
+
+def smallest_reaching(
+    values: jax.Array, weights: jax.Array, reached: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """Return the smallest of ``values`` so that the weights up to it are enough, (rows, 1).
+
+    ``values`` and ``weights`` are (rows, n) and not negative; ``reached`` judges sums of weights.
+    The largest value comes back where not even all are enough. The bits of such floats are in
+    order as integers, so 31 halvings find it; sorting a vocabulary takes 20 times as long on a CPU.
+    """
+    bits = lax.bitcast_convert_type(values, jnp.int32)
+    high = bits.max(-1, keepdims=True)
+    low = jnp.full_like(high, -1)
+
+    def halve(_: Any, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = low + (high - low) // 2
+        enough = reached(jnp.where(bits <= middle, weights, 0.0).sum(-1, keepdims=True))
+        return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
+
+    _, high = lax.fori_loop(0, 32, halve, (low, high))
+    return lax.bitcast_convert_type(high, jnp.float32)
+
+
+class FlaxTopKLogitsWarper(_Filter):
+    """Keeps the ``top_k`` highest scores (and those equal to the last of them)."""
+
+    def __init__(
+        self, top_k: int, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1
+    ) -> None:
+        super().__init__(filter_value, min_tokens_to_keep)
+        self.top_k = max(positive_int("top_k", top_k), min_tokens_to_keep)
+
+    def keep(self, scores: jax.Array) -> jax.Array:
+        """Keep what reaches the ``top_k``-th score."""
+        return scores >= kth_largest(scores, self.top_k)
+
+
+class FlaxTopPLogitsWarper(_Filter):
+    """Keeps the smallest set of tokens with a probability of ``top_p`` (Holtzman et al., 2019)."""
+
+    def __init__(
+        self, top_p: float, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1
+    ) -> None:
+        super().__init__(filter_value, min_tokens_to_keep)
+        if not isinstance(top_p, float) or not 0 <= top_p <= 1:
+            raise ValueError(f"`top_p` has to be a float > 0 and < 1, but is {top_p!r}")
+        self.top_p = top_p
+
+    def keep(self, scores: jax.Array) -> jax.Array:
+        """Drop the least probable tokens while they sum up to no more than ``1 - top_p``."""
+        probabilities = jax.nn.softmax(scores, axis=-1)
+        dropped = jnp.float32(1 - self.top_p)
+        least = smallest_reaching(probabilities, probabilities, lambda mass: mass > dropped)
+        tied = probabilities == least
+        # Equal ones are rare, and to count them takes a while.
+        tied = lax.cond(
+            (tied.sum(-1) > 1).any(), _needed, lambda *_: tied, probabilities, least, dropped
+        )
+        kept = (probabilities > least) | tied
+        return kept if self.min_tokens_to_keep == 1 else kept | self.best(scores)
+
+
+def _needed(probabilities: jax.Array, least: jax.Array, dropped: jax.Array) -> jax.Array:
+    """Return which tokens of probability ``least`` stay: the last ones, as after a stable sort."""
+    tied = probabilities == least
+    mass = jnp.where(probabilities <= least, probabilities, 0.0).sum(-1, keepdims=True)
+    after = tied.sum(-1, keepdims=True) - jnp.cumsum(tied, axis=-1)
+    return tied & ((after == 0) | (mass - after * least > dropped))
+
+
+class FlaxTopHLogitsWarper(FlaxLogitsWarper):
+    """Keeps the most probable tokens up to a part ``top_h`` of the distribution's entropy.
+
+    Only the 100 most probable tokens are considered, as in PyTorch.
+    """
+
+    candidates = 100
+
+    def __init__(self, top_h: float, filter_value: float = -INFINITY):
+        if not 0 < top_h <= 1:
+            raise ValueError(f"`top_h` has to be a float > 0 and <= 1, but is {top_h!r}")
+        self.top_h, self.filter_value = top_h, filter_value
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Keep tokens, best first, until their entropy exceeds the part."""
+        best = lax.top_k(scores, min(self.candidates, scores.shape[-1]))[0]
+        log_probabilities = jax.nn.log_softmax(best, axis=-1)
+        probabilities = jnp.exp(log_probabilities)
+        terms = jnp.where(probabilities > 0, -probabilities * log_probabilities, 0.0)
+        kept = jnp.cumsum(terms, -1) <= terms.sum(-1, keepdims=True) * self.top_h
+        last = jnp.maximum(kept.sum(-1, keepdims=True) - 1, 0)
+        threshold = jnp.take_along_axis(best, last, axis=-1)
+        return jnp.where(scores >= threshold, scores, self.filter_value)
+
+
+class FlaxMinPLogitsWarper(_Filter):
+    """Keeps tokens with at least ``min_p`` times the probability of the most probable one."""
+
+    def __init__(
+        self, min_p: float, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1
+    ) -> None:
+        super().__init__(filter_value, min_tokens_to_keep)
+        if not 0 <= min_p <= 1:
+            raise ValueError(f"`min_p` has to be a float in the [0, 1] interval, but is {min_p!r}")
+        self.min_p = min_p
+
+    def keep(self, scores: jax.Array) -> jax.Array:
+        """Compare probabilities with that of the best token."""
+        probabilities = jax.nn.softmax(scores, axis=-1)
+        enough = probabilities >= self.min_p * probabilities.max(-1, keepdims=True)
+        return enough | self.best(scores)
+
+
+class FlaxTypicalLogitsWarper(_Filter):
+    """Keeps tokens of a surprise near the entropy, up to ``mass`` (Meister et al., 2022)."""
+
+    def __init__(
+        self, mass: float = 0.9, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1
+    ) -> None:
+        super().__init__(filter_value, min_tokens_to_keep)
+        if not 0 < mass < 1:
+            raise ValueError(f"`typical_p` has to be a float > 0 and < 1, but is {mass!r}")
+        self.mass = mass
+
+    def keep(self, scores: jax.Array) -> jax.Array:
+        """Keep the tokens whose surprise is nearest to the entropy until the mass is reached."""
+        log_probabilities = jax.nn.log_softmax(scores, axis=-1)
+        probabilities = jnp.exp(log_probabilities)
+        terms = jnp.where(probabilities > 0, -probabilities * log_probabilities, 0.0)
+        distance = jnp.abs(-log_probabilities - terms.sum(-1, keepdims=True))
+        wanted = jnp.float32(self.mass)
+        furthest = smallest_reaching(distance, probabilities, lambda mass: mass >= wanted)
+        nearest = -kth_largest(-distance, self.min_tokens_to_keep)
+        return distance <= jnp.maximum(furthest, nearest)
+
+
+class _Cutoff(_Filter):
+    option: str
+
+    def __init__(
+        self, epsilon: float, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1
+    ) -> None:
+        super().__init__(filter_value, min_tokens_to_keep)
+        if not 0 < epsilon < 1:
+            raise ValueError(f"`{self.option}` has to be a float > 0 and < 1, but is {epsilon!r}")
+        self.epsilon = epsilon
+
+
+class FlaxEpsilonLogitsWarper(_Cutoff):
+    """Drops tokens with a probability below ``epsilon`` (Hewitt et al., 2022)."""
+
+    option = "epsilon_cutoff"
+
+    def keep(self, scores: jax.Array) -> jax.Array:
+        """Compare probabilities with ``epsilon``."""
+        return (jax.nn.softmax(scores, axis=-1) >= self.epsilon) | self.best(scores)
+
+
+class FlaxEtaLogitsWarper(_Cutoff):
+    """Drops tokens below a probability that falls with the entropy (Hewitt et al., 2022)."""
+
+    option = "eta_cutoff"
+
+    def keep(self, scores: jax.Array) -> jax.Array:
+        """Compare probabilities with ``min(epsilon, sqrt(epsilon) * exp(-entropy))``."""
+        log_probabilities = jax.nn.log_softmax(scores, axis=-1)
+        probabilities = jnp.exp(log_probabilities)
+        terms = jnp.where(probabilities > 0, -probabilities * log_probabilities, 0.0)
+        entropy = terms.sum(-1, keepdims=True)
+        eta = jnp.minimum(self.epsilon, self.epsilon**0.5 * jnp.exp(-entropy))
+        return (probabilities >= eta) | self.best(scores)
+
+
+class FlaxInfNanRemoveLogitsProcessor(FlaxLogitsProcessor):
+    """Replaces NaN by 0 and infinities by the largest finite numbers."""
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Return finite scores."""
+        return jnp.nan_to_num(scores)
+
+
+class FlaxLogitNormalization(FlaxLogitsProcessor):
+    """Turns scores into log-probabilities."""
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Return the log-softmax."""
+        return jax.nn.log_softmax(scores, axis=-1)
+
+
+def _forbid(scores: jax.Array, tokens: Sequence[int], when: Any) -> jax.Array:
+    return jnp.where(is_one_of(tokens, scores.shape[-1]) & when, -jnp.inf, scores)
+
+
+def _force(scores: jax.Array, tokens: Sequence[int], when: Any) -> jax.Array:
+    only = jnp.where(is_one_of(tokens, scores.shape[-1]), 0.0, -jnp.inf)
+    return jnp.where(when, only, scores)
+
+
+class FlaxMinLengthLogitsProcessor(FlaxLogitsProcessor):
+    """Forbids the end token before ``min_length`` tokens, the prompt counted."""
+
+    def __init__(self, min_length: int, eos_token_id: int | Sequence[int]):
+        self.min_length = positive_int("min_length", min_length, 0)
+        self.eos_token_id = token_ids("eos_token_id", eos_token_id)
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Forbid the end while ``cur_len < min_length``."""
+        return _forbid(scores, self.eos_token_id, cur_len < self.min_length)
+
+    def touched(self) -> tuple[int, ...]:
+        """Return the end tokens."""
+        return self.eos_token_id
+
+
+class FlaxMinNewTokensLengthLogitsProcessor(FlaxLogitsProcessor):
+    """Forbids the end token before ``min_new_tokens`` tokens after the prompt."""
+
+    def __init__(
+        self, prompt_length_to_skip: int, min_new_tokens: int, eos_token_id: int | Sequence[int]
+    ):
+        self.prompt_length_to_skip = positive_int("prompt_length_to_skip", prompt_length_to_skip, 0)
+        self.min_new_tokens = positive_int("min_new_tokens", min_new_tokens, 0)
+        self.eos_token_id = token_ids("eos_token_id", eos_token_id)
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Forbid the end while there are too few new tokens."""
+        new = cur_len - self.prompt_length_to_skip
+        return _forbid(scores, self.eos_token_id, new < self.min_new_tokens)
+
+    def touched(self) -> tuple[int, ...]:
+        """Return the end tokens."""
+        return self.eos_token_id
+
+
+class FlaxForcedBOSTokenLogitsProcessor(FlaxLogitsProcessor):
+    """Makes ``bos_token_id`` the token after a prompt of one token (the decoder start)."""
+
+    def __init__(self, bos_token_id: int):
+        self.bos_token_id = bos_token_id
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Force it at ``cur_len == 1``."""
+        return _force(scores, token_ids("bos_token_id", self.bos_token_id), cur_len == 1)
+
+    def touched(self) -> tuple[int, ...]:
+        """Return the forced token."""
+        return token_ids("bos_token_id", self.bos_token_id)
+
+    def forces(self, cur_len: Any) -> Any:
+        """Tell whether this is its step."""
+        return cur_len == 1
+
+
+class FlaxForcedEOSTokenLogitsProcessor(FlaxLogitsProcessor):
+    """Makes ``eos_token_id`` the last token when ``max_length`` is reached."""
+
+    def __init__(self, max_length: int, eos_token_id: int | Sequence[int]):
+        self.max_length = max_length
+        self.eos_token_id = token_ids("eos_token_id", eos_token_id)
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Force it at ``cur_len == max_length - 1``."""
+        return _force(scores, self.eos_token_id, cur_len == self.max_length - 1)
+
+    def touched(self) -> tuple[int, ...]:
+        """Return the end tokens."""
+        return self.eos_token_id
+
+    def forces(self, cur_len: Any) -> Any:
+        """Tell whether this is its step."""
+        return cur_len == self.max_length - 1
+
+
+class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
+    """Forces tokens at places: pairs (place, token); ``offset`` is added to the places."""
+
+    def __init__(self, force_token_map: Any, offset: Any = 0):
+        forced = {int(place): token for place, token in dict(force_token_map).items()}
+        table = [-1] * (max(forced, default=-1) + 1)
+        for place, token in forced.items():
+            table[place] = -1 if token is None else int(token)
+        self.force_token_array, self.offset = table, offset
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Force the token of the place ``cur_len``, if it has one."""
+        token = self._token(cur_len)
+        only = jnp.where(jnp.arange(scores.shape[-1]) == token, 0.0, -jnp.inf)
+        return jnp.where(token >= 0, only, scores)
+
+    def touched(self) -> list[int]:
+        """Return all forced tokens."""
+        return [token for token in self.force_token_array if token >= 0]
+
+    def forces(self, cur_len: Any) -> Any:
+        """Tell whether the place has a token."""
+        return self._token(cur_len) >= 0
+
+    def _token(self, cur_len: Any) -> jax.Array:
+        """Return the token of the place, or -1."""
+        place = cur_len - self.offset
+        table = jnp.asarray(self.force_token_array, jnp.int32)
+        inside = (place >= 0) & (place < len(table))
+        return jnp.where(inside, table[jnp.clip(place, 0, len(table) - 1)], -1)
+
+
+class FlaxExponentialDecayLengthPenalty(FlaxLogitsProcessor):
+    """Raises the score of the end exponentially after ``start`` new tokens."""
+
+    def __init__(
+        self,
+        exponential_decay_length_penalty: tuple[int, float],
+        eos_token_id: int | Sequence[int],
+        input_ids_seq_length: int,
+    ):
+        start, self.factor = exponential_decay_length_penalty
+        self.start = start + input_ids_seq_length
+        self.eos_token_id = token_ids("eos_token_id", eos_token_id)
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Add ``abs(score) * (factor ** steps - 1)`` to finite scores of the end."""
+        steps = jnp.maximum(cur_len - self.start, 0)
+        growth = jnp.power(jnp.float32(self.factor), steps) - 1
+        raised = scores + jnp.where(jnp.isfinite(scores), jnp.abs(scores) * growth, 0.0)
+        return jnp.where(is_one_of(self.eos_token_id, scores.shape[-1]), raised, scores)
+
+    def touched(self) -> tuple[int, ...]:
+        """Return the end tokens."""
+        return self.eos_token_id
+
+
+def _check_penalty(penalty: Any) -> float:
+    if not isinstance(penalty, float) or not penalty > 0:
+        raise ValueError(f"`penalty` has to be a strictly positive float, but is {penalty!r}")
+    return penalty
+
+
+def _penalise(scores: jax.Array, present: jax.Array, penalty: float) -> jax.Array:
+    return jnp.where(present, jnp.where(scores < 0, scores * penalty, scores / penalty), scores)
+
+
+class FlaxRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
+    """Makes tokens that are there already less probable (Keskar et al., 2019).
+
+    Positive scores are divided and negative ones multiplied by ``penalty``. The first
+    ``prompt_ignore_length`` tokens, a number or an array (rows,), do not count.
+    """
+
+    def __init__(self, penalty: float, prompt_ignore_length: Any = None):
+        self.penalty, self.ignored = _check_penalty(penalty), prompt_ignore_length
+
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Penalise every token of the row once."""
+        places = jnp.arange(input_ids.shape[1])[None]
+        start = 0 if self.ignored is None else jnp.reshape(jnp.asarray(self.ignored), (-1, 1))
+        valid = jnp.broadcast_to((places >= start) & (places < cur_len), input_ids.shape)
+        return _penalise(scores, tokens_present(input_ids, valid, scores.shape[-1]), self.penalty)
+
+
+class FlaxEncoderRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
+    """Makes tokens of the input more probable: a penalty on what is not there ("hallucination").
+
+    ``encoder_input_ids`` is (batch, width), of which ``length`` columns count (all by default); a
+    row of it serves several rows of scores where there are beams.
+    """
+
+    def __init__(self, penalty: float, encoder_input_ids: Any, length: Any = None):
+        self.penalty = 1 / _check_penalty(penalty)
+        self.ids, self.length = jnp.asarray(encoder_input_ids), length
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Raise the scores of the input's tokens."""
+        valid = _columns(self.ids, self.length)
+        present = tokens_present(self.ids, valid, scores.shape[-1])
+        present = jnp.repeat(present, scores.shape[0] // present.shape[0], axis=0)
+        return _penalise(scores, present, self.penalty)
+
+
+def _columns(ids: jax.Array, length: Any) -> jax.Array:
+    length = ids.shape[1] if length is None else length
+    return jnp.broadcast_to(jnp.arange(ids.shape[1])[None] < length, ids.shape)
+
+
+class FlaxNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
+    """Forbids every n-gram of ``ngram_size`` tokens that the row already has."""
+
+    def __init__(self, ngram_size: int):
+        self.ngram_size = positive_int("ngram_size", ngram_size)
+
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Forbid what followed earlier occurrences of the last ``ngram_size - 1`` tokens."""
+        return _forbid_ngrams(input_ids, cur_len, input_ids, cur_len, self.ngram_size, scores)
+
+
+class FlaxEncoderNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
+    """Forbids every n-gram of the input; ``length`` columns of ``encoder_input_ids`` count."""
+
+    def __init__(self, encoder_ngram_size: int, encoder_input_ids: Any, length: Any = None):
+        self.ngram_size = positive_int("encoder_ngram_size", encoder_ngram_size)
+        ids = jnp.asarray(encoder_input_ids)
+        self.ids = ids[None] if ids.ndim == 1 else ids
+        self.length = self.ids.shape[1] if length is None else length
+
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Forbid what follows the last ``ngram_size - 1`` tokens in the input."""
+        source = jnp.repeat(self.ids, scores.shape[0] // self.ids.shape[0], axis=0)
+        return _forbid_ngrams(source, self.length, input_ids, cur_len, self.ngram_size, scores)
+
+
+def _forbid_ngrams(
+    source: jax.Array, length: Any, ids: jax.Array, cur_len: Any, size: int, scores: jax.Array
+) -> jax.Array:
+    """Forbid the last tokens of those n-grams of ``source`` that begin as ``ids`` ends."""
+    windows = source.shape[1] - size + 1
+    if windows < 1 or ids.shape[1] < size - 1:
+        return scores
+    matches = jnp.broadcast_to(jnp.arange(windows)[None] + size <= length, (len(ids), windows))
+    if size > 1:
+        end = jax.lax.dynamic_slice_in_dim(ids, cur_len - (size - 1), size - 1, axis=1)
+        for place in range(size - 1):
+            matches &= source[:, place : place + windows] == end[:, place, None]
+        matches &= cur_len >= size - 1
+    banned = tokens_present(source[:, size - 1 :], matches, scores.shape[-1])
+    return jnp.where(banned, -jnp.inf, scores)
+
+
+class FlaxSuppressTokensLogitsProcessor(FlaxLogitsProcessor):
+    """Forbids ``suppress_tokens`` everywhere."""
+
+    def __init__(self, suppress_tokens: Sequence[int]):
+        self.suppress_tokens = list(suppress_tokens)
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Forbid them."""
+        return jnp.where(is_one_of(self.suppress_tokens, scores.shape[-1]), -jnp.inf, scores)
+
+    def touched(self) -> list[int]:
+        """Return them."""
+        return self.suppress_tokens
+
+
+class FlaxSuppressTokensAtBeginLogitsProcessor(FlaxLogitsProcessor):
+    """Forbids ``begin_suppress_tokens`` as the token at place ``begin_index``."""
+
+    def __init__(self, begin_suppress_tokens: Sequence[int], begin_index: int):
+        self.begin_suppress_tokens = list(begin_suppress_tokens)
+        self.begin_index = begin_index
+
+    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Forbid them at ``cur_len == begin_index``."""
+        forbidden = is_one_of(self.begin_suppress_tokens, scores.shape[-1])
+        return jnp.where(forbidden & (cur_len == self.begin_index), -jnp.inf, scores)
+
+    def touched(self) -> list[int]:
+        """Return them."""
+        return self.begin_suppress_tokens
+
+
+class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
+    """Adds a bias to the last token of a sequence when the others have just been generated.
+
+    ``sequence_bias`` maps tuples of tokens to floats, or is a list of ``[tokens, bias]``.
+    """
+
+    def __init__(self, sequence_bias: Any):
+        self.sequence_bias = _checked(sequence_bias)
+
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Add the biases of all sequences that the next token may complete."""
+        size = scores.shape[-1]
+        outside = [i for sequence in self.sequence_bias for i in sequence if i >= size]
+        if outside:
+            raise ValueError(
+                f"the vocabulary has {size} tokens, but `sequence_bias` (or `bad_words_ids`) names "
+                f"{outside}"
+            )
+        groups = _by_length(self.sequence_bias)
+        always = np.zeros(size, np.float32)  # a constant: nothing of the scores' size is written
+        for (token,), value in groups.pop(1, []):
+            always[token] += value
+        bias = jnp.asarray(always, scores.dtype)
+        for length, group in groups.items():
+            prefixes = jnp.asarray([sequence[:-1] for sequence, _ in group], jnp.int32)
+            last = jnp.asarray([sequence[-1] for sequence, _ in group], jnp.int32)
+            values = jnp.asarray([value for _, value in group], scores.dtype)
+            matches = ends_with(input_ids, cur_len, prefixes.reshape(len(group), length - 1))
+            bias = jnp.broadcast_to(bias, scores.shape)
+            bias = bias.at[:, last].add(jnp.where(matches, values, 0.0))
+        return scores + bias
+
+    def touched(self) -> list[int]:
+        """Return the last tokens of the sequences."""
+        return sorted({sequence[-1] for sequence in self.sequence_bias})
+
+
+def ends_with(input_ids: jax.Array, cur_len: Any, sequences: jax.Array) -> jax.Array:
+    """Return (rows, sequences): whether the first ``cur_len`` tokens of a row end with a sequence.
+
+    ``sequences`` is (sequences, length), all of one length.
+    """
+    length = sequences.shape[1]
+    if length > input_ids.shape[1]:
+        return jnp.zeros((input_ids.shape[0], sequences.shape[0]), bool)
+    end = jax.lax.dynamic_slice_in_dim(input_ids, cur_len - length, length, axis=1)
+    same = (end[:, None, :] == sequences[None]).all(-1)
+    return same & (cur_len >= length)
+
+
+def _by_length(biases: Mapping[tuple[int, ...], float]) -> dict[int, list[Any]]:
+    groups: dict[int, list[Any]] = {}
+    for sequence, bias in biases.items():
+        groups.setdefault(len(sequence), []).append((sequence, bias))
+    return groups
+
+
+def _checked(sequence_bias: Any) -> dict[tuple[int, ...], float]:
+    if isinstance(sequence_bias, Mapping):
+        pairs: list[Any] = list(sequence_bias.items())
+    else:
+        pairs = list(sequence_bias) if isinstance(sequence_bias, (list, tuple)) else []
+    good = pairs and all(len(pair) == 2 and isinstance(pair[1], float) for pair in pairs)
+    if not good or any(not isinstance(pair[0], (tuple, list)) or not pair[0] for pair in pairs):
+        raise ValueError(
+            "`sequence_bias` has to be a non-empty dict from tuples of tokens to floats, or a list "
+            f"of [tokens, float], but is {sequence_bias!r}"
+        )
+    return {token_ids("sequence_bias", tuple(sequence)): bias for sequence, bias in pairs}
+
+
+class FlaxNoBadWordsLogitsProcessor(FlaxSequenceBiasLogitsProcessor):
+    """Forbids sequences of tokens: the last token of each after the others.
+
+    A single end token is not forbidden: use ``min_new_tokens`` for that.
+    """
+
+    def __init__(
+        self,
+        bad_words_ids: Sequence[Sequence[int]],
+        eos_token_id: int | Sequence[int] | None = None,
+    ):
+        words = list(bad_words_ids) if isinstance(bad_words_ids, (list, tuple)) else []
+        if not words or any(not isinstance(word, (list, tuple)) or not word for word in words):
+            raise ValueError(
+                f"`bad_words_ids` has to be a non-empty list of non-empty lists of tokens, but is "
+                f"{bad_words_ids!r}"
+            )
+        ends = () if eos_token_id is None else token_ids("eos_token_id", eos_token_id)
+        sequences = [token_ids("bad_words_ids", tuple(word)) for word in words]
+        kept = [s for s in sequences if len(s) > 1 or s[0] not in ends]
+        self.sequence_bias = {sequence: -float("inf") for sequence in kept}
+
+
+class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
+    """Lets timestamps come in pairs, first at the beginning, and when they are more probable."""
+
+    def __init__(self, generate_config: Any, model_config: Any, decoder_input_length: int):
+        self.eos_token_id = generate_config.eos_token_id
+        self.no_timestamps_token_id = generate_config.no_timestamps_token_id
+        self.timestamp_begin = generate_config.no_timestamps_token_id + 1
+        self.begin_index = decoder_input_length + 1
+        if generate_config.is_multilingual:
+            self.begin_index += 2  # language and task
+        limit = getattr(generate_config, "max_initial_timestamp_index", None)
+        self.max_initial_timestamp_index = model_config.vocab_size if limit is None else limit
+
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
+        """Forbid what breaks the rules."""
+        tokens = jnp.arange(scores.shape[-1])[None]
+        stamp = tokens >= self.timestamp_begin
+        scores = jnp.where(tokens == self.no_timestamps_token_id, -jnp.inf, scores)
+        last, before = (self._was_stamp(input_ids, cur_len, back) for back in (1, 2))
+        new = cur_len - self.begin_index
+        closed = (new >= 1) & last & ((new < 2) | before)
+        opened = (new >= 1) & last & ~((new < 2) | before)
+        scores = jnp.where(closed[:, None] & stamp, -jnp.inf, scores)
+        scores = jnp.where(opened[:, None] & (tokens < self.eos_token_id), -jnp.inf, scores)
+        late = tokens > self.timestamp_begin + self.max_initial_timestamp_index
+        scores = jnp.where((cur_len == self.begin_index) & late, -jnp.inf, scores)
+        log_probabilities = jax.nn.log_softmax(scores, axis=-1)
+        stamps = jax.nn.logsumexp(
+            jnp.where(stamp, log_probabilities, -jnp.inf), axis=-1, keepdims=True
+        )
+        text = jnp.where(stamp, -jnp.inf, log_probabilities).max(-1, keepdims=True)
+        return jnp.where((stamps > text) & ~stamp, -jnp.inf, scores)
+
+    def _was_stamp(self, input_ids: jax.Array, cur_len: Any, back: int) -> jax.Array:
+        place = jnp.maximum(cur_len - back, 0)
+        column = jax.lax.dynamic_slice_in_dim(input_ids, place, 1, axis=1)
+        return column[:, 0] >= self.timestamp_begin

@@ -1,0 +1,493 @@
+"""The functional face of every model: an NNX module inside, ``model(..., params=)`` outside.
+
+A :class:`FlaxPreTrainedModel` owns a configuration, a module's structure and (usually) parameters,
+as the Flax classes of Transformers 4 did. ``model.params`` is a nested dict with string keys;
+calling the model is a pure function of the arguments, so it works under ``jit``, ``grad`` and
+``eval_shape``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hfseq.nn.compat import prepare_jax
+
+prepare_jax()
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hfseq.errors import UsageError
+from hfseq.generation import FlaxGenerationMixin
+from hfseq.modeling.collections import ExtraMixin
+from hfseq.modeling.linen import FlaxModule, face_class
+from hfseq.modeling.pretrained import PretrainedMixin
+from hfseq.nn import kv_cache, sharding, trees
+from hfseq.nn.attention import resolve_attention
+from hfseq.nn.layers import Dropout
+from hfseq.nn.precision import Precision, apply_precision, resolve_precision
+from hfseq.nn.random import make_keys
+from hfseq.nn.stack import Options, options, stack_layers
+
+logger = logging.getLogger(__name__)
+
+#: The entries of a module that the facade calls.
+METHODS = ("__call__", "encode", "decode")
+
+
+def accepted_inputs(module_class: Any) -> dict[str, set[str] | None]:
+    """Return the argument names of each entry of a module; ``None`` where it takes any name."""
+    return {
+        method: _names(getattr(module_class, method))
+        for method in METHODS
+        if hasattr(module_class, method)
+    }
+
+
+def _names(function: Any) -> set[str] | None:
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    return set(parameters)
+
+
+def as_array(name: str, value: Any) -> Any:
+    """Cast integer inputs to int32, as v4 did; leave tracers' and floats' types alone."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} must be an array of numbers, not text: call the tokenizer first")
+    if isinstance(value, (list, tuple)) and value and not isinstance(value[0], jax.Array):
+        value = _rectangular(name, value)
+    if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.integer):
+        return jnp.asarray(value, jnp.int32)
+    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
+
+
+def _rectangular(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise UsageError(
+            f"{name} has rows of different lengths: pad them (tokenizer(texts, padding=True, "
+            'return_tensors="np")) and pass the attention_mask too'
+        ) from None
+
+
+def check_ids(name: str, ids: Any, vocab_size: int | None) -> None:
+    """Refuse what would read outside of a table: silent NaN in Flax (spec: v4 defect D13)."""
+    if isinstance(ids, (list, tuple)) and ids and not isinstance(ids[0], (jax.Array, str)):
+        ids = _rectangular(name, ids)
+    if not isinstance(ids, np.ndarray) or not vocab_size or not ids.size:
+        return
+    if not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise UsageError(
+            f"{name} hold {ids.max() if ids.max() >= vocab_size else ids.min()}, outside of the "
+            f"model's vocabulary of {vocab_size}: use the tokenizer that was trained with this "
+            "model"
+        )
+
+
+def check_length(name: str, ids: Any, limit: int | None, owner: str, table: str) -> None:
+    """Refuse sequences longer than a table of positions, which JAX would answer with NaN."""
+    length = (0, *np.shape(ids))[-1]
+    if limit is not None and length > limit:
+        raise UsageError(
+            f"{name} have {length} tokens a row, {owner} allows {limit} ({table}): truncate the "
+            "input or use a model with a longer table of positions"
+        )
+
+
+class MeshMixin:
+    """The part of a model that concerns where it computes."""
+
+    # The attributes of the configuration that count heads: each device gets whole ones.
+    head_counts: ClassVar[tuple[str, ...]] = (
+        *("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"),
+        *("encoder_attention_heads", "decoder_attention_heads"),
+    )
+    _options: Options
+    _build: Any
+    _graph: Any
+    _weight_axes: Mapping[trees.Path, sharding.Axes] = {}
+
+    def use_mesh(
+        self,
+        mesh: jax.sharding.Mesh | None,
+        axes: Mapping[trees.Path, sharding.Axes] | None = None,
+        sequence_parallel: bool = False,
+    ) -> None:
+        """Compute on ``mesh``: layers divide their work over it, and lay out what they return.
+
+        ``axes`` are those that split each weight (``Layout.axes``), by its path;
+        ``sequence_parallel`` splits the length between the blocks over ``tensor``
+        (:mod:`hfseq.nn.sharding`).
+        """
+        self._options = dataclasses.replace(
+            self._options, mesh=mesh, sequence_parallel=sequence_parallel
+        )
+        self._weight_axes = dict(axes or {})
+        self._graph = trees.split(nnx.eval_shape(lambda: self._build(nnx.Rngs(0))))[0]
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether the length is split over ``tensor`` between the blocks."""
+        return self._options.sequence_parallel
+
+
+_NO_PARAMS = (
+    "`params` cannot be {} when the model is created with `_do_init=False`: it holds none. Keep "
+    "them outside and pass them, `model(..., params=params)`; `model.init_weights(rng)` makes them"
+)
+
+
+class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGenerationMixin):
+    """Base class of all models.
+
+    **Arguments:** ``config`` a Hugging Face configuration; ``input_shape`` is kept for
+    compatibility; ``seed`` of the initialisation; ``dtype`` the type of *computation* (parameters
+    stay float32, or keep the type of the checkpoint); ``_do_init=False`` gives structure and shapes
+    without parameters; ``precision`` a recipe name or object instead of ``dtype``; ``scan_layers``
+    stacks the layers at rest and scans them; ``gradient_checkpointing`` recomputes layers in the
+    backward pass; ``attn_implementation`` the name of a registered attention.
+    """
+
+    config_class: ClassVar[Any] = None
+    module_class: ClassVar[Any] = None
+    base_model_prefix: ClassVar[str] = ""
+    main_input_name: ClassVar[str] = "input_ids"
+    # The attribute of the configuration that sizes a table of positions: longer rows are refused.
+    position_table: ClassVar[str | None] = None
+    # A cache whose size does not depend on the length, and which cannot be rewound.
+    fixed_state: ClassVar[bool] = False
+    # Other names a tensor has in PyTorch files: alias -> the name of our parameter.
+    weight_aliases: ClassVar[Mapping[str, str]] = {}
+    # Where to read a parameter that a file lacks: its PyTorch name -> that of another tensor.
+    weight_fallbacks: ClassVar[Mapping[str, str]] = {}
+    # Names in checkpoints that carry no weights of ours (buffers), as regular expressions.
+    ignored_weights: ClassVar[tuple[str, ...]] = (
+        r"position_ids$",
+        r"\.masked_bias$",
+        r"token_type_ids$",
+    )
+    # Exceptions to the naming rule: symmetric templates, ours -> theirs (hfseq.checkpoints.weights).
+    weight_templates: ClassVar[Mapping[str, str]] = {}
+    # Linears beside those in the layers that train in FP8 under its recipes, as expressions.
+    precision_sites: ClassVar[tuple[str, ...]] = ()
+    framework = "flax"
+    _face: ClassVar[type[FlaxModule]]
+    _auto_class: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        config: Any,
+        input_shape: tuple[int, ...] = (1, 1),
+        seed: int = 0,
+        dtype: Any = jnp.float32,
+        _do_init: bool = True,
+        *,
+        precision: str | Precision | None = None,
+        scan_layers: bool = False,
+        gradient_checkpointing: bool = False,
+        remat_policy: Any = None,
+        attn_implementation: str | None = None,
+        **module_kwargs: Any,
+    ):
+        if config is None:
+            raise ValueError("config cannot be None")
+        self._config, self._module_kwargs = config, module_kwargs
+        self.input_shape, self.seed, self.dtype = input_shape, seed, jnp.dtype(dtype)
+        self.key = jax.random.PRNGKey(seed)
+        self.scan_layers = scan_layers
+        self.precision = resolve_precision(precision, dtype)
+        self._options = Options(
+            remat=gradient_checkpointing,
+            remat_policy=remat_policy,
+            attention=resolve_attention(attn_implementation),
+        )
+        module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))
+        self._graph, params, extra = trees.split(module)
+        self._abstract = trees.to_dict(params)
+        self._paths = trees.flatten(self._abstract)
+        self._extra_types = trees.collections(extra)
+        self._stacked = trees.stacked_prefixes(module)
+        self._accepted = accepted_inputs(self.module_class)
+        self._has_dropout = any(_drops(part) for _, part in nnx.iter_graph(module))
+        self._is_initialized = _do_init
+        self._params: dict[str, Any] | None = None
+        self.extra: dict[str, Any] = {}
+        if _do_init:
+            self._params, self.extra = self._initialize(self.key)
+        self.generation_config = self._make_generation_config()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Put the module class beside its model, under its v4 name (``FlaxBertModule``)."""
+        super().__init_subclass__(**kwargs)
+        if cls.module_class is not None and cls.__module__ in sys.modules:
+            cls._face = face_class(cls)
+            vars(sys.modules[cls.__module__]).setdefault(cls._face.__name__, cls._face)
+
+    def _build(self, rngs: nnx.Rngs, cache: kv_cache.CacheSize | None = None) -> nnx.Module:
+        module = self.module_class(self._config, rngs=rngs, **self._module_kwargs)
+        apply_precision(module, self.precision, self.precision_sites)
+        if cache:
+            kv_cache.add_cache(module, cache, self.precision.compute_dtype or jnp.float32)
+        if self.scan_layers:
+            stack_layers(module)
+        sharding.assign(module, self._weight_axes)
+        return module
+
+    def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
+        _, params, extra = trees.split(self._build(nnx.Rngs(rng)))
+        return trees.to_dict(params), trees.by_collection(extra)
+
+    # -- properties
+    # ---------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Any:
+        """The Hugging Face configuration."""
+        return self._config
+
+    @property
+    def module(self) -> FlaxModule:
+        """The model's structure with Linen's ``init`` and ``apply``, as in v4."""
+        return self._face.of(self)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters: a nested dict with string keys, the tree of the v4 Flax classes."""
+        if not self._is_initialized:
+            raise ValueError(_NO_PARAMS.format("accessed from model"))
+        assert self._params is not None
+        return self._params
+
+    @params.setter
+    def params(self, params: Mapping[str, Any]) -> None:
+        if not self._is_initialized:
+            raise ValueError(_NO_PARAMS.format("set from model"))
+        params = trees.thaw(params)
+        missing = self.required_params - trees.flatten(params).keys()
+        if missing:
+            names = ", ".join(sorted("/".join(path) for path in missing))
+            raise ValueError(
+                f"Some parameters are missing. Make sure that `params` include: {names}"
+            )
+        self._params = params
+
+    @property
+    def required_params(self) -> set[tuple[str, ...]]:
+        """The paths that a parameter tree must have."""
+        return set(self._paths)
+
+    @property
+    def params_shape_tree(self) -> dict[str, Any]:
+        """The parameter tree with ``jax.ShapeDtypeStruct`` leaves."""
+        return self._abstract
+
+    # -- structure
+    # ----------------------------------------------------------------------------------
+
+    def init_weights(
+        self, rng: jax.Array, input_shape: tuple[int, ...] = (1, 1), params: Any = None
+    ) -> dict[str, Any]:
+        """Make a fresh parameter tree from ``rng``; with ``params`` only what is missing there."""
+        fresh, _ = self._initialize(rng)
+        if params is None:
+            return fresh
+        return trees.unflatten({**trees.flatten(fresh), **trees.flatten(trees.thaw(params))})
+
+    @property
+    def stacked_prefixes(self) -> tuple[trees.Path, ...]:
+        """The paths of layers that are stacked for scanning (none unless ``scan_layers``)."""
+        return tuple(self._stacked)
+
+    def max_length(self) -> int | None:
+        """The longest sequence that the position table allows; ``None`` where nothing limits it."""
+        return getattr(self._config, self.position_table or "max_position_embeddings", None)
+
+    def vocabulary(self, name: str = "input_ids") -> int | None:
+        """The number of tokens that ``input_ids`` or ``decoder_input_ids`` may hold."""
+        return getattr(self._config, "vocab_size", None)
+
+    def takes(self, name: str, method: str = "__call__") -> bool:
+        """Tell whether the module's call (or its ``encode``, ``decode``) accepts ``name``."""
+        taken = self._accepted[method]
+        return taken is None or name in taken
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute every layer in the backward pass instead of keeping its activations."""
+        self._options = dataclasses.replace(self._options, remat=True)
+
+    def init_cache(self, batch_size: int, max_length: int, *_: Any, **__: Any) -> dict[str, Any]:
+        """Return an empty key-value cache for ``past_key_values``, mirroring the parameter tree."""
+        return self._empty_cache(kv_cache.CacheSize(batch_size, max_length))
+
+    def _empty_cache(self, size: kv_cache.CacheSize) -> dict[str, Any]:
+        module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0), size))
+        shapes = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
+        if not shapes:
+            raise UsageError(
+                f"{type(self).__name__} has no cache: its attention is not causal (is_decoder)"
+            )
+        return kv_cache.empty(module, shapes, size.batch_size)
+
+    def to_bf16(self, params: Any, mask: Any = None) -> Any:
+        """Return ``params`` with floating leaves in bfloat16 where ``mask`` (if any) is True."""
+        return trees.cast_floating(params, jnp.bfloat16, mask)
+
+    def to_fp16(self, params: Any, mask: Any = None) -> Any:
+        """Return ``params`` with floating leaves in float16 where ``mask`` (if any) is True."""
+        return trees.cast_floating(params, jnp.float16, mask)
+
+    def to_fp32(self, params: Any, mask: Any = None) -> Any:
+        """Return ``params`` with floating leaves in float32 where ``mask`` (if any) is True."""
+        return trees.cast_floating(params, jnp.float32, mask)
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Tell whether the class overrides ``prepare_inputs_for_generation``."""
+        return (
+            cls.prepare_inputs_for_generation
+            is not FlaxPreTrainedModel.prepare_inputs_for_generation
+        )
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Prepare the first step of generation; overridden by classes that can generate."""
+        raise UsageError(f"{type(self).__name__} has no language-modelling head to generate with")
+
+    @classmethod
+    def _from_config(cls, config: Any, **kwargs: Any) -> FlaxPreTrainedModel:
+        return cls(config, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "FlaxAutoModel") -> None:
+        """Name the Auto class that loads this one from custom code on the Hub."""
+        cls._auto_class = auto_class
+
+    def _make_generation_config(self) -> Any:
+        if not self.can_generate():
+            return None
+        from transformers import GenerationConfig
+
+        return GenerationConfig.from_model_config(self._config)
+
+    # -- the call
+    # -----------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        params: Any = None,
+        dropout_rng: Any = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        past_key_values: Any = None,
+        extra: Any = None,
+        **inputs: Any,
+    ) -> Any:
+        """Run the model; families with other arguments override this and call :meth:`run`."""
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            **inputs,
+        }
+        return self.run(
+            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            past_key_values, extra,
+        )  # fmt: skip
+
+    def run(
+        self,
+        inputs: dict[str, Any],
+        params: Any = None,
+        dropout_rng: Any = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        past_key_values: Any = None,
+        extra: Any = None,
+        method: str = "__call__",
+        fill_encoder_cache: bool = False,
+    ) -> Any:
+        """Merge ``params`` (and a cache, and ``extra`` collections) into the module and call it.
+
+        With ``extra`` the result is a pair (outputs, the collections after the call); without it
+        the model's own collections are read and their changes dropped. ``method`` is the module's
+        entry: ``encode`` and ``decode`` are the halves of an encoder-decoder.
+        """
+        placed = "decoder_position_ids" if method == "decode" else "position_ids"
+        if past_key_values and placed in inputs and inputs[placed] is None:
+            raise UsageError(f"past_key_values needs {placed}: where the new tokens stand")
+        if train and dropout_rng is None and self._has_dropout:
+            raise UsageError("train=True with dropout needs dropout_rng=jax.random.key(...)")
+        flags = {
+            name: bool(self._or_config(value, name, False))
+            for name, value in (
+                ("output_attentions", output_attentions),
+                ("output_hidden_states", output_hidden_states),
+            )
+        }
+        wanted = self._inputs(inputs, flags, method)
+        module = self._merge(params or self.params, self.extra if extra is None else extra)
+        if past_key_values:
+            kv_cache.check_rows(past_key_values, wanted)
+            trees.attach_cache(module, past_key_values)
+        keys = make_keys(dropout_rng) if train else None
+        chosen = dataclasses.replace(
+            self._options, fill_encoder_cache=fill_encoder_cache, train=train
+        )
+        with options(chosen):
+            output = getattr(module, method)(**wanted, rngs=keys)
+        if past_key_values:
+            output.past_key_values = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
+        if not self._or_config(return_dict, "return_dict", True):
+            output = output.to_tuple()
+        return output if extra is None else (output, self._collect_extra(module))
+
+    def _or_config(self, value: Any, name: str, default: Any) -> Any:
+        return getattr(self._config, name, default) if value is None else value
+
+    def _merge(self, params: Any, extra: Any) -> nnx.Module:
+        return nnx.merge(
+            self._graph,
+            trees.to_state(params, self._abstract, nnx.Param),
+            *self._extra_states(extra),
+        )
+
+    def _collect_extra(self, module: nnx.Module) -> dict[str, Any]:
+        return trees.by_collection(trees.split(module, nnx.Cache)[3])
+
+    def _inputs(
+        self, inputs: dict[str, Any], flags: dict[str, bool], method: str
+    ) -> dict[str, Any]:
+        taken, owner = self._accepted[method], type(self).__name__
+        for name in ("input_ids", "decoder_input_ids"):
+            check_ids(name, inputs.get(name), self.vocabulary(name))
+            if self.position_table:
+                table = f"{self.position_table}={getattr(self._config, self.position_table)}"
+                check_length(name, inputs.get(name), self.max_length(), owner, table)
+        wanted = {name: as_array(name, val) for name, val in inputs.items() if val is not None}
+        wanted |= {name: flag for name, flag in flags.items() if flag or self.takes(name, method)}
+        unknown = set() if taken is None else wanted.keys() - taken
+        if unknown:
+            raise TypeError(f"{owner} takes no {', '.join(sorted(unknown))}")
+        return wanted
+
+
+def _drops(part: Any) -> bool:
+    return isinstance(part, Dropout) and part.rate > 0

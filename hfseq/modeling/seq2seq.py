@@ -1,0 +1,166 @@
+"""The face of encoder-decoders: ``model(...)``, ``encode``, ``decode`` and what generation needs.
+
+The module of such a model has three entries, ``__call__``, ``encode`` and ``decode``; a family that
+numbers positions takes ``position_ids`` and ``decoder_position_ids`` there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hfseq.errors import UsageError
+from hfseq.modeling.base import FlaxPreTrainedModel
+from hfseq.nn import kv_cache
+
+
+def shift_tokens_right(input_ids: Any, pad_token_id: int, decoder_start_token_id: int) -> jax.Array:
+    """Make decoder inputs of labels: begin with the start token, drop the last, -100 becomes pad.
+
+    ``input_ids`` is (batch, length), NumPy or JAX; returns int32 of the same shape.
+    """
+    ids = jnp.asarray(input_ids, jnp.int32)
+    shifted = jnp.roll(ids, 1, axis=1).at[:, 0].set(decoder_start_token_id)
+    return jnp.where(shifted == -100, pad_token_id, shifted)
+
+
+class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
+    """Base of the encoder-decoders.
+
+    Beside the arguments named here, ``segment_ids`` and ``decoder_segment_ids`` (batch, length)
+    number the pairs that are packed into a row: nothing attends across them. 0 is padding.
+    """
+
+    def __call__(  # type: ignore[override]
+        self, input_ids, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None,
+        output_attentions=None, output_hidden_states=None, return_dict=None, train=False,
+        params=None, dropout_rng=None, *, extra=None, **inputs,
+    ):  # fmt: skip
+        """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
+
+        ``input_ids`` (batch, source length) and ``decoder_input_ids`` (batch, target length).
+        """
+        if decoder_input_ids is None:
+            decoder_input_ids = self.default_decoder_input_ids(input_ids)
+        given = {
+            "input_ids": input_ids, "attention_mask": attention_mask,
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_attention_mask": decoder_attention_mask, **inputs,
+        }  # fmt: skip
+        return self.run(
+            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            extra=extra,
+        )  # fmt: skip
+
+    def encode(
+        self, input_ids, attention_mask=None, output_attentions=None, output_hidden_states=None,
+        return_dict=None, train=False, params=None, dropout_rng=None, **inputs,
+    ):  # fmt: skip
+        """Run the encoder alone: (batch, source length) to hidden states."""
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
+        return self.run(
+            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            method="encode",
+        )  # fmt: skip
+
+    def decode(
+        self, decoder_input_ids, encoder_outputs, encoder_attention_mask=None,
+        decoder_attention_mask=None, past_key_values=None, output_attentions=None,
+        output_hidden_states=None, return_dict=None, train=False, params=None, dropout_rng=None,
+        **inputs,
+    ):  # fmt: skip
+        """Run the decoder on ``encoder_outputs``, whose first entry is the last hidden state.
+
+        With ``past_key_values`` the ``decoder_attention_mask`` covers the whole cache, and the
+        output carries the cache after this call.
+        """
+        given = {
+            "decoder_input_ids": decoder_input_ids, "encoder_hidden_states": encoder_outputs[0],
+            "encoder_attention_mask": encoder_attention_mask,
+            "decoder_attention_mask": decoder_attention_mask, **inputs,
+        }  # fmt: skip
+        if self.takes("decoder_position_ids", "decode"):
+            given.setdefault("decoder_position_ids", None)
+        return self.run(
+            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            past_key_values, method="decode",
+        )  # fmt: skip
+
+    def default_decoder_input_ids(self, input_ids: Any) -> Any:
+        """Return what the decoder reads where the caller does not say; most families refuse."""
+        raise UsageError(
+            f"{type(self).__name__} needs decoder_input_ids: shift_tokens_right(labels, "
+            "pad_token_id, decoder_start_token_id) makes them of the targets"
+        )
+
+    def init_cache(
+        self, batch_size: int, max_length: int, encoder_outputs: Any = None, params: Any = None,
+        **_: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return a cache for ``decode``; with ``params`` it holds the encoder's keys and values.
+
+        They are then computed once instead of at every step. ``encoder_outputs[0]`` is (rows,
+        source length, features), where ``batch_size`` may be a multiple of ``rows`` (beams).
+        """
+        if params is None or encoder_outputs is None:
+            return self._empty_cache(kv_cache.CacheSize(batch_size, max_length))
+        rows, length = encoder_outputs[0].shape[:2]
+        size = kv_cache.CacheSize(batch_size, max_length, encoder=(rows, length))
+        empty = self._empty_cache(size)
+        inputs = {
+            "decoder_input_ids": jnp.zeros((batch_size, 1), jnp.int32),
+            "encoder_hidden_states": encoder_outputs[0],
+        }
+        if self.takes("decoder_position_ids", "decode"):
+            inputs["decoder_position_ids"] = jnp.zeros((batch_size, 1), jnp.int32)
+        # One step for the sake of what it leaves behind; the compiler drops the rest of it.
+        filled = self.run(
+            inputs, params, past_key_values=empty, return_dict=True, method="decode",
+            fill_encoder_cache=True,
+        ).past_key_values  # fmt: skip
+        return kv_cache.restart(filled, empty)
+
+
+class Seq2SeqGeneration:
+    """The first and the next step of generation, for encoder-decoders with a head."""
+
+    def prepare_inputs_for_generation(
+        self: Any, decoder_input_ids: Any, max_length: int, attention_mask: Any = None,
+        decoder_attention_mask: Any = None, encoder_outputs: Any = None, params: Any = None,
+        **_: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return the keyword arguments of the first ``decode``; the cache holds ``max_length``.
+
+        ``attention_mask`` is that of the encoder's input, which may have fewer rows than
+        ``decoder_input_ids`` when several beams share a row.
+        """
+        batch, length = decoder_input_ids.shape
+        mask = jnp.ones((batch, max_length), jnp.int32)
+        positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
+        if decoder_attention_mask is not None:
+            given = jnp.asarray(decoder_attention_mask, jnp.int32)
+            mask = jax.lax.dynamic_update_slice(mask, given, (0, 0))
+            positions = jnp.maximum(given.cumsum(-1) - 1, 0)
+        prepared = {
+            "past_key_values": self.init_cache(batch, max_length, encoder_outputs, params=params),
+            "encoder_outputs": encoder_outputs,
+            "encoder_attention_mask": attention_mask,
+            "decoder_attention_mask": mask,
+        }
+        if self.takes("decoder_position_ids", "decode"):
+            prepared["decoder_position_ids"] = positions
+        return prepared
+
+    def update_inputs_for_generation(
+        self, model_outputs: Any, model_kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of the next ``decode``: the new cache, one position on."""
+        updated = {**model_kwargs, "past_key_values": model_outputs.past_key_values}
+        if "decoder_position_ids" in updated:
+            updated["decoder_position_ids"] = updated["decoder_position_ids"][:, -1:] + 1
+        return updated
+
+
+__all__ = ["FlaxSeq2SeqPreTrainedModel", "Seq2SeqGeneration", "shift_tokens_right"]

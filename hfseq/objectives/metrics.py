@@ -1,0 +1,195 @@
+"""Scores of predicted classes and numbers, computed offline with NumPy.
+
+They are called as those of the ``evaluate`` library, ``compute(predictions=, references=)``, and
+give the same numbers under the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hfseq.errors import UsageError
+
+
+class Metric:
+    """A score by name; ``compute`` returns it in a dict, as ``evaluate`` does."""
+
+    def __init__(self, name: str, function: Callable[..., float], of_numbers: bool = False):
+        self.name, self.of_numbers, self._function = name, of_numbers, function
+
+    def compute(self, *, predictions: Any, references: Any, **options: Any) -> dict[str, float]:
+        """Judge ``predictions`` (examples,) by ``references`` (examples,).
+
+        Raises:
+            UsageError: there are none, or not equally many.
+        """
+        found, right = np.asarray(predictions), np.asarray(references)
+        if found.shape != right.shape or found.ndim != 1 or not len(found):
+            raise UsageError(
+                f"{self.name}: {found.shape} predictions for {right.shape} references; give one "
+                "for each, and at least one"
+            )
+        return {self.name: self._function(found, right, **options)}
+
+
+def accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
+    """Return the share of equal entries."""
+    return float(np.mean(predictions == references))
+
+
+def f1(
+    predictions: np.ndarray,
+    references: np.ndarray,
+    average: str = "binary",
+    pos_label: int = 1,
+) -> float:
+    """Return F1, 0 where nothing is of a class: of one class, or the ``macro`` mean over classes.
+
+    The mean is over all classes that predictions or references have.
+    """
+    if average not in ("binary", "macro"):
+        raise UsageError(f"f1: average='{average}'; give binary or macro")
+    classes: Any = [pos_label]
+    present = np.union1d(predictions, references)
+    if average == "macro":
+        classes = present
+    elif len(present) > 2:
+        raise UsageError(f"f1 is of two classes and there are {len(present)}: use f1_macro")
+    return float(np.mean([_f1_of(predictions == one, references == one) for one in classes]))
+
+
+def _f1_of(found: np.ndarray, right: np.ndarray) -> float:
+    marked = int(found.sum() + right.sum())
+    return 2 * int((found & right).sum()) / marked if marked else 0.0
+
+
+def matthews_correlation(predictions: np.ndarray, references: np.ndarray) -> float:
+    """Return the correlation of two classifications, of any number of classes, from -1 to 1.
+
+    It is 0 where one of the two has a single class. Source: Gorodkin (2004), equation 2.
+    """
+    classes, numbers = np.unique(np.concatenate([references, predictions]), return_inverse=True)
+    right, found = np.split(numbers, 2)
+    table = np.zeros((len(classes), len(classes)))
+    np.add.at(table, (right, found), 1)
+    total, actual, chosen = table.sum(), table.sum(1), table.sum(0)
+    covariance = table.trace() * total - actual @ chosen
+    spread = (total**2 - chosen @ chosen) * (total**2 - actual @ actual)
+    return float(covariance / np.sqrt(spread)) if spread else 0.0
+
+
+def pearson(predictions: np.ndarray, references: np.ndarray) -> float:
+    """Return the linear correlation; NaN where one side is constant."""
+    x, y = (np.asarray(values, np.float64) for values in (predictions, references))
+    x, y = x - x.mean(), y - y.mean()
+    spread = np.linalg.norm(x) * np.linalg.norm(y)
+    # A constant is not exactly its mean; correlations of rounding errors say nothing.
+    scales = (np.abs(np.asarray(values, np.float64)).max() for values in (predictions, references))
+    size = 1e-13 * np.sqrt(len(x))
+    flat = any(np.linalg.norm(v) <= size * s for v, s in zip((x, y), scales, strict=True))
+    return float("nan") if flat else float(np.clip(x @ y / spread, -1.0, 1.0))
+
+
+def spearmanr(predictions: np.ndarray, references: np.ndarray) -> float:
+    """Return the correlation of ranks, equal values sharing theirs; NaN where one is constant."""
+    return pearson(_ranks(predictions), _ranks(references))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = counts.cumsum()
+    return (ends - (counts - 1) / 2)[places]
+
+
+def _f1_macro(predictions: np.ndarray, references: np.ndarray) -> float:
+    return f1(predictions, references, average="macro")
+
+
+#: Our own metrics by name.
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", accuracy), Metric("f1", f1), Metric("f1_macro", _f1_macro),
+        Metric("matthews_correlation", matthews_correlation),
+        Metric("pearson", pearson, of_numbers=True), Metric("spearmanr", spearmanr, True),
+    )
+}  # fmt: skip
+
+
+def load_metric(name: str) -> Any:
+    """Return our own metric, or what ``evaluate.load(name)`` gives (which may need the network).
+
+    Raises:
+        UsageError: neither has it.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    try:
+        import evaluate
+
+        return evaluate.load(name)
+    except Exception as error:  # evaluate runs code of the metric's own
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"--metrics {name}: hfseq has {', '.join(METRICS)}, and `evaluate` cannot load it "
+            f"({reason})"
+        ) from error
+
+
+def judge(
+    metrics: Sequence[Any], predictions: np.ndarray, references: np.ndarray
+) -> dict[str, float]:
+    """Return the scores of all metrics by name; what is no number is left out."""
+    found: dict[str, float] = {}
+    for metric in metrics:
+        scores = metric.compute(predictions=predictions, references=references)
+        found |= {k: float(v) for k, v in scores.items() if np.ndim(v) == 0}
+    return found
+
+
+#: Metrics of which less is better, and all that end with "_loss".
+SMALLER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
+
+
+class Scores(NamedTuple):
+    """Values by metric, and the signature of each, which says how it was computed."""
+
+    values: dict[str, float]
+    signatures: dict[str, str]
+
+
+def translation_scores(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    lowercase: bool = False,
+    tokenizer: str = "13a",
+) -> Scores:
+    """Return corpus BLEU (``bleu``) and chrF2 (``chrf``), 0 to 100, equal to sacreBLEU's commands.
+
+    One reference a hypothesis. ``lowercase`` is ``sacrebleu -lc``: BLEU as the WMT example reports
+    it; chrF stays cased. Sources: Post (2018), https://aclanthology.org/W18-6319; Popović (2015).
+
+    **Raises:** :class:`~hfseq.errors.UsageError` for lists of different lengths, or a tokenizer
+    that sacreBLEU does not have.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    if len(hypotheses) != len(references):
+        raise UsageError(
+            f"{len(hypotheses)} hypotheses for {len(references)} references: give one for each"
+        )
+    known = BLEU.TOKENIZERS
+    if tokenizer not in known:
+        raise UsageError(f"--bleu_tokenizer {tokenizer}: sacreBLEU has {', '.join(known)}")
+    values, signatures = {}, {}
+    metrics: dict[str, Any] = {
+        "bleu": BLEU(lowercase=lowercase, tokenize=tokenizer), "chrf": CHRF(),
+    }  # fmt: skip
+    for name, metric in metrics.items():
+        values[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
+        signatures[name] = str(metric.get_signature())
+    return Scores(values, signatures)

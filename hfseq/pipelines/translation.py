@@ -1,0 +1,664 @@
+"""Translation with any encoder-decoder: texts in batches of similar length, out in their order."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hfseq.errors import UsageError, first_line, nearest
+from hfseq.generation.request import bucket
+from hfseq.pipelines.lines import LONG_LINES, BadLine, windows
+
+logger = logging.getLogger(__name__)
+
+#: Where text may be cut, the best places first: behind sentences, behind clauses, between words.
+_ENDS = (
+    re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'»”’)\]]))\s+|(?<=[。！？])\s*"),
+    re.compile(r"(?<=[,;:–—])\s+|(?<=[，、；：])\s*"),
+    re.compile(r"\s+"),
+)
+
+
+#: What a model without a position table, whose tokenizer has no limit either, may read at most.
+LONGEST = 1024
+
+
+class Encoded(NamedTuple):
+    """The tokens of one text: none for what has no words, several parts if it was split."""
+
+    parts: list[list[int]]
+    joints: list[str] = []  # noqa: RUF012  what stood between the parts
+    warning: str | None = None
+    error: str | None = None
+
+
+class SourceEncoder:
+    """Turns texts into token ids of at most ``limit``.
+
+    ``prefix`` goes before every text (and before every part of one that is split); ``long_lines``
+    is what happens to texts beyond the limit: ``truncate`` and ``split`` leave a warning, ``error``
+    an error.
+    """
+
+    def __init__(self, tokenizer: Any, limit: int, prefix: str = "", long_lines: str = "truncate"):
+        self.tokenizer, self.limit, self.prefix = tokenizer, limit, prefix
+        self.long_lines = long_lines
+        self._nothing = self._ids([prefix])[0]
+
+    def __call__(self, texts: Sequence[str]) -> list[Encoded]:
+        """Encode texts, in their order; blank ones have no parts."""
+        places = [place for place, text in enumerate(texts) if text.strip()]
+        ids = self._ids([self.prefix + texts[place] for place in places])
+        found = dict(zip(places, ids, strict=True))
+        return [self._encoded(text, found.get(place)) for place, text in enumerate(texts)]
+
+    def _encoded(self, text: str, ids: list[int] | None) -> Encoded:
+        if ids is None or ids == self._nothing:  # blank, or of signs that the tokenizer drops
+            return Encoded([])
+        if len(ids) <= self.limit:
+            return Encoded([ids])
+        what = f"{len(ids)} tokens are more than the {self.limit} that fit"
+        if self.long_lines == "error":
+            return Encoded([], error=f"{what}: shorten it, or let it be split or truncated")
+        if self.long_lines == "split":
+            parts, joints = self._split(text)
+            return Encoded(parts, joints, f"{what}: split into {len(parts)} parts")
+        cut = self._ids([self.prefix + text], truncation=True, max_length=self.limit)
+        return Encoded(cut, warning=f"{what}: truncated")
+
+    def _split(self, text: str) -> tuple[list[list[int]], list[str]]:
+        """Halve ``text`` until every part fits; return their tokens and what lay between them."""
+        ids = self._ids([self.prefix + text])[0]
+        if len(ids) <= self.limit or len(text) < 2:
+            return [ids[: self.limit]], []
+        start, end = _middle(text)
+        left, joints = self._split(text[:start])
+        right, more = self._split(text[end:])
+        return left + right, [*joints, " " if end > start else "", *more]
+
+    def _ids(self, texts: list[str], **options: Any) -> list[list[int]]:
+        if not texts:
+            return []
+        if hasattr(self.tokenizer, "_switch_to_input_mode"):  # Marian: an error may have left it
+            self.tokenizer._switch_to_input_mode()
+        # Not verbose: it would warn of the tokenizer's limit, which may not be the model's.
+        return [list(ids) for ids in self.tokenizer(texts, verbose=False, **options)["input_ids"]]
+
+
+def _middle(text: str) -> tuple[int, int]:
+    """Return where the best cut near the middle of ``text`` begins and ends."""
+    half = len(text) / 2
+    for pattern in _ENDS:
+        cuts = [match.span() for match in pattern.finditer(text)]
+        cuts = [(start, end) for start, end in cuts if 0 < start and end < len(text)]
+        if cuts:
+            return min(cuts, key=lambda cut: abs(cut[0] - half))
+    return len(text) // 2, len(text) // 2
+
+
+def source_limit(model: Any, tokenizer: Any, asked: int | None) -> int:
+    """Return how many tokens a source may have: the position table's, or fewer where asked."""
+    limit = model.max_length()
+    if limit is None:
+        own = getattr(tokenizer, "model_max_length", None) or LONGEST
+        limit = asked or (own if own < 1_000_000 else LONGEST)  # 1e30 stands for "no limit"
+    return min(limit, asked or limit)
+
+
+class TargetDecoder:
+    """Turns rows of tokens, which begin with the decoder's start token, into one line of text."""
+
+    def __init__(self, tokenizer: Any, ends: Sequence[int], pad: int | None):
+        self.tokenizer, self.ends, self.pad = tokenizer, list(ends), pad
+        # Marian's tokenizer has two vocabularies and would decode with the source's.
+        own = hasattr(tokenizer, "spm_target")
+        self._options: dict[str, Any] = {"use_source_tokenizer": False} if own else {}
+
+    def __call__(self, sequences: np.ndarray) -> list[tuple[str, bool]]:
+        """Return for each row its text and whether it came to an end by itself."""
+        rows = [self._real(row) for row in sequences[:, 1:]]
+        texts = self.tokenizer.batch_decode(
+            [row.tolist() for row, _ in rows], skip_special_tokens=True, **self._options
+        )
+        return [
+            (" ".join(text.split("\n")).replace("\r", " ").strip(), ended)
+            for text, (_, ended) in zip(texts, rows, strict=True)
+        ]
+
+    def _real(self, row: np.ndarray) -> tuple[np.ndarray, bool]:
+        ends = np.flatnonzero(np.isin(row, self.ends))
+        if len(ends):
+            return row[: ends[0]], bool(ends[0] < len(row) - 1)
+        padding = len(row) - np.argmax(row[::-1] != self.pad) if self.pad is not None else len(row)
+        return row[:padding], False
+
+
+#: Batches that are sorted by length together.
+WINDOW = 16
+
+
+#: Seconds without a new line after which a stream is translated as far as it has come.
+PAUSE = 0.1
+
+
+#: Tokens that a translation may have beyond twice those of its source.
+SPARE = 16
+
+
+class Hypothesis(NamedTuple):
+    """A translation. ``score`` is that of beam search; ``ended`` tells that it was not cut off."""
+
+    text: str
+    score: float | None = None
+    ended: bool = True
+
+
+@dataclass
+class Translation:
+    """A line and what became of it: hypotheses, best first, or an ``error`` and none."""
+
+    line: int
+    source: str
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+class _Part(NamedTuple):
+    """Tokens of a line, or of a piece of it: what makes a row of a batch."""
+
+    line: int
+    place: int
+    ids: list[int]
+
+
+class Translator:
+    """Translates with a model of ``FlaxAutoModelForSeq2SeqLM`` and its tokenizer.
+
+    Texts are sorted by length within windows of 16 batches and padded to few widths and numbers of
+    rows, so that few programs are compiled; padding and neighbours change no translation.
+
+    **Arguments:** ``num_beams`` 1 is greedy search; ``batch_size`` rows are translated at a time;
+    ``max_source_length`` and ``max_new_tokens`` count tokens. Without the latter it is a little
+    more than twice the width of the source, and never more than ``max_length`` of the model's
+    generation configuration or its position table. ``length_penalty``, ``length_penalty_type`` and
+    ``early_stopping`` are those of ``generate``, by default the model's own; ``source_prefix`` goes
+    before every text; ``long_lines`` says what happens to texts that are too long: ``truncate``,
+    ``split`` or ``error``. Other keywords go to ``generate``.
+
+    **Raises:** UsageError for options that contradict each other or the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        num_beams: int = 4,
+        batch_size: int = 32,
+        max_source_length: int | None = None,
+        max_new_tokens: int | None = None,
+        num_return_sequences: int = 1,
+        source_prefix: str = "",
+        long_lines: str = "truncate",
+        **generation: Any,
+    ):
+        self.model, self.tokenizer = model, tokenizer
+        self.num_beams, self.batch_size = num_beams, batch_size
+        self.num_return_sequences, self.max_new_tokens = num_return_sequences, max_new_tokens
+        self.window = WINDOW * batch_size
+        self._check(max_source_length, long_lines)
+        limit = source_limit(model, tokenizer, max_source_length)
+        self.encode = SourceEncoder(tokenizer, limit, source_prefix, long_lines)
+        own = model.generation_config
+        ends = own.eos_token_id if own.eos_token_id is not None else model.config.eos_token_id
+        pad = own.pad_token_id if own.pad_token_id is not None else model.config.pad_token_id
+        self.pad = 0 if pad is None else pad
+        self.decode = TargetDecoder(tokenizer, np.ravel([] if ends is None else ends).tolist(), pad)
+        self._options = _options(num_beams, num_return_sequences, generation)
+        self._succeeded = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str,
+        *,
+        precision: str | None = None,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        source_prefix: str | None = None,
+        **options: Any,
+    ) -> Translator:
+        """Load the checkpoint ``name`` (a directory or on the Hub) for a pair of languages.
+
+        Languages and prefix are those of :func:`hfseq.pipelines.translation.find_direction`.
+
+        **Raises:** UsageError for a pair that the checkpoint lacks, CheckpointError for one that
+        cannot be loaded.
+        """
+
+        model, tokenizer = load_pair(name, precision)
+        way = find_direction(model.config, tokenizer, name, source_lang, target_lang, source_prefix)
+        if way.tokenizer_source is not None:
+            tokenizer.src_lang = way.tokenizer_source
+        if way.forced_bos_token_id is not None:
+            options.setdefault("forced_bos_token_id", way.forced_bos_token_id)
+        return cls(model, tokenizer, source_prefix=way.source_prefix, **options)
+
+    def __call__(self, texts: Sequence[str], params: Any = None) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each text, best first; a blank text has a blank translation.
+
+        ``params`` are used instead of the model's own, wherever they lie; over a mesh, the rows of
+        batches that divide evenly are distributed too. An error in one text is raised.
+        """
+        found = self.translate(texts, params)
+        wrong = next((line for line in found if line.error), None)
+        if wrong is not None:
+            raise UsageError(f"text {wrong.line}: {wrong.error}")
+        warned = [line for line in found if line.warnings]
+        if warned:
+            first = f"text {warned[0].line}: {warned[0].warnings[0]}"
+            logger.warning("%d of %d texts are too long: %s", len(warned), len(found), first)
+        return [line.hypotheses for line in found]
+
+    def translate(
+        self, texts: Sequence[str], params: Any = None, first_line: int = 1
+    ) -> list[Translation]:
+        """Return a :class:`Translation` of each text, numbered from ``first_line``.
+
+        A text on which the model fails has an ``error``; the others of its batch are translated.
+        """
+        found = [Translation(first_line + place, text) for place, text in enumerate(texts)]
+        for start in range(0, len(found), self.window):
+            self._translate_window(found[start : start + self.window], params)
+        return found
+
+    def stream(
+        self, lines: Iterable[str], params: Any = None, pause: float | None = PAUSE
+    ) -> Iterator[Translation]:
+        """Translate lines as they come, in order.
+
+        What has come is translated when it fills a batch, or when nothing comes for ``pause``
+        seconds; ``None`` waits for full windows, which suits files. An error of ``lines`` is raised
+        after the translations of the lines before it.
+        """
+        first = 1
+        for window in windows(lines, self.window, self.batch_size, pause):
+            yield from self.translate(window, params, first)
+            first += len(window)
+
+    def _check(self, max_source_length: int | None, long_lines: str) -> None:
+        counts = {
+            "num_beams": self.num_beams,
+            "batch_size": self.batch_size,
+            "num_return_sequences": self.num_return_sequences,
+            "max_source_length": max_source_length,
+            "max_new_tokens": self.max_new_tokens,
+        }
+        problems = [
+            f"{name} {value}: give a number of at least 1"
+            for name, value in counts.items()
+            if value is not None and value < 1
+        ]
+        if self.num_return_sequences > self.num_beams:
+            problems.append(
+                f"num_return_sequences {self.num_return_sequences} is more than num_beams "
+                f"{self.num_beams}: raise num_beams"
+            )
+        if long_lines not in LONG_LINES:
+            problems.append(f"long_lines {long_lines}: choose among {', '.join(LONG_LINES)}")
+        room = self.model.max_length()
+        if room is not None and (self.max_new_tokens or 0) > room:
+            problems.append(
+                f"max_new_tokens {self.max_new_tokens} is more than the model's {room} positions "
+                f"allow: give at most {room - 1}"
+            )
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    def _translate_window(self, lines: list[Translation], params: Any) -> None:
+        encoded = self._encode(lines)
+        parts = [
+            _Part(number, place, ids)
+            for number, one in enumerate(encoded)
+            for place, ids in enumerate(one.parts)
+        ]
+        done: dict[tuple[int, int], list[Hypothesis]] = {}
+        for batch in _batches(parts, self.batch_size):
+            for part, result in zip(batch, self._survive(batch, params), strict=True):
+                if isinstance(result, str):
+                    lines[part.line].error = result
+                else:
+                    done[part.line, part.place] = result
+        for number, (line, one) in enumerate(zip(lines, encoded, strict=True)):
+            if not line.error:
+                found = [done[number, place] for place in range(len(one.parts))]
+                line.hypotheses = _join(found, one.joints, self.num_return_sequences)
+
+    def _encode(self, lines: list[Translation]) -> list[Encoded]:
+        texts = []
+        for line in lines:
+            source = line.source
+            if isinstance(source, BadLine):
+                line.error = None if source.usable else source.problem
+                line.warnings += [source.problem] if source.usable else []
+            texts.append("" if line.error else str(source))
+        encoded = self.encode(texts)
+        for line, one in zip(lines, encoded, strict=True):
+            line.error = line.error or one.error
+            line.warnings += [one.warning] if one.warning else []
+        return encoded
+
+    def _survive(self, batch: list[_Part], params: Any) -> list[list[Hypothesis] | str]:
+        """Return the hypotheses of each part, or what went wrong with it alone.
+
+        **Raises:** what went wrong, where nothing has gone right so far for several parts: then it
+        is not the fault of a text.
+        """
+        try:
+            found: list[Any] = self._generate([part.ids for part in batch], params)
+            self._succeeded = True
+            return found
+        except Exception as error:
+            if len(batch) == 1:
+                return [_describe(error)]
+            alone = [self._survive([part], params)[0] for part in batch]
+            if len(batch) > 3 and not self._succeeded:
+                raise
+            return alone
+
+    def _generate(self, rows: list[list[int]], params: Any) -> list[list[Hypothesis]]:
+        width = bucket(max(map(len, rows)), self.model.max_length())
+        # Rows that fill up are copies of a real one: they take no steps of their own.
+        filled = rows + [rows[-1]] * (self._rows(len(rows)) - len(rows))
+        ids = np.full((len(filled), width), self.pad, np.int32)
+        mask = np.zeros_like(ids)
+        for place, row in enumerate(filled):
+            ids[place, : len(row)], mask[place, : len(row)] = row, 1
+        output = self.model.generate(
+            _spread(ids, params), attention_mask=mask, params=params,
+            max_length=1 + self._new_tokens(width), max_new_tokens=None, **self._options,
+        )  # fmt: skip
+        wanted = self.num_return_sequences
+        found = self.decode(np.asarray(output.sequences)[: len(rows) * wanted])
+        scores = [None] * len(found)
+        if self.num_beams > 1:
+            scores = np.asarray(output.scores, np.float64).tolist()
+        flat = [
+            Hypothesis(text, score, ended)
+            for (text, ended), score in zip(found, scores, strict=False)
+        ]
+        return [flat[start : start + wanted] for start in range(0, len(flat), wanted)]
+
+    def _rows(self, count: int) -> int:
+        """Return 1, 4, 16 and so on, or the size of a full batch."""
+        rows = 1
+        while rows < count:
+            rows *= 4
+        return min(rows, self.batch_size)
+
+    def _new_tokens(self, width: int) -> int:
+        """Return how long a translation of a source of ``width`` tokens may get."""
+        room = self.model.max_length()
+        if self.max_new_tokens is not None:  # all positions but that of the start token
+            return self.max_new_tokens if room is None else min(self.max_new_tokens, room - 1)
+        own = self.model.generation_config
+        new = bucket(2 * width + SPARE) - 1  # the start token is in the buffer too
+        if own.max_new_tokens is not None:
+            new = min(new, own.max_new_tokens)
+        elif own.max_length is not None:
+            new = min(new, own.max_length - 1)
+        return max(1, new if room is None else min(new, room - 1))
+
+
+def _batches(parts: list[_Part], size: int) -> Iterator[list[_Part]]:
+    """Yield parts of similar length together, the longest first, so that memory fails early."""
+    batch: list[_Part] = []
+    for part in sorted(parts, key=lambda part: -len(part.ids)):
+        # One long line must not make 31 short ones as wide, and as long to decode.
+        lonely = batch and 2 * bucket(len(part.ids)) <= bucket(len(batch[0].ids))
+        if len(batch) == size or lonely:
+            yield batch
+            batch = []
+        batch.append(part)
+    if batch:
+        yield batch
+
+
+def _options(num_beams: int, wanted: int, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of ``generate`` without those that are left to the model."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return {
+        "do_sample": False, "num_beams": num_beams, "num_return_sequences": wanted,
+        "compact_finished": True, **chosen,
+    }  # fmt: skip
+
+
+def _describe(error: Exception) -> str:
+    return f"the model failed on it: {first_line(error)}"
+
+
+def _join(parts: list[list[Hypothesis]], joints: list[str], count: int) -> list[Hypothesis]:
+    """Join the hypotheses of equal rank of all parts; scores are averaged over the parts."""
+    if not parts:
+        return [Hypothesis("")] * count
+    if len(parts) == 1:
+        return parts[0]
+    found = []
+    for rank in range(count):
+        ranked = [part[rank] for part in parts]
+        text = "".join(joint + one.text for joint, one in zip(["", *joints], ranked, strict=True))
+        scores = [one.score for one in ranked if one.score is not None]
+        score = sum(scores) / len(scores) if scores else None
+        found.append(Hypothesis(text.strip(), score, all(one.ended for one in ranked)))
+    return found
+
+
+def _spread(ids: np.ndarray, params: Any) -> Any:
+    """Distribute rows over the data axes of the mesh on which parameters lie, if they do."""
+    if params is None:
+        return ids
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    sharding = getattr(next(iter(jax.tree.leaves(params)), None), "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not sharding.is_fully_addressable:
+        return ids
+    axes = [name for name in ("data", "fsdp") if sharding.mesh.shape.get(name, 1) > 1]
+    parts = int(np.prod([sharding.mesh.shape[name] for name in axes]))
+    if not axes or len(ids) % parts:
+        return ids
+    return jax.device_put(ids, NamedSharding(sharding.mesh, PartitionSpec(tuple(axes))))
+
+
+def load_pair(name: str, precision: str | None = None) -> tuple[Any, Any]:
+    """Return the model and the tokenizer of ``name``, a directory or a model on the Hub.
+
+    ``precision`` names a recipe; ``None`` computes in float32.
+
+    **Raises:** CheckpointError for what is absent or cannot be read, UsageError for a checkpoint of
+    another kind or without a tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    from hfseq.data.tokenizers import check_vocabulary
+    from hfseq.modeling.auto import FlaxAutoModelForSeq2SeqLM, load
+
+    options = {"precision": precision} if precision else {}
+    model = load(FlaxAutoModelForSeq2SeqLM, name, **options)
+    tokenizer = load(AutoTokenizer, name)
+    if not getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
+        raise UsageError(f"'{name}' is no encoder-decoder with a head: it cannot translate")
+    check_vocabulary(tokenizer, model.config)
+    return model, tokenizer
+
+
+#: Groups of languages that OPUS-MT names as one side of a pair: any language is welcome there.
+GROUPS = frozenset(
+    "mul afa alv art aav bat ber bnt cau ccs cel cpf cpp cus dra euq fiu gem gmq gmw grk iir inc "
+    "ine ira itc map mkh myn nah nic ngf paa phi pqe poz roa sal sem sit sla smi tai trk tut tup "
+    "urj wak zle zls zlw zhx".split()
+)
+
+
+LISTED = 40
+
+
+_TASK = re.compile(r"translation_(\w+)_to_(\w+)")
+
+
+_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")
+
+
+@dataclass(frozen=True)
+class Direction:
+    """What goes before each text, the first token of each output, and the tokenizer's source."""
+
+    source_prefix: str = ""
+    forced_bos_token_id: int | None = None
+    tokenizer_source: str | None = None
+
+
+@dataclass(frozen=True)
+class _Way:
+    source: str | None  # None: the checkpoint does not care
+    target: str
+    direction: Direction
+
+
+def find_direction(
+    config: Any,
+    tokenizer: Any,
+    name: str,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    source_prefix: str | None = None,
+) -> Direction:
+    """Return how the checkpoint ``name`` translates from one language into the other.
+
+    Codes are the checkpoint's own; case does not matter, and ``fr`` finds ``fr_XX`` where that is
+    the only French. A ``source_prefix`` of the caller, empty or not, takes the place of the one
+    that was found. With one pair, nothing has to be said.
+
+    **Raises:** UsageError for languages the checkpoint lacks, or where a choice has to be made;
+    it lists them.
+    """
+    ways = _ways(config, tokenizer)
+    asked = bool(source_lang or target_lang)
+    if not asked and (source_prefix is not None or not ways):
+        return Direction(_prefix(config) if source_prefix is None else source_prefix)
+    if not ways:
+        given = _flags(source_lang, target_lang)
+        raise UsageError(
+            f"'{name}' does not say which languages it translates, so {given} means nothing to it: "
+            "leave that out"
+        )
+    found = _choose(ways, name, source_lang, target_lang).direction
+    if source_prefix is None:
+        return found
+    return Direction(source_prefix, found.forced_bos_token_id, found.tokenizer_source)
+
+
+def _ways(config: Any, tokenizer: Any) -> list[_Way]:
+    first, second = getattr(config, "source_lang", None), getattr(config, "target_lang", None)
+    if isinstance(first, str) and isinstance(second, str):  # trained by hfseq
+        return [_Way(first, second, Direction(_prefix(config)))]
+    tasks = _tasks(config)
+    if tasks:
+        return tasks
+    source = getattr(tokenizer, "source_lang", None)
+    source = None if _is_group(source) else source
+    tokens = getattr(tokenizer, "supported_language_codes", None)
+    if tokens:
+        return [_Way(source, token.strip("<>"), Direction(f"{token} ")) for token in tokens]
+    if hasattr(tokenizer, "src_lang"):
+        codes = _codes(tokenizer)
+        return [
+            _Way(first, second, Direction("", number, first))
+            for first in codes
+            for second, number in codes.items()
+            if first != second
+        ]
+    target = getattr(tokenizer, "target_lang", None)
+    return [_Way(source, target, Direction())] if isinstance(target, str) else []
+
+
+def _prefix(config: Any) -> str:
+    return getattr(config, "source_prefix", None) or ""
+
+
+def _tasks(config: Any) -> list[_Way]:
+    tasks = getattr(config, "task_specific_params", None) or {}
+    found = [(_TASK.fullmatch(task), settings) for task, settings in tasks.items()]
+    return [
+        _Way(match[1], match[2], Direction((settings or {}).get("prefix") or ""))
+        for match, settings in found
+        if match
+    ]
+
+
+def _codes(tokenizer: Any) -> dict[str, int]:
+    codes = getattr(tokenizer, "lang_code_to_id", None)
+    if codes:
+        return dict(codes)
+    tokens = [token for token in tokenizer.all_special_tokens if _CODE.fullmatch(token)]
+    return {token: tokenizer.convert_tokens_to_ids(token) for token in tokens}
+
+
+def _is_group(code: Any) -> bool:
+    """Tell whether a side of a pair is no single language; old names are words: ``ROMANCE``."""
+    return not isinstance(code, str) or code in GROUPS or (code.isupper() and len(code) > 3)
+
+
+def _choose(ways: list[_Way], name: str, source: str | None, target: str | None) -> _Way:
+    targets = _matching({way.target for way in ways}, target)
+    sources = _matching({way.source for way in ways if way.source}, source)
+    found = [
+        way
+        for way in ways
+        if way.target in targets and (way.source is None or way.source in sources)
+    ]
+    if len(found) == 1:
+        return found[0]
+    have = _listing(ways)
+    if not found:
+        close = nearest(target or source or "", {way.target for way in ways})
+        raise UsageError(
+            f"'{name}' does not translate {_flags(source, target)}{close or ';'} it has {have}"
+        )
+    given = f" ({_flags(source, target)} fits {len(found)})" if source or target else ""
+    raise UsageError(
+        f"'{name}' translates between several languages{given}: choose with --source_lang and "
+        f"--target_lang among {have}, or write the prefix yourself with --source_prefix"
+    )
+
+
+def _matching(codes: set[str], wanted: str | None) -> set[str]:
+    if wanted is None:
+        return codes
+    plain = {code: _plain(code) for code in codes}
+    same = {code for code in codes if plain[code] == _plain(wanted)}
+    return same or {code for code in codes if plain[code].startswith(f"{_plain(wanted)}-")}
+
+
+def _plain(code: str) -> str:
+    return code.strip("<>_ ").lower().replace("_", "-")
+
+
+def _flags(source: str | None, target: str | None) -> str:
+    given = {"--source_lang": source, "--target_lang": target}
+    return " ".join(f"{flag} {value}" for flag, value in given.items() if value)
+
+
+def _listing(ways: list[_Way]) -> str:
+    """Return pairs where there are few, the codes where any goes with any."""
+    names = [f"{way.source} -> {way.target}" if way.source else way.target for way in ways]
+    if len(names) > LISTED:
+        names = sorted({way.target for way in ways})
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more

@@ -1,0 +1,406 @@
+"""Discovery of plugins and the registries they fill.
+
+Plugins come, in this order, from hfseq itself (``hfseq.plugins.builtin``), from installed distributions
+(entry point group ``hfseq``; the architectures in ``plugins/`` too), from ``hfseqfile.py`` in the
+working directory and from files named explicitly (``--plugin path.py``). A plugin that is broken is
+recorded in ``Plugins.errors`` and the others go on; only a file named explicitly must load.
+
+Environment: ``HFSEQ_PLUGINS=a,b`` loads just these besides hfseq itself,
+``HFSEQ_DISABLE_PLUGINS=a,b`` leaves these out, ``HFSEQ_TRACE_PLUGINS=1`` prints every hook call to
+standard error.
+"""
+
+from __future__ import annotations
+
+import configparser
+import importlib.util
+import inspect
+import logging
+import os
+import re
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from hfseq.errors import HfseqError, PluginConflict, PluginError, nearest
+from hfseq.plugins import builtin, hookspecs
+from hfseq.plugins.registry import (
+    ArchitectureSpec,
+    Registry,
+    broken_plugins,
+    check_target,
+    describe,
+)
+
+logger = logging.getLogger("hfseq")
+
+GROUP = "hfseq"
+
+
+PROJECT_FILE = "hfseqfile.py"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plugin that can be loaded; ``origin`` says where it is from."""
+
+    name: str
+    origin: str
+    version: str | None
+    load: Callable[[], Any]
+
+
+def candidates() -> Iterator[Candidate]:
+    """Yield the plugins of the environment that the environment variables let through.
+
+    Names that nobody has, or more than one, come as candidates whose loading fails with the reason.
+    """
+    only, without = _names("HFSEQ_PLUGINS"), _names("HFSEQ_DISABLE_PLUGINS")
+    known = _by_name()
+    for name, found in known.items():
+        if name not in without and (not only or name in only):
+            yield found[0] if len(found) == 1 else _conflict(name, found)
+    for name in sorted(only - known.keys()):
+        message = f"HFSEQ_PLUGINS names '{name}', which no plugin is called{nearest(name, known)}"
+        yield _failing(name, "HFSEQ_PLUGINS", PluginError(message))
+
+
+def file_candidate(path: Path) -> Candidate:
+    """Return the plugin in the Python file ``path``; PluginError if there is no such file."""
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise PluginError(f"plugin file '{path}' does not exist")
+    return Candidate(path.stem, str(path), None, lambda: _import_file(path))
+
+
+def _names(variable: str) -> set[str]:
+    return {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
+
+
+def _by_name() -> dict[str, list[Candidate]]:
+    found: dict[str, list[Candidate]] = defaultdict(list)
+    checkout = _checkout()
+    for candidate in (*checkout, *_installed(skip_own=bool(checkout))):
+        found[candidate.name].append(candidate)
+    if Path(PROJECT_FILE).is_file():
+        candidate = file_candidate(Path(PROJECT_FILE))
+        found[candidate.name].append(candidate)
+    return found
+
+
+def _installed(skip_own: bool) -> Iterator[Candidate]:
+    points = metadata.entry_points(group=GROUP)
+    for point in sorted(points, key=lambda point: (point.name, point.value)):
+        name, version = (point.dist.name, point.dist.version) if point.dist else ("?", None)
+        if not (skip_own and name.lower() == "hfseq"):
+            yield Candidate(point.name, name, version, point.load)
+
+
+def _checkout() -> list[Candidate]:
+    """Return the plugins named in ``setup.cfg`` where hfseq runs from its source tree.
+
+    They come before the installed metadata of an editable install, which are as old as that
+    install.
+    """
+    from hfseq import __version__
+
+    root = Path(__file__).resolve().parent.parent
+    settings = configparser.ConfigParser()
+    if not settings.read(root / "setup.cfg", encoding="utf-8"):
+        return []
+    if settings.get("metadata", "name", fallback="") != "hfseq":
+        return []
+    if importlib.util.find_spec("hfseq_plugins") is None:
+        sys.path.append(str(root / "plugins"))
+    lines = settings.get("options.entry_points", GROUP, fallback="").split("\n")
+    pairs = [[part.strip() for part in line.split("=")] for line in lines if "=" in line]
+    points = [metadata.EntryPoint(name, value, GROUP) for name, value in pairs]
+    return [Candidate(point.name, "hfseq", __version__, point.load) for point in points]
+
+
+def _conflict(name: str, found: list[Candidate]) -> Candidate:
+    origins = " and ".join(" ".join(filter(None, (one.origin, one.version))) for one in found)
+    message = (
+        f"the plugin name '{name}' is claimed by {origins}, so none of them is loaded; "
+        f"uninstall one or set HFSEQ_DISABLE_PLUGINS={name}"
+    )
+    return _failing(name, origins, PluginConflict(message))
+
+
+def _failing(name: str, origin: str, error: PluginError) -> Candidate:
+    def load() -> None:
+        raise error
+
+    return Candidate(name, origin, None, load)
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import ``path`` under its own name if that is free, so that imports agree."""
+    name = re.sub(r"\W", "_", path.stem)
+    present = sys.modules.get(name)
+    if present is not None and _is_file(getattr(present, "__file__", None), path):
+        return present
+    if present is not None or _importable(name, path):
+        name = f"hfseq_file_{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"plugin file '{path}' is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _importable(name: str, path: Path) -> bool:
+    """Tell whether ``import name`` would find something other than ``path``."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and not _is_file(spec.origin, path)
+
+
+def _is_file(name: str | None, path: Path) -> bool:
+    return name is not None and Path(name).resolve() == path
+
+
+#: Registration hooks and the attribute of `Plugins` that each of them fills.
+REGISTRIES = {
+    "register_architectures": "architectures",
+    "register_objectives": "objectives",
+    "register_optimizers": "optimizers",
+    "register_attention": "attention",
+    "register_precisions": "precisions",
+    "register_trackers": "trackers",
+}
+
+
+HOOKS = (*REGISTRIES, "load_dataset", "model_card_sections")
+
+
+@dataclass
+class PluginInfo:
+    """A plugin that was found: where, in which version, and the hooks it implements."""
+
+    name: str
+    origin: str
+    version: str | None
+    hooks: tuple[str, ...] = ()
+
+
+class Plugins:
+    """All plugins of this process and what they added."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, Exception] = {}
+        self.infos: list[PluginInfo] = []
+        self.architectures = Registry("architecture", self.errors)
+        self.objectives = Registry("objective", self.errors)
+        self.optimizers = Registry("optimizer", self.errors)
+        self.attention = Registry("attention implementation", self.errors)
+        self.precisions = Registry("precision", self.errors)
+        self.trackers = Registry("tracker", self.errors)
+        self.manager = pluggy.PluginManager("hfseq")
+        self.manager.add_hookspecs(hookspecs)
+
+    def discover(self) -> None:
+        """Find and load everything but the files named explicitly."""
+        from hfseq import __version__
+
+        self._add(Candidate("core", "hfseq", __version__, lambda: builtin))
+        for candidate in candidates():
+            self._add(candidate)
+
+    def add_file(self, path: str | os.PathLike[str]) -> None:
+        """Load the plugin in the file ``path``, once; any failure is raised."""
+        candidate = file_candidate(Path(path))
+        present = [info.name for info in self.infos if info.origin == candidate.origin]
+        if not present:
+            self._add(candidate, strict=True)
+        elif present[0] in self.errors:
+            raise self.errors[present[0]]
+
+    def call_all(self, hook: str, **arguments: Any) -> list[Any]:
+        """Return what the plugins answer, without None, in the order they were loaded.
+
+        A plugin that raises is left out with a warning.
+        """
+        answers = []
+        for plugin, function in self._implementations(hook):
+            try:
+                answers.append(self._call(plugin, hook, function, arguments))
+            except Exception as error:
+                logger.warning("plugin '%s' failed in %s: %s", plugin, hook, describe(error))
+        return [answer for answer in answers if answer is not None]
+
+    def call_first(self, hook: str, **arguments: Any) -> Any:
+        """Return the first answer that is not None; plugins loaded last are asked first.
+
+        An error of hfseq's own kinds is meant for the user and raised at once. After any other the
+        next plugin is asked, and only if nobody answers is it raised, naming the plugin.
+        """
+        failure: PluginError | None = None
+        for plugin, function in reversed(list(self._implementations(hook))):
+            try:
+                answer = self._call(plugin, hook, function, arguments)
+            except HfseqError:
+                raise
+            except Exception as error:
+                failure = PluginError(f"plugin '{plugin}' failed in {hook}: {describe(error)}")
+                failure.__cause__ = error
+                continue
+            if answer is not None:
+                return answer
+        if failure:
+            raise failure
+        return None
+
+    def broken(self) -> str:
+        """Return a clause for error messages on the plugins that could not be loaded."""
+        return broken_plugins(self.errors)
+
+    def adds(self, plugin: str) -> dict[str, list[str]]:
+        """Return the names that ``plugin`` registered, by kind."""
+        by_kind = {kind: getattr(self, kind).names(plugin) for kind in REGISTRIES.values()}
+        return {kind: names for kind, names in by_kind.items() if names}
+
+    def _add(self, candidate: Candidate, strict: bool = False) -> None:
+        info = PluginInfo(candidate.name, candidate.origin, candidate.version)
+        try:
+            self._load(candidate, info)
+        except (Exception, SystemExit) as error:
+            failure = error if isinstance(error, PluginError) else _failure(info, error)
+            if strict:
+                raise failure from error
+            self.errors[info.name] = failure
+            logger.warning("%s", describe(failure))
+        self.infos.append(info)
+
+    def _load(self, candidate: Candidate, info: PluginInfo) -> None:
+        for other in self.infos:
+            if other.name == info.name:
+                raise PluginConflict(
+                    f"two plugins are named '{info.name}': {other.origin} and {info.origin}"
+                )
+        module = candidate.load()
+        info.hooks = self._check_hooks(info.name, module)
+        self.manager.register(module, name=info.name)
+        try:
+            for hook in REGISTRIES.keys() & set(info.hooks):
+                self._collect(hook, info.name)
+        except BaseException:
+            # all of a plugin or nothing: half of one would fail later and elsewhere
+            self.manager.unregister(name=info.name)
+            for kind in REGISTRIES.values():
+                getattr(self, kind).discard(info.name)
+            raise
+
+    def _check_hooks(self, plugin: str, module: Any) -> tuple[str, ...]:
+        """Return the hooks that ``module`` implements; PluginError where one cannot work."""
+        found = []
+        for attribute in dir(module):
+            options = self.manager.parse_hookimpl_opts(module, attribute)
+            if options is None:
+                value = inspect.getattr_static(module, attribute)
+                if attribute in HOOKS and getattr(value, "__module__", None) == module.__name__:
+                    raise PluginError(f"plugin '{plugin}': {attribute} lacks @hookimpl")
+                continue
+            hook = options.get("specname") or attribute
+            if hook not in HOOKS:
+                raise PluginError(
+                    f"plugin '{plugin}' implements the unknown hook '{hook}'; "
+                    f"hooks: {', '.join(HOOKS)}{nearest(hook, HOOKS)}"
+                )
+            if options.get("wrapper") or options.get("hookwrapper"):
+                raise PluginError(f"plugin '{plugin}': {hook} is a wrapper; write a plain hook")
+            _check_arguments(plugin, hook, getattr(module, attribute))
+            found.append(hook)
+        if not found:
+            raise PluginError(f"plugin '{plugin}' implements no hook; hooks: {', '.join(HOOKS)}")
+        return tuple(hook for hook in HOOKS if hook in found)
+
+    def _collect(self, hook: str, plugin: str) -> None:
+        registry: Registry = getattr(self, REGISTRIES[hook])
+
+        def register(name: str, target: Any) -> None:
+            what = f"the {registry.kind} '{name}'"
+            registry.add(name, plugin, check_target(target, plugin, what))
+
+        def register_architecture(model_type: str, **description: Any) -> None:
+            spec = ArchitectureSpec(model_type, plugin=plugin, **description)
+            registry.add(model_type, plugin, spec)
+
+        is_architecture = hook == "register_architectures"
+        for owner, function in self._implementations(hook):
+            if owner == plugin:
+                arguments = {"register": register_architecture if is_architecture else register}
+                self._call(plugin, hook, function, arguments)
+
+    def _implementations(self, hook: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+        for implementation in getattr(self.manager.hook, hook).get_hookimpls():
+            yield implementation.plugin_name, implementation.function
+
+    def _call(
+        self, plugin: str, hook: str, function: Callable[..., Any], arguments: dict[str, Any]
+    ) -> Any:
+        """Call one implementation with those of ``arguments`` that it takes."""
+        wanted = {name: arguments[name] for name in inspect.signature(function).parameters}
+        if os.environ.get("HFSEQ_TRACE_PLUGINS") == "1":
+            shown = ", ".join(f"{k}={v!r:.60}" for k, v in wanted.items() if k != "register")
+            print(f"hfseq: {plugin}.{hook}({shown})", file=sys.stderr)
+        return function(**wanted)
+
+
+def _failure(info: PluginInfo, error: BaseException) -> PluginError:
+    failure = PluginError(
+        f"plugin '{info.name}' ({info.origin}) cannot be loaded: {describe(error)}"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _check_arguments(plugin: str, hook: str, function: Callable[..., Any]) -> None:
+    offered = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+    for name in inspect.signature(function).parameters:
+        if name not in offered:
+            raise PluginError(
+                f"plugin '{plugin}': {hook} takes '{name}', but the hook passes only "
+                f"({', '.join(offered)}){nearest(name, offered)}"
+            )
+
+
+_lock = threading.RLock()
+
+
+_plugins: Plugins | None = None
+
+
+def load(extra: Iterable[str | os.PathLike[str]] = ()) -> Plugins:
+    """Return the plugins of this process, discovering them at the first call.
+
+    ``extra`` are paths of plugin files to add, each of them once. PluginError if one does not load.
+    """
+    global _plugins
+    with _lock:
+        if _plugins is None:
+            _plugins = Plugins()
+            _plugins.discover()
+        for path in extra:
+            _plugins.add_file(path)
+        return _plugins
+
+
+def unload() -> None:
+    """Forget all plugins; the next `load` discovers them anew. For tests and notebooks."""
+    global _plugins
+    with _lock:
+        _plugins = None

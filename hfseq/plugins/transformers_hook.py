@@ -1,0 +1,240 @@
+"""Makes transformers' own Auto classes know the architectures that transformers itself lacks.
+
+Once hfseq is imported, ``AutoConfig`` finds the configuration classes of such architectures, so
+that ``AutoTokenizer`` works for their checkpoints, and ``AutoModel*`` returns their Flax classes.
+Model types that transformers has stay as they are. Without PyTorch the top-level
+``transformers.AutoModel`` is a dummy; import it from ``transformers.models.auto.modeling_auto``.
+
+Nothing is registered: the mappings of transformers are given tables that ask hfseq's plugin
+registry at each look-up. So nothing is imported before it is needed, no plugin can break ``import
+transformers``, and plugins that are loaded later count.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from hfseq.errors import HfseqError, UsageError
+from hfseq.plugins import manager
+from hfseq.plugins.registry import ArchitectureSpec, describe
+
+logger = logging.getLogger("hfseq")
+
+_AUTO = "transformers.models.auto"
+
+
+def install() -> None:
+    """Extend transformers' mappings: now where they are imported already, else when they are."""
+    for name, extend in _EXTENSIONS.items():
+        if name in sys.modules:
+            extend(sys.modules[name])
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def register_auto_classes() -> None:
+    """Import transformers' Auto classes and extend them now, which ``import hfseq`` does lazily."""
+    for name, extend in _EXTENSIONS.items():
+        extend(importlib.import_module(name))
+
+
+class Configs(MutableMapping[str, Any]):
+    """Model type -> configuration class: those registered by hand, then those of the plugins."""
+
+    def __init__(self, stock: Any, registered: dict[str, Any]) -> None:
+        self._stock, self._registered = stock, registered
+
+    def __getitem__(self, model_type: str) -> Any:
+        if model_type in self._registered:
+            return self._registered[model_type]
+        return _custom(self._stock)[model_type].load_config()
+
+    def __contains__(self, model_type: object) -> bool:
+        return model_type in self._registered or model_type in _custom(self._stock)
+
+    def __setitem__(self, model_type: str, config: Any) -> None:
+        self._registered[model_type] = config
+
+    def __delitem__(self, model_type: str) -> None:
+        del self._registered[model_type]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list({**self._registered, **_custom(self._stock)}))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+class _LazyClass(type):
+    """Metaclass of stand-ins for a Flax class, which is imported when the stand-in is used."""
+
+    _load: Callable[[], Any]
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(cls._load(), name)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._load()(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls._load())
+
+
+def _stand_in(spec: ArchitectureSpec, task: str) -> type:
+    from hfseq.plugins.registry import target_name
+
+    # The module name makes transformers treat it as one of its own, so that trust_remote_code=True
+    # prefers the code that a checkpoint ships.
+    content = {"_load": staticmethod(lambda: spec.load_head(task)), "__module__": f"{_AUTO}.hfseq"}
+    return _LazyClass(target_name(spec.heads[task]), (), content)
+
+
+def _custom(stock: Any) -> dict[str, ArchitectureSpec]:
+    """Return the architectures whose model type is not among ``stock``, transformers' own."""
+    from hfseq.plugins import manager
+
+    try:
+        entries = manager.load().architectures.entries()
+    except Exception as error:
+        logger.warning("hfseq's plugins cannot be loaded: %s", error)
+        return {}
+    return {entry.name: entry.target for entry in entries if entry.name not in stock}
+
+
+def _extend_configs(module: ModuleType) -> None:
+    mapping = module.CONFIG_MAPPING
+    if not isinstance(mapping._extra_content, Configs):
+        mapping._extra_content = Configs(mapping._mapping, mapping._extra_content)
+
+
+def _extend_models(module: ModuleType) -> None:
+    from hfseq.plugins.registry import TASKS, auto_class_name
+
+    stock = sys.modules[f"{_AUTO}.configuration_auto"].CONFIG_MAPPING._mapping
+    for task in TASKS:
+        mapping = getattr(module, auto_class_name(task))._model_mapping
+        if not isinstance(mapping._extra_content, ArchitectureMapping):
+            extra = ArchitectureMapping(task, lambda spec: spec.model_type not in stock, _stand_in)
+            extra.update(mapping._extra_content)
+            mapping._extra_content = extra
+
+
+_EXTENSIONS: dict[str, Callable[[ModuleType], None]] = {
+    f"{_AUTO}.configuration_auto": _extend_configs,
+    f"{_AUTO}.modeling_auto": _extend_models,
+}
+
+
+class _Finder:
+    """Finds nothing itself: it has the modules in `_EXTENSIONS` extended after their import."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _EXTENSIONS:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+                loader: Any = _Loader(spec.loader, _EXTENSIONS[name])
+                spec.loader = loader
+                return spec
+        return None
+
+
+class _Loader:
+    """Loads as ``loader`` does, leaving no trace of itself, then calls ``extend``."""
+
+    def __init__(self, loader: Any, extend: Callable[[ModuleType], None]) -> None:
+        self._loader, self._extend = loader, extend
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        try:
+            self._extend(module)
+        except Exception as error:
+            logger.warning("hfseq cannot extend %s: %s", module.__name__, error)
+
+
+class ArchitectureMapping(MutableMapping[type, Any]):
+    """Configuration class -> model class for one task, read from the plugin registry.
+
+    A configuration class is recognised by its ``model_type`` and its name, so asking imports
+    nothing. ``wanted`` selects architectures, ``value`` makes what is returned for one; the
+    defaults are all of them and their model classes.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        wanted: Callable[[ArchitectureSpec], bool] = lambda spec: True,
+        value: Callable[[ArchitectureSpec, str], Any] = ArchitectureSpec.load_head,
+    ) -> None:
+        self.task = task
+        self._wanted, self._value = wanted, value
+        self._registered: dict[type, Any] = {}
+        self._values: dict[str, tuple[ArchitectureSpec, Any]] = {}
+
+    def specs(self) -> list[ArchitectureSpec]:
+        """Return the registered architectures that have a head for the task."""
+        specs = [entry.target for entry in manager.load().architectures.entries()]
+        return [spec for spec in specs if self.task in spec.heads and self._wanted(spec)]
+
+    def register(self, key: type, value: Any, exist_ok: bool = False) -> None:
+        """Add a model class for a configuration class, as ``FlaxAutoModel.register`` does."""
+        if key in self and not exist_ok:
+            raise UsageError(f"{key.__name__} already has a class for {self.task}: {self[key]}")
+        self[key] = value
+
+    def _find(self, key: Any) -> ArchitectureSpec | None:
+        model_type, name = getattr(key, "model_type", None), getattr(key, "__name__", None)
+        for spec in self.specs():
+            if spec.model_type == model_type and spec.config_name == name:
+                return spec
+        return None
+
+    def __getitem__(self, key: type) -> Any:
+        if key in self._registered:
+            return self._registered[key]
+        spec = self._find(key)
+        if spec is None:
+            raise KeyError(key)
+        of, value = self._values.get(spec.model_type, (None, None))
+        if of is not spec:
+            value = self._value(spec, self.task)
+            self._values[spec.model_type] = (spec, value)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._registered or self._find(key) is not None
+
+    def __setitem__(self, key: type, value: Any) -> None:
+        self._registered[key] = value
+
+    def __delitem__(self, key: type) -> None:
+        del self._registered[key]
+
+    def __iter__(self) -> Iterator[type]:
+        """Yield the configuration classes; one that does not import is left out with a warning."""
+        for spec in self.specs():
+            try:
+                yield spec.load_config()
+            except HfseqError as error:
+                manager.logger.warning("%s", describe(error))
+        yield from list(self._registered)
+
+    def __len__(self) -> int:
+        return len(self.specs()) + len(self._registered)

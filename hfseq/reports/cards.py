@@ -1,0 +1,455 @@
+"""The model card: what was trained, on what, how, how well, and how to load it.
+
+Its numbers come from the run's own log (`CardContext.with_log`), so card and log cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import quote
+
+from hfseq.errors import private, write_whole
+
+PIPELINES = {
+    "ForMaskedLM": "fill-mask",
+    "ForCausalLM": "text-generation",
+    "ForSeq2SeqLM": "translation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+}
+
+
+ENDINGS = {"ForConditionalGeneration": "ForSeq2SeqLM", "LMHeadModel": "ForCausalLM"}
+
+
+JAX_HEAD = """\
+from transformers import AutoTokenizer
+
+from hfseq import FlaxAutoModel{task}
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = FlaxAutoModel{task}.from_pretrained("{name}")
+"""
+
+
+TORCH_HEAD = """\
+from transformers import AutoModel{task}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})
+model = AutoModel{task}.from_pretrained("{name}"{trust})
+"""
+
+
+CALL = """\
+outputs = model(**tokenizer("Some text", return_tensors="{tensors}"))"""
+
+
+FILL_MASK = """\
+inputs = tokenizer(f"One word is {{tokenizer.mask_token}}.", return_tensors="{tensors}")
+logits = model(**inputs).logits[0]
+best = logits[inputs["input_ids"][0] == tokenizer.mask_token_id].argmax(-1)
+print(tokenizer.decode(best.tolist()))"""
+
+
+CLASSIFY = """\
+logits = model(**tokenizer("Some text", return_tensors="{tensors}")).logits[0]
+print(model.config.id2label[int(logits.argmax())])"""
+
+
+GENERATE = """\
+inputs = tokenizer("Some text", return_tensors="{tensors}")
+generated = model.generate(**inputs, max_new_tokens=40){sequences}
+print(tokenizer.batch_decode(generated, skip_special_tokens=True))"""
+
+
+BODIES = {
+    "ForMaskedLM": FILL_MASK,
+    "ForSequenceClassification": CLASSIFY,
+    "ForCausalLM": GENERATE,
+    "ForSeq2SeqLM": GENERATE,
+}
+
+
+def task_of(architecture: str) -> str:
+    """Return the Auto class suffix of a class name: "ForMaskedLM" of RobertaForMaskedLM."""
+    for ending, task in ENDINGS.items():
+        if architecture.endswith(ending):
+            return task
+    match = re.search(r"For[A-Z]\w*$", architecture)
+    return match[0] if match else ""
+
+
+def jax_snippet(task: str, name: str) -> str:
+    """Return the lines that load and call the model ``name`` with hfseq."""
+    return _fill(JAX_HEAD, task, name, tensors="np", sequences=".sequences")
+
+
+def torch_snippet(task: str, name: str, custom_code: bool = False) -> str:
+    """Return the lines that load and call the model ``name`` with plain transformers.
+
+    ``custom_code`` is for checkpoints that bring their PyTorch classes along.
+    """
+    trust = ", trust_remote_code=True" if custom_code else ""
+    return _fill(TORCH_HEAD, task, name, tensors="pt", sequences="", trust=trust)
+
+
+def _fill(head: str, task: str, name: str, **values: str) -> str:
+    return (head + BODIES.get(task, CALL)).format(task=task, name=name, **values)
+
+
+MARKER = "<!-- This card was written by hfseq. Remove this line and it will not be overwritten. -->"
+
+
+TEMPLATE = Path(__file__).with_name("templates") / "model_card.md.j2"
+
+
+#: Splits by the prefix of their metrics in the log.
+SPLITS = {"eval": "validation", "predict": "test"}
+
+
+RATES = ("tokens_per_second", "mfu")
+
+
+LIMITS = (
+    "The model knows the language and the domain of its training data and nothing else. It repeats "
+    "that data's errors and biases. It was evaluated as shown above and in no other way; test it "
+    "on your own data before relying on it."
+)
+
+
+@dataclass(frozen=True)
+class CardDataset:
+    """Data the model was trained on; ``files`` as given by the user, none for a Hub dataset.
+
+    ``source`` says where it is from and under which licence.
+    """
+
+    name: str
+    config: str | None = None
+    files: Sequence[str] = ()
+    documents: int | None = None
+    tokens: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class CardResult:
+    """One number of an evaluation."""
+
+    metric: str
+    value: float
+    dataset: str
+    split: str = "validation"
+
+
+@dataclass(frozen=True)
+class TrainingNumbers:
+    """What a run's log says: last values of all metrics, medians of the rates, the best loss."""
+
+    steps: int
+    last: Mapping[str, float]
+    medians: Mapping[str, float]
+    best_eval_loss: float | None = None
+    best_step: int | None = None
+    duration_s: float | None = None
+
+
+@dataclass
+class CardContext:
+    """Everything a card can say; what is left empty is left out of it.
+
+    ``architecture`` is a class name ("RobertaForMaskedLM"), ``repo_id`` the name on the Hub if the
+    model has one, ``command`` what the user typed, ``duration_s`` seconds, ``throughput`` tokens a
+    second, ``mfu`` a fraction, ``sample_outputs`` pairs of input and output. ``stock`` says whether
+    transformers has the architecture in PyTorch, ``custom_code`` whether the checkpoint brings its
+    PyTorch classes along; ``pipeline_tag`` overrides the architecture's. ``about`` is a line on the
+    architecture, ``findings`` are Markdown sections that follow the results. ``emissions_g`` is the
+    CO2 equivalent of the training in grams and ``emissions_source`` how that is known.
+    """
+
+    model_name: str
+    architecture: str
+    model_type: str
+    language: str | list[str] | None = None
+    licence: str | None = None
+    command: str = ""
+    datasets: Sequence[CardDataset] = ()
+    tokenizer: str = ""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    hardware: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    duration_s: float | None = None
+    throughput: float | None = None
+    mfu: float | None = None
+    parameters: int | None = None
+    steps: int | None = None
+    tokens_seen: int | None = None
+    eval_results: Sequence[CardResult] = ()
+    curve_file: str = ""
+    sample_outputs: Sequence[tuple[str, str]] = ()
+    limits: str = ""
+    citation: str = ""
+    about: str = ""
+    findings: str = ""
+    extra_sections: Sequence[str] = ()
+    description: str = ""
+    repo_id: str = ""
+    base_model: str | None = None
+    pipeline_tag: str | None = None
+    emissions_g: float | None = None
+    emissions_source: str = ""
+    stock: bool = True
+    custom_code: bool = False
+
+    @property
+    def task(self) -> str:
+        """The Auto class suffix: "ForMaskedLM" of RobertaForMaskedLM, "" of RobertaModel."""
+        return task_of(self.architecture)
+
+    def with_log(
+        self,
+        metrics_jsonl: str | os.PathLike[str],
+        dataset: str = "",
+        own: Mapping[str, str] | None = None,
+    ) -> CardContext:
+        """Return a copy whose numbers are those of the run's log.
+
+        ``dataset`` names the evaluation data; without it, the training data's name is used.
+        ``own`` names that of splits ("validation", "test") that have data of their own.
+        """
+        numbers = load_training_numbers(metrics_jsonl)
+        dataset = dataset or ", ".join(data.name for data in self.datasets) or "validation data"
+        results = []
+        for name, value in numbers.last.items():
+            prefix, _, metric = name.partition("_")
+            if prefix in SPLITS and not name.endswith(("_second", "runtime", "_samples")):
+                split = SPLITS[prefix]
+                results.append(CardResult(metric, value, (own or {}).get(split, dataset), split))
+        tokens = numbers.last.get("tokens_seen")
+        return replace(
+            self,
+            steps=numbers.steps,
+            tokens_seen=self.tokens_seen if tokens is None else int(tokens),
+            throughput=numbers.medians.get("tokens_per_second", self.throughput),
+            mfu=numbers.medians.get("mfu", self.mfu),
+            duration_s=self.duration_s or numbers.duration_s,
+            eval_results=results or self.eval_results,
+        )
+
+
+def load_training_numbers(metrics_jsonl: str | os.PathLike[str]) -> TrainingNumbers:
+    """Read a ``metrics.jsonl``; metrics are found with and without the prefix ``train_``."""
+    from hfseq.reports.log import read_metrics
+
+    records = read_metrics(metrics_jsonl)
+    values: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name not in ("step", "time") and isinstance(value, int | float):
+                values.setdefault(name, []).append(value)
+    for name in (*RATES, "tokens_seen"):
+        if f"train_{name}" in values:
+            values.setdefault(name, values[f"train_{name}"])
+    losses = [(r["eval_loss"], r["step"]) for r in records if r.get("eval_loss") is not None]
+    best_loss, best_step = min(losses, default=(None, None))
+    times = [r["time"] for r in records if "time" in r]
+    return TrainingNumbers(
+        steps=max((r["step"] for r in records), default=0),
+        last={name: seen[-1] for name, seen in values.items()},
+        medians={name: median(seen) for name, seen in values.items() if name in RATES},
+        best_eval_loss=best_loss,
+        best_step=best_step,
+        duration_s=times[-1] - times[0] if len(times) > 1 else None,
+    )
+
+
+def write_model_card(output_dir: str | os.PathLike[str], context: CardContext) -> Path:
+    """Write the card to README.md, or to MODEL_CARD.md if the README is the user's own.
+
+    Sections that plugins add (hook ``model_card_sections``) come before the limits.
+    """
+    directory = Path(output_dir)
+    path = directory / "README.md"
+    if path.exists() and MARKER not in path.read_text(encoding="utf-8", errors="replace"):
+        path = directory / "MODEL_CARD.md"
+    directory.mkdir(parents=True, exist_ok=True)
+    write_whole(path, render_model_card(context))
+    return path
+
+
+def render_model_card(context: CardContext) -> str:
+    """Return the card as Markdown with its metadata block."""
+    import jinja2
+
+    from hfseq import plugins
+
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - Markdown, not HTML
+    )
+    environment.filters.update(cell=_cell, count=_count, number=_number)
+    environment.filters.update(fence=_fence, private=private, url=quote)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    variables = _variables(context)
+    sections = plugins.load().call_all("model_card_sections", context=variables)
+    variables["extra_sections"] = [*context.extra_sections, *filter(None, sections)]
+    text = template.render(variables)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _variables(context: CardContext) -> dict[str, Any]:
+    """What the template, and plugins that add sections, see."""
+    results = [result for result in context.eval_results if math.isfinite(result.value)]
+    name = context.repo_id or context.model_name
+    return {
+        "context": context,
+        "card_data": _metadata(context, results).to_yaml(),
+        "marker": MARKER,
+        "name": context.model_name,
+        "description": context.description or _description(context),
+        "about": context.about,
+        "findings": context.findings,
+        "results": results,
+        "curve_file": context.curve_file,
+        "auto_class": f"AutoModel{context.task}",
+        "jax_snippet": jax_snippet(context.task, name),
+        "torch_snippet": torch_snippet(context.task, name, context.custom_code)
+        if context.stock or context.custom_code
+        else "",
+        "custom_code": context.custom_code,
+        "samples": context.sample_outputs,
+        "datasets": context.datasets,
+        "tokenizer": context.tokenizer,
+        "facts": _facts(context),
+        "command": private(context.command),
+        "hyperparameters": [(k, private(str(v))) for k, v in context.hyperparameters.items()],
+        "limits": context.limits or LIMITS,
+        "licence": context.licence,
+        "citation": context.citation,
+    }
+
+
+def _metadata(context: CardContext, results: Sequence[CardResult]) -> Any:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    pipeline = context.pipeline_tag or PIPELINES.get(context.task)
+    evaluations = [
+        EvalResult(
+            task_type=pipeline or "other",
+            dataset_type=re.sub(r"[^\w./-]+", "-", result.dataset).strip("-").lower() or "data",
+            dataset_name=result.dataset,
+            dataset_split=result.split,
+            metric_type=result.metric,
+            metric_value=result.value,
+        )
+        for result in results
+    ]
+    return ModelCardData(
+        language=context.language,
+        license=context.licence,
+        library_name="transformers" if context.stock or context.custom_code else "hfseq",
+        tags=["jax", "flax", "hfseq", context.model_type, *["custom_code"] * context.custom_code],
+        datasets=[data.name for data in context.datasets if not data.files] or None,
+        metrics=sorted({result.metric for result in results}) or None,
+        base_model=_base_model(context),
+        pipeline_tag=pipeline,
+        model_name=context.model_name,
+        eval_results=evaluations or None,
+        **_emissions(context),
+    )
+
+
+def _emissions(context: CardContext) -> dict[str, Any]:
+    """What the Hub reads as the carbon note."""
+    if context.emissions_g is None:
+        return {}
+    known = {"emissions": context.emissions_g, "source": context.emissions_source,
+             "training_type": "fine-tuning" if context.base_model else "pre-training",
+             "hardware_used": context.hardware}  # fmt: skip
+    return {"co2_eq_emissions": {name: value for name, value in known.items() if value != ""}}
+
+
+def _base_model(context: CardContext) -> str | None:
+    """The Hub name of the model this one was fine-tuned from; others cannot use a local path."""
+    name = context.base_model or ""
+    on_hub = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) and not Path(name).exists()
+    return name if on_hub else None
+
+
+def _description(context: CardContext) -> str:
+    base = _base_model(context)
+    size = f" with {_millions(context.parameters)} parameters" if context.parameters else ""
+    begun = f", fine-tuned from [{base}](https://huggingface.co/{base})" if base else ""
+    names = ", ".join(data.name for data in context.datasets)
+    data = f" on {names}" if names else ""
+    return f"`{context.architecture}`{size}{begun}, trained{data} in JAX with hfseq."
+
+
+def _facts(context: CardContext) -> list[tuple[str, str]]:
+    facts = {
+        "Steps": _count(context.steps),
+        "Tokens seen": _count(context.tokens_seen),
+        "Training time": _duration(context.duration_s),
+        "Throughput": f"{context.throughput:,.0f} tokens/s" if context.throughput else "",
+        "Model FLOPs utilisation": f"{context.mfu:.1%}" if context.mfu else "",
+        "Hardware": context.hardware,
+        "CO2 equivalent": _carbon(context),
+        "Software": ", ".join(f"{name} {version}" for name, version in context.versions.items()),
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _carbon(context: CardContext) -> str:
+    if context.emissions_g is None:
+        return ""
+    source = f" ({context.emissions_source})" if context.emissions_source else ""
+    return f"{context.emissions_g:,.0f} g{source}"
+
+
+def _millions(count: int) -> str:
+    for size, unit in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
+
+
+def _duration(seconds: float | None) -> str:
+    if not seconds:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _cell(value: object) -> str:
+    """Text that stays within one cell of a Markdown table."""
+    return " ".join(str("" if value is None else value).split()).replace("|", r"\|")
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _fence(text: str, language: str = "") -> str:
+    """A code block whose fence is longer than any run of backticks inside."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return f"{ticks}{language}\n{text}\n{ticks}"

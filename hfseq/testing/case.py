@@ -1,0 +1,262 @@
+"""A battery of tests that every architecture passes, in four lines.
+
+::
+
+    from hfseq.testing import check_architecture
+
+    def test_my_model():
+        check_architecture("my_model", MyConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2))
+
+Each check is a small function in :mod:`hfseq.testing.checks` and :mod:`hfseq.testing.checks` (JAX
+alone) or :mod:`hfseq.testing.torch` (against the PyTorch class of the same name). All of them run,
+for every head that is registered, and one error lists all that failed. The configuration must be
+tiny: each head is compiled about ten times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq.nn import trees
+
+ROWS, LENGTH, TARGET_LENGTH = 8, 16, 12
+
+
+NOT_COMPARED = (
+    *("past_key_values", "hidden_states", "attentions", "cross_attentions"),
+    *("decoder_hidden_states", "decoder_attentions", "encoder_hidden_states", "encoder_attentions"),
+)
+
+
+# Adding a constant to all scores of a query changes nothing, so the gradient of a key's bias is
+# zero; the bias of logits is a buffer in PyTorch, which nobody trains.
+ZERO_GRADIENTS = (r"(key|k_proj)/bias$", r"final_logits_bias$")
+
+
+class Skipped(Exception):
+    """A check that does not apply; the message says why."""
+
+
+class Side(NamedTuple):
+    """The names of the inputs of an encoder or a decoder."""
+
+    ids: str
+    mask: str
+    segments: str
+
+
+SOURCE = Side("input_ids", "attention_mask", "segment_ids")
+
+
+TARGET = Side("decoder_input_ids", "decoder_attention_mask", "decoder_segment_ids")
+
+
+@dataclasses.dataclass
+class Report:
+    """What :func:`check_architecture` did: ``passed`` checks, and ``skipped`` ones with reasons."""
+
+    passed: list[str] = dataclasses.field(default_factory=list)
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Case:
+    """One head under test, with what the checks share; compiled functions are made once."""
+
+    task: str
+    cls: Any
+    config: Any
+    folder: Path
+    spec: Any
+    zero_gradients: tuple[str, ...]
+    tolerance: float
+    shared: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The model in float32, its parameters away from their special values at the start."""
+        model = self.cls(self.config)
+        random = np.random.default_rng(0)
+
+        def shake(leaf: jax.Array) -> jax.Array:
+            return leaf + jnp.asarray(random.normal(size=leaf.shape) * 0.05, leaf.dtype)
+
+        model.params = jax.tree.map(shake, model.params)
+        return model
+
+    @functools.cached_property
+    def sides(self) -> tuple[Side, ...]:
+        """What the model reads: one side, or the source and the target of an encoder-decoder."""
+        both = getattr(self.config, "is_encoder_decoder", False)
+        return (SOURCE, TARGET) if both and self.model.takes(TARGET.ids) else (SOURCE,)
+
+    @functools.cached_property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Eight rows, of which the second (of a target the third) is padded on the right."""
+        random, config = np.random.default_rng(1), self.config
+        choices = (2,) if self.task == "ForMultipleChoice" else ()
+        inputs = self._tokens(random, SOURCE, (ROWS, *choices, LENGTH), 1)
+        if TARGET in self.sides:
+            # A label is read where the source ends, at the same place of the target.
+            alike = self.task == "ForSequenceClassification"
+            length, padded = (LENGTH, 1) if alike else (TARGET_LENGTH, 2)
+            inputs |= self._tokens(random, TARGET, (ROWS, length), padded)
+        if getattr(config, "add_cross_attention", False):
+            states = random.normal(size=(ROWS, 5, config.hidden_size))
+            inputs["encoder_hidden_states"] = states.astype(np.float32)
+            inputs["encoder_attention_mask"] = np.array(
+                [[1, 1, 1, 1, row % 2] for row in range(ROWS)]
+            )
+        return inputs
+
+    def _tokens(self, random: Any, side: Side, shape: tuple[int, ...], padded: int) -> Any:
+        low, high = 4 if self.config.vocab_size > 8 else 0, self.config.vocab_size
+        ids = random.integers(low, high, shape).astype(np.int32)
+        mask = np.ones_like(ids)
+        mask[padded, ..., 10:] = 0
+        return {side.ids: self.ended(side, ids, mask), side.mask: mask}
+
+    def ended(self, side: Side, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Put padding where ``mask`` is 0, and give a source its <eos>."""
+        pad = getattr(self.config, "pad_token_id", None) or 0
+        ids = np.where(mask == 1, ids, pad).astype(np.int32)
+        end = getattr(self.config, "eos_token_id", None)
+        if len(self.sides) == 2 and side == SOURCE and isinstance(end, int):
+            np.put_along_axis(ids, mask.sum(-1, keepdims=True) - 1, end, -1)
+        return ids
+
+    def variant(self, **options: Any) -> Any:
+        """The same model and collections with other options, without parameters of its own."""
+        made = self.cls(self.config, _do_init=False, **options)
+        if made.extra_shape_tree:
+            same = made.stacked_prefixes == self.model.stacked_prefixes
+            made.extra = self.model.extra if same else made.init_extra(self.model.key)
+        return made
+
+    @functools.cached_property
+    def forward(self) -> Callable[..., dict[str, jax.Array]]:
+        """The compiled forward pass ``(params, inputs) -> outputs`` of evaluation."""
+        return compiled(self.model)
+
+    @functools.cached_property
+    def outputs(self) -> dict[str, np.ndarray]:
+        """The outputs on :attr:`inputs`."""
+        return host(self.forward(self.model.params, self.inputs))
+
+    @functools.cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        """A cotangent for every output: the loss of gradient checks is the sum of products."""
+        random = np.random.default_rng(2)
+        drawn = {k: random.normal(size=v.shape).astype(np.float32) for k, v in self.outputs.items()}
+        return {name: self.only_real(name, value) for name, value in drawn.items()}
+
+    def only_real(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Zero what an output says about padding, which nobody promises anything about."""
+        if not self.per_token(name):
+            return value
+        mask = self.inputs[self.side(name).mask]
+        return value * mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
+
+    def side(self, name: str) -> Side:
+        """Return the side whose tokens an output describes."""
+        return self.sides[0] if name.startswith("encoder_") else self.sides[-1]
+
+    def per_token(self, name: str) -> bool:
+        """Tell whether an output has an entry for every token."""
+        shape = self.inputs[self.side(name).ids].shape
+        return self.outputs[name].shape[: len(shape)] == shape
+
+    @functools.cached_property
+    def gradients(self) -> dict[trees.Path, np.ndarray]:
+        """The gradient of every parameter, without dropout."""
+        loss = jit(jax.grad(weighted(self.model, self.weights)))
+        return host(trees.flatten(loss(self.model.params, self.inputs)))
+
+    def may_be_zero(self, path: trees.Path) -> bool:
+        """Tell whether the gradient at ``path`` is declared to be zero."""
+        return any(re.search(pattern, trees.join(path)) for pattern in self.zero_gradients)
+
+    def takes(self, argument: str) -> bool:
+        """Tell whether the base model's module has the argument ``argument``."""
+        if "Model" not in self.spec.heads:
+            return self.model.takes(argument)
+        base = self.spec.load_head("Model").module_class
+        return argument in inspect.signature(base.__call__).parameters
+
+
+def arrays(output: Any) -> dict[str, jax.Array]:
+    """Return the outputs that are compared, by name."""
+    return {name: value for name, value in output.items() if name not in NOT_COMPARED}
+
+
+def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile quickly: the battery runs everything once, so the CPU compiler need not optimise."""
+    cpu = jax.default_backend() == "cpu"
+    return jax.jit(
+        function, compiler_options={"xla_backend_optimization_level": 0} if cpu else None
+    )
+
+
+def compiled(model: Any, **options: Any) -> Callable[..., dict[str, jax.Array]]:
+    """Compile ``(params, inputs) -> outputs`` of ``model``."""
+    return jit(lambda params, inputs: arrays(model(**inputs, params=params, **options)))
+
+
+def weighted(model: Any, weights: Mapping[str, Any], **options: Any) -> Callable[..., jax.Array]:
+    """Return the loss ``(params, inputs) -> sum(outputs * weights)``."""
+
+    def loss(params: Any, inputs: Any) -> jax.Array:
+        output = arrays(model(**inputs, params=params, **options))
+        return sum(jnp.sum(output[name] * weights[name]) for name in weights)  # type: ignore[return-value]
+
+    return loss
+
+
+def host(tree: Any) -> Any:
+    """Copy a tree to NumPy."""
+    return jax.tree.map(np.asarray, tree)
+
+
+def error(ours: Any, theirs: Any) -> float:
+    """Return ``max|a - b| / max(1, max|b|)``; infinite for other shapes and for NaN."""
+    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    return float(np.max(np.abs(a - b), initial=0) / max(1.0, np.max(np.abs(b), initial=0)))
+
+
+def _shown(name: str | trees.Path) -> str:
+    return trees.join(name) if isinstance(name, tuple) else name
+
+
+def assert_close(ours: Mapping, theirs: Mapping, tolerance: float, what: str) -> None:
+    """Assert that two dicts agree; the message lists every entry that does not, in order."""
+    assert list(ours) == list(theirs), f"{what}: {list(ours)} against {list(theirs)}"
+    lines = [
+        f"  {_shown(name)}: {found:.1e}"
+        for name in ours
+        if not (found := error(ours[name], theirs[name])) <= tolerance
+    ]
+    assert not lines, f"{what} (allowed: {tolerance:.0e}):\n" + "\n".join(lines)
+
+
+def assert_same(ours: Mapping, theirs: Mapping, what: str) -> None:
+    """Assert that two dicts are equal to the last bit, types included."""
+    assert set(ours) == set(theirs), f"{what}: names differ: {sorted(set(ours) ^ set(theirs))}"
+    lines = [
+        f"  {_shown(name)}: {error(ours[name], theirs[name]):.1e}"
+        for name in ours
+        if ours[name].dtype != theirs[name].dtype or not np.array_equal(ours[name], theirs[name])
+    ]
+    assert not lines, f"{what} (should be equal to the last bit):\n" + "\n".join(lines)

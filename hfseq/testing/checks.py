@@ -1,0 +1,314 @@
+"""The checks of :func:`hfseq.testing.check_architecture` that need JAX alone.
+
+Each takes a :class:`hfseq.testing.case.Case` and raises AssertionError, or Skipped where it does not
+apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from hfseq.errors import UsageError
+from hfseq.nn import trees
+from hfseq.testing.case import (
+    LENGTH,
+    ROWS,
+    Case,
+    Skipped,
+    arrays,
+    assert_close,
+    assert_same,
+    compiled,
+    host,
+    jit,
+)
+
+
+def shapes(case: Case) -> None:
+    """Outputs begin with the batch; all shapes are known without parameters."""
+    expected = jax.eval_shape(case.forward, case.model.params, case.inputs)
+    assert case.outputs, "the model returns nothing to compare"
+    for name, value in case.outputs.items():
+        assert value.shape == expected[name].shape, f"{name}: {value.shape}, {expected[name].shape}"
+        assert value.shape[0] == ROWS, f"{name} has shape {value.shape} for {ROWS} rows"
+        assert np.isfinite(value).all(), f"{name} is not finite"
+    blank = case.variant()
+    real = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), case.model.params)
+    known = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), blank.params_shape_tree)
+    assert real == known, "params_shape_tree differs from the parameters"
+
+
+def eager(case: Case) -> None:
+    """The model gives the same without ``jax.jit``."""
+    outputs = host(arrays(case.model(**case.inputs)))
+    assert_close(outputs, case.outputs, 1e-5, "eager against jit")
+
+
+def gradients(case: Case) -> None:
+    """Every parameter has a finite gradient that is not zero."""
+    bad = []
+    for path, gradient in case.gradients.items():
+        if not np.isfinite(gradient).all():
+            bad.append(f"{trees.join(path)} is not finite")
+        elif not gradient.any() and not case.may_be_zero(path):
+            bad.append(f"{trees.join(path)} is zero: the parameter has no effect")
+    assert not bad, "gradients: " + ", ".join(bad)
+
+
+def save_and_load(case: Case) -> None:
+    """Saving and loading is the identity on every leaf: one file, shards, legacy msgpack."""
+    ways: dict[str, dict[str, Any]] = {
+        "single": {},
+        "sharded": {"max_shard_size": "20kB"},
+        "msgpack": {"safe_serialization": False},
+    }
+    before = host(trees.flatten(case.model.params))
+    for name, options in ways.items():
+        case.model.save_pretrained(case.folder / name, **options)
+        again = case.cls.from_pretrained(case.folder / name)
+        assert_same(host(trees.flatten(again.params)), before, f"saved as {name} and loaded again")
+        assert again.config.to_dict() == case.model.config.to_dict(), "the configuration changed"
+
+
+def scan_layers(case: Case) -> None:
+    """Scanned layers give the loop's outputs to the last bit, dropout included, and its gradients.
+
+    Gradients are equal up to rounding: the compiler keeps one value and recomputes another, and
+    not the same ones in a loop as in a scan. Recomputed layers leave it the least choice.
+    """
+    if not case.variant(scan_layers=True).stacked_prefixes:
+        raise Skipped("the model has no nn.Layers to scan")
+    case.model.save_pretrained(case.folder / "scan")
+    scanned = case.cls.from_pretrained(
+        case.folder / "scan", scan_layers=True, gradient_checkpointing=True
+    )
+    outputs, gradient = _trained(case, scanned, scanned.params)
+    expected = _recomputed(case)
+    assert_same(outputs, expected[0], "outputs with dropout, scan against loop")
+    ours = scanned.weight_map.listed(gradient)
+    theirs = {path: expected[1][path] for path in ours}
+    assert_close(ours, theirs, 1e-6, "gradients, scan against loop")
+
+
+def gradient_checkpointing(case: Case) -> None:
+    """Recomputing layers in the backward pass changes nothing."""
+    outputs, gradient = _recomputed(case)
+    plain = _trained(case, case.model, case.model.params)
+    assert_close(outputs, plain[0], 1e-6, "outputs with gradient checkpointing")
+    assert_close(gradient, plain[1], 1e-6, "gradients with gradient checkpointing")
+
+
+def _recomputed(case: Case) -> tuple[dict, dict]:
+    if "recomputed" not in case.shared:
+        model = case.variant(gradient_checkpointing=True)
+        case.shared["recomputed"] = _trained(case, model, case.model.params)
+    return case.shared["recomputed"]
+
+
+def _trained(
+    case: Case, model: Any, params: Any, inputs: Any = None, train: bool = True
+) -> tuple[dict, dict]:
+    """Outputs and gradients of a training step, with dropout or (``train=False``) without."""
+    weights = case.weights
+    options = {"train": train, "dropout_rng": jax.random.key(3)}
+
+    def run(params: Any, inputs: Any) -> Any:
+        output = arrays(model(**inputs, params=params, **options))
+        return sum(jnp.sum(output[name] * weights[name]) for name in weights), output
+
+    step = jit(jax.grad(run, has_aux=True))
+    gradient, outputs = step(params, case.inputs if inputs is None else inputs)
+    return host(outputs), host(trees.flatten(gradient))
+
+
+def bfloat16(case: Case) -> None:
+    """Computing in bfloat16 stays close to float32, and the outputs say what they are."""
+    outputs = compiled(case.variant(dtype=jnp.bfloat16))(case.model.params, case.inputs)
+    wrong = [f"{name} is {v.dtype}" for name, v in outputs.items() if v.dtype != jnp.bfloat16]
+    assert not wrong, "outputs of a bfloat16 model: " + ", ".join(wrong)
+    real = {name: case.only_real(name, np.asarray(v, np.float32)) for name, v in outputs.items()}
+    expected = {name: case.only_real(name, value) for name, value in case.outputs.items()}
+    assert_close(real, expected, 0.05, "bfloat16 against float32")
+
+
+def padding(case: Case) -> None:
+    """Padding on the right, of source and of target, changes nothing about the real tokens."""
+    short, long, cuts = dict(case.inputs), dict(case.inputs), {}
+    for side in case.sides:
+        ids = case.inputs[side.ids]
+        cut = cuts[side] = ids.shape[-1] - 6
+        mask = np.ones_like(ids)
+        mask[..., cut:] = 0
+        ids = case.ended(side, ids, mask)
+        long |= {side.ids: ids, side.mask: mask}
+        short |= {side.ids: ids[..., :cut], side.mask: mask[..., :cut]}
+    padded = host(case.forward(case.model.params, long))
+    expected = host(case.forward(case.model.params, short))
+    real = {}
+    for name, value in padded.items():
+        lead = case.inputs[case.side(name).ids].ndim - 1
+        place = (slice(None),) * lead + (slice(cuts[case.side(name)]),)
+        real[name] = value[place] if case.per_token(name) else value
+    assert_close(real, expected, 1e-5, "padded on the right against not padded")
+
+
+def packing(case: Case) -> None:
+    """Documents packed into one row are computed as if each were alone."""
+    if not all(case.takes(side.segments) for side in case.sides):
+        raise Skipped("the model takes no segment_ids")
+    names = [name for name in case.outputs if case.per_token(name)]
+    if not names or case.inputs["input_ids"].ndim != 2:
+        raise Skipped("no output has an entry for every token")
+    tokens = {name for side in case.sides for name in (side.ids, side.mask)}
+    others = {n: v for n, v in case.inputs.items() if n not in tokens}
+    rows, documents, places = dict(others), [dict(others), dict(others)], {}
+    for side in case.sides:
+        places[side] = _pack(case, side, rows, documents)
+    packed = compiled(case.model)(case.model.params, rows)
+    for number, inputs in enumerate(documents):
+        alone = host(case.forward(case.model.params, inputs))
+        parts = {name: places[case.side(name)][number] for name in names}
+        ours = {name: np.asarray(packed[name][:, part]) for name, part in parts.items()}
+        theirs = {name: alone[name][:, : ours[name].shape[1]] for name in names}
+        assert_close(ours, theirs, 1e-5, f"packed at place {number} against alone")
+
+
+def _pack(case: Case, side: Any, rows: dict, documents: list[dict]) -> tuple[slice, slice]:
+    """Add to ``rows`` two documents a row, to ``documents`` each of them alone, padded."""
+    ids = np.array(case.inputs[side.ids])
+    ids[1:3] = ids[3:5, ::-1]  # rows that are padded
+    cut = round(0.6 * ids.shape[1])
+    segments = np.where(np.arange(ids.shape[1]) < cut, 1, 2)[None].repeat(ROWS, 0)
+    rows |= {side.ids: ids, side.segments: segments.astype(np.int32)}
+    places = slice(cut), slice(cut, None)
+    for inputs, part in zip(documents, places, strict=True):
+        alone, mask = np.zeros_like(ids), np.zeros_like(ids)
+        length = ids[:, part].shape[1]
+        alone[:, :length], mask[:, :length] = ids[:, part], 1
+        alone[mask == 0] = getattr(case.config, "pad_token_id", None) or 0
+        inputs |= {side.ids: alone, side.mask: mask}
+    return places
+
+
+def devices(case: Case) -> None:
+    """Eight devices, parameters laid out by the rules, give what one device gives."""
+    if jax.device_count() < 8:
+        raise Skipped(
+            "fewer than 8 devices: set XLA_FLAGS=--xla_force_host_platform_device_count=8 "
+            "before jax is imported"
+        )
+    from hfseq.nn.sharding import Layout, make_mesh
+
+    rules = case.spec.load_sharding()
+    mesh = make_mesh("data=2,fsdp=2,tensor=2" if rules else "data=2,fsdp=4", jax.devices()[:8])
+    shapes = {path: leaf.shape for path, leaf in trees.flatten(case.model.params).items()}
+    layout = Layout(mesh, rules, case.config.vocab_size).shardings(shapes)
+    flat = trees.flatten(case.model.params)
+    params = trees.unflatten({path: jax.device_put(flat[path], layout[path]) for path in flat})
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    inputs = {name: jax.device_put(value, rows) for name, value in case.inputs.items()}
+    split = [path for path in flat if not layout[path].is_fully_replicated]
+    assert split, "the sharding rules split no parameter"
+    outputs, gradient = _trained(case, case.model, params, inputs, train=False)
+    assert_close(outputs, case.outputs, 1e-5, "outputs, eight devices against one")
+    assert_close(gradient, case.gradients, 1e-5, "gradients, eight devices against one")
+
+
+CHECKS = (
+    shapes, eager, gradients, save_and_load, scan_layers, gradient_checkpointing, bfloat16,
+    padding, packing, devices,
+)  # fmt: skip
+
+
+PROMPT = 5
+
+
+def cached_decoding(case: Case) -> None:
+    """Feeding a prompt and then token by token through the cache gives the full forward pass."""
+    full, parts = (_source_and_target if len(case.sides) == 2 else _one_sequence)(case)
+    names = [name for name in full if case.per_token(name) and name in parts[0]]
+    if not names:
+        raise Skipped("decode() has no head to compare")
+    ours = {
+        name: case.only_real(name, np.concatenate([p[name] for p in parts], 1)) for name in names
+    }
+    theirs = {name: case.only_real(name, full[name]) for name in names}
+    assert_close(ours, theirs, 1e-5, "decoding with a cache against the full forward pass")
+
+
+def _one_sequence(case: Case) -> tuple[dict, list[dict]]:
+    """Run a decoder without an encoder, whole and in chunks."""
+    model, ids = case.model, case.inputs["input_ids"]
+    try:
+        cache = model.init_cache(ROWS, LENGTH)
+    except UsageError as reason:
+        raise Skipped(str(reason)) from None
+    others = {n: v for n, v in case.inputs.items() if n.startswith("encoder_")}
+    mask = case.inputs["attention_mask"]
+
+    def place(positions: Any) -> dict[str, Any]:
+        if model.fixed_state:  # it knows where it stands, and is told about the new tokens only
+            return {"attention_mask": jnp.take_along_axis(mask, positions, axis=1)}
+        return {"attention_mask": mask, "position_ids": positions}
+
+    whole = {**others, "input_ids": ids, **place(_positions(ids))}
+    full = host(compiled(model)(model.params, whole))
+
+    def step(params: Any, cache: Any, ids: Any, positions: Any) -> Any:
+        return model(ids, past_key_values=cache, params=params, **others, **place(positions))
+
+    return full, _in_chunks(step, model.params, cache, ids)
+
+
+def _source_and_target(case: Case) -> tuple[dict, list[dict]]:
+    """Encode once, keep the encoder's keys and values in the cache, decode in chunks."""
+    model, ids = case.model, case.inputs["decoder_input_ids"]
+    mask = case.inputs["attention_mask"]
+
+    @jit
+    def begin(params: Any) -> Any:
+        encoded = model.encode(case.inputs["input_ids"], attention_mask=mask, params=params)
+        return encoded, model.init_cache(ROWS, ids.shape[1], encoded, params=params)
+
+    encoded, cache = begin(model.params)
+    positioned = model.takes("decoder_position_ids", "decode")
+
+    def step(params: Any, cache: Any, ids: Any, positions: Any) -> Any:
+        placed = {"decoder_position_ids": positions} if positioned else {}
+        return model.decode(
+            ids, encoded, encoder_attention_mask=mask,
+            decoder_attention_mask=case.inputs["decoder_attention_mask"], past_key_values=cache,
+            params=params, **placed,
+        )  # fmt: skip
+
+    return case.outputs, _in_chunks(step, model.params, cache, ids)
+
+
+def _positions(ids: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+
+
+def _in_chunks(step: Callable[..., Any], params: Any, cache: Any, ids: np.ndarray) -> list[dict]:
+    """Feed the prompt, then each token alone; return the outputs of every call."""
+
+    @jit
+    def run(params: Any, cache: Any, ids: Any, positions: Any) -> Any:
+        output = step(params, cache, ids, positions)
+        return arrays(output), output.past_key_values
+
+    parts, start, positions = [], 0, _positions(ids)
+    for size in (PROMPT, *[1] * (ids.shape[1] - PROMPT)):
+        chosen = slice(start, start + size)
+        outputs, cache = run(params, cache, ids[:, chosen], positions[:, chosen])
+        parts.append(host(outputs))
+        start += size
+    return parts
+
+
+DECODING_CHECKS = (cached_decoding,)

@@ -1,0 +1,184 @@
+"""The checks of :func:`hfseq.testing.check_architecture` against PyTorch's class of that name.
+
+PyTorch is imported in here and nowhere else; without it, or without such a class, they are skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+
+from hfseq.nn import trees
+from hfseq.testing.case import Case, Skipped, assert_same, error, host, jit
+
+# In the order in which a model computes them.
+STATES = ("encoder_hidden_states", "hidden_states", "decoder_hidden_states")
+
+
+def torch_model(case: Case) -> Any:
+    """Save the case's model and load it with the PyTorch class: eager attention, evaluation."""
+    if "torch" not in case.shared:
+        case.shared["torch"] = _load(case)
+    return case.shared["torch"]
+
+
+def _load(case: Case) -> Any:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise Skipped("PyTorch is not installed") from None
+    import transformers
+
+    name = case.model.torch_class_name()
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise Skipped(f"transformers has no PyTorch class {name}")
+    case.model.save_pretrained(case.folder / "torch")
+    model, info = found.from_pretrained(
+        case.folder / "torch", attn_implementation="eager", output_loading_info=True
+    )
+    problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
+    assert not problems, f"{name}.from_pretrained reports {problems}"
+    return model.eval()
+
+
+def torch_loads_it(case: Case) -> None:
+    """PyTorch loads all that hfseq saved and nothing else, and the way back is the identity."""
+    model = torch_model(case)
+    before = host(trees.flatten(case.model.params))
+    for name, options in {"single": {}, "sharded": {"max_shard_size": "20KB"}}.items():
+        folder = case.folder / f"from_torch_{name}"
+        model.save_pretrained(folder, **options)
+        again = case.cls.from_pretrained(folder)
+        assert_same(host(trees.flatten(again.params)), before, f"through PyTorch and back, {name}")
+
+
+def torch_tree(case: Case) -> None:
+    """Paths and shapes are what the naming rule makes of the PyTorch names (the v4 tree)."""
+    if case.cls.weight_templates:
+        raise Skipped("the architecture declares weight_templates")
+    expected = {}
+    model = torch_model(case)
+    ours = {path: leaf.shape for path, leaf in trees.flatten(case.model.params).items()}
+    for name, tensor in _stored(case, model).items():
+        owner, _, leaf = name.rpartition(".")
+        head = tuple(owner.split(".")) if owner else ()
+        # Some norms keep PyTorch's name here too, as they did in Transformers 4.
+        if (*head, "weight") not in ours:
+            leaf = _leaf(type(model.get_submodule(owner)).__name__, leaf)
+        shape = tuple(tensor.shape)
+        expected[*head, leaf] = shape[::-1] if leaf == "kernel" else shape
+    absent, surplus = expected.keys() - ours.keys(), ours.keys() - expected.keys()
+    wrong = {trees.join(p): (ours[p], s) for p, s in expected.items() if ours.get(p, s) != s}
+    assert not absent and not surplus and not wrong, (
+        f"missing {sorted(map(trees.join, absent))}, surplus {sorted(map(trees.join, surplus))}, "
+        f"shapes (ours, PyTorch's) {wrong}"
+    )
+
+
+def _stored(case: Case, model: Any) -> dict[str, Any]:
+    """Return PyTorch's parameters and buffers that are saved, without second names."""
+    saved = model.state_dict().keys()
+    buffers = {name: value for name, value in model.named_buffers() if name in saved}
+    unsaved = map(re.escape, getattr(model, "_keys_to_ignore_on_save", None) or ())
+    ignored = (*case.model.weight_map.ignored, *unsaved)
+    return {
+        name: value
+        for name, value in (*model.named_parameters(), *buffers.items())
+        if name not in case.model.weight_map.aliases
+        and not any(re.search(pattern, name) for pattern in ignored)
+    }
+
+
+def _leaf(kind: str, leaf: str) -> str:
+    if leaf != "weight":
+        return leaf
+    if kind == "Embedding" or "Embedding" in kind:
+        return "embedding"
+    return "scale" if "Norm" in kind else "kernel"
+
+
+def torch_parity(case: Case) -> None:
+    """Outputs and all gradients equal PyTorch's; the report names the first that differ."""
+    model = torch_model(case)
+    theirs, states, gradients = _run_torch(case, model)
+    lines = []
+    for name, value in case.outputs.items():
+        ours = case.only_real(name, value)
+        found = error(ours, case.only_real(name, theirs[name]))
+        if not found <= case.tolerance:
+            lines.append(f"  {name}: {found:.1e}")
+    if lines:
+        lines += _layers(case, states)
+    lines += _gradients(case, gradients)
+    assert not lines, (
+        f"differs from PyTorch's {type(model).__name__} (allowed: {case.tolerance:.0e})\n"
+        + "\n".join(lines)
+    )
+
+
+def _run_torch(case: Case, model: Any) -> tuple[dict, dict, dict]:
+    """Return PyTorch's outputs, hidden states and gradients for the case's inputs and weights."""
+    import torch
+
+    def tensor(value: np.ndarray) -> Any:
+        copied = torch.from_numpy(np.array(value))
+        return copied.long() if copied.dtype == torch.int32 else copied
+
+    inputs = {name: tensor(value) for name, value in case.inputs.items()}
+    output = model(**inputs, output_hidden_states=True)
+    loss = sum((output[name] * tensor(value)).sum() for name, value in case.weights.items())
+    loss.backward()
+    outputs = {name: output[name].detach().numpy() for name in case.outputs}
+    states = {name: [state.detach().numpy() for state in output.get(name) or ()] for name in STATES}
+    gradients = {
+        name: parameter.grad.numpy()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    return outputs, states, gradients
+
+
+def _layers(case: Case, theirs: dict) -> list[str]:
+    """Name the first hidden state that differs: 0 is the embeddings, i the output of layer i."""
+    run = functools.partial(case.model, output_hidden_states=True)
+
+    def states(inputs: Any) -> dict[str, Any]:
+        output = run(**inputs)
+        return {name: output.get(name) or () for name in STATES}
+
+    ours = jit(states)(case.inputs)
+    for name in STATES:
+        mask = case.inputs[case.side(name).mask]
+        mask = mask.reshape(-1, mask.shape[-1], 1)
+        side = "" if name == "hidden_states" else f" of the {name.partition('_')[0]}"
+        for number, (a, b) in enumerate(zip(ours[name], theirs[name], strict=False)):
+            found = error(np.asarray(a) * mask, b * mask)
+            if not found <= case.tolerance:
+                where = ("the embeddings" if number == 0 else f"layer {number - 1}") + side
+                return [f"  the first hidden state that differs is that of {where}: {found:.1e}"]
+    return ["  no hidden state differs: look at the head"]
+
+
+def _gradients(case: Case, theirs: dict) -> list[str]:
+    ours = case.model.weight_map.to_torch(case.gradients)
+    # What PyTorch keeps a copy or constant of has a gradient there that is ours only in part.
+    derived = case.model.derived_weights()
+    apart = {*derived, *(entry.value for entry in derived.values() if isinstance(entry.value, str))}
+    theirs = {name: gradient for name, gradient in theirs.items() if name not in apart}
+    absent = [name for name in theirs if name not in ours]
+    lines = [f"  no gradient for PyTorch's parameters {absent}"] if absent else []
+    errors = {name: error(ours[name], theirs[name]) for name in theirs if name in ours}
+    worse = {name: found for name, found in errors.items() if not found <= case.tolerance}
+    if worse:
+        name, found = next(iter(worse.items()))
+        lines.append(
+            f"  {len(worse)} of {len(errors)} gradients differ, the first of {name}: {found:.1e}"
+        )
+    return lines
+
+
+CHECKS = (torch_loads_it, torch_tree, torch_parity)

@@ -1,0 +1,331 @@
+"""``--inspect_sharding``: what lies where, and what a compiled step sends between devices."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hfseq.nn import trees
+from hfseq.nn.sharding import Layout
+
+if TYPE_CHECKING:
+    from hfseq.training.run import Loop
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+_OPERATION = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
+
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*)?\{")
+
+
+_CALL = re.compile(r"(body|condition|to_apply|calls|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)")
+
+
+_ARRAY = re.compile(r"([a-z]+)(\d*)\w*\[([\d,]*)\]")
+
+
+# mesh['a'=2,'b'=4], device_ids=([2,2,2]T(1,0,2)) {'a'}: named axes over devices in some order.
+_NAMED = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
+    r" ?\{([^}]*)\}"
+)
+
+
+_PART = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+
+
+_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One operation: what it leaves on each device, the mesh axes it runs over, where it is from.
+
+    ``arrays`` are the shapes of the results, ``size`` their bytes; ``dimension`` is the one that an
+    all-gather puts together; ``times`` counts the turns of the loops that it is in.
+    """
+
+    kind: str
+    arrays: tuple[tuple[int, ...], ...]
+    size: int
+    axes: tuple[str, ...]
+    dimension: int | None
+    source: str
+    times: int = 1
+
+
+def collectives(text: str, mesh: Mesh) -> list[Collective]:
+    """Return the collectives in the HLO ``text`` of a program that was compiled for ``mesh``."""
+    places = list(_lines(text))
+    turns = _turns(places)
+    found = []
+    for computation, line in places:
+        if match := _OPERATION.search(line):
+            arrays = _ARRAY.findall(match[1])
+            if match[3] and match[1].startswith("("):  # a started one lists its operands, too
+                arrays = arrays[len(arrays) // 2 :]
+            shapes = tuple(tuple(map(int, filter(None, dims.split(",")))) for *_, dims in arrays)
+            bits = (8 if kind == "pred" else int(width) for kind, width, _ in arrays)
+            size = sum(b * math.prod(s) for b, s in zip(bits, shapes, strict=True)) // 8
+            gathered = re.search(r"dimensions=\{(\d+)\}", line)
+            found.append(
+                Collective(
+                    match[2], shapes, size, _axes(line, mesh),
+                    int(gathered[1]) if gathered else None, _source(line), turns(computation),
+                )
+            )  # fmt: skip
+    return [one for one in found if one.axes]
+
+
+def _lines(text: str) -> Iterator[tuple[str, str]]:
+    """Pair every line with the computation that it is in."""
+    name = ""
+    for line in text.splitlines():
+        if match := _COMPUTATION.match(line):
+            name = match[1]
+        yield name, line
+
+
+def _turns(places: list[tuple[str, str]]):
+    """Return a function from a computation to how often it runs, as far as the text says it."""
+    callers: dict[str, list[tuple[str, int]]] = {}
+    for caller, line in places:
+        for role, names in _CALL.findall(line):
+            trips = _TRIPS.search(line) if role == "body" else None
+            for name in re.findall(r"[\w.\-]+", names):
+                callers.setdefault(name, []).append((caller, int(trips[1]) if trips else 1))
+
+    @functools.cache
+    def of(name: str) -> int:
+        return sum(of(caller) * trips for caller, trips in callers.get(name, [])) or 1
+
+    return of
+
+
+def _source(line: str) -> str:
+    name = re.search(r'op_name="([^"]*)"', line)
+    return name[1].removeprefix("jit(step)/") if name else ""
+
+
+# -- the devices that take part
+# ---------------------------------------------------------------------------------------
+def _axes(line: str, mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes of the mesh along which the members of a group differ."""
+    different: set[str] = set()
+    for group in _groups(line, mesh.size):
+        places = np.stack(np.unravel_index(np.array(group), mesh.devices.shape))
+        moving = (places != places[:, :1]).any(1)
+        different |= {name for name, moves in zip(mesh.axis_names, moving, strict=True) if moves}
+    return tuple(name for name in mesh.axis_names if name in different)
+
+
+def _groups(line: str, devices: int) -> list[list[int]]:
+    """Read the groups of devices, in any of the forms in which XLA writes them."""
+    if match := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", line):
+        return [
+            [int(n) for n in part.split(",")] for part in re.findall(r"\{([\d, ]+)\}", match[1])
+        ]
+    if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        ids = np.arange(devices).reshape(_numbers(match[2]))
+        ids = ids.transpose(_numbers(match[3])) if match[3] else ids
+        return ids.reshape(_numbers(match[1])).tolist()
+    if match := _NAMED.search(line):
+        order = np.arange(devices)
+        if match[2]:
+            order = order.reshape(_numbers(match[2]))
+            order = order.transpose(_numbers(match[3])) if match[3] else order
+        return order.reshape(-1)[_named_groups(match[1], match[4])].tolist()
+    return [list(range(devices))]
+
+
+def _named_groups(sizes: str, named: str) -> np.ndarray:
+    """Read ``mesh['a'=4,'b'=2] {'b'}``; ``'a':(2)2`` is the part of an axis behind the first 2."""
+    axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
+    shape, chosen, place = [], [], 0
+    parts = {n: (int(b or 1), int(s or 0)) for n, b, s in _PART.findall(named)}
+    for name, size in axes.items():
+        before, own = parts.get(name, (1, 1))
+        own = own or size
+        shape += [before, own, size // (before * own)]
+        chosen += [place + 1] if name in parts else []
+        place += 3
+    ids = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), chosen, range(-len(chosen), 0))
+    return ids.reshape(-1, math.prod(shape[axis] for axis in chosen))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def report(loop: Loop, step: Any, batch: Any) -> None:
+    """Print where parameters, optimizer state and the batch lie, and the collectives of ``step``.
+
+    The step is compiled once more for it. Process 0 prints.
+    """
+    text = step.lower(loop.state, batch).compile().as_text()
+    found = collectives(text, loop.mesh)
+    unasked = unasked_gathers(found, loop.layout, loop.model)
+    if jax.process_index() == 0:
+        for line in (
+            *describe_parameters(loop.layout, loop.state["params"]),
+            *_describe_optimizer(loop.state["opt_state"], loop.state["params"]),
+            *_describe_batch(batch),
+            *describe_collectives(found, unasked),
+        ):
+            print(line, flush=True)
+
+
+def unasked_gathers(found: Iterable[Collective], layout: Layout, model: Any) -> list[Collective]:
+    """Return the all-gathers that neither a rule nor a flag asked for.
+
+    Asked for are the weights that ``fsdp`` keeps in parts, keys and values of rows that
+    ``sequence`` cuts, and with sequence parallelism the hidden states, along their length.
+    """
+    shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
+    split = set(_weights(layout, shapes))
+    weights = split | {_plain(layout.own_shape(path, shape)) for path, shape in shapes.items()}
+    lengthwise = {"sequence", "tensor"} if model.sequence_parallel else {"sequence"}
+
+    def is_asked(one: Collective) -> bool:
+        arrays, axes = {_plain(shape) for shape in one.arrays}, set(one.axes)
+        if axes == {"fsdp"}:
+            return arrays <= split
+        if axes == {"sequence"}:
+            return True
+        return axes <= lengthwise and one.dimension == 1 and not arrays & weights
+
+    return [one for one in found if one.kind == "all-gather" and not is_asked(one)]
+
+
+def _weights(
+    layout: Layout, shapes: dict[trees.Path, tuple[int, ...]]
+) -> Iterator[tuple[int, ...]]:
+    """Yield what a device has of each weight that ``fsdp`` splits, once it is put together."""
+    ways = layout.mesh.shape["tensor"]
+    for path, axes in layout.axes(shapes).items():
+        if any("fsdp" in _names(entry) for entry in axes):
+            shape = layout.padded(path, shapes[path])
+            lead = len(shape) - len(layout.own_shape(path, shape))
+            entries = (*(None,) * lead, *axes, *(None,) * len(shape))
+            local = [
+                size // ways if "tensor" in _names(entry) else size
+                for size, entry in zip(shape, entries, strict=False)
+            ]
+            yield _plain(local)
+            yield _plain(local[lead:])
+
+
+def _plain(shape: Sequence[int]) -> tuple[int, ...]:
+    """Sizes in order: a weight may be transposed, or have an axis of one, before it is gathered."""
+    return tuple(sorted(size for size in shape if size > 1))
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+# -- tables
+# ---------------------------------------------------------------------------------------
+def describe_parameters(layout: Layout, params: Any) -> Iterator[str]:
+    """Yield a line for each parameter: path, shape, tactic, axes, bytes on a device."""
+    mesh = ", ".join(f"{name}={size}" for name, size in layout.mesh.shape.items())
+    yield f"Parameters on the mesh {mesh} ({layout.mesh.size} devices):"
+    rows = [("parameter", "shape", "tactic", "split over", "bytes a device")]
+    for path, leaf in trees.flatten(params).items():
+        split, local = _split(leaf), _local(leaf)
+        rows.append((trees.join(path), _shape(leaf), str(layout.tactic(path)), split, f"{local:,}"))
+    yield from _table(rows)
+    yield _total("All parameters", jax.tree.leaves(params))
+
+
+def _describe_optimizer(state: Any, params: Any) -> Iterator[str]:
+    leaves = [leaf for leaf in jax.tree.leaves(state) if hasattr(leaf, "sharding")]
+    if not leaves:
+        return
+    yield _total("Optimizer state", leaves)
+    shapes = {leaf.shape for leaf in jax.tree.leaves(params) if not _is_whole(leaf)}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if hasattr(leaf, "sharding") and _is_whole(leaf) and leaf.shape in shapes:
+            yield f"  whole on every device: {jax.tree_util.keystr(path)} {_shape(leaf)}"
+
+
+def _describe_batch(batch: Any) -> Iterator[str]:
+    yield "Batch (micro-batches first):"
+    rows = [(name, _shape(leaf), _split(leaf)) for name, leaf in sorted(batch.items())]
+    yield from _table(rows)
+
+
+def describe_collectives(
+    found: Sequence[Collective], unasked: Sequence[Collective]
+) -> Iterator[str]:
+    """Yield a line for each kind of collective, largest first, and the verdict."""
+    yield f"Collectives of a training step, as compiled for {jax.default_backend()}:"
+    groups: dict[tuple[str, ...], list[Collective]] = collections.defaultdict(list)
+    for one in found:
+        source = "/".join(one.source.rsplit("/", 2)[-2:])
+        groups[(one.kind, "x".join(one.axes), source)].append(one)
+    rows = [("kind", "over", "count", "bytes a device", "from")]
+    for (kind, axes, source), group in sorted(
+        groups.items(), key=lambda item: (KINDS.index(item[0][0]), -_bytes(item[1]))
+    ):
+        count = sum(one.times for one in group)
+        rows.append((kind, axes, str(count), f"{_bytes(group):,}", source))
+    yield from _table(rows) if found else ["  none"]
+    if not unasked:
+        yield "All-gathers that no rule asked for: none"
+        return
+    yield f"All-gathers that no rule asked for: {len(unasked)}"
+    for one in sorted(unasked, key=lambda one: -one.size * one.times):
+        shapes = ", ".join(str(list(shape)) for shape in one.arrays)
+        amount = f"{one.size:,} bytes x {one.times}"
+        yield f"  {shapes} over {'x'.join(one.axes)}, {amount}: {one.source}"
+
+
+def _bytes(group: Iterable[Collective]) -> int:
+    return sum(one.size * one.times for one in group)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield f"  {'  '.join(cells)}".rstrip()
+
+
+def _total(title: str, leaves: Sequence[Any]) -> str:
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    local = sum(map(_local, leaves))
+    return f"{title}: {whole:,} bytes, {local:,} a device ({whole / max(local, 1):.2f} ways)"
+
+
+def _local(leaf: Any) -> int:
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def _is_whole(leaf: Any) -> bool:
+    return leaf.sharding.is_fully_replicated
+
+
+def _shape(leaf: Any) -> str:
+    return "x".join(map(str, leaf.shape)) or "scalar"
+
+
+def _split(leaf: Any) -> str:
+    """Name the axes that really split each dimension; ``-`` is one that is whole."""
+    mesh = leaf.sharding.mesh.shape
+    parts = [
+        "+".join(name for name in _names(entry) if mesh[name] > 1) or "-"
+        for entry in leaf.sharding.spec
+    ]
+    return "whole" if set(parts) <= {"-"} else ", ".join(parts)

@@ -1,0 +1,120 @@
+"""Batches on the device, made ahead of time: the step never waits for data."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hfseq.data.batches import RowRandom
+from hfseq.data.streaming import StreamingBatches
+from hfseq.nn import sharding
+
+T = TypeVar("T")
+
+
+def prefetch(
+    make_batch: Callable[[int], T], start: int, stop: int, depth: int = 2
+) -> Iterator[tuple[int, T]]:
+    """Yield ``(step, make_batch(step))`` for steps in [start, stop), made up to ``depth`` ahead.
+
+    One thread makes them, in order. What it raises is raised here, with its traceback, once the
+    batches before it are used up; closing the iterator ends the thread before ``close`` returns.
+    """
+    made: queue.Queue = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def work() -> None:
+        try:
+            for step in range(start, stop):
+                item = (step, make_batch(step), None)
+                made.put(item)
+                if stopped.is_set():
+                    return
+            made.put((stop, None, None))
+        except BaseException as error:
+            made.put((stop, None, error))
+
+    thread = threading.Thread(target=work, name="hfseq-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            step, batch, error = made.get()
+            if error is not None:
+                raise error
+            if step == stop:
+                return
+            yield step, batch
+    finally:
+        stopped.set()
+        while thread.is_alive():  # it may wait for room in the queue
+            try:
+                made.get(timeout=0.01)
+            except queue.Empty:
+                pass
+        thread.join()
+
+
+def place_batch(batch: dict[str, np.ndarray], mesh: Mesh, micro: int) -> dict[str, jax.Array]:
+    """Cut a global batch into ``micro`` micro-batches and lay it over the mesh.
+
+    Each process holds the whole host batch and puts only what its devices need on them. An array of
+    the rows' own shape is split over ``sequence`` too, where that divides it; others (targets per
+    group, a decoder's) are not.
+    """
+    rows = batch["input_ids"].shape
+
+    def put(array: np.ndarray) -> jax.Array:
+        cut = array.reshape(micro, array.shape[0] // micro, *array.shape[1:])
+        split = array.shape == rows and not rows[1] % mesh.shape["sequence"]
+        place = sharding.batch_sharding(mesh, cut.ndim, split_length=split)
+        return jax.make_array_from_callback(cut.shape, place, lambda index: cut[index])
+
+    return {name: put(array) for name, array in batch.items()}
+
+
+class Loader:
+    """Turns rows into placed batches in a thread.
+
+    Random masks belong to (seed, step, row of the global batch), so they do not depend on
+    processes, devices or micro-batches.
+    """
+
+    def __init__(self, source: Any, objective: Any, mesh: Mesh, micro: int, seed: int):
+        self.source, self.objective, self.mesh = source, objective, mesh
+        self.micro, self.seed = micro, seed
+        self._stream: Iterator[dict[str, np.ndarray]] | None = None
+
+    def restore(self, position: Any) -> None:
+        """Go to the data position of a checkpoint (streams only; else the step says it)."""
+        if position is not None and isinstance(self.source, StreamingBatches):
+            self.source.restore(position)
+
+    def batches(self, start: int, stop: int) -> Generator[tuple[int, dict[str, Any], int, Any]]:
+        """Yield (step, placed batch, tokens, data position after it) for every step."""
+        if isinstance(self.source, StreamingBatches):
+            self._stream = iter(self.source)
+        for step, (batch, tokens, position) in prefetch(self._make, start, stop):
+            yield step, batch, tokens, position
+
+    def _make(self, step: int) -> tuple[dict[str, Any], int, Any]:
+        position = None
+        if self._stream is not None:
+            rows = next(self._stream)
+            position = self.source.state()
+        else:
+            rows = self.source.fetch(step)
+        numbers = np.arange(len(rows["input_ids"]), dtype=np.int32)
+        random = RowRandom(self.seed, step, numbers)
+        groups = sharding.data_shards(self.mesh) * self.micro
+        batch = self.objective.collate(rows, random, groups) | {"row": numbers}
+        return (
+            place_batch(batch, self.mesh, self.micro),
+            self.objective.tokens(rows),
+            position,
+        )

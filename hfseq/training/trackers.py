@@ -1,0 +1,335 @@
+"""Where the numbers of a run go: TensorBoard, Weights & Biases, JSON lines, and plugins' sinks.
+
+A tracker never stops training: what goes wrong while it writes is logged once and the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any, Protocol
+
+from hfseq import plugins
+from hfseq.errors import UsageError, private
+from hfseq.reports.log import _lines
+from hfseq.training.event_file import FAILURE, SUCCESS, AppendFile, EventFile, Histogram
+
+logger = logging.getLogger("hfseq.tracking")
+
+METRICS_FILE = "metrics.jsonl"
+
+
+WANDB_ID_FILE = "wandb_run_id"
+
+
+PACKAGES = {"wandb": "hfseq[wandb]"}
+
+
+class Tracker(Protocol):
+    """A sink for the metrics and text samples of one run.
+
+    A tracker may also have ``resume(step)``, called before anything is logged when a run trains
+    from that step on: what it holds of later steps will be logged again; and
+    ``histograms(values, step)``, for ``--log_histograms``, with a
+    :class:`~hfseq.training.event_file.Histogram` for each tag.
+    """
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Record the metrics of a step."""
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Record a text sample."""
+
+    def close(self) -> None:
+        """Finish writing."""
+
+
+def tracker_names(report_to: str | Iterable[str] | None) -> list[str]:
+    """Return the trackers that ``--report_to`` names: a list, "all" (as installed) or "none"."""
+    given = [report_to] if isinstance(report_to, str) else list(report_to or ["none"])
+    words = [name.strip() for part in given for name in part.split(",")]
+    names = list(dict.fromkeys(filter(None, words)))
+    for word in ("all", "none"):
+        if word in names and len(names) > 1:
+            others = ", ".join(name for name in names if name != word)
+            raise UsageError(f"--report_to {word} cannot be combined with {others}")
+    return [] if names == ["none"] else names
+
+
+def make_trackers(
+    names: str | Iterable[str] | None,
+    run_directory: Path,
+    arguments: Any,
+    run_config: Mapping[str, Any],
+    resume_step: int | None = None,
+) -> list[Tracker]:
+    """Open the trackers of a run.
+
+    With ``resume_step`` they forget what they hold of later steps (0: of any training step);
+    without it they add to what is there. Unknown names and missing packages raise UsageError.
+    """
+    wanted, registry = tracker_names(names), plugins.load().trackers
+    everything = wanted == ["all"]
+    config = private_config(without_secrets(run_config))
+    trackers: list[Tracker] = []
+    for name in list(registry) if everything else wanted:
+        factory = registry.get(name)
+        try:
+            tracker = Guarded(name, partial(factory, run_directory, arguments, config))
+        except ImportError as error:
+            if everything:
+                continue
+            package = PACKAGES.get(name, error.name or name)
+            raise UsageError(
+                f"--report_to {name} needs a package that is not installed: pip install '{package}'"
+            ) from error
+        if resume_step is not None:
+            tracker.resume(resume_step)
+        trackers.append(tracker)
+    return trackers
+
+
+def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``config`` without entries whose name says that they are tokens or passwords."""
+    secret = re.compile(r"(^|_)(token|api_key|password|secret)$")
+    return {key: value for key, value in config.items() if not secret.search(key)}
+
+
+def private_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``config`` without tokens in its texts and without the name of the user's home."""
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [shown(part) for part in value]
+        return private(value) if isinstance(value, str) else value
+
+    return {name: shown(value) for name, value in config.items()}
+
+
+class Guarded:
+    """A tracker that warns once, instead of raising, when it cannot write.
+
+    ``make`` opens the tracker. Where that fails for lack of room or rights it is tried again with
+    each record; after any other failure but a missing package the tracker stays silent.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
+        self.name = name
+        self._make: Callable[[], Tracker] | None = make
+        self._tracker: Tracker | None = None
+        self._warned = False
+        self._guard(lambda tracker: None)
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Record the metrics of a step, if that is possible."""
+        self._guard(lambda tracker: tracker.log(metrics, step))
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Record a text sample, if that is possible."""
+        self._guard(lambda tracker: tracker.text(tag, text, step))
+
+    def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
+        """Record histograms, where the tracker can."""
+        self._guard(lambda tracker: getattr(tracker, "histograms", lambda *_: None)(values, step))
+
+    def resume(self, step: int) -> None:
+        """Forget later steps, where the tracker can."""
+        self._guard(lambda tracker: getattr(tracker, "resume", lambda step: None)(step))
+
+    def close(self) -> None:
+        """Finish writing."""
+        if self._tracker is not None:
+            self._guard(lambda tracker: tracker.close())
+
+    def _guard(self, action: Callable[[Tracker], Any]) -> None:
+        try:
+            if self._tracker is None and self._make is not None:
+                self._tracker = self._open(self._make)
+            if self._tracker is not None:
+                action(self._tracker)
+        except (ImportError, UsageError):
+            raise
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "tracker '%s' cannot write (%s: %s); training goes on without its records",
+                    *(self.name, type(error).__name__, error),
+                )
+
+    def _open(self, make: Callable[[], Tracker]) -> Tracker:
+        try:
+            return make()
+        except OSError:
+            raise
+        except Exception:
+            self._make = None  # an account or a network may take minutes to fail, every time
+            raise
+
+
+class JsonlTracker:
+    """``metrics.jsonl``: a line is one object with step, time and metrics, and whole or absent.
+
+    Where a run begins to train, or goes on, the line has its configuration under ``run``.
+    """
+
+    def __init__(self, run_directory: Path, arguments: Any = None, run_config: Any = None) -> None:
+        self.path = Path(run_directory) / METRICS_FILE
+        self._config = {name: value for name, value in (run_config or {}).items() if value != []}
+        self._file = self._open()
+
+    def _open(self) -> AppendFile:
+        file = AppendFile(self.path)
+        content = self.path.read_bytes()
+        if not content.endswith(b"\n"):  # a killed run, or a full disk: drop the torn line
+            os.truncate(self.path, content.rfind(b"\n") + 1)
+        return file
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Append one line; NaN and infinities, which JSON lacks, become null."""
+        self._write(step, {name: _json_number(value) for name, value in metrics.items()})
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Append a line with ``{"text": {tag: text}}``."""
+        self._write(step, {"text": {tag: text}})
+
+    def resume(self, step: int) -> None:
+        """Drop the lines of later steps, replacing the file as a whole."""
+        kept = [line for line, record in _lines(self.path) if record["step"] <= step]
+        self._file.close()
+        temporary = self.path.with_name(f"{METRICS_FILE}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
+            self._file = self._open()
+        if self._config:
+            known = {name: value for name, value in self._config.items() if value is not None}
+            self._write(step, {"run": known})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, step: int, record: dict[str, Any]) -> None:
+        line = {"step": int(step), "time": round(time.time(), 3), **record}
+        text = json.dumps(line, allow_nan=False, ensure_ascii=False, default=str)
+        self._file.append(text.encode() + b"\n")
+
+
+def _json_number(value: Any) -> int | float | None:
+    number = value if isinstance(value, int) else float(value)
+    return number if math.isfinite(number) else None
+
+
+class TensorBoardTracker:
+    """Event files under ``<run_directory>/runs/<date_host>/``, whose curves the Hub shows too."""
+
+    def __init__(self, run_directory: Path, arguments: Any = None, run_config: Any = None) -> None:
+        self.runs = Path(run_directory) / "runs"
+        self._config = {name: v for name, v in (run_config or {}).items() if v not in (None, [])}
+        self._host = re.sub(r"[^\w.-]", "-", socket.gethostname())
+        self._file: EventFile | None = None
+
+    def _open(self, directory: Path | None = None) -> EventFile:
+        if self._file is None:
+            directory = directory or self.runs / f"{time.strftime('%b%d_%H-%M-%S')}_{self._host}"
+            self._file = EventFile(directory, self._host)
+            if self._config:
+                self._file.hyperparameters(self._config)
+        return self._file
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Add one point to the curve of each metric."""
+        self._open().scalars({name: float(value) for name, value in metrics.items()}, step)
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Add a text sample, shown as Markdown."""
+        self._open().text(tag, text, step)
+
+    def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
+        """Add a histogram for each tag."""
+        self._open().histograms(values, step)
+
+    def resume(self, step: int) -> None:
+        """Go on in the newest directory, so that the curves stay in one piece."""
+        directories = [path.parent for path in self.runs.glob("*/*tfevents*")]
+        if directories and step > 0:
+            newest = max(directories, key=lambda path: path.stat().st_mtime)
+            self._open(newest).restart(step + 1)
+
+    def close(self) -> None:
+        """Say how the run ended, and close the event file."""
+        if self._file is None:
+            return
+        try:
+            if self._config:  # called while an error is on its way, too
+                self._file.end_of_session(FAILURE if sys.exc_info()[0] else SUCCESS)
+        finally:
+            self._file.close()
+
+
+class WandbTracker:
+    """A Weights & Biases run, resumed if the directory has one (``wandb_run_id``).
+
+    The project is WANDB_PROJECT or "hfseq"; the other WANDB_* variables work as W&B documents them.
+    """
+
+    def __init__(self, run_directory: Path, arguments: Any, run_config: Mapping[str, Any]) -> None:
+        import wandb
+
+        id_file = Path(run_directory) / WANDB_ID_FILE
+        known = id_file.read_text().strip() if id_file.exists() else ""
+        run_id = known or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
+        self._wandb = wandb
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "hfseq",
+            name=self._name(Path(run_directory), arguments),
+            id=run_id,
+            resume="allow",
+            dir=str(run_directory),
+            config=dict(run_config),
+        )
+        id_file.write_text(run_id + "\n")
+
+    @staticmethod
+    def _name(run_directory: Path, arguments: Any) -> str:
+        given = getattr(arguments, "run_name", None) or os.environ.get("WANDB_NAME")
+        return given or run_directory.resolve().name
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Log the metrics; steps that W&B has already (before a kill) are left as they are."""
+        self.run.log(dict(metrics), step=step)
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Log a text sample as preformatted text."""
+        self.run.log({tag: self._wandb.Html(f"<pre>{escape(text)}</pre>")}, step=step)
+
+    def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
+        """Log a histogram for each tag."""
+        import numpy as np
+
+        made = {
+            tag: self._wandb.Histogram(np_histogram=(np.asarray(one.counts), np.asarray(one.edges)))
+            for tag, one in values.items()
+        }
+        self.run.log(made, step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self.run.finish()

@@ -1,0 +1,219 @@
+"""The collator classes of transformers 4's T5 and BART scripts, for loops of one's own.
+
+They take lists of examples and return NumPy arrays. Their noise is that of the objectives; what
+they draw depends on their seed and on how many batches came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hfseq.data.batches import IGNORED, RowRandom, shift_right
+from hfseq.data.tokenizers import special_ids
+from hfseq.errors import UsageError
+from hfseq.objectives.denoising import SentenceTables, infill, permute_sentences, sentence_tables
+from hfseq.objectives.span_mlm import (
+    corrupt,
+    corrupted_lengths,
+    count_spans,
+    noise_mask,
+    sentinel_ids,
+)
+
+
+class _Draws:
+    """Random numbers of one batch after another."""
+
+    def __init__(self, seed: int | None):
+        self.seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        self.batch = 0
+
+    def next(self, rows: int) -> RowRandom:
+        self.batch += 1
+        return RowRandom(self.seed, self.batch, np.arange(rows))
+
+
+@dataclass
+class FlaxDataCollatorForT5MLM:
+    """Corrupt spans of examples of equal length (see ``compute_input_and_target_lengths``).
+
+    Sentinels are found by their names, ``<extra_id_0>`` first. Returns "input_ids" (batch,
+    ``input_length``), "labels" and "decoder_input_ids" (batch, ``target_length``).
+
+    Raises:
+        ValueError: the examples are not of the length that gives those lengths, or they have more
+            spans than the tokenizer has sentinels.
+    """
+
+    tokenizer: Any
+    noise_density: float
+    mean_noise_span_length: float
+    input_length: int
+    target_length: int
+    pad_token_id: int
+    decoder_start_token_id: int
+    seed: int | None = None
+    draws: _Draws = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.draws, self.sentinels = _Draws(self.seed), sentinel_ids(self.tokenizer)
+
+    def __call__(self, examples: Sequence[dict]) -> Any:
+        """Corrupt the examples' "input_ids"."""
+        from transformers import BatchEncoding
+
+        ids = np.array([example["input_ids"] for example in examples], np.int32)
+        self._check(ids.shape[1])
+        hidden, first = self._masks(np.full(len(ids), ids.shape[1]))
+        inputs, _, labels = corrupt(
+            ids, np.ones_like(hidden), hidden, first, self.sentinels, self.tokenizer.eos_token_id,
+            (self.input_length, self.target_length), self.pad_token_id,
+        )  # fmt: skip
+        decoder = shift_right(labels, self.pad_token_id, self.decoder_start_token_id)
+        return BatchEncoding({"input_ids": inputs, "labels": labels, "decoder_input_ids": decoder})
+
+    def _check(self, length: int) -> None:
+        noise = (self.noise_density, self.mean_noise_span_length)
+        found, spans = corrupted_lengths(length, *noise), int(count_spans(length, *noise)[1])
+        if found != (self.input_length, self.target_length):
+            raise UsageError(
+                f"`input_ids` are incorrectly preprocessed: {length} tokens make {found[0]} inputs "
+                f"and {found[1]} targets, not {self.input_length} and {self.target_length}; use "
+                "compute_input_and_target_lengths for the length of examples"
+            )
+        if spans > len(self.sentinels):
+            raise UsageError(
+                f"{spans} spans a row, and the tokenizer has {len(self.sentinels)} sentinels "
+                "(<extra_id_0> and so on): give shorter examples, or fewer and longer spans"
+            )
+
+    def _masks(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        random, width = self.draws.next(len(lengths)), int(lengths.max())
+        return noise_mask(lengths, width, random, self.noise_density, self.mean_noise_span_length)
+
+    def random_spans_noise_mask(self, length: int) -> np.ndarray:
+        """Choose what is hidden of one row; bool (length,)."""
+        return self._masks(np.array([length]))[0][0]
+
+
+@dataclass
+class FlaxDataCollatorForBartDenoisingLM:
+    """Shuffle sentences and mask spans of examples of equal length, padded at the end.
+
+    Sentences end where the tokens say so, and at padding tokens inside of a row (v4's marks).
+    Returns "input_ids", "attention_mask", "labels" (the whole row, -100 on padding),
+    "decoder_input_ids" and "decoder_attention_mask", all of the examples' shape.
+
+    Raises:
+        ValueError: the tokenizer has no mask or no end-of-sequence token.
+    """
+
+    tokenizer: Any
+    decoder_start_token_id: int
+    mask_ratio: float = 0.3
+    poisson_lambda: float = 3.0
+    permute_sentence_ratio: float = 1.0
+    seed: int | None = None
+    draws: _Draws = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.tokenizer.mask_token is None or self.tokenizer.eos_token is None:
+            raise UsageError(
+                "This tokenizer does not have a mask token or eos token which is necessary for "
+                "denoising language modeling."
+            )
+        self.draws = _Draws(self.seed)
+        self.special = special_ids(self.tokenizer)
+        self.sentences: SentenceTables = sentence_tables(self.tokenizer)
+
+    def __call__(self, examples: Sequence[dict]) -> Any:
+        """Noise the examples' "input_ids"."""
+        from transformers import BatchEncoding
+
+        pad = self.tokenizer.pad_token_id
+        ids = np.array([example["input_ids"] for example in examples], np.int32)
+        real = np.flip(np.maximum.accumulate(np.flip(ids != pad, 1), axis=1), 1)
+        marks = real & (ids == pad)
+        ordinary = real & ~self.special[ids]
+        ends = self.sentences.ends(ids, ordinary) | marks
+        fixed = real & ~ordinary & ~marks
+        random, rows = self.draws.next(len(ids)), real.astype(np.int32)
+        columns = permute_sentences(real, fixed, rows, ends, random, self.permute_sentence_ratio)
+        inputs, kept = infill(
+            np.take_along_axis(ids, columns, axis=1),
+            np.take_along_axis(ordinary, columns, axis=1), rows, random,
+            mask_id=self.tokenizer.mask_token_id, pad=pad, probability=self.mask_ratio,
+            poisson_lambda=self.poisson_lambda,
+        )  # fmt: skip
+        labels = np.where(real & ~marks, ids, np.int32(IGNORED))
+        decoder = shift_right(np.where(real, ids, pad), pad, self.decoder_start_token_id)
+        return BatchEncoding(
+            {
+                "input_ids": inputs,
+                "attention_mask": kept,
+                "labels": labels,
+                "decoder_input_ids": decoder,
+                "decoder_attention_mask": rows,
+            }
+        )
+
+
+@dataclass
+class FlaxDataCollatorForLanguageModeling:
+    """Pad examples and mask tokens at random: 80 % mask, 10 % random, 10 % unchanged.
+
+    Labels are -100 wherever nothing is to be predicted. Without ``mlm`` the labels are the inputs,
+    -100 on padding. The scripts of hfseq use ``objectives.masking``, whose masks depend on the step
+    and the row only; this one draws from a generator of its own.
+
+    Raises:
+        ValueError: masking is asked for and the tokenizer has no mask token.
+    """
+
+    tokenizer: Any
+    mlm: bool = True
+    mlm_probability: float = 0.15
+    seed: int | None = None
+    generator: np.random.Generator = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.mlm and self.tokenizer.mask_token is None:
+            raise ValueError(
+                "This tokenizer does not have a mask token which is necessary for masked language "
+                "modeling. You should "
+                "pass `mlm=False` to train on causal language modeling instead."
+            )
+        self.generator = np.random.default_rng(self.seed)
+
+    def __call__(
+        self, examples: Sequence[dict], pad_to_multiple_of: int = 16
+    ) -> dict[str, np.ndarray]:
+        """Pad the examples to one length and return numpy arrays, with "labels"."""
+        batch = self.tokenizer.pad(
+            list(examples), pad_to_multiple_of=pad_to_multiple_of, return_tensors="np"
+        )
+        special = batch.pop("special_tokens_mask", None)
+        if not self.mlm:
+            batch["labels"] = np.where(batch["attention_mask"] == 1, batch["input_ids"], -100)
+            return batch
+        batch["input_ids"], batch["labels"] = self.mask_tokens(batch["input_ids"], special)
+        return batch
+
+    def mask_tokens(
+        self, inputs: np.ndarray, special_tokens_mask: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the masked inputs and the labels."""
+        if special_tokens_mask is None:
+            special_tokens_mask = special_ids(self.tokenizer)[inputs]
+        chosen = (
+            self.generator.random(inputs.shape) < self.mlm_probability
+        ) & ~special_tokens_mask.astype(bool)
+        kind = self.generator.random(inputs.shape)
+        random_ids = self.generator.integers(self.tokenizer.vocab_size, size=inputs.shape)
+        masked = np.where(chosen & (kind < 0.8), self.tokenizer.mask_token_id, inputs)
+        masked = np.where(chosen & (kind >= 0.8) & (kind < 0.9), random_ids, masked)
+        return masked.astype(inputs.dtype), np.where(chosen, inputs, -100)
