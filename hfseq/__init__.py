@@ -12,8 +12,9 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hfseq.plugins import TASKS, ArchitectureSpec, transformers_hook
-from hfseq.plugins.registry import auto_class_name, target_name
+from hfseq.plugins import __version__ as __version__
+from hfseq.plugins import transformers_hook
+from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, target_name
 
 if TYPE_CHECKING:
     from hfseq.generation import *  # noqa: F403
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from hfseq.nn.outputs import *  # noqa: F403
     from hfseq.plugins import hookimpl as hookimpl
     from hfseq.plugins import register_auto_classes as register_auto_classes
-
-__version__ = "0.1.0"
 
 #: Public names and the modules that define them; those of the architectures come from the plugins.
 _MODULES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hfseq import plugins, testing
-from hfseq.testing import case as testing
+from hfseq.testing import case as cases
 from hfseq.testing import check_architecture
 from hfseq_plugins.bart.heads import BartModule, ConditionalGeneration
 from hfseq_plugins.bart.modeling import FlaxBartForConditionalGeneration
@@ -76,12 +76,12 @@ def test_planted_faults_are_found(check, monkeypatch):
 
 def test_sides_are_told_by_the_outputs_name(tmp_path):
     spec = plugins.load().architectures.get("bart")
-    case = testing.Case(
+    case = cases.Case(
         "ForSeq2SeqLM", FlaxBartForConditionalGeneration, bart_config(), tmp_path, spec, (), 1e-5
     )
-    assert case.sides == (testing.SOURCE, testing.TARGET)
-    assert case.side("encoder_last_hidden_state") == testing.SOURCE
-    assert case.side("logits") == testing.TARGET
+    assert case.sides == (cases.SOURCE, cases.TARGET)
+    assert case.side("encoder_last_hidden_state") == cases.SOURCE
+    assert case.side("logits") == cases.TARGET
     ids, mask = case.inputs["input_ids"], case.inputs["attention_mask"]
     ends = mask.sum(1) - 1
     assert (ids[range(8), ends] == 2).all() and (ids == 2).sum() == 8

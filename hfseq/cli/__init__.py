@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from hfseq import __version__
 from hfseq.cli import convert, inspect, models, plan, project, report
 from hfseq.cli import report as compare
 from hfseq.errors import run_command
 from hfseq.pipelines import fill_mask
+from hfseq.plugins import __version__
 from hfseq.training.arguments import refuse_secrets
 
 COMPLETION_EXAMPLES = """eval "$(hfseq completion bash)"      # in ~/.bashrc for all shells to come

@@ -12,9 +12,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from hfseq import __version__, plugins
+from hfseq import plugins
 from hfseq.errors import UsageError
-from hfseq.plugins import manager
+from hfseq.plugins import __version__, manager
 from hfseq.plugins.registry import describe
 
 PACKAGES = (

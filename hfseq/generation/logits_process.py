@@ -16,6 +16,37 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+__all__ = [
+    "FlaxEncoderNoRepeatNGramLogitsProcessor",
+    "FlaxEncoderRepetitionPenaltyLogitsProcessor",
+    "FlaxEpsilonLogitsWarper",
+    "FlaxEtaLogitsWarper",
+    "FlaxExponentialDecayLengthPenalty",
+    "FlaxForceTokensLogitsProcessor",
+    "FlaxForcedBOSTokenLogitsProcessor",
+    "FlaxForcedEOSTokenLogitsProcessor",
+    "FlaxInfNanRemoveLogitsProcessor",
+    "FlaxLogitNormalization",
+    "FlaxLogitsProcessor",
+    "FlaxLogitsProcessorList",
+    "FlaxLogitsWarper",
+    "FlaxMinLengthLogitsProcessor",
+    "FlaxMinNewTokensLengthLogitsProcessor",
+    "FlaxMinPLogitsWarper",
+    "FlaxNoBadWordsLogitsProcessor",
+    "FlaxNoRepeatNGramLogitsProcessor",
+    "FlaxRepetitionPenaltyLogitsProcessor",
+    "FlaxSequenceBiasLogitsProcessor",
+    "FlaxSuppressTokensAtBeginLogitsProcessor",
+    "FlaxSuppressTokensLogitsProcessor",
+    "FlaxTemperatureLogitsWarper",
+    "FlaxTopHLogitsWarper",
+    "FlaxTopKLogitsWarper",
+    "FlaxTopPLogitsWarper",
+    "FlaxTypicalLogitsWarper",
+    "FlaxWhisperTimeStampLogitsProcessor",
+]
+
 
 class FlaxLogitsProcessor(ABC):
     """Changes the scores of the next token.

@@ -2,7 +2,7 @@
 
 They are transformers' Auto classes over mappings that read hfseq's plugin registry, so they
 download, override and trust remote code as people know it. The base class is private in
-transformers; this module and `hfseq.plugins.transformers_hook` are the only ones that touch such names.
+transformers; this module and `hfseq.plugins.transformers_hook` alone touch such names.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
         r"\.masked_bias$",
         r"token_type_ids$",
     )
-    # Exceptions to the naming rule: symmetric templates, ours -> theirs (hfseq.checkpoints.weights).
+    # Exceptions to the naming rule: symmetric templates, ours -> theirs (checkpoints/weights.py).
     weight_templates: ClassVar[Mapping[str, str]] = {}
     # Linears beside those in the layers that train in FP8 under its recipes, as expressions.
     precision_sites: ClassVar[tuple[str, ...]] = ()

@@ -132,4 +132,4 @@ def _wanted(tasks: list[str], stored: dict[str, Any], name: str) -> str:
     return "ForCausalLM"
 
 
-__all__ = ["Text", "Writer"]
+__all__ = ["Text", "TextGenerator"]

@@ -1,7 +1,7 @@
 """Discovery of plugins and the registries they fill.
 
-Plugins come, in this order, from hfseq itself (``hfseq.plugins.builtin``), from installed distributions
-(entry point group ``hfseq``; the architectures in ``plugins/`` too), from ``hfseqfile.py`` in the
+Plugins come, in this order, from hfseq itself (``hfseq.plugins.builtin``), from installed
+distributions (entry point group ``hfseq``; the architectures in ``plugins/`` too), from ``hfseqfile.py`` in the
 working directory and from files named explicitly (``--plugin path.py``). A plugin that is broken is
 recorded in ``Plugins.errors`` and the others go on; only a file named explicitly must load.
 
@@ -110,7 +110,7 @@ def _checkout() -> list[Candidate]:
     They come before the installed metadata of an editable install, which are as old as that
     install.
     """
-    from hfseq import __version__
+    from hfseq.plugins import __version__
 
     root = Path(__file__).resolve().parent.parent
     settings = configparser.ConfigParser()
@@ -214,7 +214,7 @@ class Plugins:
 
     def discover(self) -> None:
         """Find and load everything but the files named explicitly."""
-        from hfseq import __version__
+        from hfseq.plugins import __version__
 
         self._add(Candidate("core", "hfseq", __version__, lambda: builtin))
         for candidate in candidates():

@@ -11,7 +11,7 @@ from typing import Any
 
 from hfseq import plugins
 from hfseq.errors import UsageError, nearest
-from hfseq.testing.case import ZERO_GRADIENTS, Case, Report, Skipped, error
+from hfseq.testing.case import ZERO_GRADIENTS, Case, Report, Skipped
 
 
 def check_architecture(

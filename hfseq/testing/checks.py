@@ -1,7 +1,7 @@
 """The checks of :func:`hfseq.testing.check_architecture` that need JAX alone.
 
-Each takes a :class:`hfseq.testing.case.Case` and raises AssertionError, or Skipped where it does not
-apply.
+Each takes a :class:`hfseq.testing.case.Case` and raises AssertionError, or Skipped where it does
+not apply.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hfseq.checkpoints.weights import Derived
+from hfseq.modeling import Derived
 from hfseq_plugins.bert.modeling import FlaxBertPreTrainedModel
 from hfseq_plugins.common import StoredAsTwin
 from hfseq_plugins.fp8_encoder import layers

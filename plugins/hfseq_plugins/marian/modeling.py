@@ -10,8 +10,7 @@ from typing import Any
 from flax import nnx
 from transformers import MarianConfig
 
-from hfseq.checkpoints.weights import Derived
-from hfseq.modeling import Seq2SeqGeneration
+from hfseq.modeling import Derived, Seq2SeqGeneration
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.layers import token_table
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel

@@ -8,8 +8,7 @@ from typing import Any
 
 from transformers import PegasusConfig
 
-from hfseq.checkpoints.weights import Derived
-from hfseq.modeling import Seq2SeqGeneration
+from hfseq.modeling import Derived, Seq2SeqGeneration
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
 from hfseq_plugins.bart.positions import TABLES, fixed_positions, sinusoids, unlike_sinusoids

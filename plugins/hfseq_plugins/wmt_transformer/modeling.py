@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hfseq.checkpoints.weights import Derived
-from hfseq.modeling import Seq2SeqGeneration
+from hfseq.modeling import Derived, Seq2SeqGeneration
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
 from hfseq_plugins.bart.positions import sinusoids
 from hfseq_plugins.common import StoredAsTwin

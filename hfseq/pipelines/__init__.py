@@ -1,0 +1,1 @@
+"""A checkpoint and its tokenizer at work on text."""

@@ -1,0 +1,1 @@
+"""What programs for Transformers 4 import beside models."""
