@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = (ROOT / "hfseq" / "__init__.py").read_text(encoding="utf-8")
+SOURCE = (ROOT / "hfseq" / "plugins" / "registry.py").read_text(encoding="utf-8")
 
 project = "hfseq"
 author = "the hfseq authors"

@@ -1,4 +1,4 @@
-"""What is done for CPUs alone: attention in pieces that its caches hold, few queries, the largest of many."""
+"""What is done on CPUs alone: attention in pieces that fit their caches, few queries, top-k."""
 
 from __future__ import annotations
 

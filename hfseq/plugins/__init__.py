@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hfseq.plugins.registry import __version__ as __version__
+
 if TYPE_CHECKING:
     from hfseq.plugins.hookspecs import hookimpl as hookimpl
     from hfseq.plugins.manager import PluginInfo as PluginInfo
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from hfseq.plugins.manager import unload as unload
     from hfseq.plugins.registry import TASKS as TASKS
     from hfseq.plugins.registry import ArchitectureSpec as ArchitectureSpec
-
-__version__ = "0.1.0"
 
 _MODULES = {
     "ArchitectureSpec": "registry",

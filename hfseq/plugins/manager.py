@@ -1,9 +1,10 @@
 """Discovery of plugins and the registries they fill.
 
 Plugins come, in this order, from hfseq itself (``hfseq.plugins.builtin``), from installed
-distributions (entry point group ``hfseq``; the architectures in ``plugins/`` too), from ``hfseqfile.py`` in the
-working directory and from files named explicitly (``--plugin path.py``). A plugin that is broken is
-recorded in ``Plugins.errors`` and the others go on; only a file named explicitly must load.
+distributions (entry point group ``hfseq``; the architectures in ``plugins/`` too), from
+``hfseqfile.py`` in the working directory and from files named explicitly (``--plugin path.py``). A
+plugin that is broken is recorded in ``Plugins.errors`` and the others go on; only a file named
+explicitly must load.
 
 Environment: ``HFSEQ_PLUGINS=a,b`` loads just these besides hfseq itself,
 ``HFSEQ_DISABLE_PLUGINS=a,b`` leaves these out, ``HFSEQ_TRACE_PLUGINS=1`` prints every hook call to
@@ -35,6 +36,7 @@ from hfseq.plugins import builtin, hookspecs
 from hfseq.plugins.registry import (
     ArchitectureSpec,
     Registry,
+    __version__,
     broken_plugins,
     check_target,
     describe,
@@ -110,8 +112,6 @@ def _checkout() -> list[Candidate]:
     They come before the installed metadata of an editable install, which are as old as that
     install.
     """
-    from hfseq.plugins import __version__
-
     root = Path(__file__).resolve().parent.parent
     settings = configparser.ConfigParser()
     if not settings.read(root / "setup.cfg", encoding="utf-8"):
@@ -214,8 +214,6 @@ class Plugins:
 
     def discover(self) -> None:
         """Find and load everything but the files named explicitly."""
-        from hfseq.plugins import __version__
-
         self._add(Candidate("core", "hfseq", __version__, lambda: builtin))
         for candidate in candidates():
             self._add(candidate)

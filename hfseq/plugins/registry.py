@@ -11,6 +11,8 @@ from typing import Any
 
 from hfseq.errors import PluginConflict, PluginError, UsageError, nearest
 
+__version__ = "0.1.0"
+
 #: What a head can be for: the suffix of an Auto class, and the name v4 gave its mapping.
 TASKS = {
     "Model": "FLAX_MODEL_MAPPING",

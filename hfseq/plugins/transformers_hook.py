@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import Any
 
 from hfseq.errors import HfseqError, UsageError
-from hfseq.plugins import manager
 from hfseq.plugins.registry import ArchitectureSpec, describe
 
 logger = logging.getLogger("hfseq")
@@ -99,10 +98,10 @@ def _stand_in(spec: ArchitectureSpec, task: str) -> type:
 
 def _custom(stock: Any) -> dict[str, ArchitectureSpec]:
     """Return the architectures whose model type is not among ``stock``, transformers' own."""
-    from hfseq.plugins import manager
+    from hfseq.plugins.manager import load
 
     try:
-        entries = manager.load().architectures.entries()
+        entries = load().architectures.entries()
     except Exception as error:
         logger.warning("hfseq's plugins cannot be loaded: %s", error)
         return {}
@@ -133,12 +132,18 @@ _EXTENSIONS: dict[str, Callable[[ModuleType], None]] = {
 }
 
 
+#: Module names of Transformers 4 that programs import from hfseq, and where they lie.
+_ALIASES = {"hfseq.modeling_flax_pytorch_utils": "hfseq.v4.pytorch_utils"}
+
+
 class _Finder:
-    """Finds nothing itself: it has the modules in `_EXTENSIONS` extended after their import."""
+    """Has the modules in `_EXTENSIONS` extended after their import, and finds `_ALIASES`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if name in _ALIASES:
+            return ModuleSpec(name, _AliasLoader())
         if name not in _EXTENSIONS:
             return None
         for finder in sys.meta_path:
@@ -147,6 +152,18 @@ class _Finder:
                 spec.loader = loader
                 return spec
         return None
+
+
+class _AliasLoader:
+    """Gives an old name to a module that has another one now, which stays as it is."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(_ALIASES[spec.name])
+        self._own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own_spec
 
 
 class _Loader:
@@ -190,7 +207,9 @@ class ArchitectureMapping(MutableMapping[type, Any]):
 
     def specs(self) -> list[ArchitectureSpec]:
         """Return the registered architectures that have a head for the task."""
-        specs = [entry.target for entry in manager.load().architectures.entries()]
+        from hfseq.plugins.manager import load
+
+        specs = [entry.target for entry in load().architectures.entries()]
         return [spec for spec in specs if self.task in spec.heads and self._wanted(spec)]
 
     def register(self, key: type, value: Any, exist_ok: bool = False) -> None:
@@ -233,7 +252,7 @@ class ArchitectureMapping(MutableMapping[type, Any]):
             try:
                 yield spec.load_config()
             except HfseqError as error:
-                manager.logger.warning("%s", describe(error))
+                logger.warning("%s", describe(error))
         yield from list(self._registered)
 
     def __len__(self) -> int:
