@@ -32,8 +32,8 @@ def test_importing_hfseq_imports_no_heavy_module():
 
 
 def test_asking_for_a_tool_only_dunder_discovers_no_plugins():
-    code = "import hfseq, sys; hasattr(hfseq, '__wrapped__'); print('hfseq.plugins.manager' in sys.modules)"
-    assert run(code).strip() == "False"
+    code = "import hfseq, sys; hasattr(hfseq, '__wrapped__'); print(*sys.modules)"
+    assert "hfseq.plugins.manager" not in run(code).split()
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -48,7 +48,7 @@ def test_every_task_has_an_auto_class_and_the_mapping_of_v4(task):
     [
         ("hookimpl", None),
         ("register_auto_classes", "hfseq.plugins.transformers_hook"),
-        ("FlaxPreTrainedModel", "hfseq.modeling"),
+        ("FlaxPreTrainedModel", "hfseq.modeling.base"),
         ("FlaxMaskedLMOutput", "hfseq.nn.outputs"),
         ("FlaxBertForPreTrainingOutput", "hfseq.nn.outputs"),
         ("FlaxRobertaForMaskedLM", "hfseq_plugins.roberta.modeling"),
