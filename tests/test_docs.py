@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-FOLDERS = ("api", "families", "tutorials")
+FOLDERS = ("api", "benchmarks", "families", "tutorials")
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
 PAGES = sorted([*DOCS.glob("*.md"), *(p for name in FOLDERS for p in DOCS.glob(f"{name}/*.md"))])
 

@@ -1,6 +1,6 @@
 """Training steps in bfloat16, fp8_delayed and fp8_current side by side, and where their time goes.
 
-    python scripts/benchmarks/fp8.py                          # the table of docs/benchmarks.md
+    python scripts/benchmarks/fp8.py                          # the table of benchmarks/tables.md
     python scripts/benchmarks/fp8.py --widths 4096 --attention cudnn
     python scripts/benchmarks/fp8.py --models gpt2 --widths 64 --layers 1 --batch_size 2 \
         --length 32 --vocab_size 200 --output try             # small enough for a CPU
@@ -139,7 +139,7 @@ def remarks(rows: Sequence[dict[str, Any]], baseline: str = BASELINE) -> list[st
 
 
 def section(result: dict[str, Any]) -> str:
-    """Return what docs/benchmarks.md shows: rates, shares of time, remarks."""
+    """Return what benchmarks/tables.md shows: rates, shares of time, remarks."""
     options = result["options"]
     rates = ", ".join(f"{r / 1e12:.2f} TFLOP/s in {d}" for d, r in result["matmul_flops"].items())
     device = next((r["facts"]["device"] for r in result["rows"] if r["facts"]), "no device")
@@ -214,7 +214,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=None, help="cores for each; all by default")
     parser.add_argument(
         "--output", type=Path, default=harness.ROOT / "docs",
-        help="gets benchmarks.md and benchmarks/fp8.json",
+        help="gets benchmarks/tables.md and fp8.json",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     for width in options.widths:

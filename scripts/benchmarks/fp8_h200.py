@@ -165,7 +165,7 @@ def count(
 
 
 def section(result: dict[str, Any]) -> str:
-    """Return what docs/benchmarks.md shows."""
+    """Return what benchmarks/tables.md shows."""
     columns = ["", "recipe", "targeted", "FP8 products", "other products", "kernels"]
     lines = []
     for row in result["rows"]:
@@ -201,7 +201,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dump", type=Path, help="folder that gets the compiled HLO")
     parser.add_argument(
         "--output", type=Path, default=harness.ROOT / "docs",
-        help="gets benchmarks.md and benchmarks/fp8_h200.json",
+        help="gets benchmarks/tables.md and fp8_h200.json",
     )  # fmt: skip
     return parser.parse_args(arguments)
 

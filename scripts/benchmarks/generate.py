@@ -79,7 +79,7 @@ def disagreements(shares: dict[str, float], least: float) -> list[str]:
 
 
 def section(result: dict) -> str:
-    """Return what docs/benchmarks.md shows of a result: the table, and what it was measured on."""
+    """Return what benchmarks/tables.md shows of a result: a table, and what it was measured on."""
     options = result["options"]
     layers = "" if options["layers"] is None else f" ({options['layers']} layers)"
     changed = f" ({options['config_overrides']})" if options["config_overrides"] else ""

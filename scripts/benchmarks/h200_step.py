@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--top", type=int, default=0, help="print so many of the largest kernels")
     parser.add_argument(
         "--output", type=Path, default=harness.ROOT / "docs",
-        help="gets benchmarks.md and benchmarks/h200_step.json",
+        help="gets benchmarks/tables.md and h200_step.json",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     for step in options.steps:
@@ -97,7 +97,7 @@ def look(step: str, options: argparse.Namespace, place: Any) -> Found:
 
 
 def section(result: dict[str, Any]) -> str:
-    """Return what docs/benchmarks.md shows."""
+    """Return what benchmarks/tables.md shows."""
     columns = ["", "batch", "kernels", *SHOWN, "moved", "least by bytes", "least by products",
                "temporary"]  # fmt: skip
     lines = [

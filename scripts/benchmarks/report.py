@@ -93,7 +93,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no_check", action="store_true", help="do not compare results first")
     parser.add_argument(
         "--output", type=Path, default=harness.ROOT / "docs",
-        help="gets benchmarks.md and benchmarks/*.json",
+        help="gets benchmarks/tables.md and benchmarks/*.json",
     )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def publish(result: dict, section: str, output: Path, failed: bool) -> int:
         if row["status"].startswith("failed")
     ]
     harness.write_json(output / "benchmarks" / f"{name}.json", result)
-    harness.write_section(output / "benchmarks.md", name, section)
+    harness.write_section(output / "benchmarks" / "tables.md", name, section)
     print(section)
     for problem in result["problems"]:
         tell(problem)

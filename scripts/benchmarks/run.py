@@ -9,8 +9,8 @@ r"""Measure hfseq beside its peers: every suite, one command, the same on a CPU 
 
 It needs a checkout, Python 3.11 and what a row needs: a row whose packages (or compiler) are
 missing says so, and the others run. Contestants run in processes of their own and step in turn.
-Tables go to docs/benchmarks.md between markers, raw values to docs/benchmarks/run_SUITE.json,
-pictures beside them; with --output elsewhere, and with --quick nowhere unless --output says so.
+Tables go to docs/benchmarks/tables.md between markers, raw values to run_SUITE.json and pictures
+next to it; with --output elsewhere, and with --quick nowhere unless --output says so.
 Exit code 1 if a contestant failed, if results differ, or if nothing ran.
 """
 
@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--packages", metavar="DIR", help="packages that this Python lacks; its own come first"
     )
     parser.add_argument("--tag", help="a word in the names of what is written, e.g. h200")
-    parser.add_argument("--output", type=Path, help="gets benchmarks.md and benchmarks/")
+    parser.add_argument("--output", type=Path, help="gets benchmarks/tables.md and more")
     parser.add_argument(
         "--join", action="store_true", help="keep what an earlier run here measured beside it"
     )
@@ -257,10 +257,10 @@ def publish(result: dict[str, Any], output: Path | None) -> None:
         if isinstance(drawn, str):
             result["remarks"].append(f"No picture: {drawn}.")
         elif drawn is not None:
-            picture = f"benchmarks/{drawn.name}"
+            picture = drawn.name
     text = tables.section(result, suite, picture)
     if output is not None:
-        harness.write_section(output / "benchmarks.md", name, text)
+        harness.write_section(output / "benchmarks" / "tables.md", name, text)
     print(f"\n## {suite.TITLE}\n\n{text}\n", flush=True)
     for problem in result["problems"]:
         tell(problem)

@@ -1,6 +1,6 @@
 """Training steps of one model: hfseq beside PyTorch, on the same batches (and masks).
 
-    python scripts/benchmarks/train.py --model roberta       # a table of docs/benchmarks.md
+    python scripts/benchmarks/train.py --model roberta       # a table of docs/benchmarks/tables.md
     python scripts/benchmarks/train.py --model gpt2 --batch_size 4 --length 512
     python scripts/benchmarks/train.py --model t5 --target_length 114
     python scripts/benchmarks/train.py --model bart --layers 2 --rounds 3 --output try
@@ -84,7 +84,7 @@ def disagreements(rows: list[harness.Row]) -> list[str]:
 
 
 def section(result: dict) -> str:
-    """Return what docs/benchmarks.md shows of a result: the table, and what it was measured on."""
+    """Return what benchmarks/tables.md shows of a result: a table, and what it was measured on."""
     options = result["options"]
     rates = ", ".join(
         f"{rate / 1e9:.0f} GFLOP/s in {d}" for d, rate in result["matmul_flops"].items()

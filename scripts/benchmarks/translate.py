@@ -126,7 +126,7 @@ def summary(row: harness.Row, rows: list[harness.Row], count: int) -> dict[str, 
 
 
 def section(result: dict) -> str:
-    """Return what docs/benchmarks.md shows: the table, and what it was measured on."""
+    """Return what benchmarks/tables.md shows: the table, and what it was measured on."""
     columns = ["", "search", "sentences/s", "against PyTorch", "against CTranslate2", "peak memory"]
 
     def shown(row: dict) -> list[str]:

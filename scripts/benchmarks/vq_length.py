@@ -185,11 +185,11 @@ def decoding_problems(row: dict[str, Any]) -> list[str]:
 
 
 def section(mode: str, result: dict[str, Any], picture: bool) -> str:
-    """Return what docs/benchmarks.md shows: table, picture, conclusions, machine, command."""
+    """Return what benchmarks/tables.md shows: table, picture, conclusions, machine, command."""
     lines = [decoding_table(result) if mode == "decode" else length_table(result)]
     if picture:
         name = result["benchmark"]
-        lines.append(f"![{name.replace('_', ' ')}](benchmarks/{name}.png)")
+        lines.append(f"![{name.replace('_', ' ')}]({name}.png)")
     lines += [sizes_line(result["options"]), *conclusions(result)]
     return "\n\n".join([*lines, f"{report.machine_line(result)}.", f"`{result['command']}`"])
 

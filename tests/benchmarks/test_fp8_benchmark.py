@@ -340,6 +340,6 @@ def test_a_tiny_run_on_the_cpu_writes_everything_down(models, here, tmp_path, ca
     for made in quantised:
         assert made["losses"] == pytest.approx(plain["losses"], rel=0.02)
         assert made["losses"] != plain["losses"]
-    text = (tmp_path / "benchmarks.md").read_text()
+    text = (tmp_path / "benchmarks" / "tables.md").read_text()
     assert text.count("<!-- fp8 -->") == 1 and "Share of the time" in text
     assert "This device has no FP8 units" in capsys.readouterr().out

@@ -63,7 +63,7 @@ def test_every_mode_measures_and_writes_down(mode, here, tmp_path, monkeypatch, 
     result = json.loads((tmp_path / "benchmarks" / f"vq_{mode}.json").read_text())
     picture = tmp_path / "benchmarks" / f"vq_{mode}.png"
     assert picture.exists() == (mode != "compare")
-    assert f"<!-- vq_{mode} -->" in (tmp_path / "benchmarks.md").read_text()
+    assert f"<!-- vq_{mode} -->" in (tmp_path / "benchmarks" / "tables.md").read_text()
     assert str(tmp_path) not in json.dumps(result)
     check = {"decode": check_decoding, "compare": check_comparison}.get(mode, check_lengths)
     check(result)
@@ -110,7 +110,7 @@ def test_a_point_that_needs_too_much_is_marked_and_not_run(here, tmp_path, monke
     assert {row["status"] for row in result["rows"]} == {"does not fit"}
     assert all(row["compiled_bytes"] and not row["seconds"] for row in result["rows"])
     assert result["curves"][1]["does_not_fit"] == [64]
-    assert "| does not fit |" in (tmp_path / "benchmarks.md").read_text()
+    assert "| does not fit |" in (tmp_path / "benchmarks" / "tables.md").read_text()
 
 
 def test_the_state_that_is_computed_is_the_one_that_a_model_has():

@@ -1,6 +1,6 @@
 """What ``run.py`` measures: a module a suite, found by name.
 
-A suite is a module with ``TITLE``, ``SUMMARY`` (what docs/benchmarks.md says above its table),
+A suite is a module with ``TITLE``, ``SUMMARY`` (what benchmarks/tables.md says above its table),
 ``COLUMNS`` and ``cases(options)``; ``remarks(rows)`` may add lines below the table and ``PICTURE``
 a picture. Its top level needs the standard library alone: what runs imports what it needs.
 """

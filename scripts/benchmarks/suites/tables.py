@@ -102,7 +102,7 @@ def machine_line(result: dict) -> str:
 
 
 def section(result: dict, suite: Any, picture: str | None) -> str:
-    """Return what docs/benchmarks.md shows of a suite."""
+    """Return what benchmarks/tables.md shows of a suite."""
     parts = [table(result["rows"], suite.COLUMNS)]
     if picture:
         parts.append(f"![{suite.TITLE}]({picture})")
