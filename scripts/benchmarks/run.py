@@ -8,10 +8,9 @@ r"""Measure hfseq beside its peers: every suite, one command, the same on a CPU 
     python scripts/benchmarks/run.py --list                 # the rows; runs nothing
 
 It needs a checkout, Python 3.11 and what a row needs: a row whose packages (or compiler) are
-missing says so, and the others run. Tables go to docs/benchmarks/tables.md between markers, raw values to
-docs/benchmarks/run_SUITE.json, pictures beside them; with --output elsewhere, and with --quick
-nowhere unless --output says so. Exit code 1 if a contestant failed, if results differ, or if
-nothing ran.
+missing says so, and the others run. Tables go to docs/benchmarks/tables.md between markers, raw
+values to run_SUITE.json and pictures next to it; with --output elsewhere, and with --quick nowhere
+unless --output says so. Exit code 1 if a contestant failed, if results differ, or if nothing ran.
 """
 
 import sys

@@ -527,7 +527,7 @@ def section(mode: str, result: dict[str, Any], picture: bool) -> str:
     lines = [harness.markdown(columns, [cells(row, result) for row in result["rows"]])]
     if picture:
         name = result["benchmark"]
-        lines.append(f"![{name.replace('_', ' ')}](benchmarks/{name}.png)")
+        lines.append(f"![{name.replace('_', ' ')}]({name}.png)")
     options = result["options"]
     changed = f" ({options['config_overrides']})" if options["config_overrides"] else ""
     lines.append(
