@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import (
     Annotated,
-    ClassVar,
     Literal,
     NamedTuple,
     TypeVar,
@@ -129,7 +128,7 @@ class TextArguments(CheckedArguments):
     """Where the text comes from and how it becomes rows of tokens (v4's names and defaults)."""
 
     #: What the splits are shares of.
-    unit: ClassVar[str] = "text"
+    unit = "text"
 
     dataset_name: str | None = option(
         None, "Dataset on the Hub, a local directory, or a name a plugin's load_dataset hook knows."
