@@ -105,7 +105,7 @@ class Options:
     num_return_sequences: int = _option(1, "samples or best beams of each row", rule=_COUNT)
     early_stopping: bool | str = _option(False, 'when beam search ends: `True`, `False`, `"never"`')
     length_penalty: float = _option(
-        1.0, "longer beams score higher above 0",
+        1.0, "above 0 longer beams score higher",
         rule=(lambda x: _is_number(x) and not isinstance(x, bool), "a number"),
     )  # fmt: skip
     length_penalty_type: str = _option(
