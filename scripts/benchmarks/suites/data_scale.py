@@ -110,7 +110,7 @@ def _prepare_and_fetch(
     with peak(anonymous_bytes) as fetching:
         started = time.perf_counter()
         for step in range(batches):
-            fetched = source.fetch(step)
+            fetched = source[step]
             objective.collate(fetched, RowRandom(0, step, np.arange(len(fetched["valid"]))), 1)
         seconds = time.perf_counter() - started
     store = sum(p.stat().st_size for p in cache.rglob("*") if p.is_file())
