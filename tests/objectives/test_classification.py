@@ -57,7 +57,7 @@ def scored(values):
 
 
 def batch_of(objective, rows, size=8):
-    found = Batches(rows, size, 0, shuffle=False).fetch(0)
+    found = Batches(rows, size, 0, shuffle=False)[0]
     return objective.collate(found, numbers(found), 1)
 
 
