@@ -146,7 +146,7 @@ def _words(task: str) -> str:
 def flags() -> str:
     """Return docs/flags.md."""
     sys.path[:0] = [str(HERE), str(HERE / "benchmarks")]
-    from inference_flags import InferenceArguments
+    from inference import InferenceArguments
     from train_tokenizer import TokenizerArguments
 
     from hfseq.data.arguments import OBJECTIVES, TextArguments

@@ -69,7 +69,7 @@ def test_flags_in_commands_exist(page):
     from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments, names
 
     sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "benchmarks")]
-    from inference_flags import InferenceArguments
+    from inference import InferenceArguments
     from make_docs import SCRIPTS
     from train_tokenizer import DataArguments, TokenizerArguments
 
