@@ -51,6 +51,13 @@ def test_python_loop_gives_the_same(name):
     assert (tokens(model, trace=False, **options) == tokens(model, **options)).all()
 
 
+def test_python_loop_keeps_least_lengths():
+    model = families.model("llama")
+    for least in ({"min_length": 8}, {"min_new_tokens": 3}):
+        options = {"max_length": 9, "eos_token_id": list(range(2, 40)), **least}
+        assert (tokens(model, trace=False, **options) == tokens(model, **options)).all()
+
+
 def test_generate_itself_can_be_jitted():
     model = families.fresh()
     model.generation_config.max_length = 11
