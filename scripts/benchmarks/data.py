@@ -369,7 +369,7 @@ def prepare_corpus(megabytes: float, vocab_size: int, batches: int) -> Running:
         with peak(anonymous_bytes) as fetching:
             started = time.perf_counter()
             for number in range(batches):
-                batch = source.fetch(number)
+                batch = source[number]
                 objective.collate(batch, RowRandom(0, number, np.arange(len(batch["valid"]))), 1)
             seconds = time.perf_counter() - started
         store = sum(p.stat().st_size for p in (home / "cache").rglob("*") if p.is_file())
