@@ -87,7 +87,7 @@ RUN = {
         suite
         if suite in ("limits", "inference", "data_scale")
         else pytest.param(suite, marks=pytest.mark.slow)
-        for suite in suites.SUITES
+        for suite in harness.SUITES
     ],
 )
 def test_a_suite_runs_tiny_and_its_table_is_well_formed(
