@@ -1,9 +1,5 @@
 """A model from outside: called with its parameters, loaded, saved, chosen by name."""
 
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
-
 from hfseq.checkpoints.weights import Derived, WeightMap
 from hfseq.modeling.base import FlaxPreTrainedModel
 from hfseq.modeling.seq2seq import (

@@ -137,18 +137,18 @@ _ALIASES = {"hfseq.modeling_flax_pytorch_utils": "hfseq.v4.pytorch_utils"}
 
 
 class _Finder:
-    """Has the modules in `_EXTENSIONS` extended after their import, and finds `_ALIASES`."""
+    """Has jax prepared for flax, the modules in `_EXTENSIONS` extended, and finds `_ALIASES`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name in _ALIASES:
             return ModuleSpec(name, _AliasLoader())
-        if name not in _EXTENSIONS:
+        if name != "flax" and name not in _EXTENSIONS:
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
-                loader: Any = _Loader(spec.loader, _EXTENSIONS[name])
+                loader: Any = _Loader(spec.loader, name)
                 spec.loader = loader
                 return spec
         return None
@@ -167,10 +167,10 @@ class _AliasLoader:
 
 
 class _Loader:
-    """Loads as ``loader`` does, leaving no trace of itself, then calls ``extend``."""
+    """Loads as ``loader`` does, leaving no trace of itself; prepares or extends what it loads."""
 
-    def __init__(self, loader: Any, extend: Callable[[ModuleType], None]) -> None:
-        self._loader, self._extend = loader, extend
+    def __init__(self, loader: Any, name: str) -> None:
+        self._loader, self._name = loader, name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -179,9 +179,14 @@ class _Loader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
+        if self._name == "flax":
+            from hfseq.plugins.jax_compat import prepare_jax
+
+            prepare_jax()
         self._loader.exec_module(module)
         try:
-            self._extend(module)
+            if self._name in _EXTENSIONS:
+                _EXTENSIONS[self._name](module)
         except Exception as error:
             logger.warning("hfseq cannot extend %s: %s", module.__name__, error)
 

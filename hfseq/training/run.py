@@ -13,10 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
-
 import jax
 
 from hfseq import plugins

@@ -101,7 +101,7 @@ def by_rules(subject: Subject) -> list[dict[str, Any]]:
         else:
             add("all-reduce", ("fsdp",), 1, local)
         if subject.layout.tactic(path) in ("row", "embedding") and "tensor" in split:
-            layers = shape[0] if len(shape) > len(subject.layout.own_shape(path, shape)) else 1
+            layers = shape[0] if len(shape) > len(subject.layout.layer_shape(path, shape)) else 1
             hidden = subject.local_rows * subject.length / mesh["sequence"]
             width = _width(subject) * _itemsize(subject.model.precision.compute_dtype)
             both = 2 if subject.layout.tactic(path) == "row" else 1
