@@ -31,11 +31,11 @@ def gather_positions(hidden_states: jax.Array, positions: jax.Array | None) -> j
 
 def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
     """Number the tokens of every document from 0; ``segment_ids`` is (batch, length)."""
-    places = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
+    columns = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
     starts = jnp.concatenate(
         [jnp.ones_like(segment_ids[:, :1], bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1
     )
-    return places - jax.lax.cummax(jnp.where(starts, places, 0), axis=1)
+    return columns - jax.lax.cummax(jnp.where(starts, columns, 0), axis=1)
 
 
 def relative_position_bias(

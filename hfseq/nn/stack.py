@@ -20,7 +20,7 @@ from hfseq.nn.context import current_options
 from hfseq.nn.random import Keys
 
 Tree = TypeVar("Tree")
-#: What each layer gets of its own, sliced or to be sliced by its number.
+#: Keyword arguments of one layer, or of all with a leading layer axis.
 Slices = Mapping[str, jax.Array]
 # A layer's call: the layer, its input, its number and its slices, to hidden states and a second.
 Call = Callable[[nnx.Module, jax.Array, int | jax.Array, Slices], tuple[jax.Array, Any]]
@@ -81,10 +81,10 @@ def run_layers(
     x = sharding.hidden_states(hidden_states)
 
     def call(
-        layer: nnx.Module, x: jax.Array, number: int | jax.Array, own: Slices
+        layer: nnx.Module, x: jax.Array, number: int | jax.Array, slices: Slices
     ) -> tuple[jax.Array, Any]:
         layer_keys = None if keys is None else keys.fold_in(number)
-        out, second = layer(x, *args, rngs=layer_keys, **kwargs, **own)  # type: ignore[operator]
+        out, second = layer(x, *args, rngs=layer_keys, **kwargs, **slices)  # type: ignore[operator]
         return sharding.hidden_states(out), second
 
     run = _loop if isinstance(layers, nnx.List) else _scan
@@ -95,10 +95,10 @@ def _functional(graph: nnx.GraphDef, call: Call) -> Callable[..., tuple[jax.Arra
     """Make a layer a function of its input, number and variables; in remat if asked."""
 
     def pure(
-        x: jax.Array, number: jax.Array, params: nnx.State, others: nnx.State, own: Slices
+        x: jax.Array, number: jax.Array, params: nnx.State, others: nnx.State, slices: Slices
     ) -> tuple[jax.Array, Any]:
         layer = nnx.merge(graph, params, others, copy=True)
-        out, second = call(layer, x, number, own)
+        out, second = call(layer, x, number, slices)
         return out, (second, trees.split(layer)[2])
 
     options = current_options()
@@ -109,14 +109,14 @@ def _loop(layers: nnx.List, x: jax.Array, call: Call, per_layer: Slices, collect
     seconds, inputs = [], []
     for number, layer in enumerate(layers):
         inputs.append(x)
-        own = {name: values[number] for name, values in per_layer.items()}
+        slices = {name: values[number] for name, values in per_layer.items()}
         if current_options().remat:
             graph, params, others = trees.split(layer)
             pure = _functional(graph, call)
-            x, (second, changed) = pure(x, jnp.uint32(number), params, others, own)
+            x, (second, changed) = pure(x, jnp.uint32(number), params, others, slices)
             nnx.update(layer, changed)
         else:
-            x, second = call(layer, x, number, own)
+            x, second = call(layer, x, number, slices)
         seconds.append(second)
     return x, tuple(seconds), tuple(inputs) if collect else None
 
