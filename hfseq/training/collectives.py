@@ -223,7 +223,7 @@ def unasked_gathers(found: Iterable[Collective], layout: Layout, model: Any) -> 
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
     split = set(_weights(layout, shapes))
-    weights = split | {_plain(layout.own_shape(path, shape)) for path, shape in shapes.items()}
+    weights = split | {_plain(layout.layer_shape(path, shape)) for path, shape in shapes.items()}
     lengthwise = {"sequence", "tensor"} if model.sequence_parallel else {"sequence"}
 
     def is_asked(one: Collective) -> bool:
@@ -245,7 +245,7 @@ def _weights(
     for path, axes in layout.axes(shapes).items():
         if any("fsdp" in _names(entry) for entry in axes):
             shape = layout.padded(path, shapes[path])
-            lead = len(shape) - len(layout.own_shape(path, shape))
+            lead = len(shape) - len(layout.layer_shape(path, shape))
             entries = (*(None,) * lead, *axes, *(None,) * len(shape))
             local = [
                 size // ways if "tensor" in _names(entry) else size
