@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +69,9 @@ class Classification(Objective):
         self.labels = Labels(names, by_number="train" not in self.splits)
         self.sums = () if self.regression else ("correct",)  # type: ignore[misc]
         task = GLUE.get(self.splits.task or "")
-        self.metric_names: Sequence[str]
+        self.metric_names: tuple[str, ...]
         if arguments.metrics:
-            self.metric_names = arguments.metrics
+            self.metric_names = tuple(arguments.metrics)
         elif task:
             self.metric_names = task.metrics
         elif self.regression:
