@@ -134,7 +134,10 @@ def test_gradients_are_those_of_pytorchs_loss(made, tmp_path, numbers):
 
 @pytest.mark.parametrize(
     ("config", "family"),
-    [(roberta_config, "roberta"), (vq_transformer_config, "vq_transformer")],
+    [
+        (roberta_config, "roberta"),
+        pytest.param(vq_transformer_config, "vq_transformer", marks=pytest.mark.slow),
+    ],
 )
 def test_encoders_without_token_types_train_too(made, config, family):
     objective, model, rows = made(pairs(), config, family)

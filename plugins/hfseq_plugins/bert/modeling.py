@@ -27,14 +27,12 @@ class Headed(nnx.Module):
     module: ClassVar[type[nnx.Module]] = BertModule
     pooled: ClassVar[bool] = False
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         setattr(self, self.prefix, self.module(config, rngs, add_pooling_layer=self.pooled))
         rate = getattr(config, "classifier_dropout", None)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
 
-    def encode(
-        self, *args: Any, **kwargs: Any
-    ) -> out.FlaxBaseModelOutputWithPoolingAndCrossAttentions:
+    def encode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Run the encoder."""
         return getattr(self, self.prefix)(*args, **kwargs)
 
@@ -44,7 +42,7 @@ class Headed(nnx.Module):
         return getattr(self, self.prefix).embeddings.word_embeddings
 
 
-def untied_decoder(config: Any, rngs: nnx.Rngs) -> Any:
+def untied_decoder(config: BertConfig, rngs: nnx.Rngs) -> nn.Linear | None:
     """The head's own projection, or nothing where it is tied to the word embeddings."""
     if config.tie_word_embeddings:
         return nnx.data(None)
@@ -55,7 +53,7 @@ def untied_decoder(config: Any, rngs: nnx.Rngs) -> Any:
 class Transform(nnx.Module):
     """Dense, activation and norm before the vocabulary."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
         self.act = nn.activation(config.hidden_act)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
@@ -67,7 +65,7 @@ class Transform(nnx.Module):
 class Predictions(nnx.Module):
     """Logits over the vocabulary, with the word embeddings where the head is tied to them."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         self.transform = Transform(config, rngs)
         self.decoder = untied_decoder(config, rngs)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
@@ -82,7 +80,7 @@ class PreTrainingHeads(nnx.Module):
     """``cls``: the masked-LM head and, where asked for, the next-sentence head."""
 
     def __init__(
-        self, config: Any, rngs: nnx.Rngs, predict: bool = True, next_sentence: bool = False
+        self, config: BertConfig, rngs: nnx.Rngs, predict: bool = True, next_sentence: bool = False
     ):
         self.predictions = Predictions(config, rngs) if predict else nnx.data(None)
         self.seq_relationship = (
@@ -93,7 +91,7 @@ class PreTrainingHeads(nnx.Module):
 class MaskedLM(Headed):
     """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.cls = PreTrainingHeads(config, rngs)
 
@@ -107,7 +105,7 @@ class MaskedLM(Headed):
 class CausalLM(Headed):
     """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.cls = PreTrainingHeads(config, rngs)
 
@@ -126,7 +124,7 @@ class PreTraining(Headed):
 
     pooled = True
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.cls = PreTrainingHeads(config, rngs, next_sentence=True)
 
@@ -145,7 +143,7 @@ class NextSentencePrediction(Headed):
 
     pooled = True
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.cls = PreTrainingHeads(config, rngs, predict=False, next_sentence=True)
 
@@ -162,7 +160,7 @@ class SequenceClassification(Headed):
 
     pooled = True
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)
 
@@ -177,7 +175,7 @@ class MultipleChoice(Headed):
 
     pooled = True
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classifier = dense(config, config.hidden_size, 1, rngs)
 
@@ -193,7 +191,7 @@ class MultipleChoice(Headed):
 class TokenClassification(Headed):
     """A label for every token."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)
 
@@ -206,7 +204,7 @@ class TokenClassification(Headed):
 class QuestionAnswering(Headed):
     """The first and the last token of the answer."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.qa_outputs = dense(config, config.hidden_size, config.num_labels, rngs)
 

@@ -20,7 +20,7 @@ from hfseq_plugins.bert.encoder import BertModule, dense
 class RobertaModule(BertModule):
     """BERT's encoder, with positions counted from ``pad_token_id + 1``."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, add_pooling_layer: bool = True):
+    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         super().__init__(config, rngs, add_pooling_layer)
         self.pad_token_id = config.pad_token_id
 
@@ -41,7 +41,7 @@ class Headed(bert.Headed):
 class LMHead(nnx.Module):
     """Dense, GELU, norm, then logits over the vocabulary (tied to the word embeddings, or not)."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
         self.layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.decoder = bert.untied_decoder(config, rngs)
@@ -56,7 +56,7 @@ class LMHead(nnx.Module):
 class MaskedLM(Headed):
     """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.lm_head = LMHead(config, rngs)
 
@@ -70,7 +70,7 @@ class MaskedLM(Headed):
 class CausalLM(Headed):
     """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.lm_head = LMHead(config, rngs)
 
@@ -87,7 +87,7 @@ class CausalLM(Headed):
 class ClassificationHead(nnx.Module):
     """The first token through a tanh layer, then the labels."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
         self.out_proj = dense(config, config.hidden_size, config.num_labels, rngs)
 
@@ -99,7 +99,7 @@ class ClassificationHead(nnx.Module):
 class SequenceClassification(Headed):
     """A label (or a number) for the whole sequence."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classifier = ClassificationHead(config, rngs)
 

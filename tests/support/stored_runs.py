@@ -1,0 +1,288 @@
+"""Stored training checkpoints: how they were written, and how one is restored and gone on with.
+
+The files under ``tests/training/stored`` were written by the code of commit 04f3c5a, each by an
+uninterrupted run of a few steps on one device; of the run its checkpoint of step 3 is kept, beside
+it the same state as plain arrays and the losses that the run had next. They stand for the
+checkpoints that users have, so they are not written anew when the code changes. A run that is added
+to RUNS is written by
+
+    python -m tests.support.stored_runs --write tests/training/stored
+
+which leaves alone what is there. A folder of a run holds ``checkpoints/3`` as the run left it,
+``state.npz`` (path -> array; types that NumPy lacks as their bits) and ``run.json``: the objective,
+the flags, the types that are stored as bits, the host's progress, and the next three losses.
+
+This module is the one place of these tests that knows how a run is started and what restores it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+STORED = Path(__file__).resolve().parents[1] / "training" / "stored"
+STEP = 3
+DATA = "{data}"  # in a flag: the folder of the stored data
+
+_BERT = "hidden_size=8,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16"
+_SIDES = (
+    "d_model=8,max_position_embeddings=24,encoder_layers=1,decoder_layers=1,"
+    "encoder_attention_heads=2,decoder_attention_heads=2,encoder_ffn_dim=16,decoder_ffn_dim=16"
+)
+_GPT2 = "n_embd=8,n_layer=1,n_head=2,n_positions=24"
+_VQ = (
+    "hidden_size=16,num_hidden_layers=1,head_dim=8,num_codes=6,window_size=8,block_size=4,"
+    "sinusoid_base=100,commitment_cost=0.01,residual_dropout=0.1"
+)
+_COMMON = {
+    "train_file": f"{DATA}/train.jsonl", "validation_file": f"{DATA}/valid.jsonl",
+    "do_train": True, "global_batch_size": 8, "learning_rate": 3e-3, "warmup_steps": 2,
+    "max_steps": 6, "save_steps": STEP, "save_total_limit": 4, "logging_steps": 1,
+    "report_to": "jsonl", "card_samples": 0, "compilation_cache_dir": "none",
+}  # fmt: skip
+_MLM = {
+    "model_type": "roberta", "tokenizer_name": f"{DATA}/roberta", "max_seq_length": 16,
+    "config_overrides": f"{_BERT},max_position_embeddings=24",
+}  # fmt: skip
+_CLM = {
+    "model_type": "gpt2", "tokenizer_name": f"{DATA}/roberta", "block_size": 16,
+    "config_overrides": _GPT2,
+}  # fmt: skip
+
+#: Name -> objective and flags. The optimizers differ too: their states have names of their own.
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mlm": ("mlm", _MLM | {"weight_decay": 0.1, "max_grad_norm": 1.0, "eval_steps": STEP}),
+    "clm": ("clm", _CLM | {"optim": "muon", "weight_decay": 0.01}),
+    "span_mlm": ("span_mlm", {
+        "model_type": "t5", "tokenizer_name": f"{DATA}/t5", "max_seq_length": 16,
+        "config_overrides": "d_model=8,d_kv=4,d_ff=16,num_layers=1,num_heads=2",
+        "optim": "adafactor",
+    }),
+    # Logged every second step: the log window of step 3 lies in the checkpoint.
+    "denoising": ("denoising", {
+        "model_type": "bart", "tokenizer_name": f"{DATA}/roberta", "max_seq_length": 16,
+        "config_overrides": _SIDES, "optim": "lion", "logging_steps": 2, "max_steps": 8,
+    }),
+    "translation": ("translation", {
+        "model_type": "wmt_transformer", "tokenizer_name": f"{DATA}/marian",
+        "config_overrides": _SIDES, "predict_with_generate": False, "scan_layers": True,
+        "train_file": f"{DATA}/train-pairs.jsonl", "validation_file": f"{DATA}/valid-pairs.jsonl",
+        "max_source_length": 16, "max_target_length": 16,
+    }),
+    "classification": ("classification", {
+        "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 16,
+        "train_file": f"{DATA}/train.tsv", "validation_file": f"{DATA}/valid.tsv",
+        "config_overrides": _BERT, "freeze": "embeddings/", "weight_decay": 0.01,
+        "weight_decay_mode": "absolute",
+    }),
+    "fp8": ("mlm", _MLM | {
+        "precision": "fp8_delayed", "fp8_amax_history_length": 4,
+        "gradient_accumulation_steps": 2,
+    }),
+    # Step 3 is the third of the four windows of a row.
+    "windows": ("clm", {
+        "model_type": "vq_transformer", "tokenizer_name": f"{DATA}/bytes",
+        "config_overrides": _VQ, "block_size": 32, "update_length": 8, "sample_by": "raw",
+        "train_file": f"{DATA}/text8", "validation_file": None, "global_batch_size": 4,
+    }),
+    "float16": ("clm", _CLM | {"dtype": "float16", "optim": "sgd"}),
+    "bfloat16_params": ("clm", _CLM | {"param_dtype": "bfloat16", "optim": "adam"}),
+    "streaming": ("mlm", _MLM | {"streaming": True}),
+}  # fmt: skip
+
+
+def names() -> list[str]:
+    """The runs that are stored."""
+    return sorted(path.parent.name for path in STORED.glob("*/run.json"))
+
+
+def record(name: str) -> dict[str, Any]:
+    """What is known of a stored run beside its state."""
+    return json.loads((STORED / name / "run.json").read_text())
+
+
+def stored_state(name: str) -> dict[str, np.ndarray]:
+    """The arrays of a stored state by path, in the types that they had."""
+    import ml_dtypes  # the types by name, which jax brings along
+
+    types = {path: getattr(ml_dtypes, kind) for path, kind in record(name)["bits_of"].items()}
+    with np.load(STORED / name / "state.npz") as arrays:
+        return {p: arrays[p].view(types[p]) if p in types else arrays[p] for p in arrays.files}
+
+
+@dataclasses.dataclass
+class Continued:
+    """A run that went on from a stored checkpoint."""
+
+    folder: Path
+    progress: dict[str, Any]  # as it was read
+    state: dict[str, np.ndarray]  # as it was restored
+    losses: dict[int, float]  # of the steps after it
+
+
+def go_on(name: str, folder: Path) -> Continued:
+    """Continue a copy of a stored run in ``folder``; its progress, restored state and losses."""
+    known = record(name)
+    shutil.copytree(STORED / name / "checkpoints", folder / "checkpoints")
+    progress = read_progress(folder)
+    with restored_states() as states:
+        run(known["objective"], known["flags"], STORED / "data", folder)
+    return Continued(folder, progress, states[0], losses(folder))
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """The training losses after the stored step."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {r["step"]: r["train_loss"] for r in records if "train_loss" in r and r["step"] > STEP}
+
+
+def names_on_disk(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of the arrays and of the record's entries in the checkpoint at ``folder``."""
+    arrays = json.loads((folder / "state" / "_METADATA").read_text())["tree_metadata"]
+    kept = json.loads((folder / "record" / "metadata").read_text())
+    return sorted(arrays), sorted(kept)
+
+
+# -- what follows knows hfseq
+
+
+def run(objective: str, flags: dict[str, Any], data: Path, folder: Path) -> None:
+    """Train on one device, with the flags that the script of ``objective`` takes."""
+    import jax
+
+    from hfseq.training.arguments import parse
+    from hfseq.training.run import Loop
+
+    given = {**flags, "output_dir": folder, "data_cache_dir": folder.with_name("cache")}
+    words = [f"--{name}={value}".replace(DATA, str(data)) for name, value in given.items()]
+    Loop(parse(words, objective=objective), objective, devices=jax.devices()[:1]).run()
+
+
+def read_progress(folder: Path) -> dict[str, Any]:
+    """The host's progress in the checkpoint of the stored step."""
+    from hfseq.training.checkpointer import Checkpointer, progress_of
+
+    return dataclasses.asdict(progress_of(Checkpointer(folder), STEP))
+
+
+def forget_where(checkpoint: Path) -> None:
+    """Take the absolute path that orbax notes out of a checkpoint."""
+    from hfseq.training import checkpointer
+
+    for path in checkpoint.rglob("commit_success.txt"):
+        path.write_text("Checkpoint commit was successful.\n")
+    (checkpoint / checkpointer.FILE).unlink()
+    checkpointer.write(checkpoint)
+
+
+@contextmanager
+def restored_states() -> Iterator[list[dict[str, np.ndarray]]]:
+    """A list of the states that runs restore meanwhile, before a step is taken."""
+    from hfseq.training.checkpointer import Checkpointer
+
+    found: list[dict[str, np.ndarray]] = []
+    real = Checkpointer.restore
+
+    def restore(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = real(self, *args, **kwargs)
+        found.append(arrays_of(state))
+        return state
+
+    with mock.patch.object(Checkpointer, "restore", restore):
+        yield found
+
+
+def arrays_of(state: Any) -> dict[str, np.ndarray]:
+    """The leaves of a state by path, on the host."""
+    import jax
+
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.array(leaf)
+        for path, leaf in leaves
+    }
+
+
+# -- writing
+
+
+def write(target: Path) -> None:
+    """Write data, tokenizers and every run of RUNS that is not there yet."""
+    if not (target / "data").exists():
+        write_data(target / "data")
+    for name, (objective, own) in RUNS.items():
+        if not (target / name).exists():
+            with tempfile.TemporaryDirectory() as temporary:
+                flags = {n: v for n, v in (_COMMON | own).items() if v is not None}
+                write_run(target / name, objective, flags, target / "data", Path(temporary))
+            print(name, flush=True)
+
+
+def write_run(
+    target: Path, objective: str, flags: dict[str, Any], data: Path, temporary: Path
+) -> None:
+    """Train a run as a whole, and keep its checkpoint of STEP, the state in it, and what it had."""
+    whole, again = temporary / "whole" / "run", temporary / "again" / "run"
+    run(objective, flags, data, whole)
+    expected = losses(whole)
+    assert len(expected) == 3, expected
+    shutil.copytree(whole / "checkpoints" / str(STEP), again / "checkpoints" / str(STEP))
+    progress = read_progress(again)
+    with restored_states() as states:
+        run(objective, flags, data, again)
+    assert losses(again) == expected, (losses(again), expected)
+    kept = target / "checkpoints" / str(STEP)
+    shutil.copytree(whole / "checkpoints" / str(STEP), kept)
+    forget_where(kept)
+    foreign = {p: a.dtype.name for p, a in states[0].items() if a.dtype.kind == "V"}
+    bits = {p: a.view(f"u{a.itemsize}") if p in foreign else a for p, a in states[0].items()}
+    np.savez_compressed(target / "state.npz", **bits)
+    known = {"objective": objective, "flags": flags, "bits_of": foreign, "progress": progress}
+    text = json.dumps({**known, "losses": expected}, indent=1)
+    (target / "run.json").write_text(text + "\n")
+
+
+def write_data(folder: Path) -> None:
+    """Write texts, pairs and labelled sentences of made-up words, and a tokenizer a family."""
+    from hfseq.data.tokenizers import train_tokenizer
+
+    folder.mkdir(parents=True)
+    draw = random.Random(0)
+    words = "the law of every land is read by all who live there and do not yet know it".split()
+    texts = [" ".join(draw.choices(words, k=draw.randint(5, 30))) for _ in range(50)]
+    texts = [text.replace(" not", ". The not") for text in texts]
+    for name, part in (("train", texts[:40]), ("valid", texts[40:])):
+        cut = [text[:60] for text in part]
+        rows = {
+            f"{name}.jsonl": [json.dumps({"text": text}) for text in part],
+            f"{name}-pairs.jsonl": [
+                json.dumps({"source": text, "target": text.upper()}) for text in cut
+            ],
+            f"{name}.tsv": [f"made\t{len(text) % 2}\t\t{text}" for text in cut],
+        }
+        for file, lines in rows.items():
+            (folder / file).write_text("".join(f"{line}\n" for line in lines))
+    (folder / "text8").write_text("".join(draw.choices("abcdefgh \n", k=800)))
+    both = [*texts, *(text[:60].upper() for text in texts)]
+    for family, kept in (("roberta", texts), ("t5", texts), ("marian", both), ("bert", texts)):
+        train_tokenizer(kept, family, vocab_size=300, output_dir=folder / family, min_frequency=1)
+    train_tokenizer([], "vq_transformer", "bytes", output_dir=folder / "bytes")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--write", type=Path, required=True, metavar="DIR")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    write(parser.parse_args().write)

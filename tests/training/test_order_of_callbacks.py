@@ -1,0 +1,70 @@
+"""The promised order after a step: log, evaluate, the user's callbacks, save.
+
+Seen from outside: by what lies in the output directory when a user's callback is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+STEPS = 4
+
+
+def test_a_step_is_logged_evaluated_shown_to_callbacks_and_saved_in_this_order(train, tmp_path):
+    folder = tmp_path / "run"
+    weights, seen = folder / "model.safetensors", []
+
+    def look(loop):
+        step = loop.progress.step
+        records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        reported = [
+            kind
+            for record in records
+            for kind in ("train", "eval")
+            if record["step"] == step and f"{kind}_loss" in record
+        ]
+        saved = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None
+        seen.append((step, reported, saved))
+
+    train(
+        before=lambda loop: loop.add_callback(look), devices=1, max_steps=STEPS, do_train=True,
+        logging_steps=1, eval_steps=1, save_steps=1, save_total_limit=STEPS, warmup_steps=0,
+    )  # fmt: skip
+    # Logged before evaluated, and both before the callback.
+    assert [(step, reported) for step, reported, _ in seen] == [
+        (step, ["train", "eval"]) for step in range(1, STEPS + 1)
+    ]
+    # Saved after it: the first finds no weights, and each further one the step's before.
+    saved = [digest for *_, digest in seen]
+    assert saved[0] is None and None not in saved[1:] and len({*saved}) == STEPS
+    last = hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert last not in saved
+    # Evaluated before saved: the first checkpoint knows the first evaluation.
+    record = json.loads((folder / "checkpoints" / "1" / "record" / "metadata").read_text())
+    assert record["step"] == record["best_step"] == 1 and record["best_metric"] is not None
+
+
+def test_what_a_callback_changes_is_saved_with_its_step(train, tmp_path):
+    """A callback that empties the head's bias after step 2: the weights of that step have none."""
+    from safetensors.numpy import load_file
+
+    from hfseq.nn import trees
+
+    folder, found = tmp_path / "run", {}
+
+    def change(loop):
+        step = loop.progress.step
+        if step == 2:
+            flat = trees.flatten(loop.state["params"])
+            path = ("lm_head", "bias")
+            assert flat[path].any()
+            loop.state["params"] = trees.unflatten(flat | {path: flat[path] * 0})
+        if step == 3:  # the next step has not been saved yet
+            found.update(load_file(folder / "model.safetensors"))
+
+    train(
+        before=lambda loop: loop.add_callback(change), devices=1, max_steps=3, do_train=True,
+        save_steps=1, warmup_steps=0,
+    )  # fmt: skip
+    assert found and not found["lm_head.bias"].any()

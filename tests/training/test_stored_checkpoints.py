@@ -1,0 +1,78 @@
+"""Checkpoints that older code wrote are restored bit for bit, and their runs go on as they did.
+
+The files and how they were made: ``tests/support/stored_runs.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from hfseq.data.arguments import OBJECTIVES
+from tests.support import stored_runs
+from tests.support.stored_runs import STEP, STORED, Continued
+
+
+@pytest.fixture(scope="module", params=stored_runs.names())
+def continued(request, tmp_path_factory) -> tuple[str, Continued]:
+    """The run of each stored checkpoint, gone on with."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    return request.param, stored_runs.go_on(request.param, folder)
+
+
+def test_there_is_one_of_every_objective_and_of_every_part_of_the_state():
+    assert {stored_runs.record(name)["objective"] for name in stored_runs.names()} == set(
+        OBJECTIVES
+    )
+    paths = {name: set(stored_runs.stored_state(name)) for name in stored_runs.names()}
+    parts = {path.split("/")[0] for found in paths.values() for path in found}
+    assert parts >= {"params", "opt_state", "extra", "step", "window", "loss_scale", "memory"}
+    assert any(path.startswith("extra/fp8_params/") for path in paths["fp8"])
+    assert any(path.startswith("extra/codebook/") for path in paths["windows"])
+    progress = [stored_runs.record(name)["progress"] for name in stored_runs.names()]
+    assert all(any(one[field] is not None for one in progress) for field in progress[0])
+
+
+def test_the_state_is_restored_to_the_last_bit(continued):
+    name, run = continued
+    expected = stored_runs.stored_state(name)
+    assert run.state.keys() == expected.keys()
+    for path, leaf in expected.items():
+        found = run.state[path]
+        assert (found.dtype, found.shape) == (leaf.dtype, leaf.shape), path
+        assert found.tobytes() == leaf.tobytes(), path
+
+
+def test_the_progress_is_that_of_the_run(continued):
+    name, run = continued
+    assert run.progress == stored_runs.record(name)["progress"]
+    assert run.progress["step"] == STEP
+
+
+def test_the_next_losses_are_those_that_the_run_had(continued):
+    name, run = continued
+    expected = stored_runs.record(name)["losses"]
+    assert len(expected) == 3 and [str(step) for step in run.losses] == list(expected)
+    for step, loss in run.losses.items():
+        assert loss == pytest.approx(expected[str(step)], rel=0, abs=1e-5), step
+
+
+def test_the_next_checkpoint_has_the_same_names(continued):
+    """What an older version would need to go on from it in its turn."""
+    name, run = continued
+    last = max((run.folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    assert int(last.name) > STEP
+    before = STORED / name / "checkpoints" / str(STEP)
+    assert stored_runs.names_on_disk(last) == stored_runs.names_on_disk(before)
+
+
+def test_no_stored_file_has_a_path_of_a_machine():
+    for path in STORED.rglob("*"):
+        if path.is_file():
+            found = re.search(rb"(?<![\w.}])/(home|root|tmp|work|Users)/", path.read_bytes())
+            assert not found, path
+    for name in stored_runs.names():
+        flags = stored_runs.record(name)["flags"]
+        assert "output_dir" not in flags and not re.search(r'"/', json.dumps(flags))
