@@ -322,7 +322,7 @@ class _Given(NamedTuple):
 
 def _read_prompt(
     model: GenerativeModel, config: GenerationConfig, options: Options, ids: Rows | None,
-    inputs: dict[str, Any], traced: bool,
+    inputs: dict[str, Any], traced: bool
 ) -> _Given:  # fmt: skip
     """Read the prompt of a decoder, which is the begin token where there is none."""
     source, mask = ids, inputs.pop("attention_mask", None)
@@ -348,7 +348,7 @@ def _read_prompt(
 
 def _read_pair(
     model: GenerativeModel, config: GenerationConfig, options: Options, ids: Rows | None,
-    inputs: dict[str, Any], traced: bool,
+    inputs: dict[str, Any], traced: bool
 ) -> _Given:  # fmt: skip
     """Read the input of the encoder and the beginning of the decoder's output."""
     outputs = inputs.pop("encoder_outputs", None)
@@ -533,7 +533,7 @@ class Lengths:
 
 def resolve_lengths(
     config: GenerationConfig, prompt: int, limit: int | None, *, default: bool, traced: bool,
-    what: str,
+    what: str
 ) -> Lengths:  # fmt: skip
     """Apply the rules of ``max_length``, ``max_new_tokens`` and their kin to a prompt.
 
