@@ -21,13 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hfseq.errors import HfseqError, UsageError
-from hfseq.plugins.registry import (
-    TASKS,
-    ArchitectureSpec,
-    auto_class_name,
-    describe,
-    target_name,
-)
+from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, describe, target_name
 
 if TYPE_CHECKING:
     from importlib.abc import Loader

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the model, the weights that count, results, curve, card, and the push."""
+"""What a run leaves behind: the model, the chosen weights, results, curve, card, and the push."""
 
 from __future__ import annotations
 

@@ -10,10 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
-
 import jax
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -199,8 +195,9 @@ def build_run(
     """Build the run that the flags ask for, to leave its model in ``output``.
 
     ``progress`` is that of the checkpoint to go on from: a resumed run keeps its batch, its windows
-    and its collections, and these are recorded there. ``devices`` are all by default; a run that is
-    planned takes devices that are only described, ``tokenizer`` and ``config`` made up, and no data.
+    and its collections, and these are recorded there. ``devices`` are all by default; a run that
+    is planned takes devices that are only described, ``tokenizer`` and ``config`` made up, and no
+    data.
 
     Raises:
         UsageError: flags, model, data and mesh do not fit each other.

@@ -61,7 +61,9 @@ class Step(Protocol):
 
     def __call__(
         self, state: TrainState, frozen: Tree, batch: Batch
-    ) -> tuple[TrainState, dict[str, jax.Array]]: ...
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Return the next state, and what was measured."""
+        ...
 
 
 # -- the loss scale of float16: losses are sums over thousands of targets
