@@ -27,6 +27,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,7 @@ def main() -> int:
         parser.error(f"--data {arguments.data} is no directory")
     if arguments.keep and arguments.keep.exists() and any(arguments.keep.iterdir()):
         parser.error(f"--keep {arguments.keep} is not empty")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaving no worktree behind
     with tempfile.TemporaryDirectory() as temporary:
         work = (arguments.keep or Path(temporary)).resolve()
         with checkout(arguments.old, work) as old, checkout(arguments.new, work) as new:
