@@ -41,12 +41,12 @@ def main() -> int:
 
     arguments = parse(rest, description=__doc__, objective=own.objective)
 
-    import comparison
+    import against_pytorch
 
     first = arguments.training.seed
     seeds = range(first, first + own.torch_seeds)
-    result = comparison.compare(arguments, own.objective, seeds, own.parity_steps)
-    print(comparison.report(result))
+    result = against_pytorch.compare(arguments, own.objective, seeds, own.parity_steps)
+    print(against_pytorch.report(result))
     return 0
 
 

@@ -20,14 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 
 def main() -> int:
     """Parse the flags, then measure: jax is imported only after the flags are known to be good."""
-    from inference_flags import InferenceArguments
+    import inference
 
     from hfseq.training.arguments import parse_flags
 
-    (arguments,) = parse_flags((InferenceArguments,), sys.argv[1:], __doc__)
-
-    import inference
-
+    (arguments,) = parse_flags((inference.InferenceArguments,), sys.argv[1:], __doc__)
     inference.run(arguments)
     return 0
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-FOLDERS = ("api", "families", "tutorials")
+FOLDERS = ("api", "benchmarks", "families", "tutorials")
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
 PAGES = sorted([*DOCS.glob("*.md"), *(p for name in FOLDERS for p in DOCS.glob(f"{name}/*.md"))])
 
@@ -69,7 +69,7 @@ def test_flags_in_commands_exist(page):
     from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments, names
 
     sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "benchmarks")]
-    from inference_flags import InferenceArguments
+    from inference import InferenceArguments
     from make_docs import SCRIPTS
     from train_tokenizer import DataArguments, TokenizerArguments
 

@@ -32,7 +32,14 @@ def named(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("page", RUN, ids=named)
+@pytest.mark.parametrize(
+    "page",
+    [
+        page if page.stem == "migration" else pytest.param(page, marks=pytest.mark.slow)
+        for page in RUN
+    ],
+    ids=named,
+)
 @pytest.mark.filterwarnings("default")
 def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     """All of a page's blocks share their names; those that name a model on the Hub are left out."""
@@ -45,6 +52,7 @@ def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch):
         exec(compile(block, named(page), "exec"), names)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_the_training_loop_of_the_fp8_guide_learns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -74,3 +82,24 @@ def test_every_class_that_is_named_exists(page):
     code = " ".join(re.findall(r"`[^`\n]+`", text))
     for name in set(re.findall(r"(?<![\w…-])Flax[A-Z]\w+(?![\w…*])", code)) - theirs:
         assert hasattr(hfseq, name), name
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_front_pages_open_one_directory_in_jax_and_in_pytorch(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    import hfseq
+    from hfseq.data.tokenizers import train_tokenizer
+    from tests.support.models import roberta_config
+
+    monkeypatch.chdir(tmp_path)
+    tokenizer = train_tokenizer([["Return it if it is empty."] * 9], "roberta", None, 280, tmp_path)
+    config = roberta_config(vocab_size=len(tokenizer), initializer_range=0.5, type_vocab_size=1)
+    hfseq.FlaxAutoModelForMaskedLM.from_config(config).save_pretrained("my-roberta")
+    tokenizer.save_pretrained("my-roberta")
+    shown = {page: blocks(page)[0] for page in (ROOT / "README.md", DOCS / "index.md")}
+    assert len({block.strip() for block in shown.values()}) == 1  # the same on both
+    names: dict = {}
+    exec(compile(shown[ROOT / "README.md"], "README.md", "exec"), names)
+    theirs = names["same"].detach().numpy()
+    largest = abs(theirs).max()
+    assert largest > 1 and abs(names["logits"] - theirs).max() <= 1e-5 * largest

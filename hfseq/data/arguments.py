@@ -1,15 +1,351 @@
-"""The data flags of each objective."""
+"""The data flags of each objective, and the base class that checks all flags."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import (
+    Annotated,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)  # fmt: skip
 
 from hfseq.errors import UsageError
+
+Value = TypeVar("Value")
+
+
+def option(default: Value, help: str) -> Value:
+    """Return a dataclass field with the help text that ``--help`` shows."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The values a flag takes, beside its annotation: ``Annotated[int, Allowed("…", minimum=1)]``.
+
+    ``give`` is what an error asks for. NaN is in no range. The bounds stand in the annotation and
+    not with the help text, all of which ``HfArgumentParser`` hands to argparse.
+    """
+
+    give: str
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.minimum is None or value >= self.minimum)
+            and (self.maximum is None or value <= self.maximum)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+
+Count = Annotated[int, Allowed("a number of at least 1", minimum=1)]
+NotNegative = Annotated[int, Allowed("0 or more", minimum=0)]
+Percentage = Annotated[int, Allowed("0 to 99", minimum=0, maximum=99)]
+Share = Annotated[float, Allowed("a number in [0, 1]", minimum=0, maximum=1)]
+
+
+@dataclass
+class CheckedArguments:
+    """Flags that are checked when they are made, all at once.
+
+    The words of a ``Literal`` and the range of an :class:`Allowed` stand in a field's annotation;
+    what concerns several flags is told by :meth:`problems`.
+
+    Raises:
+        UsageError: values that cannot be, each with what would work.
+    """
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name, words, allowed in _rules(type(self)):
+            value = getattr(self, name)
+            if value is None or value in words or (not words and value in allowed):
+                continue
+            problems.append(f"--{name} {value}: give {allowed.give}")
+        problems += self.problems()
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with several flags together; subclasses add their own."""
+        yield from ()
+
+
+@functools.cache
+def _rules(kind: type) -> list[tuple[str, tuple[str, ...], Allowed]]:
+    """Return name, words (none for numbers) and range of each restricted flag, own ones first."""
+    own = inspect.get_annotations(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    rules = []
+    for name in sorted(hints, key=lambda name: name not in own):
+        words: tuple[str, ...] = ()
+        allowed = None
+        parts = [hints[name]]
+        for part in parts:  # grows: Annotated[…] | None, and Literal in Annotated
+            if get_origin(part) is Literal:
+                words = get_args(part)
+            elif get_origin(part) is Annotated:
+                parts.append(part.__origin__)
+                allowed = next(mark for mark in part.__metadata__ if isinstance(mark, Allowed))
+            else:
+                parts += get_args(part)
+        if words and allowed is None:
+            *others, last = words
+            allowed = Allowed(f"{', '.join(others)} or {last}" if others else last)
+        if allowed is not None:
+            rules.append((name, words, allowed))
+    return rules
+
+
+FILES_HELP = (
+    "one or more files, quoted globs or comma-separated lists; local paths or any fsspec URL "
+    "(gs://, s3://, https://); .txt, .json, .jsonl, .csv, .tsv or .parquet, "
+    "optionally .gz, .bz2, .xz or .zst"
+)
+ARRAYS_HELP = "or one local .npy or .npz with arrays of bytes (images)"
+
+#: Endings of files that are arrays.
+ARRAYS = (".npy", ".npz")
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass
+class TextArguments(CheckedArguments):
+    """Where the text comes from and how it becomes rows of tokens (v4's names and defaults)."""
+
+    #: What the splits are shares of.
+    unit = "text"
+
+    dataset_name: str | None = option(
+        None, "Dataset on the Hub, a local directory, or a name a plugin's load_dataset hook knows."
+    )
+    dataset_config_name: str | None = option(None, "Configuration of the dataset, e.g. a language.")
+    dataset_revision: str | None = option(None, "Branch, tag or commit of the dataset on the Hub.")
+    train_file: list[str] | None = option(None, f"Training text: {FILES_HELP}.")
+    validation_file: list[str] | None = option(None, f"Validation text: {FILES_HELP}.")
+    text_column_name: str | None = option(
+        None, "Column that holds the text; by default 'text', else the first column of strings."
+    )
+    sample_by: Literal["line", "paragraph", "document", "raw"] = option(
+        "line",
+        "What one document of a .txt file is: 'line', 'paragraph' (blank lines) or 'document'; or "
+        "'raw': files of any name are one text as they are, and splits are cut off by position.",
+    )
+    validation_split_percentage: Percentage = option(
+        5, "Percentage of the training text to validate on when there is no validation split."
+    )
+    max_train_samples: Count | None = option(None, "Train on the first so many documents only.")
+    max_eval_samples: Count | None = option(None, "Evaluate on the first so many documents only.")
+    streaming: bool = option(
+        False, "Read and tokenise while training instead of tokenising everything to disk first."
+    )
+    max_seq_length: Count | None = option(
+        None, "Tokens per row; by default the longest that tokenizer and model allow."
+    )
+    line_by_line: bool = option(
+        False, "One document per row, truncated, instead of packing documents into full rows."
+    )
+    pad_to_max_length: bool = option(
+        False, "With --line_by_line, pad every row to max_seq_length, so that nothing recompiles."
+    )
+    preprocessing_num_workers: Count | None = option(None, "Processes that tokenise in parallel.")
+    overwrite_cache: bool = option(False, "Tokenise again even if the result is in the cache.")
+    data_cache_dir: str | None = option(
+        None, "Cache of tokenised text; by default $HFSEQ_CACHE, else ~/.cache/hfseq."
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Add flags of documents where there are none, two sources, and shares of everything."""
+        if self.streaming or self.line_by_line:
+            if self.sample_by == "raw":
+                yield (
+                    "--sample_by raw is one text without documents, read whole: drop --streaming "
+                    "and --line_by_line"
+                )
+            if has_arrays(self):
+                yield (
+                    "arrays (.npy, .npz) are a row each, read where they lie: drop --streaming and "
+                    "--line_by_line"
+                )
+        if self.dataset_name and self.train_file:
+            yield "--dataset_name and --train_file exclude each other: give one of them"
+        held_out = self.validation_split_percentage + getattr(self, "test_split_percentage", 0)
+        if held_out >= 100:
+            yield (
+                f"validation and test shares of {held_out} % leave no training {self.unit}: give "
+                "less"
+            )
+
+    @property
+    def row_length(self) -> int | None:
+        """Tokens a row as asked for."""
+        return self.max_seq_length
+
+    @property
+    def keep_blank(self) -> bool:
+        """Whether blank lines are text, too."""
+        return False
+
+    @property
+    def cache_directory(self) -> Path:
+        """Where tokenised text is kept."""
+        return Path(
+            self.data_cache_dir or os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq"
+        ).expanduser()
+
+
+def has_arrays(arguments: TextArguments) -> bool:
+    """Tell whether a data file is one of arrays."""
+    named = [getattr(arguments, f"{split}_file", None) or () for split in SPLITS]
+    return any(name.lower().endswith(ARRAYS) for names in named for name in names)
+
+
+REFERENCE_HELP = (
+    "Whole-word reference file for Chinese: a JSON list of token positions per document."
+)
+UNUSED_HELP = "Kept for old commands, which never read it; giving one is an error."
+CROSS_HELP = (
+    "Let attention and positions run on from one document of a row to the next, as in "
+    "Transformers 4."
+)
+
+
+@dataclass
+class DataArguments(TextArguments):
+    """The data flags of masked language modelling."""
+
+    mlm_probability: Annotated[float, Allowed("a number in (0, 1]", above=0, maximum=1)] = option(
+        0.15, "Share of the tokens (or words) to mask."
+    )
+    whole_word_masking: bool = option(False, "Mask whole words instead of single tokens.")
+    train_ref_file: str | None = option(None, REFERENCE_HELP)
+    validation_ref_file: str | None = option(None, "The same for the validation text.")
+
+    def problems(self) -> Iterator[str]:
+        """Add references to a stream."""
+        if self.streaming and (self.train_ref_file or self.validation_ref_file):
+            yield "--streaming cannot use reference files: drop one of the two"
+        yield from super().problems()
+
+
+@dataclass
+class CausalArguments(TextArguments):
+    """The data flags of causal language modelling."""
+
+    train_file: list[str] | None = option(None, f"Training text: {FILES_HELP}; {ARRAYS_HELP}.")
+    validation_file: list[str] | None = option(
+        None, f"Validation text: {FILES_HELP}; {ARRAYS_HELP}."
+    )
+    block_size: (
+        Annotated[int, Allowed("at least 2, one token predicts nothing", minimum=2)] | None
+    ) = option(
+        None,
+        "Tokens per row, v4's name of max_seq_length here; by default 1024 at most, and of images "
+        "their size.",
+    )
+    keep_linebreaks: bool = option(
+        True, "Keep the line break at the end of each line of a .txt file."
+    )
+    cross_documents: bool = option(False, CROSS_HELP)
+    append_eos: bool = option(False, "End every document with the tokenizer's end-of-text token.")
+    start_with_eos: bool = option(
+        False,
+        "Let a row begin with the end-of-text token as its first input and predict all of its "
+        "tokens; without it a row's first token is given. Always so for images.",
+    )
+    word_perplexity: bool = option(
+        False,
+        "Evaluate the perplexity per word as well (whitespace-separated words, and line ends).",
+    )
+    count_line_ends: bool = option(
+        True, "Whether line ends count as words there, as in WikiText; PG-19 has words alone."
+    )
+    bits_per_byte: bool = option(
+        False, "Evaluate the bits per byte of the text as well; always so for raw text and images."
+    )
+    loss_per_position: bool = option(
+        False,
+        "Divide the training loss by all positions of the batch's rows, padding included, instead "
+        "of by the targets, as the VQ Transformer's reference does; reported losses stay per "
+        "target.",
+    )
+    test_file: list[str] | None = option(
+        None, f"Text for --do_predict: {FILES_HELP}; {ARRAYS_HELP}."
+    )
+    test_split_percentage: Percentage = option(
+        0, "Percentage of the training text to keep for --do_predict when there is no test split."
+    )
+    max_test_samples: Count | None = option(None, "Judge the first so many test documents only.")
+
+    def problems(self) -> Iterator[str]:
+        """Add two lengths that differ, and scores and ends of documents that there are not."""
+        block, length = self.block_size, self.max_seq_length
+        if block and length and block != length:
+            yield f"--block_size {block} and --max_seq_length {length} disagree: give one"
+        if self.line_by_line and (self.word_perplexity or self.bits_per_byte):
+            yield (
+                "--word_perplexity and --bits_per_byte need the whole text, which --line_by_line "
+                "truncates: drop it"
+            )
+        if self.append_eos and (self.sample_by == "raw" or has_arrays(self)):
+            yield (
+                "--append_eos ends each document, and --sample_by raw and arrays (.npy, .npz) have "
+                "none: drop it, or give text with --sample_by document"
+            )
+        yield from super().problems()
+
+    @property
+    def row_length(self) -> int | None:
+        """Tokens a row as asked for."""
+        return self.block_size or self.max_seq_length
+
+    @property
+    def keep_blank(self) -> bool:
+        """A stream of text has its blank lines too."""
+        return self.cross_documents and self.keep_linebreaks
+
+
+@dataclass
+class SpanArguments(TextArguments):
+    """The data flags of span corruption."""
+
+    mlm_probability: Annotated[float, Allowed("a number between 0 and 1", above=0, below=1)] = (
+        option(0.15, "Share of the tokens to hide in spans (noise density).")
+    )
+    mean_noise_span_length: Annotated[float, Allowed("a number of at least 1", minimum=1)] = option(
+        3.0, "Mean length of the hidden spans, in tokens."
+    )
+    train_ref_file: str | None = option(None, UNUSED_HELP)
+    validation_ref_file: str | None = option(None, UNUSED_HELP)
+
+
+@dataclass
+class DenoisingArguments(TextArguments):
+    """The data flags of denoising."""
+
+    mlm_probability: Share = option(0.3, "Share of the tokens to hide in spans.")
+    permute_sentence_ratio: Share = option(1.0, "Share of the sentences to shuffle.")
+    poisson_lambda: Annotated[
+        float, Allowed("a number in [0.1, 100]", minimum=0.1, maximum=100)
+    ] = option(3.0, "Mean of the Poisson distribution of span lengths.")
+    cross_documents: bool = option(False, CROSS_HELP)
+    train_ref_file: str | None = option(None, UNUSED_HELP)
+    validation_ref_file: str | None = option(None, UNUSED_HELP)
+
 
 #: Where the tasks are on the Hub, a configuration each.
 HUB_NAME = "nyu-mll/glue"
@@ -45,145 +381,11 @@ GLUE: dict[str, Task] = {
 }  # fmt: skip
 
 
-FILES_HELP = (
-    "one or more files, quoted globs or comma-separated lists; local paths or any fsspec URL "
-    "(gs://, s3://, https://); .txt, .json, .jsonl, .csv, .tsv or .parquet, "
-    "optionally .gz, .bz2, .xz or .zst"
-)
-
-
-ARRAYS_HELP = "or one local .npy or .npz with arrays of bytes (images)"
-
-
-ARRAYS = (".npy", ".npz")
-
-
-SPLITS = ("train", "validation", "test")
-
-
-def option(default, help: str):
-    """A dataclass field with the help text that ``--help`` shows."""
-    return field(default=default, metadata={"help": help})
-
-
-def has_arrays(arguments: Any) -> bool:
-    """Tell whether a data file is one of arrays."""
-    named = [getattr(arguments, f"{split}_file", None) or () for split in SPLITS]
-    return any(name.lower().endswith(ARRAYS) for names in named for name in names)
-
-
-@dataclass
-class TextArguments:
-    """Where the text comes from and how it becomes rows of tokens (v4's names and defaults)."""
-
-    dataset_name: str | None = option(
-        None, "Dataset on the Hub, a local directory, or a name a plugin's load_dataset hook knows."
-    )
-    dataset_config_name: str | None = option(None, "Configuration of the dataset, e.g. a language.")
-    dataset_revision: str | None = option(None, "Branch, tag or commit of the dataset on the Hub.")
-    train_file: list[str] | None = option(None, f"Training text: {FILES_HELP}.")
-    validation_file: list[str] | None = option(None, f"Validation text: {FILES_HELP}.")
-    text_column_name: str | None = option(
-        None, "Column that holds the text; by default 'text', else the first column of strings."
-    )
-    sample_by: str = option(
-        "line",
-        "What one document of a .txt file is: 'line', 'paragraph' (blank lines) or 'document'; or "
-        "'raw': files of any name are one text as they are, and splits are cut off by position.",
-    )
-    validation_split_percentage: int = option(
-        5, "Percentage of the training text to validate on when there is no validation split."
-    )
-    max_train_samples: int | None = option(None, "Train on the first so many documents only.")
-    max_eval_samples: int | None = option(None, "Evaluate on the first so many documents only.")
-    streaming: bool = option(
-        False, "Read and tokenise while training instead of tokenising everything to disk first."
-    )
-    max_seq_length: int | None = option(
-        None, "Tokens per row; by default the longest that tokenizer and model allow."
-    )
-    line_by_line: bool = option(
-        False, "One document per row, truncated, instead of packing documents into full rows."
-    )
-    pad_to_max_length: bool = option(
-        False, "With --line_by_line, pad every row to max_seq_length, so that nothing recompiles."
-    )
-    preprocessing_num_workers: int | None = option(None, "Processes that tokenise in parallel.")
-    overwrite_cache: bool = option(False, "Tokenise again even if the result is in the cache.")
-    data_cache_dir: str | None = option(
-        None, "Cache of tokenised text; by default $HFSEQ_CACHE, else ~/.cache/hfseq."
-    )
-
-    def __post_init__(self) -> None:
-        problems = [text for wrong, text in self.problems() if wrong]
-        if problems:
-            raise UsageError("; ".join(problems))
-
-    def problems(self) -> Iterator[tuple[Any, str]]:
-        """Yield pairs (wrong or not, what is wrong); subclasses add their own."""
-        percentage = self.validation_split_percentage
-        yield not 0 <= percentage < 100, f"--validation_split_percentage {percentage}: give 0 to 99"
-        yield (
-            self.sample_by not in ("line", "paragraph", "document", "raw"),
-            f"--sample_by {self.sample_by}: give line, paragraph, document or raw",
-        )
-        yield (
-            self.sample_by == "raw" and (self.streaming or self.line_by_line),
-            "--sample_by raw is one text without documents, read whole: drop --streaming and "
-            "--line_by_line",
-        )
-        yield (
-            has_arrays(self) and (self.streaming or self.line_by_line),
-            "arrays (.npy, .npz) are a row each, read where they lie: drop --streaming and "
-            "--line_by_line",
-        )
-        counts = ("max_seq_length", "max_train_samples", "max_eval_samples")
-        for name in (*counts, "preprocessing_num_workers"):
-            value = getattr(self, name)
-            yield (
-                value is not None and value < 1,
-                f"--{name} {value}: give a number of at least 1",
-            )
-        yield (
-            self.dataset_name and self.train_file,
-            "--dataset_name and --train_file exclude each other: give one of them",
-        )
-
-    @property
-    def row_length(self) -> int | None:
-        """Tokens a row as asked for."""
-        return self.max_seq_length
-
-    @property
-    def keep_blank(self) -> bool:
-        """Whether blank lines are text, too."""
-        return False
-
-    @property
-    def cache_directory(self) -> Path:
-        """Where tokenised text is kept."""
-        return Path(
-            self.data_cache_dir or os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq"
-        ).expanduser()
-
-
-def split_problems(data: Any, kind: str) -> Iterator[tuple[Any, str]]:
-    """Check the shares that validation and test take of the training text; ``kind`` names it."""
-    share = data.test_split_percentage
-    yield not 0 <= share < 100, f"--test_split_percentage {share}: give 0 to 99"
-    both = share + data.validation_split_percentage
-    yield both >= 100, f"validation and test shares of {both} % leave no training {kind}: give less"
-
-
 TABLES_HELP = (
     "one or more files, quoted globs or comma-separated lists, local or behind any fsspec URL; "
     ".tsv, .csv, .json, .jsonl or .parquet, optionally .gz, .bz2, .xz or .zst"
 )
-
-
 COLUMN_HELP = "a name, or a number counted from 0"
-
-
 METRICS = ("accuracy", "f1", "f1_macro", "matthews_correlation", "pearson", "spearmanr")
 
 
@@ -191,12 +393,14 @@ METRICS = ("accuracy", "f1", "f1_macro", "matthews_correlation", "pearson", "spe
 class ClassificationArguments(TextArguments):
     """Where labelled sentences come from, what is predicted, and how predictions are judged."""
 
+    unit = "examples"
+
     task_name: str | None = option(
         None,
         f"A GLUE task: {', '.join(GLUE)}; from the Hub ({HUB_NAME}), or with --train_file from "
         "files that have its columns.",
     )
-    task_type: str | None = option(
+    task_type: Literal["classification", "regression"] | None = option(
         None,
         "classification or regression; by default regression where the training labels are "
         "numbers with a fraction.",
@@ -208,11 +412,13 @@ class ClassificationArguments(TextArguments):
     test_file: list[str] | None = option(
         None, "Examples for --do_predict, likewise, with labels or without."
     )
-    test_split_percentage: int = option(
+    test_split_percentage: Percentage = option(
         0,
         "Percentage of the training examples to keep for --do_predict when there is no test split.",
     )
-    max_predict_samples: int | None = option(None, "Predict the first so many test examples only.")
+    max_predict_samples: Count | None = option(
+        None, "Predict the first so many test examples only."
+    )
     sentence1_column: str | None = option(
         None,
         f"Column of the (first) sentence: {COLUMN_HELP}; by default the task's, or one of a usual "
@@ -239,11 +445,13 @@ class ClassificationArguments(TextArguments):
         f"What predictions are judged by: {', '.join(METRICS)}, or any name that the evaluate "
         "library loads; by default those of the task.",
     )
-    vocabulary: str | None = option(
+    vocabulary: (
+        Annotated[Literal["words"], Allowed("words, or a tokenizer with --tokenizer_name")] | None
+    ) = option(
         None,
         "'words': without --tokenizer_name, make a vocabulary of the words of the training part.",
     )
-    vocab_size: int | None = option(None, "Entries of that vocabulary; by default all words.")
+    vocab_size: Count | None = option(None, "Entries of that vocabulary; by default all words.")
     ignore_mismatched_sizes: bool = option(
         False, "Start with a new classifier where the model's own has another number of classes."
     )
@@ -260,37 +468,26 @@ class ClassificationArguments(TextArguments):
             self.dataset_name, self.dataset_config_name = HUB_NAME, self.task_name
         super().__post_init__()
 
-    def problems(self) -> Iterator[tuple[Any, str]]:
-        """Add unknown tasks and kinds, and what only running text has."""
-        yield (
-            self.task_name is not None and self.task_name not in GLUE,
-            f"--task_name {self.task_name}: give one of {', '.join(GLUE)}, or your own data with "
-            "--train_file and no --task_name",
-        )
-        yield (
-            self.task_type not in (None, "classification", "regression"),
-            f"--task_type {self.task_type}: give classification or regression",
-        )
+    def problems(self) -> Iterator[str]:
+        """Add unknown tasks, a kind that is not the task's, and what only running text has."""
         task = GLUE.get(self.task_name or "")
-        own = "regression" if task and not task.labels else "classification"
-        yield (
-            task and self.task_type not in (None, own),
-            f"--task_type {self.task_type} and --task_name {self.task_name} disagree: that is "
-            f"{own}; drop one of the two",
-        )
-        yield (
-            self.vocabulary not in (None, "words"),
-            f"--vocabulary {self.vocabulary}: give words, or a tokenizer with --tokenizer_name",
-        )
-        for name in ("max_predict_samples", "vocab_size"):
-            value = getattr(self, name)
-            yield value is not None and value < 1, f"--{name} {value}: give a number of at least 1"
-        yield (
-            self.streaming or self.line_by_line or self.sample_by != "line",
-            "--streaming, --line_by_line and --sample_by are for running text; here every example "
-            "is a row: drop them",
-        )
-        yield from split_problems(self, "examples")
+        if self.task_name is not None and task is None:
+            yield (
+                f"--task_name {self.task_name}: give one of {', '.join(GLUE)}, or your own data "
+                "with --train_file and no --task_name"
+            )
+        if task is not None:
+            kind = "classification" if task.labels else "regression"
+            if self.task_type not in (None, kind):
+                yield (
+                    f"--task_type {self.task_type} and --task_name {self.task_name} disagree: that "
+                    f"is {kind}; drop one of the two"
+                )
+        if self.streaming or self.line_by_line or self.sample_by != "line":
+            yield (
+                "--streaming, --line_by_line and --sample_by are for running text; here every "
+                "example is a row: drop them"
+            )
         yield from super().problems()
 
     @property
@@ -305,10 +502,6 @@ PARALLEL_HELP = (
     "corpus.de), a folder of MultiUN or OPUS Moses files, or tfds:NAME/CONFIG#SPLIT"
 )
 
-
-LENGTH_PENALTIES = ("transformers", "gnmt")
-
-
 #: Tokens a side, where no flag and no position table says how many.
 LONGEST = 256
 
@@ -317,15 +510,17 @@ LONGEST = 256
 class TranslationArguments(TextArguments):
     """Where parallel text comes from, how it is cut into rows, and how translations are judged."""
 
+    unit = "pairs"
+
     train_file: list[str] | None = option(None, f"Training pairs: {PARALLEL_HELP}.")
     validation_file: list[str] | None = option(None, f"Validation pairs: {PARALLEL_HELP}.")
     test_file: list[str] | None = option(None, f"Pairs for --do_predict: {PARALLEL_HELP}.")
-    validation_split_percentage: int = option(
+    validation_split_percentage: Percentage = option(
         1,
         "Percentage of the training pairs to validate on when there is no validation split; all "
         "translations of one source sentence stay on one side.",
     )
-    test_split_percentage: int = option(
+    test_split_percentage: Percentage = option(
         0, "Percentage of the training pairs to keep for --do_predict when there is no test split."
     )
     source_lang: str | None = option(None, "Language translated from, e.g. en.")
@@ -337,45 +532,47 @@ class TranslationArguments(TextArguments):
         None, "Column of the target text; by default target_lang, its English name, or the second."
     )
     reverse_translation: bool = option(False, "Translate the other way: target to source.")
-    max_test_samples: int | None = option(None, "Translate the first so many test pairs only.")
+    max_test_samples: Count | None = option(None, "Translate the first so many test pairs only.")
     source_prefix: str | None = option(
         None, "Text before every source sentence, e.g. 'translate English to German: ' for T5."
     )
-    vocab_size: int = option(
+    vocab_size: Count = option(
         32_000, "Size of the joint vocabulary that is trained where no tokenizer is named."
     )
-    tokenizer_algorithm: str = option("bpe", "Of that vocabulary: bpe or unigram.")
-    max_corpus_chars: int = option(10_000_000, "Characters to train that vocabulary on.")
-    max_source_length: int | None = option(
+    tokenizer_algorithm: Literal["unigram", "bpe"] = option(
+        "bpe", "Of that vocabulary: bpe or unigram."
+    )
+    max_corpus_chars: Count = option(10_000_000, "Characters to train that vocabulary on.")
+    max_source_length: Count | None = option(
         None, f"Tokens a source row; {LONGEST}, or what the model allows, by default."
     )
-    max_target_length: int | None = option(
+    max_target_length: Count | None = option(
         None, f"Tokens a target row; {LONGEST}, or what the model allows, by default."
     )
     truncate_long_pairs: bool = option(
         False, "Cut training pairs that are longer than a row, instead of leaving them out."
     )
-    label_smoothing_factor: float = option(
+    label_smoothing_factor: Annotated[float, Allowed("0 to below 1", minimum=0, below=1)] = option(
         0.1, "Probability that training spreads over all tokens but the right one; 0 turns it off."
     )
     predict_with_generate: bool = option(
         True, "Translate the validation pairs at each evaluation and compute BLEU and chrF."
     )
-    max_generate_samples: int | None = option(
+    max_generate_samples: Count | None = option(
         None, "Translate so many of the validation pairs only, spread evenly over them."
     )
-    generation_batch_size: int = option(64, "Sentences that are translated at once.")
-    num_beams: int = option(4, "Beams of the search; 1 is greedy.")
-    max_new_tokens: int | None = option(
+    generation_batch_size: Count = option(64, "Sentences that are translated at once.")
+    num_beams: Count = option(4, "Beams of the search; 1 is greedy.")
+    max_new_tokens: Count | None = option(
         None, "Longest translation in tokens; about twice the source, at most a row, by default."
     )
     length_penalty: float = option(1.0, "Exponent of the length penalty of beam search.")
-    length_penalty_type: str = option(
+    length_penalty_type: Literal["transformers", "gnmt"] = option(
         "transformers", "transformers: length^penalty; gnmt: ((5 + length) / 6)^penalty."
     )
     bleu_tokenizer: str = option("13a", "sacreBLEU's tokenizer: 13a, intl, zh, char, none, …")
     bleu_lowercase: bool = option(False, "Lower-cased BLEU, as the WMT example reports it.")
-    text_samples: int = option(8, "Sample translations to log at each evaluation.")
+    text_samples: NotNegative = option(8, "Sample translations to log at each evaluation.")
 
     def __post_init__(self) -> None:
         if self.max_seq_length:
@@ -383,40 +580,16 @@ class TranslationArguments(TextArguments):
             self.max_target_length = self.max_target_length or self.max_seq_length
         super().__post_init__()
 
-    def problems(self) -> Iterator[tuple[Any, str]]:
-        """Add what parallel text and its evaluation ask for."""
-        counts = (
-            *("max_source_length", "max_target_length", "max_generate_samples", "num_beams"),
-            *("max_test_samples", "generation_batch_size", "max_new_tokens", "vocab_size"),
-            "max_corpus_chars",
-        )
-        for name in counts:
-            value = getattr(self, name)
+    def problems(self) -> Iterator[str]:
+        """Add a pair of one language, and reading as a stream."""
+        if self.source_lang is not None and self.source_lang == self.target_lang:
             yield (
-                value is not None and value < 1,
-                f"--{name} {value}: give a number of at least 1",
+                f"--source_lang and --target_lang are both {self.source_lang}: give two languages"
             )
-        yield from split_problems(self, "pairs")
-        smoothing = self.label_smoothing_factor
-        yield not 0 <= smoothing < 1, f"--label_smoothing_factor {smoothing}: give 0 to below 1"
-        yield (
-            self.tokenizer_algorithm not in ("unigram", "bpe"),
-            f"--tokenizer_algorithm {self.tokenizer_algorithm}: give unigram or bpe",
-        )
-        yield (
-            self.length_penalty_type not in LENGTH_PENALTIES,
-            f"--length_penalty_type {self.length_penalty_type}: give "
-            + " or ".join(LENGTH_PENALTIES),
-        )
-        yield (
-            self.source_lang is not None and self.source_lang == self.target_lang,
-            f"--source_lang and --target_lang are both {self.source_lang}: give two languages",
-        )
-        yield self.text_samples < 0, f"--text_samples {self.text_samples}: give 0 or more"
-        yield (
-            self.streaming,
-            "--streaming: parallel text is tokenised to disk and read from there; drop the flag",
-        )
+        if self.streaming:
+            yield (
+                "--streaming: parallel text is tokenised to disk and read from there; drop the flag"
+            )
         yield from super().problems()
 
     @property
@@ -440,166 +613,6 @@ class TranslationArguments(TextArguments):
                 )
         default = min(LONGEST, limit or LONGEST)
         return self.max_source_length or default, self.max_target_length or default
-
-
-REFERENCE_HELP = (
-    "Whole-word reference file for Chinese: a JSON list of token positions per document."
-)
-
-
-UNUSED_HELP = "Kept for old commands, which never read it; giving one is an error."
-
-
-CROSS_HELP = (
-    "Let attention and positions run on from one document of a row to the next, as in "
-    "Transformers 4."
-)
-
-
-@dataclass
-class DataArguments(TextArguments):
-    """The data flags of masked language modelling."""
-
-    mlm_probability: float = option(0.15, "Share of the tokens (or words) to mask.")
-    whole_word_masking: bool = option(False, "Mask whole words instead of single tokens.")
-    train_ref_file: str | None = option(None, REFERENCE_HELP)
-    validation_ref_file: str | None = option(None, "The same for the validation text.")
-
-    def problems(self) -> Iterator[tuple[Any, str]]:
-        """Add a share out of range, and references to a stream."""
-        share = self.mlm_probability
-        yield not 0 < share <= 1, f"--mlm_probability {share}: give a number in (0, 1]"
-        yield (
-            self.streaming and (self.train_ref_file or self.validation_ref_file),
-            "--streaming cannot use reference files: drop one of the two",
-        )
-        yield from super().problems()
-
-
-@dataclass
-class CausalArguments(TextArguments):
-    """The data flags of causal language modelling."""
-
-    train_file: list[str] | None = option(None, f"Training text: {FILES_HELP}; {ARRAYS_HELP}.")
-    validation_file: list[str] | None = option(
-        None, f"Validation text: {FILES_HELP}; {ARRAYS_HELP}."
-    )
-    block_size: int | None = option(
-        None,
-        "Tokens per row, v4's name of max_seq_length here; by default 1024 at most, and of images "
-        "their size.",
-    )
-    keep_linebreaks: bool = option(
-        True, "Keep the line break at the end of each line of a .txt file."
-    )
-    cross_documents: bool = option(False, CROSS_HELP)
-    append_eos: bool = option(False, "End every document with the tokenizer's end-of-text token.")
-    start_with_eos: bool = option(
-        False,
-        "Let a row begin with the end-of-text token as its first input and predict all of its "
-        "tokens; without it a row's first token is given. Always so for images.",
-    )
-    word_perplexity: bool = option(
-        False,
-        "Evaluate the perplexity per word as well (whitespace-separated words, and line ends).",
-    )
-    count_line_ends: bool = option(
-        True, "Whether line ends count as words there, as in WikiText; PG-19 has words alone."
-    )
-    bits_per_byte: bool = option(
-        False, "Evaluate the bits per byte of the text as well; always so for raw text and images."
-    )
-    loss_per_position: bool = option(
-        False,
-        "Divide the training loss by all positions of the batch's rows, padding included, instead "
-        "of by the targets, as the VQ Transformer's reference does; reported losses stay per "
-        "target.",
-    )
-    test_file: list[str] | None = option(
-        None, f"Text for --do_predict: {FILES_HELP}; {ARRAYS_HELP}."
-    )
-    test_split_percentage: int = option(
-        0, "Percentage of the training text to keep for --do_predict when there is no test split."
-    )
-    max_test_samples: int | None = option(None, "Judge the first so many test documents only.")
-
-    def problems(self) -> Iterator[tuple[Any, str]]:
-        """Add a length that is none, or two that differ."""
-        block, length = self.block_size, self.max_seq_length
-        yield (
-            block is not None and block < 2,
-            f"--block_size {block}: give at least 2, one token predicts nothing",
-        )
-        yield (
-            block and length and block != length,
-            f"--block_size {block} and --max_seq_length {length} disagree: give one",
-        )
-        yield (
-            (self.word_perplexity or self.bits_per_byte) and self.line_by_line,
-            "--word_perplexity and --bits_per_byte need the whole text, which --line_by_line "
-            "truncates: drop it",
-        )
-        without = self.sample_by == "raw" or has_arrays(self)
-        yield (
-            self.append_eos and without,
-            "--append_eos ends each document, and --sample_by raw and arrays (.npy, .npz) have "
-            "none: drop it, or give text with --sample_by document",
-        )
-        yield from split_problems(self, "text")
-        samples = self.max_test_samples
-        yield (
-            samples is not None and samples < 1,
-            f"--max_test_samples {samples}: give a number of at least 1",
-        )
-        yield from super().problems()
-
-    @property
-    def row_length(self) -> int | None:
-        """Tokens a row as asked for."""
-        return self.block_size or self.max_seq_length
-
-    @property
-    def keep_blank(self) -> bool:
-        """A stream of text has its blank lines too."""
-        return self.cross_documents and self.keep_linebreaks
-
-
-@dataclass
-class SpanArguments(TextArguments):
-    """The data flags of span corruption."""
-
-    mlm_probability: float = option(0.15, "Share of the tokens to hide in spans (noise density).")
-    mean_noise_span_length: float = option(3.0, "Mean length of the hidden spans, in tokens.")
-    train_ref_file: str | None = option(None, UNUSED_HELP)
-    validation_ref_file: str | None = option(None, UNUSED_HELP)
-
-    def problems(self) -> Iterator[tuple[Any, str]]:
-        """Add shares and lengths out of range."""
-        share, mean = self.mlm_probability, self.mean_noise_span_length
-        yield not 0 < share < 1, f"--mlm_probability {share}: give a number between 0 and 1"
-        yield not mean >= 1, f"--mean_noise_span_length {mean}: give a number of at least 1"
-        yield from super().problems()
-
-
-@dataclass
-class DenoisingArguments(TextArguments):
-    """The data flags of denoising."""
-
-    mlm_probability: float = option(0.3, "Share of the tokens to hide in spans.")
-    permute_sentence_ratio: float = option(1.0, "Share of the sentences to shuffle.")
-    poisson_lambda: float = option(3.0, "Mean of the Poisson distribution of span lengths.")
-    cross_documents: bool = option(False, CROSS_HELP)
-    train_ref_file: str | None = option(None, UNUSED_HELP)
-    validation_ref_file: str | None = option(None, UNUSED_HELP)
-
-    def problems(self) -> Iterator[tuple[Any, str]]:
-        """Add shares and lengths out of range."""
-        for name in ("mlm_probability", "permute_sentence_ratio"):
-            share = getattr(self, name)
-            yield not 0 <= share <= 1, f"--{name} {share}: give a number in [0, 1]"
-        mean = self.poisson_lambda
-        yield not 0.1 <= mean <= 100, f"--poisson_lambda {mean}: give a number in [0.1, 100]"
-        yield from super().problems()
 
 
 #: The data flags of hfseq's objectives; others have those of masked language modelling.

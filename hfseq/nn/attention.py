@@ -1,4 +1,9 @@
-"""One attention for every model: a fused product where possible, explicit where it must be."""
+"""One attention for every model: a fused product where possible, explicit where it must be.
+
+:func:`attend` is what model files call. It takes the implementation that was named
+(``attn_implementation``; XLA's by default), unless weights have to be seen or changed. What is
+fastest on CPUs is chosen in :mod:`hfseq.nn.cpu`.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from hfseq.nn.cpu import (
-    _PLAIN_OPTIONS,
-    _is_decoding_on_cpu,
-    _on_one_cpu,
-    _scale,
-    few_queries_attention,
-)
+from hfseq.nn import cpu
+from hfseq.nn.context import current_options
 from hfseq.nn.layers import dropout
 from hfseq.nn.random import Keys
-from hfseq.nn.stack import current_options
+from hfseq.nn.scores import attention_weights, explicit_attention, mix_values, softmax_scale
 
 
 def attention_mask(
@@ -90,114 +89,87 @@ def attend(
             mask=mask, bias=bias, causal=causal, scale=scale, dropout_rate=dropout_rate, rngs=rngs,
             head_mask=head_mask, return_weights=return_weights,
         )  # fmt: skip
-        return folded.reshape(query.shape), None if weights is None else _unfold(weights, beams)
-    explicit = return_weights or head_mask is not None or (rngs is not None and dropout_rate > 0)
-    if not explicit:
-        product = current_options().attention
-        return product(query, key, value, bias=bias, mask=mask, scale=scale, is_causal=causal), None
-    whole = return_weights or head_mask is not None or rngs is None or dropout_rate >= 1
-    fast = None if whole else _on_one_cpu(query, key, value, mask, bias)
-    if rngs is not None and fast is not None:
-        shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
-        return fast(
-            query, key, value, mask=mask, bias=bias, causal=causal, scale=_scale(scale, query),
-            rate=dropout_rate, drawn=rngs.draw(shape),
-        ), None  # fmt: skip
+        if weights is not None:  # every beam gets its own rows of weights again
+            rows, heads, _, keys = weights.shape
+            weights = weights.reshape(rows, heads, beams, -1, keys).swapaxes(1, 2)
+            weights = weights.reshape(rows * beams, heads, -1, keys)
+        return folded.reshape(query.shape), weights
+    if rngs is None or dropout_rate <= 0:
+        if not return_weights and head_mask is None:
+            product = current_options().attention
+            mixed = product(query, key, value, bias=bias, mask=mask, scale=scale, is_causal=causal)
+            return mixed, None
+    elif dropout_rate < 1 and not return_weights and head_mask is None:
+        form = cpu.attention_form(query, key, value, mask, bias, causal=causal, dropped=True)
+        if form is not None:
+            shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+            return form(
+                query, key, value, mask=mask, bias=bias, causal=causal,
+                scale=softmax_scale(scale, query), rate=dropout_rate, drawn=rngs.draw(shape),
+            ), None  # fmt: skip
     weights = attention_weights(query, key, mask=mask, bias=bias, causal=causal, scale=scale)
     weights = dropout(weights, dropout_rate, rngs)
     if head_mask is not None:
         weights = weights * head_mask.astype(weights.dtype)
-    return _mix(weights, value), weights if return_weights else None
+    return mix_values(weights, value), weights if return_weights else None
 
 
-def _unfold(weights: jax.Array, beams: int) -> jax.Array:
-    """Give every beam its own rows of weights again."""
-    batch, heads, queries, keys = weights.shape
-    apart = weights.reshape(batch, heads, beams, queries // beams, keys).swapaxes(1, 2)
-    return apart.reshape(batch * beams, heads, queries // beams, keys)
-
-
-def attention_weights(
-    query: jax.Array,
-    key: jax.Array,
-    *,
-    mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-) -> jax.Array:
-    """Softmax weights (batch, heads, queries, keys): in float32, returned in ``query``'s type."""
-    batch, queries, heads, head_dim = query.shape
-    keys, kv_heads = key.shape[1:3]
-    scale = _scale(scale, query)
-    grouped = query.reshape(batch, queries, kv_heads, heads // kv_heads, head_dim)
-    scores = jnp.einsum("bqkgd,bskd->bkgqs", grouped, key, preferred_element_type=jnp.float32)
-    scores = scores.reshape(batch, heads, queries, keys) * scale
-    if bias is not None:
-        scores = scores + bias.astype(jnp.float32)
-    if causal:
-        below = jnp.tril(jnp.ones((queries, keys), bool), keys - queries)
-        mask = below if mask is None else mask & below
-    if mask is not None:
-        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(scores, axis=-1).astype(query.dtype)
-
-
-def _mix(weights: jax.Array, value: jax.Array) -> jax.Array:
-    batch, heads, queries, keys = weights.shape
-    kv_heads = value.shape[2]
-    grouped = weights.reshape(batch, kv_heads, heads // kv_heads, queries, keys)
-    mixed = jnp.einsum("bkgqs,bskd->bqkgd", grouped, value, preferred_element_type=jnp.float32)
-    return mixed.reshape(batch, queries, heads, value.shape[-1]).astype(value.dtype)
-
-
-def dot_product(query: Any, key: Any, value: Any, **kwargs: Any) -> jax.Array:
+def dot_product(query: jax.Array, key: jax.Array, value: jax.Array, **kwargs: Any) -> jax.Array:
     """Run the attention implementation that is in force (see ``attn_implementation``)."""
     return current_options().attention(query, key, value, **kwargs)
 
 
-def xla_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
+# -- the implementations that plugins register by name
+# ---------------------------------------------------------------------------------------
+
+
+def xla_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    **others: Any,
+) -> jax.Array:
     """``jax.nn.dot_product_attention`` as XLA compiles it; the default, right on every backend.
 
-    On CPUs a step of decoding takes :func:`few_queries_attention`, and half types take the explicit
-    form: jax asks for its second product in the half type, which XLA's CPU kernels compute in
-    float32, after copies of weights and values.
+    On CPUs another form is taken where it is faster (:func:`hfseq.nn.cpu.attention_form`).
     """
-    if _is_decoding_on_cpu(query, key, args, kwargs):
-        return few_queries_attention(query, key, value, *args, **kwargs)
-    if not args and kwargs.keys() <= _PLAIN_OPTIONS:
-        mask, bias = kwargs.get("mask"), kwargs.get("bias")
-        fast = _on_one_cpu(query, key, value, mask, bias) if query.ndim == 4 else None
-        if fast is not None:
-            return fast(
-                query, key, value, mask=mask, bias=bias, causal=kwargs.get("is_causal", False),
-                scale=_scale(kwargs.get("scale"), query),
-            )  # fmt: skip
-    half = query.dtype.itemsize == 2 and jax.default_backend() == "cpu"
-    if half and kwargs.keys() <= _PLAIN_OPTIONS:
-        return eager_attention(query, key, value, *args, **kwargs)
-    return jax.nn.dot_product_attention(query, key, value, *args, implementation="xla", **kwargs)
+    form = None if others else cpu.attention_form(query, key, value, mask, bias, causal=is_causal)
+    if form is not None:
+        scale = softmax_scale(scale, query)
+        return form(query, key, value, mask=mask, bias=bias, causal=is_causal, scale=scale)
+    return jax.nn.dot_product_attention(
+        query, key, value, bias, mask, scale=scale, is_causal=is_causal, implementation="xla",
+        **others,
+    )  # fmt: skip
 
 
-def cudnn_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
+def cudnn_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any
+) -> jax.Array:
     """cuDNN's fused (flash) attention: half precision on NVIDIA GPUs only."""
     return jax.nn.dot_product_attention(query, key, value, *args, implementation="cudnn", **kwargs)
 
 
 def eager_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
     **_: Any,
 ) -> jax.Array:
     """The explicit form: scores, softmax, mix; what PyTorch calls eager."""
-    weights = attention_weights(query, key, mask=mask, bias=bias, causal=is_causal, scale=scale)
-    return _mix(weights, value)
+    return explicit_attention(
+        query, key, value, mask=mask, bias=bias, causal=is_causal, scale=scale
+    )
 
 
 def resolve_attention(name: str | None) -> Callable[..., jax.Array]:

@@ -7,32 +7,49 @@ The classes have the names and fields that Transformers 4 gave its Flax models. 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 from jax.tree_util import GetAttrKey
 
-Hidden = tuple[jax.Array, ...] | None
+
+def _field_names(cls: type[FlaxModelOutput]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
 
 
 class FlaxModelOutput:
     """Base of all outputs: a dataclass that is a pytree with tuple, dict and attribute access."""
 
+    if TYPE_CHECKING:  # the fields that the classes of the table have
+
+        def __init__(self, *values: object, **fields: object) -> None: ...
+
+        last_hidden_state: jax.Array
+        pooler_output: jax.Array
+        logits: jax.Array
+        start_logits: jax.Array
+        end_logits: jax.Array
+        prediction_logits: jax.Array
+        seq_relationship_logits: jax.Array
+        past_key_values: dict[str, Any] | None
+        hidden_states: tuple[jax.Array, ...] | None
+        attentions: tuple[jax.Array, ...] | None
+        cross_attentions: tuple[jax.Array, ...] | None
+        decoder_hidden_states: tuple[jax.Array, ...] | None
+        decoder_attentions: tuple[jax.Array, ...] | None
+        encoder_last_hidden_state: jax.Array | None
+        encoder_hidden_states: tuple[jax.Array, ...] | None
+        encoder_attentions: tuple[jax.Array, ...] | None
+        auxiliary_loss: jax.Array | None
+
     def __init_subclass__(cls) -> None:
-        names = [
-            name
-            for base in reversed(cls.__mro__)
-            for name in base.__dict__.get("__annotations__", ())
-        ]
-        names = list(dict.fromkeys(names))
+        def flatten(output: FlaxModelOutput) -> tuple[list[tuple[GetAttrKey, object]], None]:
+            return [(GetAttrKey(name), getattr(output, name)) for name in _field_names(cls)], None
 
-        def flatten(output: Any) -> tuple[list[Any], None]:
-            return [(GetAttrKey(name), getattr(output, name)) for name in names], None
-
-        def unflatten(_: None, children: Any) -> Any:
+        def unflatten(_: None, children: Iterable[Any]) -> FlaxModelOutput:
             output = object.__new__(cls)
-            output.__dict__.update(zip(names, children, strict=True))
+            output.__dict__.update(zip(_field_names(cls), children, strict=True))
             return output
 
         jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
@@ -51,22 +68,22 @@ class FlaxModelOutput:
 
     def items(self) -> list[tuple[str, Any]]:
         """Return pairs (name, value) of the fields that are set."""
-        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
-        return [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
+        pairs = [(name, getattr(self, name)) for name in _field_names(type(self))]
+        return [(name, value) for name, value in pairs if value is not None]
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """Return the field ``name``, or ``default`` where it is not set."""
         return dict(self.items()).get(name, default)
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """Return a copy with ``changes``."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def __getitem__(self, key: str | int | slice) -> Any:
         return dict(self.items())[key] if isinstance(key, str) else self.to_tuple()[key]
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name not in {field.name for field in dataclasses.fields(self)}:  # type: ignore[arg-type]
+    def __setitem__(self, name: str, value: object) -> None:
+        if name not in _field_names(type(self)):
             raise KeyError(f"{type(self).__name__} has no field '{name}'")
         setattr(self, name, value)
 
@@ -80,218 +97,127 @@ class FlaxModelOutput:
         return len(self.keys())
 
 
-@dataclasses.dataclass
-class FlaxBaseModelOutput(FlaxModelOutput):
-    """Hidden states of an encoder."""
-
-    last_hidden_state: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxBaseModelOutputWithPast(FlaxModelOutput):
-    """Hidden states of a decoder with its cache."""
-
-    last_hidden_state: Any = None
-    past_key_values: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
+def _output(
+    name: str, doc: str, fields: str, base: type[FlaxModelOutput] = FlaxModelOutput
+) -> type[FlaxModelOutput]:
+    """Make the class ``name``; ``fields`` are those that it adds to its ``base``'s."""
+    cls = dataclasses.make_dataclass(
+        name, [(field, Any, None) for field in fields.split()], bases=(base,),
+        namespace={"__doc__": doc},
+    )  # fmt: skip
+    cls.__module__ = __name__
+    return cls
 
 
-@dataclasses.dataclass
-class FlaxBaseModelOutputWithPastAndLoss(FlaxBaseModelOutputWithPast):
-    """The same, and what the model adds to the loss while it trains: a sum over tokens."""
-
-    auxiliary_loss: Any = None
-
-
-@dataclasses.dataclass
-class FlaxBaseModelOutputWithPooling(FlaxModelOutput):
-    """Hidden states and the pooled first token."""
-
-    last_hidden_state: Any = None
-    pooler_output: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxBaseModelOutputWithPoolingAndCrossAttentions(FlaxModelOutput):
-    """Hidden states, the pooled first token, and what a decoder adds."""
-
-    last_hidden_state: Any = None
-    pooler_output: Any = None
-    hidden_states: Hidden = None
-    past_key_values: Any = None
-    attentions: Hidden = None
-    cross_attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxBaseModelOutputWithPastAndCrossAttentions(FlaxModelOutput):
-    """Hidden states of a decoder, its cache and its cross-attentions."""
-
-    last_hidden_state: Any = None
-    past_key_values: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-    cross_attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxMaskedLMOutput(FlaxModelOutput):
-    """Logits (batch, length, vocabulary), or (groups, k, vocabulary) at masked positions only."""
-
-    logits: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxCausalLMOutput(FlaxModelOutput):
-    """Logits of the next token."""
-
-    logits: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxCausalLMOutputWithCrossAttentions(FlaxModelOutput):
-    """Logits of the next token, the cache and the cross-attentions."""
-
-    logits: Any = None
-    past_key_values: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-    cross_attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxCausalLMOutputWithPast(FlaxModelOutput):
-    """Logits of the next token, the cache, and what the model adds to the loss while it trains.
-
-    ``auxiliary_loss`` is a sum over tokens (0-d float32), like the loss that it is added to.
-    """
-
-    logits: Any = None
-    past_key_values: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-    auxiliary_loss: Any = None
-
-
-@dataclasses.dataclass
-class FlaxNextSentencePredictorOutput(FlaxModelOutput):
-    """Logits (batch, 2): is the second sentence the next one?"""
-
-    logits: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxSequenceClassifierOutput(FlaxModelOutput):
-    """Logits (batch, labels) of a whole sequence."""
-
-    logits: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxSequenceClassifierOutputWithPast(FlaxModelOutput):
-    """Logits (batch, labels), the cache, and a sum over tokens that is added to the loss."""
-
-    logits: Any = None
-    past_key_values: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-    auxiliary_loss: Any = None
-
-
-@dataclasses.dataclass
-class FlaxMultipleChoiceModelOutput(FlaxModelOutput):
-    """Logits (batch, choices)."""
-
-    logits: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxTokenClassifierOutput(FlaxModelOutput):
-    """Logits (batch, length, labels)."""
-
-    logits: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxQuestionAnsweringModelOutput(FlaxModelOutput):
-    """Logits (batch, length) of the first and the last token of the answer."""
-
-    start_logits: Any = None
-    end_logits: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxBertForPreTrainingOutput(FlaxModelOutput):
-    """Logits of the masked tokens and of the next sentence."""
-
-    prediction_logits: Any = None
-    seq_relationship_logits: Any = None
-    hidden_states: Hidden = None
-    attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxSeq2SeqModelOutput(FlaxModelOutput):
-    """Hidden states of a decoder, then those of its encoder."""
-
-    last_hidden_state: Any = None
-    past_key_values: Any = None
-    decoder_hidden_states: Hidden = None
-    decoder_attentions: Hidden = None
-    cross_attentions: Hidden = None
-    encoder_last_hidden_state: Any = None
-    encoder_hidden_states: Hidden = None
-    encoder_attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxSeq2SeqLMOutput(FlaxModelOutput):
-    """Logits of the next target token, then the hidden states of decoder and encoder."""
-
-    logits: Any = None
-    past_key_values: Any = None
-    decoder_hidden_states: Hidden = None
-    decoder_attentions: Hidden = None
-    cross_attentions: Hidden = None
-    encoder_last_hidden_state: Any = None
-    encoder_hidden_states: Hidden = None
-    encoder_attentions: Hidden = None
-
-
-@dataclasses.dataclass
-class FlaxSeq2SeqSequenceClassifierOutput(FlaxSeq2SeqLMOutput):
-    """Logits (batch, labels) of a whole sequence, from an encoder-decoder."""
-
-
-@dataclasses.dataclass
-class FlaxSeq2SeqQuestionAnsweringModelOutput(FlaxModelOutput):
-    """Logits (batch, length) of the first and the last token of the answer."""
-
-    start_logits: Any = None
-    end_logits: Any = None
-    past_key_values: Any = None
-    decoder_hidden_states: Hidden = None
-    decoder_attentions: Hidden = None
-    cross_attentions: Hidden = None
-    encoder_last_hidden_state: Any = None
-    encoder_hidden_states: Hidden = None
-    encoder_attentions: Hidden = None
+FlaxBaseModelOutput = _output(
+    "FlaxBaseModelOutput",
+    "Hidden states of an encoder.",
+    "last_hidden_state hidden_states attentions",
+)
+FlaxBaseModelOutputWithPast = _output(
+    "FlaxBaseModelOutputWithPast",
+    "Hidden states of a decoder with its cache.",
+    "last_hidden_state past_key_values hidden_states attentions",
+)
+FlaxBaseModelOutputWithPastAndLoss = _output(
+    "FlaxBaseModelOutputWithPastAndLoss",
+    "The same, and what the model adds to the loss while it trains: a sum over tokens.",
+    "auxiliary_loss",
+    FlaxBaseModelOutputWithPast,
+)
+FlaxBaseModelOutputWithPooling = _output(
+    "FlaxBaseModelOutputWithPooling",
+    "Hidden states and the pooled first token.",
+    "last_hidden_state pooler_output hidden_states attentions",
+)
+FlaxBaseModelOutputWithPoolingAndCrossAttentions = _output(
+    "FlaxBaseModelOutputWithPoolingAndCrossAttentions",
+    "Hidden states, the pooled first token, and what a decoder adds.",
+    "last_hidden_state pooler_output hidden_states past_key_values attentions cross_attentions",
+)
+FlaxBaseModelOutputWithPastAndCrossAttentions = _output(
+    "FlaxBaseModelOutputWithPastAndCrossAttentions",
+    "Hidden states of a decoder, its cache and its cross-attentions.",
+    "last_hidden_state past_key_values hidden_states attentions cross_attentions",
+)
+FlaxMaskedLMOutput = _output(
+    "FlaxMaskedLMOutput",
+    "Logits (batch, length, vocabulary), or (groups, k, vocabulary) at masked positions only.",
+    "logits hidden_states attentions",
+)
+FlaxCausalLMOutput = _output(
+    "FlaxCausalLMOutput",
+    "Logits of the next token.",
+    "logits hidden_states attentions",
+)
+FlaxCausalLMOutputWithCrossAttentions = _output(
+    "FlaxCausalLMOutputWithCrossAttentions",
+    "Logits of the next token, the cache and the cross-attentions.",
+    "logits past_key_values hidden_states attentions cross_attentions",
+)
+FlaxCausalLMOutputWithPast = _output(
+    "FlaxCausalLMOutputWithPast",
+    "Logits of the next token, the cache, and what the model adds to the loss while it "
+    "trains. ``auxiliary_loss`` is a sum over tokens (0-d float32), like the loss that it "
+    "is added to.",
+    "logits past_key_values hidden_states attentions auxiliary_loss",
+)
+FlaxNextSentencePredictorOutput = _output(
+    "FlaxNextSentencePredictorOutput",
+    "Logits (batch, 2): is the second sentence the next one?",
+    "logits hidden_states attentions",
+)
+FlaxSequenceClassifierOutput = _output(
+    "FlaxSequenceClassifierOutput",
+    "Logits (batch, labels) of a whole sequence.",
+    "logits hidden_states attentions",
+)
+FlaxSequenceClassifierOutputWithPast = _output(
+    "FlaxSequenceClassifierOutputWithPast",
+    "Logits (batch, labels), the cache, and a sum over tokens that is added to the loss.",
+    "logits past_key_values hidden_states attentions auxiliary_loss",
+)
+FlaxMultipleChoiceModelOutput = _output(
+    "FlaxMultipleChoiceModelOutput",
+    "Logits (batch, choices).",
+    "logits hidden_states attentions",
+)
+FlaxTokenClassifierOutput = _output(
+    "FlaxTokenClassifierOutput",
+    "Logits (batch, length, labels).",
+    "logits hidden_states attentions",
+)
+FlaxQuestionAnsweringModelOutput = _output(
+    "FlaxQuestionAnsweringModelOutput",
+    "Logits (batch, length) of the first and the last token of the answer.",
+    "start_logits end_logits hidden_states attentions",
+)
+FlaxBertForPreTrainingOutput = _output(
+    "FlaxBertForPreTrainingOutput",
+    "Logits of the masked tokens and of the next sentence.",
+    "prediction_logits seq_relationship_logits hidden_states attentions",
+)
+FlaxSeq2SeqModelOutput = _output(
+    "FlaxSeq2SeqModelOutput",
+    "Hidden states of a decoder, then those of its encoder.",
+    "last_hidden_state past_key_values decoder_hidden_states decoder_attentions "
+    "cross_attentions encoder_last_hidden_state encoder_hidden_states encoder_attentions",
+)
+FlaxSeq2SeqLMOutput = _output(
+    "FlaxSeq2SeqLMOutput",
+    "Logits of the next target token, then the hidden states of decoder and encoder.",
+    "logits past_key_values decoder_hidden_states decoder_attentions cross_attentions "
+    "encoder_last_hidden_state encoder_hidden_states encoder_attentions",
+)
+FlaxSeq2SeqSequenceClassifierOutput = _output(
+    "FlaxSeq2SeqSequenceClassifierOutput",
+    "Logits (batch, labels) of a whole sequence, from an encoder-decoder.",
+    "",
+    FlaxSeq2SeqLMOutput,
+)
+FlaxSeq2SeqQuestionAnsweringModelOutput = _output(
+    "FlaxSeq2SeqQuestionAnsweringModelOutput",
+    "Logits (batch, length) of the first and the last token of the answer.",
+    "start_logits end_logits past_key_values decoder_hidden_states decoder_attentions "
+    "cross_attentions encoder_last_hidden_state encoder_hidden_states encoder_attentions",
+)

@@ -51,12 +51,16 @@ def make_parser(parts: Iterable[Any], description: str | None = None) -> Any:
     """Return the ``HfArgumentParser`` of the dataclasses ``parts``."""
     from transformers import HfArgumentParser
 
-    return HfArgumentParser(
+    parser = HfArgumentParser(
         parts,
         description=description,
         formatter_class=Formatter,
         usage="%(prog)s [flags]   (--help lists them)",
     )
+    for action in parser._actions:
+        # A word that is not allowed is refused by its dataclass, with all else that is wrong.
+        action.choices = None
+    return parser
 
 
 def parse_flags(

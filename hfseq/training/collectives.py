@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
-_OPERATION = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{")
 
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*)?\{")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)$")
 
 
 _CALL = re.compile(r"(body|condition|to_apply|calls|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)")
 
 
-_ARRAY = re.compile(r"([a-z]+)(\d*)\w*\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
 # mesh['a'=2,'b'=4], device_ids=([2,2,2]T(1,0,2)) {'a'}: named axes over devices in some order.
@@ -66,57 +66,85 @@ class Collective:
     times: int = 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of a computation: ``shape`` is its result as written, ``rest`` what follows ``(``."""
+
+    computation: str
+    entry: bool
+    name: str
+    shape: str
+    opcode: str
+    rest: str
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """The computations that it runs, each with its role."""
+        found = _CALL.findall(self.rest)
+        return [(role, name) for role, names in found for name in re.findall(r"[\w.\-]+", names)]
+
+    @property
+    def op_name(self) -> str:
+        """Where it comes from, in jax's terms (``jit(step)/jvp()/dot_general``)."""
+        found = re.search(r'op_name="([^"]*)"', self.rest)
+        return found[1] if found else ""
+
+
+def instructions(text: str) -> Iterator[Instruction]:
+    """Yield the instructions of a program, each with the computation that it is in."""
+    computation, entry = "", False
+    for line in text.splitlines():
+        if header := _COMPUTATION.match(line):
+            computation, entry = header[2], bool(header[1])
+        elif found := _INSTRUCTION.match(line):
+            yield Instruction(computation, entry, *found.groups())
+
+
+def arrays(shape: str) -> list[tuple[tuple[int, ...], int]]:
+    """Return dimensions and bytes of each array in a shape as HLO writes it."""
+    found = []
+    for bits, sizes in _ARRAY.findall(shape):
+        dims = tuple(map(int, filter(None, sizes.split(","))))
+        found.append((dims, math.prod(dims) * int(bits or 8) // 8))
+    return found
+
+
 def collectives(text: str, mesh: Mesh) -> list[Collective]:
     """Return the collectives in the HLO ``text`` of a program that was compiled for ``mesh``."""
-    places = list(_lines(text))
-    turns = _turns(places)
+    program = list(instructions(text))
+    turns = _turns(program)
     found = []
-    for computation, line in places:
-        if match := _OPERATION.search(line):
-            arrays = _ARRAY.findall(match[1])
-            if match[3] and match[1].startswith("("):  # a started one lists its operands, too
-                arrays = arrays[len(arrays) // 2 :]
-            shapes = tuple(tuple(map(int, filter(None, dims.split(",")))) for *_, dims in arrays)
-            bits = (8 if kind == "pred" else int(width) for kind, width, _ in arrays)
-            size = sum(b * math.prod(s) for b, s in zip(bits, shapes, strict=True)) // 8
-            gathered = re.search(r"dimensions=\{(\d+)\}", line)
-            found.append(
-                Collective(
-                    match[2], shapes, size, _axes(line, mesh),
-                    int(gathered[1]) if gathered else None, _source(line), turns(computation),
-                )
-            )  # fmt: skip
+    for one in program:
+        kind = one.opcode.removesuffix("-start")
+        if kind not in KINDS:
+            continue
+        left = arrays(one.shape)
+        if kind != one.opcode and one.shape.startswith("("):  # a started one lists its operands too
+            left = left[len(left) // 2 :]
+        gathered = re.search(r"dimensions=\{(\d+)\}", one.rest)
+        found.append(
+            Collective(
+                kind, tuple(dims for dims, _ in left), sum(size for _, size in left),
+                _axes(one.rest, mesh), int(gathered[1]) if gathered else None,
+                one.op_name.removeprefix("jit(step)/"), turns(one.computation),
+            )
+        )  # fmt: skip
     return [one for one in found if one.axes]
 
 
-def _lines(text: str) -> Iterator[tuple[str, str]]:
-    """Pair every line with the computation that it is in."""
-    name = ""
-    for line in text.splitlines():
-        if match := _COMPUTATION.match(line):
-            name = match[1]
-        yield name, line
-
-
-def _turns(places: list[tuple[str, str]]):
+def _turns(program: list[Instruction]) -> Callable[[str], int]:
     """Return a function from a computation to how often it runs, as far as the text says it."""
     callers: dict[str, list[tuple[str, int]]] = {}
-    for caller, line in places:
-        for role, names in _CALL.findall(line):
-            trips = _TRIPS.search(line) if role == "body" else None
-            for name in re.findall(r"[\w.\-]+", names):
-                callers.setdefault(name, []).append((caller, int(trips[1]) if trips else 1))
+    for one in program:
+        for role, name in one.calls:
+            trips = _TRIPS.search(one.rest) if role == "body" else None
+            callers.setdefault(name, []).append((one.computation, int(trips[1]) if trips else 1))
 
     @functools.cache
     def of(name: str) -> int:
         return sum(of(caller) * trips for caller, trips in callers.get(name, [])) or 1
 
     return of
-
-
-def _source(line: str) -> str:
-    name = re.search(r'op_name="([^"]*)"', line)
-    return name[1].removeprefix("jit(step)/") if name else ""
 
 
 # -- the devices that take part
@@ -195,7 +223,7 @@ def unasked_gathers(found: Iterable[Collective], layout: Layout, model: Any) -> 
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
     split = set(_weights(layout, shapes))
-    weights = split | {_plain(layout.own_shape(path, shape)) for path, shape in shapes.items()}
+    weights = split | {_plain(layout.layer_shape(path, shape)) for path, shape in shapes.items()}
     lengthwise = {"sequence", "tensor"} if model.sequence_parallel else {"sequence"}
 
     def is_asked(one: Collective) -> bool:
@@ -217,7 +245,7 @@ def _weights(
     for path, axes in layout.axes(shapes).items():
         if any("fsdp" in _names(entry) for entry in axes):
             shape = layout.padded(path, shapes[path])
-            lead = len(shape) - len(layout.own_shape(path, shape))
+            lead = len(shape) - len(layout.layer_shape(path, shape))
             entries = (*(None,) * lead, *axes, *(None,) * len(shape))
             local = [
                 size // ways if "tensor" in _names(entry) else size

@@ -57,7 +57,7 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
             numbers, valid = data.indices(step)
             random = RowRandom(run.arguments.training.seed, 0, numbers)
             shards = sharding.data_shards(run.mesh)
-            batch = run.objective.collate(data.fetch(step), random, shards)
+            batch = run.objective.collate(data[step], random, shards)
             placed = place_batch(batch, run.mesh, 1)
             sums = jax.device_get(run.eval_step(state.params, run.frozen, state.extra, placed))
             for name in [name for name, value in sums.items() if value.ndim]:

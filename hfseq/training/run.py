@@ -10,10 +10,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
-
 import jax
 
 from hfseq import plugins

@@ -10,10 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
-
 import jax
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hfseq.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from hfseq.modeling import FlaxPreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +22,7 @@ class Presets:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> Any:
+    def preset(cls, name: str, **changes: Any) -> Self:
         """Return the configuration of a preset, with ``changes``.
 
         **Raises:** UsageError for a name that is no preset.
@@ -30,7 +35,7 @@ class Presets:
         return cls(**{**cls.presets[name], **changes})
 
 
-def wrong_choices(config: Any, choices: Mapping[str, Sequence[str]]) -> list[str]:
+def wrong_choices(config: PreTrainedConfig, choices: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a sentence for each field of ``config`` whose value is none of its ``choices``."""
     given = {name: getattr(config, name) for name in choices}
     return [
@@ -51,18 +56,18 @@ class StoredAsTwin:
 
     twin_names: ClassVar[Mapping[str, str]]
 
-    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any):
+    def __init__(self: FlaxPreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
         self._warned = False
         # Which class PyTorch has for it depends on the configuration.
         self.torch_class_name = self._stored_class_name
 
-    def _stored_class_name(self: Any) -> str:
+    def _stored_class_name(self: FlaxPreTrainedModel) -> str:
         if self.config.twin_problems():
             return type(self).__name__.removeprefix("Flax")
         return self.twin_names[self.config.twin_type]
 
-    def stored_config(self: Any) -> Any:
+    def stored_config(self: FlaxPreTrainedModel) -> PreTrainedConfig:
         """Return the configuration of the stock twin, or the model's own with a warning."""
         problems = self.config.twin_problems()
         if not problems:
@@ -77,11 +82,8 @@ class StoredAsTwin:
         return self.config
 
 
-def way_back(config: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+def beyond_twin(config: PreTrainedConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return what ``stored``, the description of the twin, does not say about ``config``."""
-    own = config.to_diff_dict()
-    own.pop("transformers_version", None)
-    return {name: v for name, v in own.items() if name not in stored or stored[name] != v}
-
-
-__all__ = ["Presets", "StoredAsTwin", "way_back", "wrong_choices"]
+    options = config.to_diff_dict()
+    options.pop("transformers_version", None)
+    return {name: v for name, v in options.items() if name not in stored or stored[name] != v}

@@ -1,16 +1,17 @@
-"""Runs contestants side by side, each in a process of its own, and writes down what was measured.
+"""One way to measure, store and print: the harness of all benchmarks, and the command run.py.
 
-A benchmark names its contestants; the harness starts one process for each of a group, so that no
-two share threads, memory or an allocator, and lets them step in turn: what disturbs the machine
-disturbs all of them alike. It needs the standard library alone; whatever a contestant needs besides
-is checked first, and a row whose packages are missing says so.
+A benchmark names its contestants. One process is started for each of a group, so that no two share
+threads, memory or an allocator, and they step in turn: what disturbs the machine disturbs all of
+them alike. A contestant's factory is ``"module:function"`` in this folder; called with its settings
+in the contestant's process, it returns a :class:`Running`.
 
-A contestant's factory is ``"module:function"`` in this folder. Called with its settings in the
-contestant's process, it returns a :class:`Running`.
+What is only listed needs the standard library alone. Whatever a contestant needs besides is checked
+first, and a row whose packages are missing says so.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import importlib
@@ -19,24 +20,39 @@ import importlib.util
 import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "numpy")
+sys.path[:0] = [p for p in map(str, (HERE, ROOT, ROOT / "plugins")) if p not in sys.path]
+
+DOCS = ROOT / "docs"
+VERSIONS = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "numpy")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+#: Units that multiply bfloat16, as /proc/cpuinfo names them: x86 (AVX-512, AMX), then Arm.
+BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16", "smebf16")
 GB = 1e9
 #: Folders that are searched for packages behind all others, so that an image's own jax and torch
 #: win over the copies there.
 EXTRA_PACKAGES = "HFSEQ_BENCHMARK_PACKAGES"
+#: The suites of run.py, and the file that holds each.
+SUITES = {
+    "limits": "harness", "train": "training", "inference": "inference", "generation": "inference",
+    "data": "data", "startup": "checkpoints", "checkpoint": "checkpoints", "memory": "training",
+    "scaling": "training", "data_scale": "data",
+}  # fmt: skip
+ALIASES = {"training": "train", "checkpoints": "checkpoint"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +83,7 @@ class Running:
     ``close`` removes what it wrote.
     """
 
-    step: Callable[[], dict[str, float]]
+    step: Callable[[], dict[str, Any]]
     memory: Callable[[], int]
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     close: Callable[[], None] = lambda: None
@@ -82,7 +98,7 @@ class Row:
     status: str = "ok"
     start_seconds: float = 0.0
     seconds: list[float] = dataclasses.field(default_factory=list)
-    values: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    values: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     peak_bytes: int = 0
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -106,7 +122,7 @@ def ratio(row: Row, baseline: Row) -> float | None:
     return statistics.median(pairs) if pairs else None
 
 
-# -- the parent
+# -- processes
 
 
 class Process:
@@ -121,19 +137,28 @@ class Process:
         # All contestants of a group are in memory at once: none may take the whole device.
         env = {**os.environ, **numbers, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         env.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched, so nothing waits for a network
-        env |= contestant.environment
         given = {"factory": contestant.factory, "settings": contestant.settings, "threads": threads}
-        self._process = subprocess.Popen(
+        self._process: Any = subprocess.Popen(
             [sys.executable, str(HERE / "harness.py"), json.dumps(given)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=env | contestant.environment,
         )  # fmt: skip
 
     def read(self) -> dict[str, Any]:
         """Return the next answer; RuntimeError if the contestant failed or is gone."""
-        assert self._process.stdout is not None
-        with _impatient(self._patience, self._process.kill) as gave_up:
+        silent = threading.Event()
+
+        def give_up() -> None:
+            silent.set()
+            self._process.kill()
+
+        timer = threading.Timer(self._patience or threading.TIMEOUT_MAX, give_up)
+        timer.start()
+        try:
             line = self._process.stdout.readline()
-        if gave_up.is_set():
+        finally:
+            timer.cancel()
+        if silent.is_set():
             raise RuntimeError(f"no answer within {self._patience:g} s")
         answer = json.loads(line) if line else {"error": f"exit code {self._process.wait()}"}
         if "error" in answer:
@@ -141,17 +166,12 @@ class Process:
         return answer
 
     def ask(self, command: str) -> dict[str, Any]:
-        """Send a command and return its answer."""
-        assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the answer or the exit code says what is wrong
             self._process.stdin.write(command + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # what went wrong is in the answer, or in the exit code
         return self.read()
 
     def close(self) -> None:
-        """End the process."""
         for stream in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
@@ -160,26 +180,6 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-@contextlib.contextmanager
-def _impatient(seconds: float | None, give_up: Callable[[], None]) -> Iterator[threading.Event]:
-    """Call ``give_up`` unless the block ends within ``seconds``; yields whether it was called."""
-    gave_up = threading.Event()
-    if seconds is None:
-        yield gave_up
-        return
-
-    def over() -> None:
-        gave_up.set()
-        give_up()
-
-    timer = threading.Timer(seconds, over)
-    timer.start()
-    try:
-        yield gave_up
-    finally:
-        timer.cancel()
 
 
 def run(
@@ -202,64 +202,41 @@ def run(
     threads = threads or len(os.sched_getaffinity(0))
     rows = {c: Row(c.name, c.group) for c in contestants}
     for group in dict.fromkeys(c.group for c in contestants):
-        members = [c for c in contestants if c.group == group]
+        running: dict[Contestant, Process] = {}
         with contextlib.ExitStack() as stack:
-            running = dict(_start(members, rows, threads, stack, report, patience))
+            for contestant in (c for c in contestants if c.group == group):
+                row, lacking = rows[contestant], contestant.missing()
+                if lacking:
+                    row.status = f"not run: no {', '.join(lacking)}"
+                    continue
+                process = Process(contestant, threads, patience)
+                stack.callback(process.close)
+                started = time.perf_counter()
+                with _recorded(row, report):
+                    row.facts = process.read()["facts"]
+                    row.start_seconds = time.perf_counter() - started
+                    running[contestant] = process
             for number in range(-warmup, rounds):
                 if number > 0 and stop():
                     break
                 # Each order as often as the other: no one always follows the same neighbour.
-                turns = list(running)[:: 1 if number % 2 else -1]
-                for contestant in turns:
-                    _turn(contestant, running, rows[contestant], number, settle, report)
+                for contestant in list(running)[:: 1 if number % 2 else -1]:
+                    row = rows[contestant]
+                    with _recorded(row, report):
+                        for left in reversed(range(settle + 1)):
+                            answer = running[contestant].ask("step")
+                            row.values.append(answer["values"])
+                            timed = number >= 0 and left == 0
+                            row.seconds += [answer["seconds"]] if timed else []
+                            label = f"round {number}" if timed else "untimed"
+                            told = f"{answer['seconds']:.3f} s {answer['values']}"
+                            report(f"{label}: {row.name} {told}")
+                    if row.status != "ok":
+                        del running[contestant]
             for contestant, process in running.items():
                 with _recorded(rows[contestant], report):
                     rows[contestant].peak_bytes = process.ask("memory")["peak_bytes"]
     return list(rows.values())
-
-
-def _start(
-    members: Sequence[Contestant],
-    rows: dict[Contestant, Row],
-    threads: int,
-    stack: contextlib.ExitStack,
-    report: Callable[[str], None],
-    patience: float | None,
-) -> Iterator[tuple[Contestant, Process]]:
-    for contestant in members:
-        row, lacking = rows[contestant], contestant.missing()
-        if lacking:
-            row.status = f"not run: no {', '.join(lacking)}"
-            continue
-        process = Process(contestant, threads, patience)
-        stack.callback(process.close)
-        started = time.perf_counter()
-        with _recorded(row, report):
-            row.facts = process.read()["facts"]
-            row.start_seconds = time.perf_counter() - started
-        if row.status == "ok":
-            yield contestant, process
-
-
-def _turn(
-    contestant: Contestant,
-    running: dict[Contestant, Process],
-    row: Row,
-    number: int,
-    settle: int,
-    report: Callable[[str], None],
-) -> None:
-    with _recorded(row, report):
-        for left in reversed(range(settle + 1)):
-            answer = running[contestant].ask("step")
-            row.values.append(answer["values"])
-            timed = number >= 0 and left == 0
-            if timed:
-                row.seconds.append(answer["seconds"])
-            label = f"round {number}" if timed else "untimed"
-            report(f"{label}: {row.name} {answer['seconds']:.3f} s {answer['values']}")
-    if row.status != "ok":
-        del running[contestant]
 
 
 @contextlib.contextmanager
@@ -272,9 +249,6 @@ def _recorded(row: Row, report: Callable[[str], None]) -> Iterator[None]:
         report(f"{row.name} {row.status}")
 
 
-# -- the contestant's process
-
-
 def worker(given: dict[str, Any]) -> None:
     """Build a contestant and obey the commands ``step`` and ``memory`` until the input ends.
 
@@ -284,8 +258,7 @@ def worker(given: dict[str, Any]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given["threads"]])
-    sys.path[:0] = [str(HERE), str(ROOT), str(ROOT / "plugins")]
-    sys.path += filter(None, os.environ.get(EXTRA_PACKAGES, "").split(os.pathsep))
+    use_extra_packages()
 
     def answer(value: dict[str, Any]) -> None:
         print(json.dumps(value), file=answers, flush=True)
@@ -308,12 +281,25 @@ def worker(given: dict[str, Any]) -> None:
         raise
 
 
-def host_peak_bytes() -> int:
-    """Return the most memory this process ever held (VmHWM), its start and compilation included."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+def use_extra_packages() -> None:
+    """Search the folders of ``HFSEQ_BENCHMARK_PACKAGES`` behind all others."""
+    sys.path += filter(None, os.environ.get(EXTRA_PACKAGES, "").split(os.pathsep))
+
+
+# -- the machine
+
+
+def process_bytes(field: str, file: str = "self/status") -> int:
+    """Return a size from /proc, which gives it in kB; OSError where there is none."""
+    for line in Path("/proc", file).read_text().splitlines():
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmHWM")
+    raise OSError(f"/proc/{file} has no {field}")
+
+
+def host_peak_bytes() -> int:
+    """Return the most memory this process ever held, its start and compilation included."""
+    return process_bytes("VmHWM")
 
 
 def jax_peak_bytes() -> int:
@@ -331,24 +317,52 @@ def torch_peak_bytes() -> int:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else host_peak_bytes()
 
 
-# -- the machine
+def jax_device() -> str:
+    import jax
+
+    device = jax.devices()[0]
+    return f"{device.platform} {device.device_kind}"
+
+
+def torch_device() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def read_cpuinfo() -> str:
+    """Return /proc/cpuinfo, or nothing where there is no such file (then no units are known)."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
+
+
+def cpu_flags(cpuinfo: str) -> list[str]:
+    """Return the flags of the first processor in the text of /proc/cpuinfo (x86 or Arm)."""
+    for line in cpuinfo.splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip().lower() in ("flags", "features"):
+            return value.split()
+    return []
+
+
+def bfloat16_units(cpuinfo: str) -> list[str]:
+    """Return the units that multiply bfloat16, by their flags; none where it is emulated."""
+    flags = cpu_flags(cpuinfo)
+    return [flag for flag in BFLOAT16_FLAGS if flag in flags]
 
 
 def machine_facts() -> dict[str, Any]:
     """Return what the numbers depend on: processor, cores, its matrix units, memory, versions."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    fields = dict(
-        (part.strip() for part in line.split(":", 1)) for line in info.splitlines() if ":" in line
-    )
-    flags = fields.get("flags", "").split()
+    info = read_cpuinfo()
+    model = re.search(r"^model name\s*:\s*(.*\S)", info, re.M)
     versions = {}
-    for name in PACKAGES:
+    for name in VERSIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {
-        "cpu": fields.get("model name", platform.processor()),
+        "cpu": model[1] if model else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "features": [flag for flag in CPU_FLAGS if flag in flags],
+        "features": [flag for flag in CPU_FLAGS if flag in cpu_flags(info)],
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB, 1),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
@@ -356,13 +370,524 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-# -- what is written down
+# -- what a suite is made of
+
+PROFILES = ("full", "quick", "tiny")
+PEERS = ("torch", "torch_compile", "hfseq")
+NAMES = {"torch": "PyTorch", "torch_compile": "torch.compile", "hfseq": "hfseq"}
+PYTORCH = ("torch", "transformers")
+HFSEQ = ("jax", "flax", "optax", "transformers", "safetensors", "pluggy")
+PACKAGES = {"torch": PYTORCH, "torch_compile": PYTORCH, "hfseq": HFSEQ}
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What ``run.py`` was asked for."""
+
+    profile: str = "full"
+    device: str = "cpu"
+    peers: tuple[str, ...] = PEERS
+    dtypes: tuple[str, ...] | None = None
+    rounds: int | None = None
+    threads: int = 1
+
+    @property
+    def tiny(self) -> bool:
+        """Whether only the course of things matters, not a number."""
+        return self.profile == "tiny"
+
+    @property
+    def gpu(self) -> bool:
+        """Whether sizes are those of a GPU."""
+        return self.device == "gpu"
+
+    def choose(self, cpu: Any, gpu: Any, quick: Any, tiny: Any) -> Any:
+        """Return the value for this profile and device."""
+        return {"full": gpu if self.gpu else cpu, "quick": quick, "tiny": tiny}[self.profile]
+
+    def size(self, model: str) -> dict[str, Any]:
+        """Return what makes a configuration small (minutes on a CPU; tests): nothing where full."""
+        if self.profile == "full":
+            return {}
+        width, wide, layers, vocab = (32, 64, 1, 120) if self.tiny else (256, 1024, 2, 8000)
+        sides = {
+            f"{side}_{name}": value for side in ("encoder", "decoder")
+            for name, value in (("ffn_dim", wide), ("attention_heads", 4))
+        }  # fmt: skip
+        encoder = {"hidden_size": width, "num_attention_heads": 4, "intermediate_size": wide}
+        t5 = {"d_model": width, "d_ff": wide, "num_heads": 4}
+        changes = {
+            "gpt2": {"n_embd": width, "n_head": 4}, "t5": t5 | ({"d_kv": 8} if self.tiny else {}),
+            "bart": {"d_model": width} | sides, "wmt": {"d_model": width} | sides,
+        }.get(model, encoder)  # fmt: skip
+        return changes | {"layers": layers, "vocab_size": vocab}
+
+    def types(self, *default: str) -> tuple[str, ...]:
+        """Return the types to measure: those asked for, else ``default``, or the device's own."""
+        return self.dtypes or default or (self.choose("float32", "bfloat16", *["float32"] * 2),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Contestants that step in turn, and what a step of them does.
+
+    ``amount`` counts ``unit`` (tokens, say) in a step, and ``baseline`` is whom the others are
+    compared with; ``weights`` is the model and size whose weights are written first and named to
+    the contestants in ``settings["weights"]``.
+    """
+
+    name: str
+    contestants: tuple[Contestant, ...]
+    amount: float = 0.0
+    unit: str = "tokens"
+    dtype: str = "float32"
+    rounds: int = 3
+    warmup: int = 1
+    settle: int = 0
+    weights: tuple[str, dict[str, Any]] | None = None
+    baseline: str = NAMES["torch"]
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+#: A title, and what a row shows below it.
+Column = tuple[str, Callable[[dict[str, Any]], str]]
+Rows = list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """A part of run.py: its cases by the options, what is shown of their rows, what must hold.
+
+    ``summary`` is what benchmarks/tables.md says above the table. ``picture`` is a key of ``BARS``,
+    or "curves" of what ``curves`` returns; ``finish`` adds to the rows.
+    """
+
+    title: str
+    summary: str
+    cases: Callable[[Options], list[Case]]
+    columns: Sequence[Column] = ()
+    picture: str | None = None
+    finish: Callable[[Rows], None] = lambda rows: None
+    problems: Callable[[Rows], list[str]] = lambda rows: []
+    remarks: Callable[[Rows], list[str]] = lambda rows: []
+    curves: Callable[[Rows], list[dict[str, Any]]] = lambda rows: []
+
+
+def suite(name: str) -> Suite:
+    return getattr(importlib.import_module(SUITES[name]), name.upper())
+
+
+def rivals(
+    options: Options,
+    factories: Mapping[str, str],
+    settings: dict[str, Any],
+    group: str,
+    peers: Sequence[str] | None = None,
+) -> tuple[Contestant, ...]:
+    """Return a contestant for each wanted peer that has a factory; PyTorch, if there, first.
+
+    The factory of ``torch`` serves ``torch_compile``, too, with ``compiled=True``.
+    """
+    found = []
+    for peer in options.peers if peers is None else peers:
+        factory, compiled = factories.get(peer.removesuffix("_compile")), peer.endswith("_compile")
+        if factory is not None:
+            given = settings | ({"compiled": True} if compiled else {})
+            # What torch.compile starts: C for Triton on a GPU, C++ on a CPU.
+            programs = ("gcc" if options.gpu else "g++",) if compiled else ()
+            found.append(
+                Contestant(NAMES[peer], group, factory, given, PACKAGES[peer], programs=programs)
+            )
+    return tuple(found)
+
+
+def eager(options: Options) -> tuple[str, ...]:
+    return tuple(peer for peer in options.peers if peer != "torch_compile")
+
+
+# -- what is measured of a case
+
+
+def write_weights(folder: str, model: str, size: dict[str, Any], **options: Any) -> list[str]:
+    """Write the weights that all start from in a process of its own; returns what went wrong.
+
+    So no contestant's memory shows it.
+    """
+    settings = {"folder": folder, "model": model, "size": size}
+    writer = Contestant("weights", "", "training:save_weights", settings, ("transformers",))
+    (row,) = run([writer], rounds=0, warmup=0, **options)
+    return [] if row.status == "ok" else [f"no weights could be written: {row.status}"]
+
+
+@dataclasses.dataclass
+class Runner:
+    """Runs cases; ``folder`` gets the weights, each written once."""
+
+    threads: int
+    folder: Path
+    patience: float | None = None
+    suite_time: float | None = None
+    limits: dict[str, float] = dataclasses.field(default_factory=dict)
+    written: dict[str, tuple[str, list[str]]] = dataclasses.field(default_factory=dict)
+
+    def suite(self, name: str, cases: Sequence[Case]) -> Rows:
+        """Run the cases of a suite in turn; returns a summary for every contestant."""
+        started, found = time.monotonic(), Rows()
+
+        def over() -> bool:
+            return bool(self.suite_time) and time.monotonic() - started > self.suite_time
+
+        for number, case in enumerate(cases, 1):
+            tell(f"{name} {number}/{len(cases)}: {case.name}")
+            if over():
+                status = f"not run: the {self.suite_time:g} s of the suite were over"
+                rows = [Row(c.name, c.group, status) for c in case.contestants]
+            else:
+                rows = self.rows(case, over)
+            if name == "limits":
+                self.limits |= rates(rows)
+            found += [summary(row, case, rows, self.limits) for row in rows]
+        return found
+
+    def rows(self, case: Case, stop: Callable[[], bool] = lambda: False) -> list[Row]:
+        """Run a case; returns what was measured of each contestant."""
+        contestants = case.contestants
+        shared: dict[str, Any] = {
+            "threads": self.threads, "report": tell, "patience": self.patience,
+        }  # fmt: skip
+        if case.weights and not all(c.missing() for c in contestants):
+            model, size = case.weights
+            key = json.dumps(case.weights, sort_keys=True)
+            if key not in self.written:
+                folder = str(self.folder / f"weights{len(self.written)}")
+                self.written[key] = folder, write_weights(folder, model, size, **shared)
+            folder, problems = self.written[key]
+            if problems:
+                why = {c: ", ".join(c.missing()) for c in contestants}
+                return [
+                    Row(c.name, c.group, f"not run: no {why[c]}" if why[c] else
+                        f"failed: {problems[0]}")
+                    for c in contestants
+                ]  # fmt: skip
+            contestants = tuple(
+                dataclasses.replace(c, settings=c.settings | {"weights": folder})
+                for c in contestants
+            )
+        return run(
+            contestants, rounds=case.rounds, warmup=case.warmup, settle=case.settle, stop=stop,
+            **shared,
+        )  # fmt: skip
+
+
+def summary(
+    row: Row, case: Case, rows: Sequence[Row], limits: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return the numbers of a row, as JSON; what did not run has ``None``.
+
+    FLOPs and bytes of a step are those that the row states, or another one of its case: what has to
+    be done is the same for all.
+    """
+    first = next((other for other in rows if other.name == case.baseline and other.seconds), None)
+    facts = {}
+    for other in (*rows, row):
+        facts |= {k: v for k, v in other.facts.items() if k in ("flops", "bytes")}
+    median = row.median
+    amount = case.amount or (row.values[-1].get("work", 0.0) if row.values else 0.0)
+    return {
+        "name": row.name, "case": case.name, "dtype": case.dtype, "unit": case.unit,
+        "amount": amount, "status": row.status, "seconds": row.seconds,
+        "median_seconds": median, "spread": row.spread, "start_seconds": row.start_seconds,
+        "rate": amount / median if median and amount else None,
+        "ratio": ratio(row, first) if first else None,
+        "limit": limit(facts, case.dtype, median, limits),
+        "peak_memory_gb": row.peak_bytes / GB or None,
+        # What is no number is left out: tokens of a generation.
+        "values": [
+            {k: v for k, v in values.items() if isinstance(v, int | float)}
+            for values in row.values[-len(row.seconds) or None :]
+        ],
+        "facts": row.facts, "case_facts": case.facts,
+    }  # fmt: skip
+
+
+def limit(
+    facts: Mapping[str, float], dtype: str, seconds: float | None, limits: Mapping[str, float]
+) -> dict[str, Any] | None:
+    """Return which limit binds and the share of it that was reached, if both are known.
+
+    A step needs ``flops`` at the rate of a large product, and moves at least ``bytes`` at the rate
+    of the triad; the longer of the two times is the least that the step could take.
+    """
+    pairs = {"compute": ("flops", dtype), "bandwidth": ("bytes", "bandwidth")}
+    least = {
+        name: facts[work] / limits[rate]
+        for name, (work, rate) in pairs.items()
+        if facts.get(work) and limits.get(rate)
+    }
+    if not least or not seconds:
+        return None
+    binding = max(least, key=lambda name: least[name])
+    return {
+        "binding": binding, "share": least[binding] / seconds,
+        "least_seconds": least[binding], "of": {k: v / seconds for k, v in least.items()},
+    }  # fmt: skip
+
+
+# -- the limits of the machine: a large product and STREAM's triad, by whichever library is faster
+
+
+def working(call: Callable[[], Any], work: float) -> Callable[[], dict[str, float]]:
+    """Return a step that says how much ``call`` does."""
+
+    def step() -> dict[str, float]:
+        call()
+        return {"work": float(work)}
+
+    return step
+
+
+#: Rows of a matrix, or bytes of an array (far above any cache), on a CPU and on a GPU.
+LIMIT_SIZES = {"matmul": (2048, 8192), "triad": (1 << 28, 1 << 30)}
+
+
+def jax_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
+    """A product of random matrices (ones would heat a GPU less), or a = b + s c, in jax."""
+    import jax
+    import jax.numpy as jnp
+
+    size = size or LIMIT_SIZES[kind][jax.default_backend() == "gpu"]
+    facts = {"device": jax_device()}
+    if kind == "matmul":
+        x = jax.random.normal(jax.random.key(0), (size, size), dtype)
+        product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
+        step = working(lambda: product(x).block_until_ready(), 2 * size**3)
+        return Running(step, jax_peak_bytes, facts)
+    a, b, c = (jnp.full(size // 4, value, jnp.float32) for value in (0.0, 1.0, 2.0))
+    triad = jax.jit(lambda a, b, c: b + 3.0 * c, donate_argnums=0, keep_unused=True)
+
+    def call() -> None:
+        nonlocal a
+        a = triad(a, b, c).block_until_ready()
+
+    return Running(working(call, 3 * size), jax_peak_bytes, facts)
+
+
+def torch_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
+    """The same in PyTorch; float32 may use the TF32 units."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    size, device = size or LIMIT_SIZES[kind][cuda], "cuda" if cuda else "cpu"
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    if kind == "matmul":
+        x = torch.randn((size, size), device=device).to(getattr(torch, dtype))
+    else:
+        b, c = (torch.full((size // 4,), value, device=device) for value in (1.0, 2.0))
+        a = torch.zeros_like(b)
+
+    def call() -> None:
+        torch.matmul(x, x) if kind == "matmul" else torch.add(b, c, alpha=3.0, out=a)
+        if cuda:
+            torch.cuda.synchronize()
+
+    work = 2 * size**3 if kind == "matmul" else 3 * size
+    return Running(working(call, work), torch_peak_bytes, {"device": torch_device()})
+
+
+def limit_cases(
+    dtypes: Sequence[str], rounds: int, size: int | None = None, triad_bytes: int | None = None
+) -> list[Case]:
+    """Return a product in each of ``dtypes`` and the triad; the work of a step says what it does.
+
+    The name of a group is that of the limit: a type, or bandwidth.
+    """
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        (dtype, {"kind": "matmul", "dtype": dtype, "size": size}) for dtype in dtypes
+    ]
+    kinds.append(("bandwidth", {"kind": "triad", "size": triad_bytes}))
+    return [
+        Case(
+            "memory" if group == "bandwidth" else f"product, {group}",
+            tuple(
+                Contestant(name, group, f"harness:{library}_limit", settings, (library,))
+                for library, name in (("torch", "PyTorch"), ("jax", "jax"))
+            ),
+            unit="B" if group == "bandwidth" else "FLOP", rounds=rounds, warmup=2,
+        )
+        for group, settings in kinds
+    ]  # fmt: skip
+
+
+def rates(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the best rate of each group: FLOP/s by type, and bytes a second as ``bandwidth``."""
+    found: dict[str, float] = {}
+    for row in rows:
+        if row.seconds:
+            rate = row.values[-1]["work"] / min(row.seconds)
+            found[row.group] = max(found.get(row.group, 0.0), rate)
+    return found
+
+
+def matmul_rates(
+    dtypes: Sequence[str], *, size: int | None = None, rounds: int = 20, threads: int | None = None
+) -> dict[str, float]:
+    """Measure the FLOP/s of a large product in each type, the best of the libraries there are."""
+    *products, _ = limit_cases(dtypes, rounds, size)
+    contestants = [c for case in products for c in case.contestants]
+    return rates(run(contestants, rounds=rounds, threads=threads))
+
+
+# -- tables
+
+ABSENT = "-"
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table: the first column to the left, numbers to the right."""
     rule = [":---", *["---:"] * (len(columns) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *rows))
+
+
+def table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
+    """Return the Markdown table of summaries; a row that did not run says why."""
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        if row["status"] != "ok" or not row["seconds"]:
+            why = row["status"] if row["status"] != "ok" else "not timed"
+            named = f"{row['name']} ({why})".replace("|", "/")
+            return [named, columns[0][1](row), *[ABSENT] * (len(columns) - 1)]
+        return [row["name"], *(show(row) for _, show in columns)]
+
+    return markdown(["", *(title for title, _ in columns)], [cells(row) for row in rows])
+
+
+def spread(row: dict[str, Any]) -> str:
+    return f" ± {row['spread']:.0%}" if row["spread"] is not None else ""
+
+
+def rate(row: dict[str, Any]) -> str:
+    """Units a second, with the unit where it is not tokens."""
+    unit = "" if row["unit"] == "tokens" else f" {row['unit']}"
+    value = row["rate"]
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}{unit}"
+
+
+def milliseconds(row: dict[str, Any]) -> str:
+    """Median milliseconds of a step and half of the interquartile range."""
+    value = row["median_seconds"] * 1000
+    return f"{value:.{0 if value >= 10 else 2}f}{spread(row)}"
+
+
+def times(value: float | None) -> str:
+    return f"{value:.2f}x" if value else ABSENT
+
+
+def share(row: dict[str, Any]) -> str:
+    """The share of the limit that binds, and its name."""
+    found = row["limit"]
+    return f"{found['share']:.0%} of {found['binding']}" if found else ABSENT
+
+
+def median_of(row: dict[str, Any], name: str) -> float | None:
+    """Return the median of what the steps said under ``name``."""
+    found = [values[name] for values in row["values"] if values.get(name) is not None]
+    return statistics.median(found) if found else None
+
+
+def value(title: str, name: str, show: Callable[[float], str]) -> Column:
+    """Return a column of the median of what each step said under ``name``."""
+
+    def shown(row: dict[str, Any]) -> str:
+        found = median_of(row, name)
+        return show(found) if found is not None else ABSENT
+
+    return title, shown
+
+
+def gigabytes(row: dict[str, Any]) -> str:
+    return f"{row['peak_memory_gb']:.2f} GB" if row["peak_memory_gb"] else ABSENT
+
+
+CASE: Column = ("case", lambda row: row["case"])
+TOKENS: Column = ("tokens/s", rate)
+TIME: Column = ("ms a step", milliseconds)
+RATIO: Column = ("against PyTorch", lambda row: times(row["ratio"]))
+SHARE: Column = ("share of the limit", share)
+#: The share of the rate of a large product.
+MFU: Column = (
+    "MFU", lambda row: f"{row['limit']['of']['compute']:.0%}" if row["limit"] else ABSENT
+)  # fmt: skip
+MEMORY: Column = ("peak memory", gigabytes)
+DEFAULT = (CASE, TOKENS, TIME, RATIO, SHARE, MEMORY)
+
+
+# -- what is stored and printed
+
+
+def tell(line: str) -> None:
+    """Print progress where it does not mix with the result; lists of tokens are left out."""
+    print(line.split(" {'tokens")[0], file=sys.stderr, flush=True)
+
+
+def head(
+    name: str, script: str, given: Sequence[str], options: argparse.Namespace, **more: Any
+) -> dict[str, Any]:
+    """Return how a result begins: what ran (without places of this machine), and on what."""
+    machine = machine_facts()
+    return {
+        "benchmark": name, "command": command(script, given), "machine": machine,
+        "threads": options.threads or machine["cores"], "options": options_dict(options), **more,
+    }  # fmt: skip
+
+
+def command(script: str, given: Sequence[str], leave_out: Sequence[str] = ("--output",)) -> str:
+    """Return the command to repeat, without places of this machine (``leave_out``)."""
+    words = list(given)
+    for flag in leave_out:
+        if flag in words:
+            at = words.index(flag)
+            del words[at : at + 2]
+    return shlex.join(["python", *f"scripts/benchmarks/{script}".split(), *words])
+
+
+def machine_line(result: dict[str, Any]) -> str:
+    """Say what the numbers were measured on, and what it can do at most."""
+    machine = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    devices = sorted(
+        {row["facts"]["device"] for row in result["rows"] if "device" in row.get("facts", {})}
+    )
+    on = f"on {', '.join(devices)}; " if any(d != "cpu" for d in devices) else ""
+    limits = ""
+    if "limits" in result:
+        can = [
+            f"{rate / 1e9:.0f} {'GB/s' if kind == 'bandwidth' else f'GFLOP/s in {kind}'}"
+            for kind, rate in result["limits"].items()
+        ]
+        limits = f"; measured limits: {', '.join(can) or 'none'}"
+    return (
+        f"{machine['cpu']}, {result['threads']} threads, load {machine['load']:g} at the start "
+        f"({', '.join(machine['features']) or 'no AVX2'}); {on}{versions}{limits}."
+    )
+
+
+def section(
+    result: dict[str, Any], columns: Sequence[Column], picture: tuple[str, str] | None = None
+) -> str:
+    """Return what benchmarks/tables.md shows of a result; ``picture`` is a title and a path."""
+    parts = [table(result["rows"], columns)]
+    if picture:
+        parts.append(f"![{picture[0]}]({picture[1]})")
+    parts += result.get("remarks", [])
+    if result.get("profile", "full") != "full":
+        parts.append(f"Small models (--{result['profile']}): this is not the speed of real ones.")
+    if "rounds" in result and any(row.get("ratio") for row in result["rows"]):
+        parts.append(
+            f"{result['rounds']}: medians, ± half of the interquartile range; a ratio is the "
+            "median over rounds, each compared within itself."
+        )
+    return "\n\n".join([*parts, machine_line(result), f"`{result['command']}`"])
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -384,12 +909,360 @@ def write_section(path: Path, name: str, text: str) -> None:
         raise ValueError(f"{path} has only one of the markers {start} and {end}: add the other")
     block = f"{start}\n\n{text.strip()}\n\n{end}"
     if start in old:
-        head, rest = old.split(start, 1)
-        new = head + block + rest.split(end, 1)[1]
+        before, rest = old.split(start, 1)
+        new = before + block + rest.split(end, 1)[1]
     else:
         new = (old.rstrip() + "\n\n" if old.strip() else "") + block + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(new)
+
+
+def publish(
+    result: dict[str, Any], text: str, output: Path | None, failed: bool | None = None
+) -> int:
+    """Write JSON and the section of the docs, print it and the problems; returns the exit code.
+
+    A contestant that fails is a problem, one whose packages are missing is none; it has failed if
+    nothing ran, unless ``failed`` says otherwise.
+    """
+    if failed is None:
+        failed = not any(row["seconds"] for row in result["rows"])
+    result["problems"] += [
+        f"{row.get('case') or row['group']}: {row['name']} {row['status']}"
+        for row in result["rows"]
+        if row["status"].startswith("failed")
+    ]
+    if output is not None:
+        write_json(output / "benchmarks" / f"{result['benchmark']}.json", result)
+        write_section(output / "benchmarks" / "tables.md", result["benchmark"], text)
+    print(text, flush=True)
+    for problem in result["problems"]:
+        tell(problem)
+    return 1 if failed or result["problems"] else 0
+
+
+# -- pictures
+
+COLORS = ("#9a9a9a", "#b08a3e", "#3b76af", "#4f9d69", "#8a6bb1")
+#: What a suite's ``picture`` may name: the number of a row, and what the axis says.
+BARS = {
+    "ratio": ("ratio", "times as fast as PyTorch"),
+    "seconds": ("median_seconds", "seconds"),
+    "memory": ("peak_memory_gb", "peak memory (GB)"),
+}
+
+
+def figure(title: str, size: tuple[float, float], *shape: int, **options: Any) -> tuple[Any, Any]:
+    """Return a figure with a title and its panels (an array of one dimension), without a frame."""
+    from matplotlib.figure import Figure
+
+    from hfseq.reports import plots
+
+    made = Figure(figsize=size, facecolor="white", layout="constrained")
+    panels = made.subplots(*shape, squeeze=False, **options).reshape(-1)
+    for panel in panels:
+        plots.plain(panel)
+    made.suptitle(title, x=0.01, ha="left", fontsize=12, color=plots.INK, weight="bold")
+    return made, panels
+
+
+def draw(made: Suite, result: dict[str, Any], path: Path) -> Path | str | None:
+    """Draw what the suite asks for; returns the path, or the reason why there is no picture."""
+    if made.picture is None:
+        return None
+    rows = [row for row in result["rows"] if row["median_seconds"]]
+    try:
+        if made.picture == "curves":
+            panels = made.curves(rows)
+            if not panels:
+                return "too few rows"
+            drawn = _curves(made.title, panels)
+        else:
+            number, label = BARS[made.picture]
+            rows = [row for row in rows if row[number]]
+            if not rows:
+                return "nothing to compare"
+            drawn = _bars(made.title, rows, number, label)
+    except ImportError:
+        return "matplotlib is not installed"
+    from hfseq.reports import plots
+
+    return plots.save(drawn, path)
+
+
+def _bars(title: str, rows: Rows, number: str, label: str) -> Any:
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    height = 0.8 / len(names)
+    drawn, (panel,) = figure(title, (9, 1.3 + 0.26 * len(cases) * max(len(names), 2)), 1, 1)
+    panel.grid(False)
+    for place, name in enumerate(names):
+        members = [row for row in rows if row["name"] == name]
+        ys = [cases.index(r["case"]) + (place - (len(names) - 1) / 2) * height for r in members]
+        values = [row[number] for row in members]
+        panel.barh(ys, values, height * 0.9, color=COLORS[place % len(COLORS)], label=name)
+        for y, value in zip(ys, values, strict=True):
+            panel.annotate(f"{value:.3g}", (value, y), xytext=(3, 0), textcoords="offset points",
+                           va="center", fontsize=8)  # fmt: skip
+    if number == "ratio":
+        panel.axvline(1.0, linewidth=0.8, linestyle="--", color="#333333")
+    panel.set_yticks(range(len(cases)), cases)
+    panel.invert_yaxis()
+    panel.margins(x=0.1)
+    panel.set_xlabel(label)
+    drawn.legend(loc="outside lower left", ncols=len(names), frameon=False, fontsize=9)
+    return drawn
+
+
+def _curves(title: str, given: list[dict[str, Any]]) -> Any:
+    """Each panel has ``x``, ``y`` (what the axes say) and ``lines``: name to (xs, ys)."""
+    drawn, panels = figure(title, (4.6 * len(given), 3.8), 1, len(given))
+    for panel, part in zip(panels, given, strict=True):
+        for place, (name, (xs, ys)) in enumerate(part["lines"].items()):
+            color = COLORS[(place + 2) % len(COLORS)]
+            panel.plot(xs, ys, color=color, marker="o", markersize=4, linewidth=1.5, label=name)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        ticks = sorted({x for xs, _ in part["lines"].values() for x in xs})
+        panel.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        panel.minorticks_off()
+        panel.grid(axis="x", color="#dddddd", linewidth=0.6)
+        panel.set_xlabel(part["x"])
+        panel.set_ylabel(part["y"])
+        panel.legend(frameon=False, fontsize=9)
+    return drawn
+
+
+# -- flags
+
+
+def parser(about: str, sizes: bool = False, **numbers: tuple[Any, str]) -> argparse.ArgumentParser:
+    """Return a parser with the flags that benchmarks share.
+
+    ``numbers`` are more, each by its default (or a type, if it has none) and its help; ``sizes``
+    adds those that change a model.
+    """
+    made = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, (default, text) in numbers.items():
+        if isinstance(default, type):
+            made.add_argument(f"--{name}", type=default, help=text)
+        else:
+            kind, text = type(default), f"{text} ({default})"
+            made.add_argument(f"--{name}", type=kind, default=default, help=text)
+    if sizes:
+        made.add_argument("--layers", type=int, help="layers of every stack")
+        made.add_argument(
+            "--config_overrides",
+            help="changes to the configuration, e.g. hidden_size=256,n_inner=512",
+        )
+        made.add_argument("--no_check", action="store_true", help="do not compare results first")
+    made.add_argument("--threads", type=int, help="cores for each; all by default")
+    made.add_argument(
+        "--output", type=Path, default=DOCS, help="gets benchmarks/tables.md and benchmarks/*.json"
+    )
+    return made
+
+
+def size_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what ``--layers`` and ``--config_overrides`` change in the configuration."""
+    from hfseq.checkpoints.config import parse_overrides
+    from hfseq.errors import UsageError
+
+    size = {} if options.layers is None else {"layers": options.layers}
+    try:
+        return size | parse_overrides(options.config_overrides)
+    except UsageError as error:
+        raise SystemExit(str(error)) from None
+
+
+def size_text(options: Mapping[str, Any]) -> str:
+    """Say what those two flags changed."""
+    layers, overrides = options["layers"], options["config_overrides"]
+    told = "" if layers is None else f" ({layers} layers)"
+    return told + (f" ({overrides})" if overrides else "")
+
+
+def options_dict(options: argparse.Namespace, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the flags as JSON, without places of this machine."""
+    return {k: v for k, v in vars(options).items() if k not in ("output", *leave_out)}
+
+
+def dispatch(
+    commands: Mapping[str, Callable[[list[str]], int]], about: str, given: Sequence[str]
+) -> int:
+    """Run the command that the first word names, or else the one without a name."""
+    words = list(given)
+    if words and words[0] in commands:
+        return commands[words.pop(0)](words)
+    if "" in commands:
+        return commands[""](words)
+    print(about.strip(), file=sys.stdout if "--help" in words or "-h" in words else sys.stderr)
+    return 0 if "--help" in words or "-h" in words else 2
+
+
+# -- run.py
+
+
+def parse(given: Sequence[str], about: str = "") -> argparse.Namespace:
+    made = parser(
+        about, rounds=(int, "timed steps of each contestant"),
+        suite_time=(float, "seconds after which nothing more starts in a suite"),
+        patience=(900.0, "seconds after which a silent contestant is ended"),
+    )  # fmt: skip
+    made.set_defaults(output=None)
+    made.add_argument("suites", nargs="*", metavar="suite", help=", ".join(SUITES))
+    made.add_argument("--list", action="store_true", help="print the rows and run nothing")
+    made.add_argument("--only", metavar="REGEX", help="rows whose 'suite/case/name' matches")
+    sizes = made.add_mutually_exclusive_group()
+    sizes.add_argument("--quick", action="store_true", help="small models, minutes on a CPU")
+    sizes.add_argument("--tiny", action="store_true", help="tests only: the numbers mean nothing")
+    made.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="who takes part")
+    dtypes = ("float32", "bfloat16")
+    made.add_argument("--dtypes", nargs="+", choices=dtypes, help="types to compute in")
+    made.add_argument("--device", choices=["cpu", "gpu"], help="whose sizes; found by default")
+    made.add_argument(
+        "--packages", help="folder of packages that this Python lacks, behind its own"
+    )
+    made.add_argument("--tag", help="a word in the names of what is written, e.g. h200")
+    joins = "keep what an earlier run here measured beside it"
+    made.add_argument("--join", action="store_true", help=joins)
+    flags = made.parse_args(given)
+    flags.suites = [ALIASES.get(name, name) for name in flags.suites]
+    unknown = [name for name in flags.suites if name not in SUITES]
+    if unknown:
+        made.error(f"no suite {', '.join(unknown)}: there are {', '.join(SUITES)}")
+    for name in ("rounds", "threads", "suite_time", "patience"):
+        if getattr(flags, name) is not None and getattr(flags, name) <= 0:
+            made.error(f"--{name} {getattr(flags, name)}: give a number above 0")
+    try:
+        re.compile(flags.only or "")
+    except re.error as error:
+        made.error(f"--only {flags.only}: {error}")
+    if flags.tag and not re.fullmatch(r"\w+", flags.tag):
+        made.error(f"--tag {flags.tag}: give letters, digits and _")
+    if flags.packages and not Path(flags.packages).is_dir():
+        made.error(f"--packages {flags.packages}: there is no such directory")
+    return flags
+
+
+def chosen(name: str, options: Options, only: str | None) -> list[Case]:
+    """Return the cases of a suite with the contestants that ``only`` lets through."""
+    found = []
+    for case in suite(name).cases(options):
+        kept = tuple(
+            c for c in case.contestants if re.search(only or "", f"{name}/{case.name}/{c.name}")
+        )
+        if kept:
+            rounds = options.rounds or case.rounds
+            found.append(dataclasses.replace(case, contestants=kept, rounds=rounds))
+    return found
+
+
+def earlier_run(path: Path, begun: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what ``path`` holds of an earlier run, if that was on this machine."""
+    if not path.exists():
+        return None
+    earlier = json.loads(path.read_text(encoding="utf-8"))
+    same = ("cpu", "cores", "versions")
+    if any(earlier["machine"].get(key) != begun["machine"].get(key) for key in same):
+        tell(f"--join: {path} comes from another machine or other versions: leave --join out")
+        raise SystemExit(2)
+    return earlier
+
+
+def join(result: dict[str, Any], earlier: dict[str, Any]) -> None:
+    """Put the rows of cases that only an earlier run measured before those of ``result``."""
+    measured = {row["case"] for row in result["rows"]}
+    kept = [row for row in earlier["rows"] if row["case"] not in measured and row["seconds"]]
+    result["rows"] = kept + result["rows"]
+    result["command"] = f"{earlier['command']}, then {result['command']}"
+    limits = earlier["limits"].items() | result["limits"].items()
+    result["limits"] = {name: max(v for n, v in limits if n == name) for name, _ in limits}
+
+
+def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
+    """Run the suites that were asked for; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    flags = parse(given, about)
+    if flags.packages:
+        os.environ[EXTRA_PACKAGES] = str(Path(flags.packages).resolve())
+        use_extra_packages()
+    # Told apart without loading any library.
+    nvidia = Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
+    options = Options(
+        profile="quick" if flags.quick else "tiny" if flags.tiny else "full",
+        device=flags.device or ("gpu" if nvidia else "cpu"), peers=tuple(flags.peers),
+        dtypes=tuple(flags.dtypes) if flags.dtypes else None, rounds=flags.rounds,
+        threads=flags.threads or len(os.sched_getaffinity(0)),
+    )  # fmt: skip
+    wanted = {name: chosen(name, options, flags.only) for name in flags.suites or SUITES}
+    wanted = {name: cases for name, cases in wanted.items() if cases}
+    if not wanted:
+        tell(f"--only {flags.only} matches no row: see --list")
+        return 2
+    if flags.list:
+        for name, cases in wanted.items():
+            print(*(f"{name}/{case.name}/{c.name}" for case in cases for c in case.contestants),
+                  sep="\n")  # fmt: skip
+        return 0
+    output = flags.output or (DOCS if options.profile == "full" else None)
+    titles = {name: f"run_{name}" + (f"_{flags.tag}" if flags.tag else "") for name in wanted}
+    begun = {
+        "command": command("run.py", given, ("--output", "--packages")),
+        "machine": machine_facts(), "threads": options.threads, "tag": flags.tag,
+        "profile": options.profile, "device": options.device,
+    }  # fmt: skip
+    before = {}
+    if flags.join and output is not None:
+        for name, title in titles.items():
+            before[name] = earlier_run(output / "benchmarks" / f"{title}.json", begun)
+    failed, ran = False, False
+    with tempfile.TemporaryDirectory(prefix="hfseq-benchmarks-") as folder:
+        os.environ["TMPDIR"] = folder  # what an ended contestant leaves behind goes with it
+        runner = Runner(options.threads, Path(folder), flags.patience, flags.suite_time)
+        if "limits" not in wanted and any(SHARE in suite(name).columns for name in wanted):
+            tell("measuring the limits of the machine")
+            runner.suite("limits", chosen("limits", options, None))
+        for name, cases in wanted.items():
+            made, turns = suite(name), [case.rounds for case in cases]
+            counts = dict.fromkeys(map(str, (min(turns), max(turns))))
+            rows = runner.suite(name, cases)
+            made.finish(rows)
+            result = begun | {
+                "benchmark": titles[name], "suite": name, "limits": runner.limits, "rows": rows,
+                "rounds": f"Alternating rounds: {' to '.join(counts)}",
+                "remarks": made.remarks(rows), "problems": made.problems(rows),
+            }  # fmt: skip
+            if before.get(name):
+                join(result, before[name])
+            picture = None
+            if output is not None:
+                drawn = draw(made, result, output / "benchmarks" / f"{titles[name]}.png")
+                if isinstance(drawn, str):
+                    result["remarks"].append(f"No picture: {drawn}.")
+                elif drawn is not None:
+                    picture = (made.title, drawn.name)
+            print(f"\n## {made.title}\n\n{made.summary}\n")
+            text = section(result, made.columns, picture)
+            failed |= publish(result, text, output, failed=False) != 0
+            ran |= any(row["seconds"] for row in rows)
+    return 1 if failed or not ran else 0
+
+
+LIMITS = Suite(
+    "Limits of the machine",
+    "The rate of a large matrix product in each type, and of memory by the triad a = b + s c "
+    "(STREAM). The best of each is the limit that the other tables refer to. Takes jax or PyTorch "
+    "and nothing else.",
+    lambda options: limit_cases(
+        options.types("float32", "bfloat16"),
+        options.choose(20, 20, 10, 2),
+        *((256, 1 << 22) if options.tiny else ()),
+    ),
+    (CASE, ("rate", lambda row: f"{row['rate'] / 1e9:.0f} G{row['unit']}/s"), TIME, MEMORY),
+)
 
 
 if __name__ == "__main__":

@@ -1,59 +1,156 @@
-"""Inference of an encoder in float32 and bfloat16, side by side in one process.
+"""The forward pass of an encoder in two precisions, and generation beside PyTorch's.
 
-The compiled function takes parameters and inputs as arguments, so XLA can fold nothing into
-constants, and every run is waited for. Runs of the precisions take turns, each order as often as
-the other: what disturbs the machine disturbs both.
+    python scripts/run_bert_flax.py --precision bfloat16                # its flags are here
+    python scripts/benchmarks/inference.py generate --model gpt2        # greedy, sampling; 1 and 16
+    python scripts/benchmarks/inference.py generate --model t5 --modes beam --beams 4
+    python scripts/benchmarks/inference.py generate --model bart --layers 2 --rounds 3
+
+When generating, every row gets the same number of new tokens, so both sides do the same work.
+Greedy and beam search must give the same tokens on both sides, or the command says where they part
+and fails. The suites inference and generation of run.py are here too.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cpu_units import bfloat16_units, read_cpuinfo
-from harness import machine_facts, table, write_json
-from inference_flags import InferenceArguments
+import harness
+import training
+from harness import Case, Options, Row, Rows, Running, Suite
 
-from hfseq import FlaxAutoModel, plugins
-from hfseq.errors import CheckpointError, DataError, UsageError
-from hfseq.nn.compat import prepare_jax
+from hfseq.data.arguments import option
+from hfseq.errors import CheckpointError, DataError, UsageError, nearest
 
-prepare_jax()
+if TYPE_CHECKING:
+    import numpy as np
 
-import jax
-import numpy as np
+# -- an encoder in float32 and bfloat16, side by side in one process: run_bert_flax.py
 
+PRECISIONS = ("float32", "bfloat16")
 PERCENTILES = (50, 90, 99)
-Batch = dict[str, np.ndarray]
+Batch = dict[str, "np.ndarray"]
+
+
+@dataclass
+class InferenceArguments:
+    """What runs, on what, how often. The defaults are those of the old script."""
+
+    model_name_or_path: str | None = option(
+        None,
+        "Directory or Hub name of a BERT-like encoder; BERT-base, randomly initialised, if none.",
+    )
+    precision: str = option(
+        "bfloat16", "bfloat16 runs both precisions and compares them, float32 that one alone."
+    )
+    text: list[str] | None = field(
+        default=None,
+        metadata={"help": "Texts to run instead of random tokens, repeated to fill the batch."},
+    )
+    text_file: str | None = option(None, "The same, a text a line; blank lines are left out.")
+    batch_size: int = option(32, "Rows a run.")
+    max_seq_length: int = option(128, "Tokens a row; texts are cut or padded to it.")
+    num_warmup: int = option(5, "Untimed runs before, of each precision.")
+    num_runs: int = option(100, "Timed runs of each precision, which take turns.")
+    config_overrides: str | None = option(
+        None, "Without a model: changes to BERT-base, e.g. num_hidden_layers=6."
+    )
+    seed: int = option(0, "Seed of random weights and tokens.")
+    json: str | None = option(
+        None, "Write the result to this file; - prints it instead of a table."
+    )
+    plugin: list[str] = field(
+        default_factory=list, metadata={"help": "Plugin files to load, e.g. my_model.py."}
+    )
+    debug: bool = option(False, "Show tracebacks of errors.")
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.precision not in PRECISIONS:
+            problems.append(
+                f"--precision {self.precision}: give one of {', '.join(PRECISIONS)}"
+                f"{nearest(self.precision, PRECISIONS)}"
+            )
+        least = {"batch_size": 1, "max_seq_length": 1, "num_warmup": 0, "num_runs": 1}
+        problems += [
+            f"--{name} {getattr(self, name)}: give a number of at least {low}"
+            for name, low in least.items()
+            if getattr(self, name) < low
+        ]
+        if self.text and self.text_file:
+            problems.append("--text and --text_file exclude each other: give one of them")
+        if (self.text or self.text_file) and not self.model_name_or_path:
+            problems.append("text needs a tokenizer: give --model_name_or_path too")
+        if self.config_overrides and self.model_name_or_path:
+            problems.append(
+                "--config_overrides is for the built-in BERT-base: drop it, or --model_name_or_path"
+            )
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """What is measured; float32 is the reference of bfloat16."""
+        return PRECISIONS if self.precision == "bfloat16" else ("float32",)
 
 
 def run(arguments: InferenceArguments) -> dict[str, Any]:
-    """Load, measure, compare and report; returns the result that ``--json`` writes."""
+    """Load, measure, compare and report; returns the result that ``--json`` writes.
+
+    The compiled function takes parameters and inputs as arguments, so XLA can fold nothing into
+    constants, and every run is waited for. Runs of the precisions take turns, each order as often
+    as the other: what disturbs the machine disturbs both.
+    """
+    import jax
+    import numpy as np
+
+    from hfseq import plugins
+
     plugins.load(extra=arguments.plugin)
     models, params = load(arguments)
     model = models["float32"]
     batch = make_batch(arguments, model)
     calls = {name: compiled(models[name], params, batch) for name in arguments.precisions}
     outputs = {name: np.asarray(call(), np.float32) for name, call in calls.items()}
-    seconds = measure(calls, arguments.num_warmup, arguments.num_runs)
-    result = describe(arguments, model, params) | {
-        "rows": {name: latency(times, batch) for name, times in seconds.items()}
-    }
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(-arguments.num_warmup, arguments.num_runs):
+        for name in list(calls)[:: 1 if number % 2 else -1]:
+            started = time.perf_counter()
+            calls[name]()
+            if number >= 0:
+                seconds[name].append(time.perf_counter() - started)
+    result = {
+        "benchmark": "run_bert_flax", "options": dataclasses.asdict(arguments),
+        "model": {
+            "class": type(model).__name__, "layers": model.config.num_hidden_layers,
+            "width": model.config.hidden_size,
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+            "weights": "random" if arguments.model_name_or_path is None else "loaded",
+        },
+        "machine": harness.machine_facts(), "device": harness.jax_device(),
+        "bfloat16_units": device_units(),
+        "rows": {name: latency(times, batch) for name, times in seconds.items()},
+    }  # fmt: skip
     if "bfloat16" in calls:
         result["comparison"] = compare(outputs, seconds, batch, result["bfloat16_units"])
-    report(result, arguments.json)
+    print(json.dumps(result, indent=1) if arguments.json == "-" else "\n".join(lines(result)))
+    if arguments.json not in (None, "-"):
+        harness.write_json(Path(arguments.json), result)
     return result
-
-
-# -- what runs
 
 
 def load(arguments: InferenceArguments) -> tuple[dict[str, Any], Any]:
     """Return a model of each precision, without parameters of its own, and the parameters."""
+    from hfseq import FlaxAutoModel
+
     name = arguments.model_name_or_path
     if name is None:
         config = bert_base(arguments.config_overrides)
@@ -69,7 +166,7 @@ def load(arguments: InferenceArguments) -> tuple[dict[str, Any], Any]:
     if getattr(config, "is_encoder_decoder", False):
         raise UsageError(
             f"--model_name_or_path {name} is an encoder-decoder ('{config.model_type}'): this "
-            "benchmark runs encoders; scripts/benchmarks/generate.py measures generation"
+            "benchmark runs encoders; scripts/benchmarks/inference.py generate measures generation"
         )
     models = {
         precision: FlaxAutoModel.from_config(config, _do_init=False, precision=precision)
@@ -98,6 +195,8 @@ def bert_base(overrides: str | None) -> Any:
 
 def make_batch(arguments: InferenceArguments, model: Any) -> Batch:
     """Return ``input_ids`` and ``attention_mask``, (batch_size, max_seq_length)."""
+    import numpy as np
+
     shape = (arguments.batch_size, arguments.max_seq_length)
     texts = read_texts(arguments)
     if texts is None:
@@ -135,12 +234,14 @@ def read_texts(arguments: InferenceArguments) -> list[str] | None:
     return texts
 
 
-def compiled(model: Any, params: Any, batch: Batch) -> Callable[[], jax.Array]:
+def compiled(model: Any, params: Any, batch: Batch) -> Callable[[], Any]:
     """Return a run of the model that waits for its result: hidden states (rows, length, width).
 
     Matrices are cast once, not at every run: the results are the same, since a half precision casts
     them anyway. Norms and biases stay as they are.
     """
+    import jax
+
     dtype = model.precision.compute_dtype
     params = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, params)
     inputs = jax.device_put(batch)
@@ -152,30 +253,17 @@ def compiled(model: Any, params: Any, batch: Batch) -> Callable[[], jax.Array]:
     return lambda: function(params, inputs).block_until_ready()
 
 
-# -- what is measured
-
-
-def measure(calls: dict[str, Callable[[], Any]], warmup: int, runs: int) -> dict[str, list[float]]:
-    """Time the calls in turn; returns seconds of every timed run."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(-warmup, runs):
-        for name in list(calls)[:: 1 if number % 2 else -1]:
-            started = time.perf_counter()
-            calls[name]()
-            if number >= 0:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
-
-
 def latency(seconds: Sequence[float], batch: Batch) -> dict[str, Any]:
     """Return percentiles in milliseconds, and the throughput that the median makes."""
+    import numpy as np
+
     rows, length = batch["input_ids"].shape
     cuts = {f"p{p}_ms": 1e3 * float(np.percentile(seconds, p)) for p in PERCENTILES}
     rate = 1e3 / cuts["p50_ms"]
-    real = int(batch["attention_mask"].sum())
     return cuts | {
         "mean_ms": 1e3 * float(np.mean(seconds)), "examples_per_second": rows * rate,
-        "tokens_per_second": rows * length * rate, "real_tokens_per_second": real * rate,
+        "tokens_per_second": rows * length * rate,
+        "real_tokens_per_second": int(batch["attention_mask"].sum()) * rate,
         "seconds": list(seconds),
     }  # fmt: skip
 
@@ -191,8 +279,10 @@ def compare(
     The ratio is the median over pairs of neighbouring runs. Outputs are compared at tokens that are
     not padding; the relative difference is to the largest value.
     """
+    import numpy as np
+
     real = batch["attention_mask"] > 0
-    exact, half = (outputs[name][real].astype(np.float64) for name in ("float32", "bfloat16"))
+    exact, half = (outputs[name][real].astype(np.float64) for name in PRECISIONS)
     worst = float(np.abs(exact - half).max())
     norms = np.linalg.norm(exact, axis=-1) * np.linalg.norm(half, axis=-1)
     cosine = (exact * half).sum(-1) / np.maximum(norms, 1e-30)
@@ -202,55 +292,24 @@ def compare(
         "max_absolute_difference": worst,
         "max_relative_difference": worst / max(float(np.abs(exact).max()), 1e-30),
         "mean_absolute_difference": float(np.abs(exact - half).mean()),
-        "min_cosine": float(cosine.min()),
-        "mean_cosine": float(cosine.mean()),
-    }
+        "min_cosine": float(cosine.min()), "mean_cosine": float(cosine.mean()),
+    }  # fmt: skip
 
 
 def device_units() -> list[str]:
     """Return what multiplies bfloat16 here: units of the CPU, or the accelerator itself."""
+    import jax
+
     device = jax.devices()[0]
     if device.platform == "cpu":
-        return bfloat16_units(read_cpuinfo())
+        return harness.bfloat16_units(harness.read_cpuinfo())
     # NVIDIA's tensor cores know bfloat16 from Ampere (8.0) on.
     if float(getattr(device, "compute_capability", 8.0)) < 8.0:
         return []
     return [device.device_kind]
 
 
-# -- what is told
-
-
-def describe(arguments: InferenceArguments, model: Any, params: Any) -> dict[str, Any]:
-    """Return what the numbers depend on."""
-    config, device = model.config, jax.devices()[0]
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return {
-        "benchmark": "run_bert_flax",
-        "options": dataclasses.asdict(arguments),
-        "model": {
-            "class": type(model).__name__, "layers": config.num_hidden_layers,
-            "width": config.hidden_size, "parameters": count,
-            "weights": "random" if arguments.model_name_or_path is None else "loaded",
-        },
-        "machine": machine_facts(),
-        "device": f"{device.platform} {device.device_kind}",
-        "bfloat16_units": device_units(),
-    }  # fmt: skip
-
-
-def report(result: dict[str, Any], place: str | None) -> None:
-    """Print the table and what it means; write JSON where asked."""
-    if place == "-":
-        print(json.dumps(result, indent=1))
-        return
-    print("\n".join(lines(result)))
-    if place:
-        write_json(Path(place), result)
-
-
 def lines(result: dict[str, Any]) -> list[str]:
-    """Return the report."""
     model, options, machine = result["model"], result["options"], result["machine"]
     source = "text" if options["text"] or options["text_file"] else "random tokens"
     columns = ["", *(f"p{p} ms" for p in PERCENTILES), "examples/s", "tokens/s"]
@@ -266,7 +325,7 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"{options['num_runs']} runs after {options['num_warmup']} untimed ones",
         f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:g}; "
         f"{result['device']}; bfloat16 units: {', '.join(result['bfloat16_units']) or 'none'}",
-        "", table(columns, rows),
+        "", harness.markdown(columns, rows),
     ]  # fmt: skip
     return told + (["", *verdict(result["comparison"])] if "comparison" in result else [])
 
@@ -292,3 +351,337 @@ def verdict(found: dict[str, Any]) -> list[str]:
         f"{found['max_relative_difference']:.2%} of the largest value; "
         f"cosine {found['mean_cosine']:.6f} (least {found['min_cosine']:.6f})",
     ]
+
+
+# -- generation in the processes of both sides
+
+
+def random_ids(config: Any, rows: int, length: int) -> Any:
+    """Return random tokens (rows, length), int32."""
+    import numpy as np
+
+    return np.random.default_rng(0).integers(5, config.vocab_size, (rows, length), dtype=np.int32)
+
+
+def generation_options(mode: str, beams: int, new_tokens: int) -> dict[str, Any]:
+    """Return the options of ``generate`` that both sides get: as many new tokens in every row."""
+    modes: dict[str, dict[str, Any]] = {
+        "greedy": {"do_sample": False},
+        "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.95},
+        "beam": {"do_sample": False, "num_beams": beams},
+    }
+    return modes[mode] | {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+
+
+def _need(
+    shapes: Any, config: Any, mode: str, beams: int, rows: int, length: int, new: int, dtype: str
+) -> dict[str, float]:
+    return training.generation_work(
+        shapes, config, rows, beams if mode == "beam" else 1, length, new, itemsize(dtype)
+    )
+
+
+def itemsize(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else 4
+
+
+def hfseq_generate(
+    model: str, mode: str, beams: int, rows: int, length: int, new_tokens: int,
+    size: dict[str, Any], weights: str, dtype: str = "float32",
+) -> Running:  # fmt: skip
+    """hfseq's ``generate``: the first call compiles."""
+    import jax
+    import numpy as np
+
+    config = training.configuration(model, size)
+    module = training.hfseq_class(model).from_pretrained(weights, config=config, dtype=dtype)
+    ids = random_ids(config, rows, length)
+    options = generation_options(mode, beams, new_tokens)
+    done = 0
+
+    def run() -> dict[str, Any]:
+        nonlocal done
+        found = module.generate(ids, prng_key=jax.random.PRNGKey(done), **options)
+        done += 1
+        return {"tokens": new_part(np.asarray(found.sequences), new_tokens)}
+
+    shapes = training.jax_shapes(module.params)
+    need = _need(shapes, config, mode, beams, rows, length, new_tokens, dtype)
+    return Running(run, harness.jax_peak_bytes, training.jax_facts(module.params) | need)
+
+
+def torch_generate(
+    model: str, mode: str, beams: int, rows: int, length: int, new_tokens: int,
+    size: dict[str, Any], weights: str, dtype: str = "float32",
+) -> Running:  # fmt: skip
+    """PyTorch's ``generate``, with its own cache."""
+    import torch
+
+    config = training.configuration(model, size)
+    module, device = training.load_torch(model, weights, config)
+    module = module.to(getattr(torch, dtype)).eval()
+    ids = torch.from_numpy(random_ids(config, rows, length)).long().to(device)
+    mask = torch.ones_like(ids)
+    options = generation_options(mode, beams, new_tokens)
+
+    def run() -> dict[str, Any]:
+        with torch.inference_mode():
+            found = module.generate(ids, attention_mask=mask, **options)
+        return {"tokens": new_part(found.cpu().numpy(), new_tokens)}
+
+    shapes = training.torch_shapes(module)
+    need = _need(shapes, config, mode, beams, rows, length, new_tokens, dtype)
+    return Running(run, harness.torch_peak_bytes, training.torch_facts(module) | need)
+
+
+def new_part(sequences: Any, new_tokens: int) -> list[int]:
+    """Return the new tokens of all rows, one after the other."""
+    return [int(token) for token in sequences[:, -new_tokens:].reshape(-1)]
+
+
+# -- one model: inference.py generate
+
+GENERATE = {"torch": "inference:torch_generate", "hfseq": "inference:hfseq_generate"}
+MODES = ("greedy", "sampling", "beam")
+
+
+def parse(given: Sequence[str]) -> argparse.Namespace:
+    able = [name for name, subject in training.SUBJECTS.items() if subject.objective != "mlm"]
+    parser = harness.parser(
+        __doc__, sizes=True, beams=(4, "beams of beam search"),
+        prompt_length=(64, "tokens a prompt or source"), new_tokens=(64, "tokens to generate"),
+        rounds=(7, "timed calls of each contestant"),
+        least_agreement=(1.0, "share of the rows that must agree in greedy and beam search"),
+    )  # fmt: skip
+    parser.add_argument("--model", default="gpt2", choices=able)
+    parser.add_argument("--modes", nargs="+", choices=MODES)
+    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1, 16])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    options = parser.parse_args(given)
+    kind = training.SUBJECTS[options.model].objective
+    options.modes = options.modes or {"clm": ["greedy", "sampling"], "seq2seq": ["beam"]}[kind]
+    return options
+
+
+def generate_cases(options: argparse.Namespace) -> list[Case]:
+    """Return both sides for every mode and batch size."""
+    size = harness.size_of(options)
+    shared = {
+        "model": options.model, "beams": options.beams, "length": options.prompt_length,
+        "new_tokens": options.new_tokens, "size": size, "dtype": options.dtype,
+    }  # fmt: skip
+    found = []
+    for mode in options.modes:
+        for rows in options.batch_sizes:
+            name = f"{f'beam {options.beams}' if mode == 'beam' else mode}, batch {rows}"
+            settings = shared | {"mode": mode, "rows": rows}
+            contestants = harness.rivals(Options(), GENERATE, settings, name, ("torch", "hfseq"))
+            found.append(
+                Case(name, contestants, rows * options.new_tokens, dtype=options.dtype,
+                     rounds=options.rounds, warmup=2, weights=(options.model, size))
+            )  # fmt: skip
+    return found
+
+
+def agreement(rows: Sequence[Row], new_tokens: int) -> dict[str, float]:
+    """Return, by group, the share of rows whose tokens are those of the first contestant."""
+
+    def cut(row: Row) -> list[list[int]]:
+        tokens = row.values[0]["tokens"]
+        return [tokens[i : i + new_tokens] for i in range(0, len(tokens), new_tokens)]
+
+    shares = {}
+    for group in dict.fromkeys(row.group for row in rows):
+        members = [row for row in rows if row.group == group and row.values]
+        if len(members) > 1 and not group.startswith("sampling"):
+            first, *others = map(cut, members)
+            same = [a == b for other in others for a, b in zip(first, other, strict=True)]
+            shares[group] = sum(same) / len(same)
+    return shares
+
+
+def disagreements(shares: dict[str, float], least: float) -> list[str]:
+    """Name the groups in which fewer rows agree than ``least``."""
+    return [
+        f"{group}: only {share:.0%} of the rows have the tokens of PyTorch"
+        for group, share in shares.items()
+        if share < least
+    ]
+
+
+def generate(given: Sequence[str]) -> int:
+    """Measure, compare, print and write; exit code 1 if tokens disagree or nothing ran."""
+    options = parse(given)
+    name = f"generate_{options.model}"
+    result = harness.head(name, "inference.py generate", given, options)
+    with tempfile.TemporaryDirectory() as folder:
+        runner = harness.Runner(result["threads"], Path(folder))
+        measured = [(case, runner.rows(case)) for case in generate_cases(options)]
+    shares = agreement([row for _, rows in measured for row in rows], options.new_tokens)
+    rows = [harness.summary(row, case, found, {}) for case, found in measured for row in found]
+    told = "; ".join(f"{group}: {share:.0%} of the rows" for group, share in shares.items())
+    result |= {
+        "agreement": shares, "rows": rows,
+        "problems": [] if options.no_check else disagreements(shares, options.least_agreement),
+        "rounds": f"{options.rounds} alternating rounds after two untimed calls, the first of "
+        "which compiles",
+        "remarks": [
+            f"{training.SUBJECTS[options.model].title}{harness.size_text(result['options'])}, "
+            f"random weights, {options.dtype}, prompts (or sources) of {options.prompt_length} "
+            f"tokens, {options.new_tokens} new ones a row. Rows whose tokens equal PyTorch's: "
+            f"{told or 'not compared'}."
+        ],
+    }  # fmt: skip
+    return harness.publish(result, harness.section(result, COLUMNS), options.output)
+
+
+CALL: harness.Column = ("ms a call", harness.milliseconds)
+COLUMNS = (("generation", harness.CASE[1]), harness.TOKENS, CALL, harness.RATIO, harness.MEMORY)
+
+# -- the suites of run.py
+
+
+def inference_cases(options: Options) -> list[Case]:
+    """Return a case for each batch size and type."""
+    factories = {"torch": "inference:torch_forward", "hfseq": "inference:hfseq_forward"}
+    size, length = options.size("bert"), options.choose(128, 128, 128, 12)
+    found = []
+    for dtype in options.types("float32", "bfloat16"):
+        for rows in options.choose((1, 8, 32), (1, 8, 64, 256), (1, 8), (1, 2)):
+            name = training.shape_name("BERT-base", rows, length, 0, dtype)
+            settings = {
+                "model": "bert", "dtype": dtype, "rows": rows, "length": length, "size": size,
+            }  # fmt: skip
+            found.append(
+                Case(name, harness.rivals(options, factories, settings, name), rows * length,
+                     dtype=dtype, rounds=options.choose(5, 30, 5, 1),
+                     warmup=options.choose(1, 5, 1, 1), weights=("bert", size))
+            )  # fmt: skip
+    return found
+
+
+def inference_problems(rows: Rows) -> list[str]:
+    """Name the contestants whose hidden states are not those of the first of their case."""
+    # How far mean absolute hidden states may be apart, relatively.
+    tolerance = {"float32": 1e-4, "bfloat16": 3e-2}
+    found = []
+    first: dict[str, dict[str, Any]] = {}
+    for row in (row for row in rows if "mean" in row["facts"]):
+        base = first.setdefault(row["case"], row)
+        value, wanted = row["facts"]["mean"], base["facts"]["mean"]
+        if not abs(value - wanted) <= tolerance[row["dtype"]] * abs(wanted):
+            found.append(
+                f"{row['case']}: {row['name']} returns hidden states of mean size {value:.6g}, "
+                f"{base['name']} {wanted:.6g}"
+            )
+    return found
+
+
+def hfseq_forward(
+    model: str, dtype: str, rows: int, length: int, size: dict[str, Any], weights: str
+) -> Running:
+    """hfseq's model, jitted, parameters and inputs being arguments."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import hfseq
+
+    config = training.configuration(model, size)
+    module = hfseq.FlaxAutoModel.from_pretrained(weights, config=config, dtype=dtype)
+    params = module.to_bf16(module.params) if dtype == "bfloat16" else module.params
+    ids = jax.device_put(random_ids(config, rows, length))
+    mask = jax.device_put(np.ones((rows, length), np.int32))
+    run = jax.jit(lambda p, i, m: module(i, m, params=p).last_hidden_state)
+
+    def step() -> dict[str, float]:
+        run(params, ids, mask).block_until_ready()
+        return {}
+
+    shapes, width = training.jax_shapes(params), itemsize(dtype)
+    facts = training.jax_facts(params)
+    facts |= training.forward_work(shapes, config, rows, length, width)
+    facts["mean"] = float(jnp.abs(run(params, ids, mask).astype(jnp.float32)).mean())
+    return Running(step, harness.jax_peak_bytes, facts)
+
+
+def torch_forward(
+    model: str, dtype: str, rows: int, length: int, size: dict[str, Any], weights: str,
+    compiled: bool = False,
+) -> Running:  # fmt: skip
+    """PyTorch's model with its default attention, and no mask: rows are full."""
+    import torch
+    import transformers
+
+    config = training.configuration(model, size)
+    torch.set_float32_matmul_precision("high")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    module = transformers.AutoModel.from_pretrained(weights, config=config)
+    module = module.to(device=device, dtype=getattr(torch, dtype)).eval()
+    ids = torch.from_numpy(random_ids(config, rows, length)).long().to(device)
+    forward = torch.compile(module) if compiled else module
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return forward(input_ids=ids).last_hidden_state
+
+    def step() -> dict[str, float]:
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return {}
+
+    shapes, width = training.torch_shapes(module), itemsize(dtype)
+    facts = training.torch_facts(module)
+    facts |= training.forward_work(shapes, config, rows, length, width)
+    facts["mean"] = float(run().float().abs().mean())
+    return Running(step, harness.torch_peak_bytes, facts)
+
+
+def generation_cases(options: Options) -> list[Case]:
+    """Return a case for each mode, batch size and type; PyTorch's ``generate`` runs eagerly."""
+    new, prompt = options.choose(32, 128, 16, 4), options.choose(64, 128, 32, 6)
+    found = []
+    for model, title, mode, cpu, gpu in (
+        ("gpt2", "GPT-2 small", "greedy", (1, 16), (1, 64)),
+        ("gpt2", "GPT-2 small", "sampling", (1, 16), (1, 64)),
+        ("t5", "T5-small", "beam", (4,), (32,)),
+        ("bart", "BART-base", "beam", (4,), (32,)),
+    ):
+        size = options.size(model)
+        for dtype in options.types():
+            for rows in options.choose(cpu, gpu, cpu[:1], (2,)):
+                search = "beam 4" if mode == "beam" else mode
+                name = f"{title}, {search}, batch {rows}, {dtype}"
+                settings = {
+                    "model": model, "mode": mode, "beams": 4 if mode == "beam" else 1,
+                    "rows": rows, "length": prompt, "new_tokens": new, "size": size, "dtype": dtype,
+                }  # fmt: skip
+                members = harness.rivals(options, GENERATE, settings, name, harness.eager(options))
+                found.append(
+                    Case(name, members, rows * new, dtype=dtype,
+                         rounds=options.choose(3, 7, 3, 1), warmup=options.choose(2, 2, 1, 1),
+                         weights=(model, size))
+                )  # fmt: skip
+    return found
+
+
+INFERENCE = Suite(
+    "Inference",
+    "BERT-base without a head on rows of 128 random tokens. Parameters are of the type computed "
+    "in, on both sides. Every contestant also sums up what it returns, and the sums must agree.",
+    inference_cases, harness.DEFAULT, "ratio", problems=inference_problems,
+)  # fmt: skip
+GENERATION = Suite(
+    "Generation",
+    "`generate` of both sides, on the same weights and prompts; every row gets the same number of "
+    "new tokens. The limit counts the weights and caches that each token has to read. "
+    "`inference.py generate` compares the tokens, too.",
+    generation_cases,
+    (harness.CASE, ("new tokens/s", harness.rate), CALL, harness.RATIO, harness.SHARE,
+     harness.MEMORY),
+    "ratio",
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(harness.dispatch({"generate": generate}, __doc__, sys.argv[1:]))

@@ -12,12 +12,9 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
-import contestants
-import generate
 import harness
-import models
-import report
-import train
+import inference
+import training
 
 ENCODER = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 BART = {
@@ -42,7 +39,7 @@ def weights(tmp_path_factory):
     def write(name):
         place = folder / name
         if not place.exists():
-            contestants.save_weights(str(place), name, tiny(name))
+            training.save_weights(str(place), name, tiny(name))
         return str(place)
 
     return write
@@ -52,27 +49,27 @@ def weights(tmp_path_factory):
 
 
 def test_sizes_are_those_of_the_published_models():
-    roberta = models.configuration("roberta", {})
+    roberta = training.configuration("roberta", {})
     assert (roberta.vocab_size, roberta.max_position_embeddings) == (50265, 514)
-    gpt2, t5, bart = (models.configuration(name, {}) for name in ("gpt2", "t5", "bart"))
+    gpt2, t5, bart = (training.configuration(name, {}) for name in ("gpt2", "t5", "bart"))
     assert (gpt2.n_layer, gpt2.n_embd, gpt2.vocab_size) == (12, 768, 50257)
     assert (t5.num_layers, t5.d_model, t5.d_ff, t5.decoder_start_token_id) == (6, 512, 2048, 0)
     assert (bart.encoder_layers, bart.decoder_layers, bart.d_model) == (6, 6, 768)
 
 
 def test_layers_and_dropout_reach_every_stack():
-    t5 = models.configuration("t5", {"layers": 2}, 0.3)
+    t5 = training.configuration("t5", {"layers": 2}, 0.3)
     assert (t5.num_layers, t5.num_decoder_layers, t5.dropout_rate) == (2, 2, 0.3)
-    bart = models.configuration("bart", {"layers": 1}, 0.0)
+    bart = training.configuration("bart", {"layers": 1}, 0.0)
     assert (bart.encoder_layers, bart.decoder_layers) == (1, 1)
     assert bart.dropout == bart.attention_dropout == bart.activation_dropout == 0.0
-    gpt2 = models.configuration("gpt2", {"layers": 3})
+    gpt2 = training.configuration("gpt2", {"layers": 3})
     assert gpt2.n_layer == 3 and gpt2.attn_pdrop == 0.1
     with pytest.raises(ValueError, match="GPT2Config has no n_heads"):
-        models.configuration("gpt2", {"n_heads": 3})
+        training.configuration("gpt2", {"n_heads": 3})
 
 
-@pytest.mark.parametrize("name", ["roberta", "gpt2", "bart"])
+@pytest.mark.parametrize("name", ["roberta", "gpt2", pytest.param("bart", marks=pytest.mark.slow)])
 def test_both_sides_step_to_the_same_losses(name, weights):
     pytest.importorskip("torch")
     settings = {
@@ -80,7 +77,7 @@ def test_both_sides_step_to_the_same_losses(name, weights):
         "targets": 6 if name == "bart" else 0, "size": tiny(name), "dropout": 0.0,
         "weights": weights(name),
     }  # fmt: skip
-    ours, theirs = contestants.hfseq_step(**settings), contestants.torch_step(**settings)
+    ours, theirs = training.hfseq_step(**settings), training.torch_step(**settings)
     losses = [[side.step()["loss"] for _ in range(3)] for side in (ours, theirs)]
     assert np.allclose(*losses, rtol=2e-5) and losses[0][0] != losses[0][1]
     assert ours.facts["model_flops"] > 0 and ours.memory() > 0
@@ -100,7 +97,7 @@ def test_both_sides_generate_as_much_and_the_same(name, mode, weights):
         "model": name, "mode": mode, "beams": 3, "rows": 2, "length": 5, "new_tokens": 4,
         "size": tiny(name), "weights": weights(name),
     }  # fmt: skip
-    sides = contestants.hfseq_generate(**settings), contestants.torch_generate(**settings)
+    sides = inference.hfseq_generate(**settings), inference.torch_generate(**settings)
     ours, theirs = (side.step()["tokens"] for side in sides)
     assert len(ours) == len(theirs) == 8
     assert mode == "sampling" or ours == theirs
@@ -109,9 +106,13 @@ def test_both_sides_generate_as_much_and_the_same(name, mode, weights):
 # -- who takes part
 
 
+def step_contestants(options):
+    return [c for case in training.step_cases(options, 0.1) for c in case.contestants]
+
+
 def test_every_variant_runs_in_every_precision_behind_its_baseline():
-    options = train.parse(["--compile", "--huge_pages"])
-    found = train.rivals(options, "weights", 0.1)
+    options = training.parse(["--compile", "--huge_pages"])
+    found = step_contestants(options)
     assert [(c.name, c.group) for c in found if c.group == "bfloat16"] == [
         ("PyTorch", "bfloat16"),
         ("PyTorch, compiled", "bfloat16"),
@@ -120,38 +121,38 @@ def test_every_variant_runs_in_every_precision_behind_its_baseline():
         ("hfseq, huge pages", "bfloat16"),
     ]
     assert len({c.name for c in found if c.group == "float32"}) == 5
-    assert [c.name for c in train.rivals(train.parse([]), "w", 0.1)] == [
+    assert [c.name for c in step_contestants(training.parse([]))] == [
         "PyTorch", "hfseq", "PyTorch", "hfseq",
     ]  # fmt: skip
 
 
 def test_a_model_has_sizes_of_its_own_where_no_flag_says_others():
-    found = train.parse(["--model", "t5"])
+    found = training.parse(["--model", "t5"])
     assert (found.batch_size, found.length, found.target_length) == (4, 512, 114)
-    found = train.parse(["--model", "gpt2", "--batch_size", "2", "--length", "64"])
+    found = training.parse(["--model", "gpt2", "--batch_size", "2", "--length", "64"])
     assert (found.batch_size, found.length, found.target_length) == (2, 64, 0)
     with pytest.raises(SystemExit):
-        train.parse(["--model", "gpt2", "--target_length", "8"])
+        training.parse(["--model", "gpt2", "--target_length", "8"])
 
 
 def test_generation_runs_each_mode_at_each_batch_size():
-    found = generate.rivals(generate.parse([]), "w")
+    found = [c for case in inference.generate_cases(inference.parse([])) for c in case.contestants]
     assert [c.group for c in found[::2]] == [
         "greedy, batch 1", "greedy, batch 16", "sampling, batch 1", "sampling, batch 16",
     ]  # fmt: skip
     assert {c.name for c in found} == {"PyTorch", "hfseq"}
-    beams = generate.rivals(generate.parse(["--model", "bart", "--batch_sizes", "2"]), "w")
-    assert [c.group for c in beams] == ["beam 4, batch 2"] * 2
-    for mode in generate.MODES:
-        options = contestants.generation_options(mode, 4, 7)
+    (beams,) = inference.generate_cases(inference.parse(["--model", "bart", "--batch_sizes", "2"]))
+    assert [c.group for c in beams.contestants] == ["beam 4, batch 2"] * 2
+    for mode in inference.MODES:
+        options = inference.generation_options(mode, 4, 7)
         assert options["max_new_tokens"] == options["min_new_tokens"] == 7
 
 
 def test_overrides_are_read_in_their_types():
-    options = train.parse(["--layers", "2", "--config_overrides", "n_embd=32,scale_attn=false"])
-    assert report.size_of(options) == {"layers": 2, "n_embd": 32, "scale_attn": False}
+    options = training.parse(["--layers", "2", "--config_overrides", "n_embd=32,scale_attn=false"])
+    assert harness.size_of(options) == {"layers": 2, "n_embd": 32, "scale_attn": False}
     with pytest.raises(SystemExit, match="write name=value"):
-        report.size_of(train.parse(["--config_overrides", "n_embd"]))
+        harness.size_of(training.parse(["--config_overrides", "n_embd"]))
 
 
 # -- what is compared
@@ -159,12 +160,16 @@ def test_overrides_are_read_in_their_types():
 
 def test_losses_that_differ_are_named():
     def row(name, *losses):
-        return harness.Row(name, "float32", values=[{"loss": loss} for loss in losses])
+        values = [{"loss": loss} for loss in losses]
+        return {"name": name, "case": "c", "dtype": "float32", "values": values}
 
-    assert train.disagreements([row("PyTorch", 1.0, 2.0), row("hfseq", 1.00001, 2.0)]) == []
-    (problem,) = train.disagreements([row("PyTorch", 1.0, 2.0), row("hfseq", 1.0, 2.1)])
+    def problems(*rows):
+        return training.loss_problems(rows, training.TOLERANCE)
+
+    assert problems(row("PyTorch", 1.0, 2.0), row("hfseq", 1.00001, 2.0)) == []
+    (problem,) = problems(row("PyTorch", 1.0, 2.0), row("hfseq", 1.0, 2.1))
     assert "hfseq and PyTorch differ" in problem
-    assert train.disagreements([row("PyTorch", 1.0), row("hfseq", float("nan"))])
+    assert problems(row("PyTorch", 1.0), row("hfseq", float("nan")))
 
 
 def test_rows_of_tokens_that_differ_are_counted_but_not_those_of_sampling():
@@ -176,10 +181,10 @@ def test_rows_of_tokens_that_differ_are_counted_but_not_those_of_sampling():
         row("sampling, batch 1", 1, 2), row("sampling, batch 1", 3, 4),
         row("beam 4, batch 1", 1, 2),
     ]  # fmt: skip
-    shares = generate.agreement(rows, 2)
+    shares = inference.agreement(rows, 2)
     assert shares == {"greedy, batch 2": 0.5}
-    assert generate.disagreements(shares, 0.5) == []
-    assert "only 50%" in generate.disagreements(shares, 1.0)[0]
+    assert inference.disagreements(shares, 0.5) == []
+    assert "only 50%" in inference.disagreements(shares, 1.0)[0]
 
 
 # -- what is written down
@@ -187,26 +192,30 @@ def test_rows_of_tokens_that_differ_are_counted_but_not_those_of_sampling():
 
 def test_the_table_has_a_cell_for_every_column():
     done = harness.Row(
-        "hfseq", "float32", seconds=[0.5, 0.5], values=[{"loss": 1.0}], peak_bytes=10**9
-    )
+        "hfseq", "float32", seconds=[0.5, 0.5], values=[{"loss": 1.0}], peak_bytes=10**9,
+        facts={"flops": 1e9},
+    )  # fmt: skip
     base = harness.Row("PyTorch", "float32", seconds=[1.0, 1.0], values=[{"loss": 1.0}])
     absent = harness.Row("torch.compile", "float32", status="not run: no torch")
-    rows = [report.summary(row, base, 1024, 1e9, 4e9) for row in (done, absent)]
-    lines = report.as_table(rows, "precision", "a step", mfu=True).splitlines()
+    case = harness.Case("float32", (), 1024)
+    rows = [harness.summary(r, case, [base], {"float32": 4e9}) for r in (done, absent)]
+    lines = harness.table(rows, training.COLUMNS).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2] == "| hfseq | float32 | 2048 | 500 ± 0% | 2.00x | 50% | 1.00 GB |"
     assert "torch.compile (not run: no torch)" in lines[3]
-    short = report.as_table(rows, "generation", "a call").splitlines()
+    short = harness.table(rows, inference.COLUMNS).splitlines()
     assert short[2] == "| hfseq | float32 | 2048 | 500 ± 0% | 2.00x | 1.00 GB |"
     assert len({line.count("|") for line in short}) == 1
 
 
 def test_the_first_of_a_group_is_its_baseline():
-    rows = [harness.Row(name, group) for group in "ab" for name in ("PyTorch", "hfseq")]
-    assert {g: r.name for g, r in report.baselines(rows).items()} == {
-        "a": "PyTorch",
-        "b": "PyTorch",
-    }
+    rows = [harness.Row(n, "a", seconds=[t]) for n, t in (("PyTorch", 3.0), ("hfseq", 2.0))]
+    ratios = [harness.summary(r, harness.Case("a", ()), rows, {})["ratio"] for r in rows]
+    assert ratios == [1.0, 1.5]
+    other = harness.Case("b", (), baseline="bfloat16")
+    rows = [harness.Row(n, "b", seconds=[t]) for n, t in (("bfloat16", 3.0), ("fp8", 2.0))]
+    assert [harness.summary(r, other, rows, {})["ratio"] for r in rows] == [1.0, 1.5]
+    assert harness.summary(rows[1], harness.Case("b", ()), rows, {})["ratio"] is None
 
 
 def test_a_contestant_that_fails_fails_the_command(tmp_path):
@@ -215,7 +224,7 @@ def test_a_contestant_that_fails_fails_the_command(tmp_path):
             "benchmark": "x", "problems": [],
             "rows": [{"name": "hfseq", "group": "g", "status": status, "seconds": []}],
         }  # fmt: skip
-        return report.publish(result, "text", tmp_path, failed=False)
+        return harness.publish(result, "text", tmp_path, failed=False)
 
     assert outcome("failed: ValueError") == 1
     assert outcome("not run: no torch") == 0
@@ -224,6 +233,9 @@ def test_a_contestant_that_fails_fails_the_command(tmp_path):
 
 def test_the_recorded_command_names_no_place():
     given = ["--layers", "2", "--output", "somewhere", "--rounds", "3"]
-    assert report.command("train", given) == (
-        "python scripts/benchmarks/train.py --layers 2 --rounds 3"
+    assert harness.command("training.py", given) == (
+        "python scripts/benchmarks/training.py --layers 2 --rounds 3"
+    )
+    assert harness.command("inference.py generate", given[:2]) == (
+        "python scripts/benchmarks/inference.py generate --layers 2"
     )

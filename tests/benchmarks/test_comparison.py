@@ -16,8 +16,7 @@ pytest.importorskip("torch")
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS / "benchmarks"))
 
-import comparison
-import torch_twin
+import against_pytorch
 
 from hfseq.errors import UsageError
 from hfseq.training.arguments import parse
@@ -40,7 +39,7 @@ def arguments(flags, objective, **changes):  # noqa: F811
 def test_losses_of_packed_rows_agree_step_by_step(objective, flags):  # noqa: F811
     given = arguments(flags, objective)
     seeds = [given.training.seed]
-    result = comparison.compare(given, objective, seeds, 100, jax.devices()[:1])
+    result = against_pytorch.compare(given, objective, seeds, 100, jax.devices()[:1])
     assert result["parity_steps"] == result["steps"] == STEPS
     assert result["max_difference"] < 1e-4, result["differences"]
     ours, theirs = result["hfseq"]["losses"], result["pytorch"][0]["losses"]
@@ -52,13 +51,13 @@ def test_losses_of_packed_rows_agree_step_by_step(objective, flags):  # noqa: F8
     assert json.loads((folder / "pytorch_comparison.json").read_text())["objective"] == objective
     assert (folder / "pytorch_comparison.png").read_bytes().startswith(b"\x89PNG")
     assert all(not v for k, v in result["config"].items() if "dropout" in k or "pdrop" in k)
-    assert "largest |loss difference|" in comparison.report(result)
+    assert "largest |loss difference|" in against_pytorch.report(result)
 
 
 def test_other_seeds_have_other_weights_and_another_order(flags):  # noqa: F811
     given = arguments(flags, "mlm", max_steps=2, max_grad_norm=0.5)
     seed = given.training.seed
-    result = comparison.compare(given, "mlm", [seed, seed + 1], 1, jax.devices()[:1])
+    result = against_pytorch.compare(given, "mlm", [seed, seed + 1], 1, jax.devices()[:1])
     first, second = (other["losses"] for other in result["pytorch"])
     assert result["parity_steps"] == 1 and result["max_difference"] < 1e-4
     assert abs(first[0] - second[0]) > 1e-3
@@ -66,36 +65,36 @@ def test_other_seeds_have_other_weights_and_another_order(flags):  # noqa: F811
 
 
 def trained(final, losses=(2.0, 1.0), seed=0):
-    return comparison.Trained(seed, list(losses), final)
+    return against_pytorch.Trained(seed, list(losses), final)
 
 
 def test_the_final_loss_is_placed_in_the_range_of_the_seeds():
     others = [trained(1.0), trained(1.2), trained(1.1)]
-    inside = comparison.verdict(trained(1.15, (2.0, 1.5)), others, 100)
+    inside = against_pytorch.verdict(trained(1.15, (2.0, 1.5)), others, 100)
     assert inside["within_range"] and inside["distance_to_range"] == 0
     assert inside["own_seed_difference"] == pytest.approx(0.15)
     assert inside["range_of_other_seeds"] == [1.1, 1.2]
     assert inside["max_difference"] == 0.5 and inside["parity_steps"] == 2
-    outside = comparison.verdict(trained(1.5), others, 1)
+    outside = against_pytorch.verdict(trained(1.5), others, 1)
     assert not outside["within_range"]
     assert outside["distance_to_range"] == pytest.approx(0.3) and outside["max_difference"] == 0
 
 
 def test_without_validation_the_last_tenth_of_the_steps_is_the_final_loss():
     losses = [9.0] * 18 + [2.0, 4.0]
-    assert comparison.Trained(0, losses, None).final == 3.0
+    assert against_pytorch.Trained(0, losses, None).final == 3.0
 
 
 def test_masks_part_documents_and_hide_the_future():
     segments = np.array([[1, 1, 2, 0]])
-    seen = torch_twin.additive_mask(segments, segments)[0, 0] == 0
+    seen = against_pytorch.additive_mask(segments, segments)[0, 0] == 0
     assert seen.tolist() == [
         [True, True, False, False], [True, True, False, False],
         [False, False, True, False], [False, False, False, True],
     ]  # fmt: skip
-    causal = torch_twin.additive_mask(segments, segments, causal=True)[0, 0] == 0
+    causal = against_pytorch.additive_mask(segments, segments, causal=True)[0, 0] == 0
     assert causal[0].tolist() == [True, False, False, False]
-    assert torch_twin.positions(np.array([[1, 1, 1, 2, 2, 0, 0]])).tolist() == [
+    assert against_pytorch.positions(np.array([[1, 1, 1, 2, 2, 0, 0]])).tolist() == [
         [0, 1, 2, 0, 1, 0, 1]
     ]
 
@@ -110,4 +109,4 @@ def test_masks_part_documents_and_hide_the_future():
 )
 def test_what_is_not_compared_is_refused(changes, message, flags):  # noqa: F811
     with pytest.raises(UsageError, match=message):
-        comparison.compare(arguments(flags, "mlm", **changes), "mlm", [0], 1)
+        against_pytorch.compare(arguments(flags, "mlm", **changes), "mlm", [0], 1)

@@ -16,13 +16,10 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
 import fp8
-import fp8_hlo
-import fp8_profile
-import fp8_step
 import harness
-import limits
+import training
 
-TINY = fp8_step.Size(width=32, layers=1, rows=2, length=16, vocab_size=100)
+TINY = training.Size(width=32, layers=1, rows=2, length=16, vocab_size=100)
 
 # Shortened from a step compiled for an H200: Triton's products, cuBLASLt's, a rounded operand that
 # was widened again, an amax in two stages, a loop.
@@ -111,29 +108,29 @@ ENTRY %main (x.9: f32[64,32], w: f8e5m2[32,32], v: bf16[32,32]) -> (f32[64,32], 
 
 
 def test_kernels_are_told_apart():
-    assert fp8_hlo.Module(PROGRAM).kinds() == {
-        "stage.1": fp8_hlo.QUANTISATION,
-        "stage.2": fp8_hlo.QUANTISATION,
-        "cast": fp8_hlo.QUANTISATION,
-        "gemm": fp8_hlo.FP8_PRODUCT,
-        "lt": fp8_hlo.FP8_PRODUCT,
-        "half": fp8_hlo.PRODUCT,
-        "fake": fp8_hlo.PRODUCT,  # one operand is bfloat16 where it is multiplied
-        "flash": fp8_hlo.ATTENTION,
-        "rows": fp8_hlo.REST,
-        "turn": fp8_hlo.COPY,
-        "sum": fp8_hlo.COLLECTIVE,
-        "twice": fp8_hlo.REST,
-        "adam": fp8_hlo.OPTIMIZER,
+    assert training.Program(PROGRAM).kinds() == {
+        "stage.1": training.QUANTISATION,
+        "stage.2": training.QUANTISATION,
+        "cast": training.QUANTISATION,
+        "gemm": training.FP8_PRODUCT,
+        "lt": training.FP8_PRODUCT,
+        "half": training.PRODUCT,
+        "fake": training.PRODUCT,  # one operand is bfloat16 where it is multiplied
+        "flash": training.ATTENTION,
+        "rows": training.REST,
+        "turn": training.COPY,
+        "sum": training.COLLECTIVE,
+        "twice": training.REST,
+        "adam": training.OPTIMIZER,
     }
-    counts = fp8_hlo.count_kinds(PROGRAM)
-    assert counts[fp8_hlo.FP8_PRODUCT] == counts[fp8_hlo.PRODUCT] == 2
-    assert list(counts) == [kind for kind in fp8_hlo.KINDS if kind in counts]
+    counts = training.Program(PROGRAM).counts()
+    assert counts[training.FP8_PRODUCT] == counts[training.PRODUCT] == 2
+    assert list(counts) == [kind for kind in training.KINDS if kind in counts]
 
 
 def test_what_is_no_program_is_refused():
     with pytest.raises(ValueError, match="no ENTRY computation"):
-        fp8_hlo.Module("module @jit_step {}")
+        training.Program("module @jit_step {}")
 
 
 # -- profiles
@@ -158,7 +155,7 @@ def profile(**planes):
 
 
 def test_shares_of_a_gpu_count_each_kernel_once():
-    kinds = {"gemm.1": fp8_hlo.FP8_PRODUCT, "fusion.2": fp8_hlo.REST}
+    kinds = {"gemm.1": training.FP8_PRODUCT, "fusion.2": training.REST}
     stream = [
         ("gemm_1", "gemm.1", 600), ("fusion_2", "fusion.2", 200), ("MemcpyD2D", None, 50),
         ("ncclDevKernel_AllReduce", None, 100), ("who_knows", None, 50),
@@ -169,33 +166,33 @@ def test_shares_of_a_gpu_count_each_kernel_once():
             "/host:CPU": {"python": [("gemm", "gemm.1", 9999)]},
         }
     )
-    assert fp8_profile.shares(data, kinds) == {
-        fp8_hlo.FP8_PRODUCT: 0.6, fp8_hlo.REST: 0.2, fp8_hlo.COLLECTIVE: 0.1,
-        fp8_hlo.COPY: 0.05, fp8_profile.UNKNOWN: 0.05,
+    assert fp8.shares(data, kinds) == {
+        training.FP8_PRODUCT: 0.6, training.REST: 0.2, training.COLLECTIVE: 0.1,
+        training.COPY: 0.05, fp8.UNKNOWN: 0.05,
     }  # fmt: skip
 
 
 def test_shares_of_a_cpu_leave_out_what_only_holds_others():
-    kinds = {"dot.1": fp8_hlo.PRODUCT, "add.2": fp8_hlo.REST}
+    kinds = {"dot.1": training.PRODUCT, "add.2": training.REST}
     events = [
         ("while.3", "while.3", 500), ("dot.1", "dot.1", 300), ("add.2", "add.2", 100),
         ("python call", None, 7000),
     ]  # fmt: skip
     data = profile(**{"/host:CPU": {"worker": events}})
-    assert fp8_profile.shares(data, kinds) == {fp8_hlo.PRODUCT: 0.75, fp8_hlo.REST: 0.25}
+    assert fp8.shares(data, kinds) == {training.PRODUCT: 0.75, training.REST: 0.25}
 
 
 @pytest.mark.parametrize(
     ("kernel", "kind"),
     [
-        ("nvjet_qqtst_128x256_128x4_2x1_v_bz_TNT", fp8_hlo.FP8_PRODUCT),
-        ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128", fp8_hlo.FP8_PRODUCT),
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", fp8_hlo.PRODUCT),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", fp8_hlo.ATTENTION),
+        ("nvjet_qqtst_128x256_128x4_2x1_v_bz_TNT", training.FP8_PRODUCT),
+        ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128", training.FP8_PRODUCT),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", training.PRODUCT),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", training.ATTENTION),
     ],
 )
 def test_kernels_of_libraries_are_known_by_their_names(kernel, kind):
-    assert fp8_profile.kind_of(kernel, None, {}) == kind
+    assert fp8.kind_of(kernel, None, {}) == kind
 
 
 # -- what runs
@@ -203,14 +200,16 @@ def test_kernels_of_libraries_are_known_by_their_names(kernel, kind):
 
 def test_sizes_follow_the_width_and_every_contestant_of_a_group_gets_the_same():
     options = fp8.parse([])
-    found = fp8.rivals(options)
+    cases = fp8.step_cases(options)
+    found = [c for case in cases for c in case.contestants]
     assert [c.name for c in found[:3]] == ["bfloat16", "fp8_delayed", "fp8_current"]
     assert {c.group for c in found} == {
         f"{model}, d = {d}" for model in ("fp8_encoder", "gpt2") for d in (1024, 2048, 4096)
     }
     big = next(c for c in found if c.group == "gpt2, d = 4096").settings["size"]
     assert (big["layers"], big["rows"] * big["length"]) == (4, 8192)
-    alone = fp8.rivals(options, profile=True)
+    cases = fp8.step_cases(options, profile=True)
+    alone = [c for case in cases for c in case.contestants]
     assert len({c.group for c in alone}) == len(alone) == len(found)
     with pytest.raises(SystemExit):
         fp8.parse(["--widths", "100"])
@@ -220,12 +219,12 @@ def test_sizes_follow_the_width_and_every_contestant_of_a_group_gets_the_same():
     "name", ["bert", "gpt2", "t5", "bart", "wmt_transformer", "vq_transformer"]
 )
 def test_a_size_reaches_every_architecture(name):
-    config = fp8_step.configuration(name, TINY, 0.25)
+    config = training.sized_configuration(name, TINY, 0.25)
     own = config.to_dict()
     wanted = {key: value for key, value in TINY.values().items() if key in own}
-    wanted |= fp8_step.OWN.get(name, {})
+    wanted |= training.OWN.get(name, {})
     assert {key: own[key] for key in wanted} == wanted and len(wanted) > 3
-    rates = [own[key] for key in fp8_step.RATES if key in own]
+    rates = [own[key] for key in training.RATES if key in own]
     assert set(rates) == (set() if name == "vq_transformer" else {0.25})
 
 
@@ -253,14 +252,15 @@ def test_all_three_products_of_every_targeted_linear_are_lowered_to_fp8_for_cuda
     """Forward and both gradients, in the full step: loss, gradients, update."""
     import jax
 
-    prepared = fp8_step.prepare(name, recipe, TINY)
-    traced = jax.jit(prepared.step).trace(prepared.abstract(), prepared.batches[0])
+    prepared = training.prepare_sized(name, recipe, TINY)
+    state = jax.eval_shape(prepared.random_state, jax.random.key(0))
+    traced = jax.jit(prepared.step).trace(state, prepared.batches[0])
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     dots = re.findall(r"stablehlo\.dot_general .*: \((tensor<[^>]*>), (tensor<[^>]*>)\)", text)
     kinds = ["/".join(sorted(re.findall(r"f8E\dM\d", a + b))) for a, b in dots]
-    forward = len(fp8_step.sites(name, TINY))
+    forward = len(fp8.sites(name, TINY))
     assert forward > 3 and kinds.count("f8E4M3/f8E4M3") == forward
-    backward = fp8_step.targeted(name, TINY) - forward
+    backward = fp8.targeted(name, TINY) - forward
     assert kinds.count("f8E4M3/f8E5M2") == backward
     assert backward == 2 * forward - (2 if name == "vq_transformer" else 0)
 
@@ -270,9 +270,9 @@ def test_all_three_products_of_every_targeted_linear_are_lowered_to_fp8_for_cuda
 
 def row(name, ratio, width=4096, units=True, products=12, spread=0.01):
     return {
-        "name": name, "group": f"gpt2, d = {width}", "ratio": ratio, "spread": spread,
-        "size": {"width": width}, "facts": {
-            "fp8_units": units, "targeted": 12, "kernels": {fp8_hlo.FP8_PRODUCT: products},
+        "name": name, "case": f"gpt2, d = {width}", "ratio": ratio, "spread": spread,
+        "case_facts": {"width": width}, "facts": {
+            "fp8_units": units, "targeted": 12, "kernels": {training.FP8_PRODUCT: products},
         },
     }  # fmt: skip
 
@@ -297,7 +297,7 @@ def test_emulation_is_named_as_such():
 def here(monkeypatch):
     """The harness, but in this process."""
 
-    def run(contestants, *, rounds, warmup=0, settle=0, threads=None, report=print):
+    def run(contestants, *, rounds, **others):
         for contestant in contestants:
             module, _, name = contestant.factory.partition(":")
             made = getattr(importlib.import_module(module), name)(**contestant.settings)
@@ -312,7 +312,7 @@ def here(monkeypatch):
 
     found: list[harness.Row] = []
     monkeypatch.setattr(harness, "run", run)
-    monkeypatch.setattr(limits, "matmul_rates", lambda types, **given: {types[0]: 1e11})
+    monkeypatch.setattr(harness, "matmul_rates", lambda types, **given: {types[0]: 1e11})
 
 
 def command(*models):
@@ -322,24 +322,27 @@ def command(*models):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "models", [["gpt2"], pytest.param(["fp8_encoder", "gpt2"], marks=pytest.mark.slow)]
 )
 def test_a_tiny_run_on_the_cpu_writes_everything_down(models, here, tmp_path, capsys):
-    assert fp8.main([*command(*models), "--output", str(tmp_path)]) == 0
+    assert fp8.steps([*command(*models), "--output", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "benchmarks" / "fp8.json").read_text())
     assert len(result["rows"]) == 3 * len(models) and not result["problems"]
     for made in result["rows"]:
-        assert made["tokens_per_second"] > 0 and made["mfu"] > 0
+        assert made["rate"] > 0 and made["limit"]["share"] > 0
         assert sum(made["shares"].values()) == pytest.approx(1.0)
-        assert made["shares"][fp8_hlo.PRODUCT] > 0
+        assert made["shares"][training.PRODUCT] > 0
         assert bool(made["facts"]["targeted"]) == made["name"].startswith("fp8")
-        assert (fp8_hlo.QUANTISATION in made["shares"]) == made["name"].startswith("fp8")
+        assert (training.QUANTISATION in made["shares"]) == made["name"].startswith("fp8")
     plain, *quantised = result["rows"][:3]
     # Emulated FP8 trains on the same data as bfloat16 does.
+    wanted = [value["loss"] for value in plain["values"]]
     for made in quantised:
-        assert made["losses"] == pytest.approx(plain["losses"], rel=0.02)
-        assert made["losses"] != plain["losses"]
-    text = (tmp_path / "benchmarks.md").read_text()
+        losses = [value["loss"] for value in made["values"]]
+        assert losses == pytest.approx(wanted, rel=0.02)
+        assert losses != wanted and len(losses) == 3
+    text = (tmp_path / "benchmarks" / "tables.md").read_text()
     assert text.count("<!-- fp8 -->") == 1 and "Share of the time" in text
     assert "This device has no FP8 units" in capsys.readouterr().out

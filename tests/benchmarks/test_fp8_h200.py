@@ -13,31 +13,31 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
-import fp8_h200
-import fp8_hlo
+import fp8
 import harness
+import training
 
 
 def test_a_target_that_would_switch_fp8_off_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="there is no such file"):
-        fp8_h200.read_target(tmp_path / "absent.txtpb")
+        training.read_target(tmp_path / "absent.txtpb")
     target = tmp_path / "h200.txtpb"
     target.write_text("gpu_device_info { core_count: 132 }")
     with pytest.raises(SystemExit, match="has no runtime_version"):
-        fp8_h200.read_target(target)
+        training.read_target(target)
 
 
 def test_a_folder_without_the_compiler_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     with pytest.raises(SystemExit, match=r"has no jax_plugins(.|\n)*pip install --no-deps"):
-        fp8_h200.use_packages(tmp_path)
+        training.use_packages(tmp_path)
 
 
 def test_a_product_that_is_not_fp8_is_a_problem():
-    kernels = {fp8_hlo.FP8_PRODUCT: 11, fp8_hlo.PRODUCT: 1}
-    wrong = fp8_h200.Counts("gpt2", "fp8_delayed", 12, kernels)
-    right = fp8_h200.Counts("gpt2", "bfloat16", 0, {fp8_hlo.PRODUCT: 12})
-    assert fp8_h200.problems([wrong, right]) == [
+    kernels = {training.FP8_PRODUCT: 11, training.PRODUCT: 1}
+    wrong = fp8.Counts("gpt2", "fp8_delayed", 12, kernels)
+    right = fp8.Counts("gpt2", "bfloat16", 0, {training.PRODUCT: 12})
+    assert fp8.h200_problems([wrong, right]) == [
         "gpt2 in fp8_delayed: 11 of 12 targeted products are FP8"
     ]
 
@@ -51,33 +51,33 @@ def test_a_run_adds_to_an_earlier_one_of_the_same_sizes(tmp_path):
     }  # fmt: skip
     harness.write_json(tmp_path / "benchmarks" / "fp8_h200.json", result)
     again = result | {"options": {"width": 256, "models": ["bert"]}}
-    assert fp8_h200.kept(again, tmp_path) == {
-        ("gpt2", "fp8_current"): fp8_h200.Counts("gpt2", "fp8_current", 12, {}, 1.0)
+    assert fp8.kept(again, tmp_path) == {
+        ("gpt2", "fp8_current"): fp8.Counts("gpt2", "fp8_current", 12, {}, 1.0)
     }
-    assert fp8_h200.kept(result | {"options": {"width": 512}}, tmp_path) == {}
-    assert fp8_h200.kept(result | {"target": "B200"}, tmp_path) == {}
-    assert fp8_h200.kept(result, tmp_path / "none") == {}
+    assert fp8.kept(result | {"options": {"width": 512}}, tmp_path) == {}
+    assert fp8.kept(result | {"target": "B200"}, tmp_path) == {}
+    assert fp8.kept(result, tmp_path / "none") == {}
 
 
 def test_the_recorded_command_makes_the_whole_table_and_names_no_place(tmp_path):
     given = [*("--target", str(tmp_path / "h200.txtpb")), *("--packages", str(tmp_path))]
-    options = fp8_h200.parse([*given, "--models", "gpt2", "--layers", "2", "--cublas"])
-    assert fp8_h200.command(options) == (
-        "python scripts/benchmarks/fp8_h200.py --target h200.txtpb --packages DIR --layers 2 "
+    options = fp8.parse_h200([*given, "--models", "gpt2", "--layers", "2", "--cublas"])
+    assert fp8.h200_command(options) == (
+        "python scripts/benchmarks/fp8.py h200 --target h200.txtpb --packages DIR --layers 2 "
         "--cublas"
     )
 
 
 @pytest.mark.slow
 def test_a_step_compiled_for_an_h200_has_fp8_in_every_targeted_product(shared, tmp_path):
-    """Needs HFSEQ_CUDA_PACKAGES, a folder as ``fp8_h200.py --packages`` describes it."""
+    """Needs HFSEQ_CUDA_PACKAGES, a folder as ``fp8.py h200 --packages`` describes it."""
     folder, target = os.environ.get("HFSEQ_CUDA_PACKAGES"), shared.parent / "golden"
     target = target / "h200_target.txtpb"
     if not folder or not target.exists():
         pytest.skip("no HFSEQ_CUDA_PACKAGES, or no description of an H200")
     flags = ["--target", str(target), "--packages", folder, "--output", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "fp8_h200.py"), *flags, "--models", "bert"],
+        [sys.executable, str(SCRIPTS / "fp8.py"), "h200", *flags, "--models", "bert"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

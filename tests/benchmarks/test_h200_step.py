@@ -10,8 +10,7 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
-import fp8_hlo
-import h200_step
+import training
 
 TEXT = """HloModule jit_step
 
@@ -37,20 +36,20 @@ ENTRY %main (a: f32[4,8], b: bf16[8,2]) -> bf16[4,2] {
     ],
 )  # fmt: skip
 def test_bytes_of_a_shape(shape, size):
-    assert fp8_hlo.bytes_of(shape) == size
+    assert training.bytes_of(shape) == size
 
 
 def test_a_kernel_moves_its_operands_and_its_results():
-    found = {kernel.name: (kind, size) for kernel, kind, size in fp8_hlo.Module(TEXT).traffic()}
+    found = {kernel.name: (kind, size) for kernel, kind, size in training.Program(TEXT).traffic()}
     assert found == {
-        "f": (fp8_hlo.REST, 128 + 64),
-        "d": (fp8_hlo.PRODUCT, 64 + 32 + 16 + 16),
+        "f": (training.REST, 128 + 64),
+        "d": (training.PRODUCT, 64 + 32 + 16 + 16),
     }
 
 
 def test_the_table_has_a_line_a_step_with_both_limits():
     row = {
-        "name": "gpt2", "group": "16x1024", "kernels": 9, "bytes": {fp8_hlo.REST: 4.8e9},
+        "name": "gpt2", "group": "16x1024", "kernels": 9, "bytes": {training.REST: 4.8e9},
         "moved": 4.8e9, "flops": 989e9, "temporary": 2e9,
     }  # fmt: skip
     options = {"width": 768, "layers": 2, "vocab_size": 50257, "precision": "bfloat16"}
@@ -58,7 +57,7 @@ def test_the_table_has_a_line_a_step_with_both_limits():
         "rows": [row], "options": options, "machine": {"versions": {"jax": "1"}},
         "target": "H200", "command": "python h200_step.py",
     }  # fmt: skip
-    line = h200_step.section(result).splitlines()[2]
+    line = training.h200_section(result).splitlines()[2]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:3] == ["gpt2", "16x1024", "9"]
     assert cells[-4:] == ["4.8 GB", "1.00 ms", "1.00 ms", "2.00 GB"]
@@ -67,6 +66,6 @@ def test_the_table_has_a_line_a_step_with_both_limits():
 @pytest.mark.parametrize("step", ["gpt2", "gpt2:16", "gpt2:0x8", "gpt2:16x"])
 def test_a_step_that_is_not_model_and_batch_is_a_usage_error(step, capsys):
     with pytest.raises(SystemExit) as error:
-        h200_step.parse(["--target", "h200.txtpb", "--steps", step])
+        training.parse_h200(["--target", "h200.txtpb", "--steps", step])
     assert error.value.code == 2
     assert "MODEL:ROWSxLENGTH" in capsys.readouterr().err

@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
+import data
 import harness
-import run
-import suites
-from suites import base, pictures, tables
+import inference
+import training
 
-TINY = base.Options(profile="tiny")
+TINY = harness.Options(profile="tiny")
 
 
 class Inline:
@@ -81,7 +81,15 @@ RUN = {
 }
 
 
-@pytest.mark.parametrize("suite", suites.SUITES)
+@pytest.mark.parametrize(
+    "suite",
+    [
+        suite
+        if suite in ("limits", "inference", "data_scale")
+        else pytest.param(suite, marks=pytest.mark.slow)
+        for suite in harness.SUITES
+    ],
+)
 def test_a_suite_runs_tiny_and_its_table_is_well_formed(
     suite, inline, tmp_path, capfd, monkeypatch
 ):
@@ -90,13 +98,13 @@ def test_a_suite_runs_tiny_and_its_table_is_well_formed(
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the command changes it for its processes
     monkeypatch.chdir(tmp_path)
     given = [suite, "--tiny", "--peers", "torch", "hfseq", "--rounds", "1", "--output", "out"]
-    code = run.main([*given, "--only", f"{suite}/.*{RUN[suite]}"])
+    code = harness.main([*given, "--only", f"{suite}/.*{RUN[suite]}"])
     result = json.loads((tmp_path / "out" / "benchmarks" / f"run_{suite}.json").read_text())
     assert code == 0, result["problems"]
     rows = result["rows"]
     assert rows and all(row["status"] == "ok" and row["seconds"] for row in rows)
     assert all(row["peak_memory_gb"] > 0 for row in rows)
-    page = (tmp_path / "out" / "benchmarks.md").read_text()
+    page = (tmp_path / "out" / "benchmarks" / "tables.md").read_text()
     section = page.split(f"<!-- run_{suite} -->")[1].split(f"<!-- /run_{suite} -->")[0]
     well_formed(section, rows)
     assert "run.py" in section and str(tmp_path) not in section and "measured limits" in section
@@ -104,27 +112,27 @@ def test_a_suite_runs_tiny_and_its_table_is_well_formed(
 
 
 def test_every_suite_says_what_it_is():
-    assert set(RUN) == set(suites.SUITES)
-    for name in suites.SUITES:
-        module = suites.load(name)
-        assert module.TITLE and module.SUMMARY.endswith(".") and module.__doc__
-        assert module.PICTURE in (None, "curves", *pictures.BARS)
-        assert (SCRIPTS / "suites" / f"{name}.py").exists()
+    assert set(RUN) == set(harness.SUITES)
+    for name in harness.SUITES:
+        suite = harness.suite(name)
+        assert suite.title and suite.summary.endswith(".") and suite.columns
+        assert suite.picture in (None, "curves", *harness.BARS)
+        assert (SCRIPTS / f"{harness.SUITES[name]}.py").exists()
 
 
-@pytest.mark.parametrize("profile", base.PROFILES)
+@pytest.mark.parametrize("profile", harness.PROFILES)
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_rows_have_names_of_their_own_and_factories_that_exist(profile, device):
-    options = base.Options(profile=profile, device=device)
+    options = harness.Options(profile=profile, device=device)
     names = [
         f"{suite}/{case.name}/{contestant.name}"
-        for suite in suites.SUITES
-        for case in suites.load(suite).cases(options)
+        for suite in harness.SUITES
+        for case in harness.suite(suite).cases(options)
         for contestant in case.contestants
     ]
     assert len(names) == len(set(names)) and len(names) > 60
-    for suite in suites.SUITES:
-        for case in suites.load(suite).cases(options):
+    for suite in harness.SUITES:
+        for case in harness.suite(suite).cases(options):
             assert case.rounds >= 1 and case.contestants
             for contestant in case.contestants:
                 module, _, name = contestant.factory.partition(":")
@@ -132,14 +140,16 @@ def test_rows_have_names_of_their_own_and_factories_that_exist(profile, device):
 
 
 def test_what_the_issue_names_is_measured():
-    names = "\n".join(c.name for s in suites.SUITES for c in suites.load(s).cases(base.Options()))
+    names = "\n".join(
+        c.name for s in harness.SUITES for c in harness.suite(s).cases(harness.Options())
+    )
     for wanted in (
         *("RoBERTa-base, 8 x 128", "RoBERTa-base, 2 x 512", "GPT-2 small, 2 x 512", "T5-small, 2"),
         *("GPT-2 small, 1 x 1024", "BART-base", "WMT base", "BERT-base, 32 x 128, bfloat16"),
         *("greedy", "sampling", "beam 4", "tokenise", "pack", "mask", "1000 MB"),
     ):
         assert wanted in names, wanted
-    peers = {c.name for case in suites.load("train").cases(TINY) for c in case.contestants}
+    peers = {c.name for case in harness.suite("train").cases(TINY) for c in case.contestants}
     assert peers == {"PyTorch", "torch.compile", "hfseq"}
 
 
@@ -157,12 +167,12 @@ def test_the_command_lists_its_rows_with_the_standard_library_alone():
 
 
 def test_only_picks_rows(capsys):
-    assert run.main(["train", "--only", "GPT-2.*float32/hfseq", "--list"]) == 0
+    assert harness.main(["train", "--only", "GPT-2.*float32/hfseq", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "train/GPT-2 small, 2 x 512, float32/hfseq",
         "train/GPT-2 small, 1 x 1024, float32/hfseq",
     ]
-    assert run.main(["--only", "no such row"]) == 2
+    assert harness.main(["--only", "no such row"]) == 2
     assert "matches no row" in capsys.readouterr().err
 
 
@@ -179,13 +189,14 @@ def test_only_picks_rows(capsys):
 )
 def test_wrong_flags_are_named(given, said, capsys):
     with pytest.raises(SystemExit) as caught:
-        run.main(given)
+        harness.main(given)
     assert caught.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_the_recorded_command_names_no_place():
     given = ["train", "--packages", "wheels", "--only", "a b", "--output", "x"]
-    assert run.command(given) == "python scripts/benchmarks/run.py train --only 'a b'"
+    told = harness.command("run.py", given, ("--output", "--packages"))
+    assert told == "python scripts/benchmarks/run.py train --only 'a b'"
 
 
 # -- what goes wrong
@@ -196,7 +207,7 @@ def fake(name, factory="steady", **given):
 
 
 def runner(tmp_path, **given):
-    return run.Runner(TINY, tmp_path, **given)
+    return harness.Runner(TINY.threads, tmp_path, **given)
 
 
 @pytest.fixture
@@ -207,7 +218,7 @@ def fakes(monkeypatch):
 
 
 def test_a_missing_part_marks_its_row_and_the_others_run(tmp_path, inline, fakes):
-    case = base.Case(
+    case = harness.Case(
         "c",
         (
             fake("PyTorch"),
@@ -220,13 +231,13 @@ def test_a_missing_part_marks_its_row_and_the_others_run(tmp_path, inline, fakes
     assert [row["status"] for row in rows] == [
         "ok", "not run: no no-such-compiler", "not run: no no_such_package",
     ]  # fmt: skip
-    text = tables.table(rows, tables.DEFAULT)
+    text = harness.table(rows, harness.DEFAULT)
     well_formed(text, rows)
     assert "| torch.compile (not run: no no-such-compiler) | c | - | - | - | - | - |" in text
 
 
 def test_a_suite_starts_nothing_after_its_time(tmp_path, inline, fakes):
-    cases = [base.Case(f"c{i}", (fake("hfseq"),), 8.0) for i in range(3)]
+    cases = [harness.Case(f"c{i}", (fake("hfseq"),), 8.0) for i in range(3)]
     rows = runner(tmp_path, suite_time=1e-9).suite("train", cases)
     assert {row["status"] for row in rows} == {"not run: the 1e-09 s of the suite were over"}
 
@@ -243,10 +254,10 @@ def test_a_contestant_that_is_silent_is_ended(fakes):
 
 
 def test_weights_that_cannot_be_written_fail_the_rows(tmp_path, inline, fakes, monkeypatch):
-    import contestants
-
-    monkeypatch.setattr(contestants, "written_weights", lambda *a, **k: ["no weights: full"])
-    case = base.Case("c", (fake("a"), fake("b", requires=("no_such",))), 1.0, weights=("bert", {}))
+    monkeypatch.setattr(harness, "write_weights", lambda *a, **k: ["no weights: full"])
+    case = harness.Case(
+        "c", (fake("a"), fake("b", requires=("no_such",))), 1.0, weights=("bert", {})
+    )
     rows = runner(tmp_path).suite("train", [case])
     assert [row["status"] for row in rows] == ["failed: no weights: full", "not run: no no_such"]
 
@@ -259,16 +270,16 @@ def test_rows_of_an_earlier_run_are_joined_if_it_was_here(tmp_path, capsys):
 
     path = tmp_path / "run_train.json"
     found = result("b", [2.0], "second", 4.0)
-    assert run.earlier_run(path, found) is None
+    assert harness.earlier_run(path, found) is None
     earlier = result("a", [1.0], "first", 5.0)
     earlier["rows"] += [{"case": "b", "name": "hfseq", "seconds": [3.0]}]
     earlier["rows"] += [{"case": "c", "name": "hfseq", "seconds": []}]  # did not run
     path.write_text(json.dumps(earlier))
-    run.join(found, run.earlier_run(path, found))
+    harness.join(found, harness.earlier_run(path, found))
     assert [(row["case"], row["seconds"]) for row in found["rows"]] == [("a", [1.0]), ("b", [2.0])]
     assert (found["command"], found["limits"]) == ("first, then second", {"float32": 5.0})
     with pytest.raises(SystemExit) as stopped:
-        run.earlier_run(path, result("b", [2.0], "third", 4.0, cpu="other"))
+        harness.earlier_run(path, result("b", [2.0], "third", 4.0, cpu="other"))
     assert stopped.value.code == 2 and "another machine" in capsys.readouterr().err
 
 
@@ -282,38 +293,35 @@ def test_a_step_may_time_itself(inline, fakes):
 
 def test_the_limit_that_binds_is_the_one_that_takes_longer():
     limits = {"float32": 1e12, "bandwidth": 1e10}
-    compute = base.limit({"flops": 1e12, "bytes": 1e9}, "float32", 2.0, limits)
+    compute = harness.limit({"flops": 1e12, "bytes": 1e9}, "float32", 2.0, limits)
     assert compute["binding"] == "compute" and compute["share"] == 0.5
-    memory = base.limit({"flops": 1e10, "bytes": 1e10}, "float32", 4.0, limits)
+    memory = harness.limit({"flops": 1e10, "bytes": 1e10}, "float32", 4.0, limits)
     assert memory["binding"] == "bandwidth" and memory["share"] == 0.25
     assert memory["of"] == {"compute": pytest.approx(0.0025), "bandwidth": 0.25}
-    assert base.limit({"flops": 1e12}, "bfloat16", 1.0, limits) is None
-    assert base.limit({}, "float32", 1.0, limits) is None
+    assert harness.limit({"flops": 1e12}, "bfloat16", 1.0, limits) is None
+    assert harness.limit({}, "float32", 1.0, limits) is None
 
 
 def test_work_is_counted_from_shapes():
-    from suites import work
-
     config = type("Config", (), {
         "vocab_size": 100, "hidden_size": 8, "num_hidden_layers": 2, "is_encoder_decoder": False,
     })()  # fmt: skip
     shapes = {"wte.weight": (100, 8), "h.0.fc.weight": (8, 32), "h.0.fc.bias": (32,)}
-    assert work.matrices(shapes, 100) == 256
-    assert work.training_bytes(shapes) == 40 * (800 + 256 + 32)
-    assert work.forward_flops(shapes, config, 3, 5) == 15 * (512 + 4 * 2 * 8 * 5)
-    one = work.generation_work(shapes, config, 1, 1, 4, 2, 4)
+    assert training.matrices(shapes, 100) == 256
+    assert training.training_bytes(shapes) == 40 * (800 + 256 + 32)
+    assert training.forward_work(shapes, config, 3, 5, 4)["flops"] == 15 * (512 + 4 * 2 * 8 * 5)
+    one = training.generation_work(shapes, config, 1, 1, 4, 2, 4)
     assert one["bytes"] == 4 * 2 * (256 + 800 + 2 * 2 * 8 * 5)
-    assert work.generation_work(shapes, config, 1, 4, 4, 2, 4)["flops"] > one["flops"]
+    assert training.generation_work(shapes, config, 1, 4, 4, 2, 4)["flops"] > one["flops"]
 
 
 def test_exponents_are_slopes_of_logarithms():
-    scaling = suites.load("scaling")
-    assert scaling.exponent([(1, 2.0), (2, 4.0), (8, 16.0)]) == pytest.approx(1.0)
-    assert scaling.exponent([(1, 3.0), (4, 48.0)]) == pytest.approx(2.0)
+    assert training.exponent([(1, 2.0), (2, 4.0), (8, 16.0)]) == pytest.approx(1.0)
+    assert training.exponent([(1, 3.0), (4, 48.0)]) == pytest.approx(2.0)
 
 
 def test_waiting_is_a_share_of_the_steps_after_the_first():
-    times = suites.load("data").Times()
+    times = data.Times()
     times.asked, times.got = [0.0, 10.0, 20.0, 30.0, 40.0], [5.0, 10.0, 21.0, 33.0]
     found = times.values(tokens=7)
     assert found == {"seconds": 20.0, "waiting": 0.2, "work": 14.0, "longest_wait": 3.0}
@@ -326,19 +334,18 @@ def test_hidden_states_that_differ_are_named():
     def row(name, mean):
         return {"case": "c", "name": name, "dtype": "float32", "facts": {"mean": mean}}
 
-    problems = suites.load("inference").problems
+    problems = inference.inference_problems
     assert problems([row("PyTorch", 1.0), row("hfseq", 1.00001)]) == []
     (found,) = problems([row("PyTorch", 1.0), row("hfseq", 1.1)])
     assert "c: hfseq returns hidden states of mean size 1.1, PyTorch 1" in found
 
 
 def test_the_synthetic_text_is_the_same_again_and_of_its_size(tmp_path):
-    corpus = suites.load("corpus")
-    sizes = [corpus.write(tmp_path / name, 30_000) for name in "ab"]
+    sizes = [data.write_text(tmp_path / name, 30_000) for name in "ab"]
     texts = [(tmp_path / name).read_text() for name in "ab"]
     assert texts[0] == texts[1] and sizes[0] == len(texts[0])
     assert 30_000 <= sizes[0] < 45_000
-    assert all(re.fullmatch(r"[a-z ]+\.", line) for line in corpus.lines(tmp_path / "a"))
+    assert all(re.fullmatch(r"[a-z ]+\.", line) for line in data.documents(tmp_path / "a"))
 
 
 def test_a_picture_is_drawn_or_its_absence_is_explained(tmp_path, monkeypatch):
@@ -350,11 +357,11 @@ def test_a_picture_is_drawn_or_its_absence_is_explained(tmp_path, monkeypatch):
     ]  # fmt: skip
     for suite in ("train", "scaling"):
         path = tmp_path / f"{suite}.png"
-        assert pictures.draw(suites.load(suite), {"rows": rows}, path) == path
+        assert harness.draw(harness.suite(suite), {"rows": rows}, path) == path
         assert path.read_bytes().startswith(b"\x89PNG")
-    assert pictures.draw(suites.load("limits"), {"rows": rows}, tmp_path / "x.png") is None
+    assert harness.draw(harness.suite("limits"), {"rows": rows}, tmp_path / "x.png") is None
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    told = pictures.draw(suites.load("train"), {"rows": rows}, tmp_path / "x.png")
+    told = harness.draw(harness.suite("train"), {"rows": rows}, tmp_path / "x.png")
     assert told == "matplotlib is not installed"
 
 

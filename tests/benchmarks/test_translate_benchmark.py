@@ -13,8 +13,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
 import harness
-import translate
-import translate_contestants as sides
+import translation
 
 TINY = {
     "layers": 1, "vocab_size": 60, "d_model": 32, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
@@ -27,25 +26,29 @@ BATCHES = [[[5, 9, 0], [7, 1, 8, 33, 0]], [[12, 0]]]
 def folder(tmp_path_factory):
     pytest.importorskip("torch")
     place = tmp_path_factory.mktemp("weights")
-    sides.save_weights(str(place), TINY)
+    translation.save_weights(str(place), TINY)
     (place / "sources.json").write_text(json.dumps(BATCHES))
     return str(place)
 
 
 def test_sizes_are_those_of_opus_mt():
-    config = sides.configuration({})
+    config = translation.configuration({})
     assert (config.vocab_size, config.d_model, config.decoder_layers) == (54688, 512, 6)
     assert config.pad_token_id == config.decoder_start_token_id == 54687
-    assert sides.configuration({"layers": 2}).encoder_layers == 2
-    words = sides.names(config.vocab_size)
-    assert len(set(words)) == 54688 and words[sides.END] == "</s>"
+    assert translation.configuration({"layers": 2}).encoder_layers == 2
+    words = translation.names(config.vocab_size)
+    assert len(set(words)) == 54688 and words[translation.END] == "</s>"
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_all_sides_translate_alike(folder, beams):
     pytest.importorskip("ctranslate2")
     settings = {"folder": folder, "size": TINY, "beams": beams, "new_tokens": 5}
-    makers = (sides.torch_translate, sides.hfseq_translate, sides.ctranslate2_translate)
+    makers = (
+        translation.torch_translate,
+        translation.hfseq_translate,
+        translation.ctranslate2_translate,
+    )
     found = []
     for make in makers:
         running = make(**settings, dtype="float32")
@@ -58,7 +61,7 @@ def test_all_sides_translate_alike(folder, beams):
 
 
 def test_spare_rows_and_columns_are_hidden():
-    ids, mask = sides.padded([[4, 5, 0], [6, 0]], 3, 59)
+    ids, mask = translation.padded([[4, 5, 0], [6, 0]], 3, 59)
     np.testing.assert_array_equal(ids, [[4, 5, 0], [6, 0, 59], [4, 5, 0]])
     np.testing.assert_array_equal(mask, [[1, 1, 1], [1, 1, 0], [1, 1, 1]])
 
@@ -67,22 +70,22 @@ def test_sentences_are_different_ones_and_the_same_again(tmp_path):
     table, lines = tmp_path / "pairs.csv", tmp_path / "lines.txt"
     table.write_text("english,spanish\n" + "".join(f"S{i % 30},x\n" for i in range(60)))
     lines.write_text("one\n\ntwo\none\n")
-    drawn = translate.sentences(table, 20)
-    assert len(set(drawn)) == 20 and drawn == translate.sentences(table, 20)
-    assert sorted(translate.sentences(lines, 1000)) == ["one", "two"]
+    drawn = translation.sentences(table, 20)
+    assert len(set(drawn)) == 20 and drawn == translation.sentences(table, 20)
+    assert sorted(translation.sentences(lines, 1000)) == ["one", "two"]
 
 
 def test_batches_hold_sentences_of_like_length():
     rows = [[1] * length for length in np.random.default_rng(0).permutation(40) + 1]
-    batches = translate.batched(rows, 16)
+    batches = translation.batched(rows, 16)
     assert sorted(map(len, batches)) == [8, 16, 16]
     spans = [max(map(len, batch)) - min(map(len, batch)) for batch in batches]
     assert max(spans) == 15 and sum(map(len, batches)) == 40
 
 
 def test_everyone_searches_in_both_ways():
-    options = translate.parse(["--sides", *translate.SIDES, "--beams", "5"])
-    found = translate.rivals(options, "w")
+    options = translation.parse(["--sides", *translation.SIDES, "--beams", "5"])
+    found = translation.rivals(options, "w")
     assert [c.name for c in found if c.group == "beam 5"] == [
         "PyTorch", "CTranslate2", "hfseq", "hfseq bfloat16",
     ]  # fmt: skip
@@ -102,19 +105,19 @@ def test_what_is_written_down():
         row("hfseq", [1.0, 1.0], [[[1], [9]], [[9], [4]]]),
         harness.Row("hfseq bfloat16", "greedy", status="not run: no jax"),
     ]
-    shares = translate.agreement(rows)
+    shares = translation.agreement(rows)
     assert shares == {"greedy": {"PyTorch": 1.0, "CTranslate2": 0.75, "hfseq": 0.5}}
-    assert translate.disagreements(shares, 0.5) == []
-    assert "only 50.0% of the sentences" in translate.disagreements(shares, 0.98)[0]
-    summaries = [translate.summary(r, rows, 4) for r in rows]
+    assert translation.disagreements(shares, 0.5) == []
+    assert "only 50.0% of the sentences" in translation.disagreements(shares, 0.98)[0]
+    summaries = [translation.summary(r, rows, 4) for r in rows]
     assert summaries[2]["ratios"] == {"PyTorch": 3.0, "CTranslate2": 1.0}
     assert summaries[2]["sentences_per_second"] == 2.0
     result = {
-        "options": vars(translate.parse([])) | {"layers": 2}, "command": "python x", "threads": 2,
+        "options": vars(translation.parse([])) | {"layers": 2}, "command": "python x", "threads": 2,
         "machine": harness.machine_facts(), "agreement": shares, "rows": summaries,
         "sentences": 4, "source_tokens": 9.2,
     }  # fmt: skip
-    text = translate.section(result)
+    text = translation.section(result)
     assert "| hfseq | greedy | 2.0 | 3.00x | 1.00x | 1.00 GB |" in text
     assert "| hfseq bfloat16 (not run: no jax) | greedy | - |" in text
     assert "CTranslate2 75.0%, hfseq 50.0%" in text and "4 sentences of 9.2 tokens" in text

@@ -14,9 +14,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
 import harness
-import vq_curves
-import vq_length
-import vq_points
+import vq
 
 TINY = [
     *("--lengths", "64", "128", "--hidden_size", "16", "--head_dim", "8", "--value_dim", "16"),
@@ -59,11 +57,11 @@ SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("train", "memory
 def test_every_mode_measures_and_writes_down(mode, here, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(harness, "run", here)
-    assert vq_length.main([mode, *TINY, "--output", str(tmp_path)]) == 0
+    assert vq.costs([mode, *TINY, "--output", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "benchmarks" / f"vq_{mode}.json").read_text())
     picture = tmp_path / "benchmarks" / f"vq_{mode}.png"
     assert picture.exists() == (mode != "compare")
-    assert f"<!-- vq_{mode} -->" in (tmp_path / "benchmarks.md").read_text()
+    assert f"<!-- vq_{mode} -->" in (tmp_path / "benchmarks" / "tables.md").read_text()
     assert str(tmp_path) not in json.dumps(result)
     check = {"decode": check_decoding, "compare": check_comparison}.get(mode, check_lengths)
     check(result)
@@ -105,28 +103,28 @@ def test_a_point_that_needs_too_much_is_marked_and_not_run(here, tmp_path, monke
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(harness, "run", here)
     limits = ["--lengths", "64", "--memory_gb", "0.0000001", "--output", str(tmp_path)]
-    assert vq_length.main(["forward", *TINY, *limits]) == 1, "nothing ran"
+    assert vq.costs(["forward", *TINY, *limits]) == 1, "nothing ran"
     result = json.loads((tmp_path / "benchmarks" / "vq_forward.json").read_text())
     assert {row["status"] for row in result["rows"]} == {"does not fit"}
     assert all(row["compiled_bytes"] and not row["seconds"] for row in result["rows"])
     assert result["curves"][1]["does_not_fit"] == [64]
-    assert "| does not fit |" in (tmp_path / "benchmarks.md").read_text()
+    assert "| does not fit |" in (tmp_path / "benchmarks" / "tables.md").read_text()
 
 
 def test_the_state_that_is_computed_is_the_one_that_a_model_has():
-    options = vq_length.parse(["memory", *TINY, "--head_types", "shga", "mha", "--batch_size", "2"])
-    found = {each["head_type"]: each["state"] for each in vq_length.state_sizes(options)}
+    options = vq.parse(["memory", *TINY, "--head_types", "shga", "mha", "--batch_size", "2"])
+    found = {each["head_type"]: each["state"] for each in vq.state_sizes(options)}
     for head, size in found.items():
-        model = vq_points.build(vq_length.configuration(options, head), "float32")
-        assert vq_points.tree_bytes(model.init_cache(2, 0)) == size
+        model = vq.build(vq.configuration(options, head), "float32")
+        assert vq.tree_bytes(model.init_cache(2, 0)) == size
 
 
 def test_points_take_turns_and_memory_is_measured_alone():
     flags = [*TINY, "--reductions", "recurrent", "matmul", "--head_types", "shga", "mqa"]
-    trained = vq_length.contestants_of("train", vq_length.parse(["train", *flags]))
+    trained = vq.points_of("train", vq.parse(["train", *flags]))
     groups = [contestant.group for contestant in trained]
     assert len(groups) == 12 and {groups.count(group) for group in groups} == {3}
-    alone = vq_length.contestants_of("memory", vq_length.parse(["memory", *flags]))
+    alone = vq.points_of("memory", vq.parse(["memory", *flags]))
     assert len({contestant.group for contestant in alone}) == 12
     plain = next(c for c in trained if c.group == "train mqa 64").settings["config"]
     assert plain["head_type"] == "mqa" and "value_dim" not in plain
@@ -137,7 +135,7 @@ def curve(name, lengths, times):
         {"length": n, "microseconds_per_token": t, "compiled_bytes": 1, "status": "ok"}
         for n, t in zip(lengths, times, strict=True)
     ]
-    return vq_curves.curve("shga", name, points)
+    return vq.curve("shga", name, points)
 
 
 def test_flatness_and_steepness_are_those_from_4k_on():
@@ -146,17 +144,17 @@ def test_flatness_and_steepness_are_those_from_4k_on():
     steep = curve("full", lengths, [1.0, 4.0, 8.0, 16.0])
     assert flat["deviation_from_flat"] == pytest.approx(0.05)
     assert steep["exponent"] == pytest.approx(1.0)
-    assert vq_curves.not_flat([flat, steep]) == []
+    assert vq.not_flat([flat, steep]) == []
     bent = curve("vq recurrent", lengths, [10.0, 10.0, 10.0, 12.0])
-    assert "deviates by 20% from its median (allowed 15%)" in vq_curves.not_flat([bent])[0]
+    assert "deviates by 20% from its median (allowed 15%)" in vq.not_flat([bent])[0]
 
 
 def test_curves_cross_where_lines_in_logarithms_do():
     lengths = [1024, 2048, 4096]
     fast, slow = curve("vq recurrent", lengths, [8.0] * 3), curve("full", lengths, [2.0, 4.0, 16.0])
-    assert vq_curves.crossover(fast, slow)["length"] == round(2048 * 2**0.5)
-    never = vq_curves.crossover(curve("vq recurrent", lengths, [99.0] * 3), slow)
-    always = vq_curves.crossover(curve("vq recurrent", lengths, [1.0] * 3), slow)
+    assert vq.crossover(fast, slow)["length"] == round(2048 * 2**0.5)
+    never = vq.crossover(curve("vq recurrent", lengths, [99.0] * 3), slow)
+    always = vq.crossover(curve("vq recurrent", lengths, [1.0] * 3), slow)
     assert never["length"] is None and "full is ahead up to 4096" in never["text"]
     assert always["length"] is None and "ahead from 1024 tokens, or less" in always["text"]
 
@@ -164,9 +162,9 @@ def test_curves_cross_where_lines_in_logarithms_do():
 def test_a_state_that_grows_or_forgets_is_named():
     chunk = {"state_bytes": 8, "tokens_missing": 0, "memory_bytes": 1e8}
     row = {"name": "shga", "deviation": 0.01, "chunks": [chunk] * 3}
-    assert vq_length.decoding_problems(row) == []
+    assert vq.decoding_problems(row) == []
     last = {"state_bytes": 9, "tokens_missing": 2, "memory_bytes": 2e8}
-    found = vq_length.decoding_problems(row | {"deviation": 0.3, "chunks": [chunk, chunk, last]})
+    found = vq.decoding_problems(row | {"deviation": 0.3, "chunks": [chunk, chunk, last]})
     assert [words in text for words, text in zip(
         ("its size", "lost count", "deviates by 30%", "from 100 to 200 MB"), found, strict=True
     )] == [True] * 4  # fmt: skip

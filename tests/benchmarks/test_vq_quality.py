@@ -12,7 +12,7 @@ from hfseq.errors import UsageError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"))
 
-import vq_quality
+import vq
 
 
 def write(folder, bits, codes=None):
@@ -31,13 +31,13 @@ def test_the_ratio_is_that_of_the_means_over_seeds(tmp_path):
         ("full", write(tmp_path / "b", 3.0)),
         ("vq", write(tmp_path / "c", 2.6, codes=8.0)),
     ]
-    result = vq_quality.compare(runs)
+    result = vq.compare_runs(runs)
     assert result["mean"] == {"full": 2.5, "vq": 2.6}
     assert result["ratio"]["vq"] == pytest.approx(1.04)
-    vq_quality.draw(result, tmp_path / "comparison.png")
+    vq.draw_runs(result, tmp_path / "comparison.png")
     assert (tmp_path / "comparison.png").stat().st_size > 10_000
 
 
 def test_a_folder_without_a_finished_run_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"metrics\.jsonl"):
-        vq_quality.read(tmp_path)
+        vq.read_run(tmp_path)

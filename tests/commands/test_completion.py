@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from hfseq import cli
-from hfseq.cli import read
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -44,7 +43,8 @@ def bash(scripts: Path, *words: str) -> list[str]:
     quoted = " ".join(f"'{word}'" for word in words)
     code = (
         f"source {scripts / 'bash'}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
-        '_hfseq; printf "%s\\n" "${COMPREPLY[@]}"'
+        f"_shtab_hfseq hfseq '{words[-1]}' '{words[-2]}'; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     return [line for line in output(need("bash"), "--norc", "-c", code) if line]
 
@@ -74,7 +74,7 @@ def test_commands_flags_and_values_are_offered(scripts, shell, words, offered):
 @pytest.mark.parametrize("shell", [bash, fish])
 def test_every_command_is_offered(scripts, shell):
     found = set(shell(scripts, "hfseq", ""))
-    assert {name for name in read(cli.build_parser()) if name} <= found
+    assert {name for name, *_ in cli.COMMANDS} <= found
 
 
 def test_bash_offers_files_where_files_are_wanted(scripts, tmp_path, monkeypatch):
@@ -105,7 +105,8 @@ def test_zsh_completes_at_its_prompt(scripts, tmp_path):
         return seen
 
     try:
-        setup = f"autoload -Uz compinit; compinit -u -D; source {scripts / 'zsh'}; echo rea''dy\n"
+        script = f'eval "$(<{scripts / "zsh"})"'
+        setup = f"autoload -Uz compinit; compinit -u -D; {script}; echo rea''dy\n"
         os.write(terminal, setup.encode())
         wait_for("ready")
         for typed, expected in (

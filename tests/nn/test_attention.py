@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from hfseq import nn
-from hfseq.nn.attention import attention_weights, eager_attention, xla_attention
+from hfseq.nn.attention import eager_attention, xla_attention
 from hfseq.nn.cpu import few_queries_attention
+from hfseq.nn.scores import attention_weights
 from tests.support.models import close
 
 

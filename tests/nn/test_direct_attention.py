@@ -62,14 +62,14 @@ def test_another_number_of_keys(request):
 
 def test_only_alike_heads_in_float32_on_one_cpu_suit(monkeypatch):
     query, key, value, _ = arrays()
-    assert not cpu.suits(query, key, value, None, None)  # the tests have eight devices
+    assert not cpu.suits_direct(query, key, value, None, None)  # the tests have eight devices
     monkeypatch.setattr(cpu, "one_cpu", lambda: True)
-    assert cpu.suits(query, key, value, None, None)
+    assert cpu.suits_direct(query, key, value, None, None)
     halves = [leaf.astype(jnp.bfloat16) for leaf in (query, key, value)]
-    assert not cpu.suits(*halves, None, None)
+    assert not cpu.suits_direct(*halves, None, None)
     fewer = arrays(kv_heads=2)[1:3]
-    assert not cpu.suits(query, *fewer, None, None)
-    assert not cpu.suits(query, key, value, jnp.ones((LENGTH, LENGTH), bool), None)
+    assert not cpu.suits_direct(query, *fewer, None, None)
+    assert not cpu.suits_direct(query, key, value, jnp.ones((LENGTH, LENGTH), bool), None)
 
 
 def test_every_product_takes_its_arrays_as_they_lie(directly):

@@ -121,14 +121,14 @@ def test_an_error_of_the_thread_that_makes_batches_ends_the_run_with_it(train, t
 
     def install(info):
         if info.progress.step == 1:  # some batches are made already
-            real = info.run.data.train.fetch
+            real = info.run.data.train.indices
 
-            def fetch(step, *part):
+            def indices(step):
                 if step >= 7:
                     raise DataError("the disk with the data is gone")
-                return real(step, *part)
+                return real(step)
 
-            info.run.data.train.fetch = fetch
+            info.run.data.train.indices = indices
 
     with pytest.raises(DataError, match="the disk with the data is gone"):
         train("broken", callbacks=[install], **OPTIONS)

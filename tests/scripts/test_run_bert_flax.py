@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "run_bert_flax.py"
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 
-import cpu_units
+import harness
 import inference
-from inference_flags import InferenceArguments
+from inference import InferenceArguments
 
 TINY = (
     "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,vocab_size=99,"
@@ -137,7 +137,7 @@ def test_a_bfloat16_that_is_slower_is_called_so():
     ],
 )
 def test_units_are_read_from_the_flags_of_the_processor(cpuinfo, units):
-    assert cpu_units.bfloat16_units(cpuinfo) == units
+    assert harness.bfloat16_units(cpuinfo) == units
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,14 @@ def test_a_text_file_that_is_absent_or_empty_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["--precision", "int8"], 2, "error: --precision int8"),
+        pytest.param(["--precision", "int8"], 2, "error: --precision int8", marks=pytest.mark.slow),
         (["--num_rums", "3"], 2, "did you mean '--num_runs'?"),
-        (["--model_name_or_path", "./absent"], 1, "there is no such directory"),
+        pytest.param(
+            ["--model_name_or_path", "./absent"],
+            1,
+            "there is no such directory",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_command_ends_with_an_exit_code_and_one_line(flags, code, message):

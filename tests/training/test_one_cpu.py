@@ -28,23 +28,25 @@ CASES = [
 def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatch):
     task = parallel.main_head(name)
     usual = parallel.run(name, task, None)
-    for module in (cpu, cpu, cross_entropy):
+    for module in (cpu, cross_entropy):
         monkeypatch.setattr(module, "one_cpu", lambda: True)
     monkeypatch.setattr(cross_entropy, "AT_ONCE", 4 * parallel.VOCABULARY)
     if way == "pieces":
         monkeypatch.setattr(cpu, "WORTHWHILE", 1)
     used = []
     for module, function in (
-        (cpu, "_mixed"), (cpu, "_dot"), (cross_entropy, "_losses")
+        (cpu, "blocked_attention"), (cpu, "direct_attention"), (cross_entropy, "_losses")
     ):  # fmt: skip
         real = getattr(module, function)
         monkeypatch.setattr(
-            module, function, lambda *a, real=real, f=function: (used.append(f), real(*a))[1]
+            module,
+            function,
+            lambda *a, real=real, f=function, **k: (used.append(f), real(*a, **k))[1],
         )
     parallel.compiled.cache_clear()
     alone = parallel.run(name, task, None)
     parallel.compiled.cache_clear()
     assert_same(alone, usual)
     if name != "vq_transformer":  # its attention is its own
-        assert ("_mixed" if way == "pieces" else "_dot") in used
+        assert ("blocked_attention" if way == "pieces" else "direct_attention") in used
     assert "_losses" in used

@@ -111,7 +111,7 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
         else:
             add("all-reduce", ("fsdp",), 1, local)
         if run.layout.tactic(path) in ("row", "embedding") and "tensor" in split:
-            layers = shape[0] if len(shape) > len(run.layout.own_shape(path, shape)) else 1
+            layers = shape[0] if len(shape) > len(run.layout.layer_shape(path, shape)) else 1
             hidden = local_rows(run) * run.batch.length / mesh["sequence"]
             width = _width(run) * _itemsize(run.model.precision.compute_dtype)
             both = 2 if run.layout.tactic(path) == "row" else 1

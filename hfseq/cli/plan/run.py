@@ -10,14 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
-
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from hfseq import plugins

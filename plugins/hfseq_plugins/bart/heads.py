@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.bart.layers import Decoder, Encoder, dense, token_table
 
+if TYPE_CHECKING:
+    from transformers import BartConfig
+
 
 class BartModule(nnx.Module):
     """Encoder and decoder without a head.
@@ -26,11 +29,13 @@ class BartModule(nnx.Module):
 
     sides: ClassVar[tuple[type[Encoder], type[Decoder]]] = (Encoder, Decoder)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         self.shared = token_table(config, rngs)
         self.add_sides(config, rngs, own_tables=not config.tie_word_embeddings)
 
-    def add_sides(self, config: Any, rngs: nnx.Rngs, own_tables: bool, **target: Any) -> None:
+    def add_sides(
+        self, config: BartConfig, rngs: nnx.Rngs, own_tables: bool, **target: Any
+    ) -> None:
         """Make encoder and decoder, which have their ``own_tables`` of tokens or share one."""
         encoder, decoder = self.sides
         self.encoder = encoder(config, rngs, own_tables)
@@ -90,7 +95,9 @@ class BartModule(nnx.Module):
         )
 
 
-def headed(kind: Any, output: out.FlaxModelOutput, **first: Any) -> Any:
+def headed(
+    kind: type[out.FlaxModelOutput], output: out.FlaxModelOutput, **first: jax.Array
+) -> out.FlaxModelOutput:
     """Put a head's results in the place of the last hidden state."""
     rest = {name: value for name, value in output.items() if name != "last_hidden_state"}
     return kind(**first, **rest)
@@ -101,19 +108,19 @@ class Headed(nnx.Module):
 
     module: ClassVar[type[BartModule]] = BartModule
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         self.model = self.module(config, rngs)
 
-    def encode(self, *args: Any, **kwargs: Any) -> out.FlaxBaseModelOutput:
+    def encode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Run the encoder."""
         return self.model.encode(*args, **kwargs)
 
-    def decode(self, *args: Any, **kwargs: Any) -> Any:
+    def decode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Run the decoder."""
         return self.model.decode(*args, **kwargs)
 
 
-def untied_head(config: Any, rngs: nnx.Rngs, size: int | None = None) -> Any:
+def untied_head(config: BartConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Linear | None:
     """The head's own projection, or nothing where it is tied to the table of tokens."""
     if config.tie_word_embeddings:
         return nnx.data(None)
@@ -126,14 +133,14 @@ class ConditionalGeneration(Headed):
 
     make_head: ClassVar[Callable[..., Any]] = staticmethod(untied_head)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         size = self.vocabulary(config)
         self.lm_head = self.make_head(config, rngs, size)
         self.final_logits_bias = nnx.Param(jnp.zeros((1, size)))
 
     @staticmethod
-    def vocabulary(config: Any) -> int:
+    def vocabulary(config: BartConfig) -> int:
         """Return the number of tokens that the head chooses from."""
         return config.vocab_size
 
@@ -146,7 +153,7 @@ class ConditionalGeneration(Headed):
         """Return what is added to the logits, (1, vocabulary)."""
         return jax.lax.stop_gradient(self.final_logits_bias[...])
 
-    def decode(self, *args: Any, **kwargs: Any) -> Any:
+    def decode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Run the decoder and the head."""
         decoded = self.model.decode(*args, **kwargs)
         logits = self.logits(decoded.last_hidden_state)
@@ -160,7 +167,7 @@ class ConditionalGeneration(Headed):
 class ClassificationHead(nnx.Module):
     """Dense, tanh and the labels."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.d_model, config.d_model, rngs)
         self.out_proj = dense(config, config.d_model, config.num_labels, rngs)
         self.dropout = nn.Dropout(config.classifier_dropout)
@@ -170,7 +177,7 @@ class ClassificationHead(nnx.Module):
         return self.out_proj(self.dropout(x, rngs))
 
 
-def last_end(input_ids: jax.Array, eos_token_id: Any) -> jax.Array:
+def last_end(input_ids: jax.Array, eos_token_id: int | tuple[int, ...]) -> jax.Array:
     """Return where each row's last ``<eos>`` stands; rows must have equally many, and one at least.
 
     The rows are only checked where their values are known, not under ``jax.jit``.
@@ -194,7 +201,7 @@ def last_end(input_ids: jax.Array, eos_token_id: Any) -> jax.Array:
 class SequenceClassification(Headed):
     """A label (or a number) for the whole sequence, read where the decoder sees its last <eos>."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classification_head = ClassificationHead(config, rngs)
         if config.eos_token_id is None:
@@ -222,7 +229,7 @@ class SequenceClassification(Headed):
 class QuestionAnswering(Headed):
     """The first and the last token of the answer."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.qa_outputs = dense(config, config.d_model, 2, rngs)
 
@@ -238,14 +245,14 @@ class QuestionAnswering(Headed):
 class DecoderAlone(nnx.Module):
     """The decoder under the name it has in a whole model."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         self.decoder = Decoder(config, rngs, own_table=True)
 
 
 class CausalLM(nnx.Module):
     """The decoder alone with a head; it attends to ``encoder_hidden_states`` if they are given."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         self.model = DecoderAlone(config, rngs)
         self.lm_head = untied_head(config, rngs)
 

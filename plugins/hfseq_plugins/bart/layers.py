@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +20,18 @@ from hfseq.errors import UsageError
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 
+if TYPE_CHECKING:
+    from transformers import BartConfig
+
 EPSILON = 1e-5
 
 
-def dense(config: Any, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
+def dense(config: BartConfig, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
     """A Linear with the family's initialisation."""
     return nn.Linear(features_in, features_out, nn.normal(config.init_std), rngs)
 
 
-def token_table(config: Any, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
+def token_table(config: BartConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
     """Vectors of the vocabulary, or of one of another ``size``."""
     size = config.vocab_size if size is None else size
     return nn.Embed(size, config.d_model, nn.normal(config.init_std), rngs)
@@ -39,7 +42,7 @@ class LearnedPositions(nn.Embed):
 
     offset: ClassVar[int] = 2
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         size = config.max_position_embeddings + self.offset
         super().__init__(size, config.d_model, nn.normal(config.init_std), rngs)
 
@@ -65,7 +68,12 @@ class Attention(nn.CachedAttention):
     dense: ClassVar[Callable[..., nn.Linear]] = staticmethod(dense)
 
     def __init__(
-        self, config: Any, heads: int, rngs: nnx.Rngs, causal: bool = False, cross: bool = False
+        self,
+        config: BartConfig,
+        heads: int,
+        rngs: nnx.Rngs,
+        causal: bool = False,
+        cross: bool = False,
     ):
         super().__init__()
         width, inner = config.d_model, self.inner_width(config)
@@ -80,7 +88,7 @@ class Attention(nn.CachedAttention):
         self.out_proj = self.dense(config, inner, width, rngs)
 
     @staticmethod
-    def inner_width(config: Any) -> int:
+    def inner_width(config: BartConfig) -> int:
         """Return the width of all heads together."""
         return config.d_model
 
@@ -113,7 +121,7 @@ class Layer(nnx.Module):
     attention: ClassVar[Callable[..., Attention]] = Attention
     dense: ClassVar[Callable[..., nn.Linear]] = staticmethod(dense)
 
-    def __init__(self, config: Any, inner: int, layerdrop: float, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, inner: int, layerdrop: float, rngs: nnx.Rngs):
         width = config.d_model
         self.self_attn_layer_norm = nn.LayerNorm(width, EPSILON)
         self.fc1 = self.dense(config, width, inner, rngs)
@@ -155,7 +163,7 @@ class Layer(nnx.Module):
 class EncoderLayer(Layer):
     """Self-attention and feed-forward."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         super().__init__(config, config.encoder_ffn_dim, config.encoder_layerdrop, rngs)
         self.self_attn = self.attention(config, config.encoder_attention_heads, rngs)
 
@@ -167,7 +175,7 @@ class EncoderLayer(Layer):
 class DecoderLayer(Layer):
     """Causal self-attention, attention to the encoder's output (if there is one), feed-forward."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         super().__init__(config, config.decoder_ffn_dim, config.decoder_layerdrop, rngs)
         heads = config.decoder_attention_heads
         self.self_attn = self.attention(config, heads, rngs, causal=True)
@@ -194,7 +202,12 @@ class Side(nnx.Module):
     norm_first: bool = False
 
     def __init__(
-        self, config: Any, depth: int, rngs: nnx.Rngs, own_table: bool, size: int | None = None
+        self,
+        config: BartConfig,
+        depth: int,
+        rngs: nnx.Rngs,
+        own_table: bool,
+        size: int | None = None,
     ):
         own = self.token_table(config, rngs, size) if own_table else nnx.data(None)
         self.embed_tokens = own
@@ -233,7 +246,7 @@ class Encoder(Side):
 
     layer = EncoderLayer
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, own_table: bool):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs, own_table: bool):
         super().__init__(config, config.encoder_layers, rngs, own_table)
 
     def __call__(
@@ -257,7 +270,9 @@ class Decoder(Side):
 
     layer = DecoderLayer
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, own_table: bool, size: int | None = None):
+    def __init__(
+        self, config: BartConfig, rngs: nnx.Rngs, own_table: bool, size: int | None = None
+    ):
         super().__init__(config, config.decoder_layers, rngs, own_table, size)
 
     def __call__(

@@ -78,7 +78,7 @@ class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
             dropout_rng, decoder_position_ids=decoder_position_ids, **inputs,
         )  # fmt: skip
 
-    def default_decoder_input_ids(self, input_ids: Any) -> jax.Array:
+    def default_decoder_input_ids(self, input_ids: jax.Array) -> jax.Array:
         """Return ``input_ids`` shifted right, as in denoising."""
         pad, start = self.config.pad_token_id, self.config.decoder_start_token_id
         absent = [
@@ -135,7 +135,7 @@ class FlaxBartDecoderPreTrainedModel(FlaxPreTrainedModel):
     }
     ignored_weights = FlaxBartPreTrainedModel.ignored_weights
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+    def __init__(self, config: BartConfig, *args: Any, **kwargs: Any):
         if config is not None:
             # A copy: the configuration of a whole model stays one.
             config = copy.deepcopy(config)

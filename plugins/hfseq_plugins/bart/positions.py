@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,11 @@ import numpy as np
 from flax import nnx
 
 from hfseq import nn
+
+if TYPE_CHECKING:
+    from transformers import BartConfig
+
+    from hfseq.modeling import Tensor
 
 # What a checkpoint may hold of them, in PyTorch's names and in ours.
 TABLES = r"(encoder|decoder)\.embed_positions\.(weight|embedding)$"
@@ -38,7 +43,7 @@ class SinusoidalPositions(nnx.Module):
 
     compute_dtype: Any = None
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         self.size = (config.max_position_embeddings, config.d_model)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
@@ -50,7 +55,7 @@ class SinusoidalPositions(nnx.Module):
 class PositionTable(nn.Embed):
     """Places with a parameter each, numbered from the first row."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
         size = (config.max_position_embeddings, config.d_model)
         super().__init__(*size, nn.normal(config.init_std), rngs)
 
@@ -63,19 +68,19 @@ class FrozenPositions(PositionTable):
         return jax.lax.stop_gradient(super().__call__(ids))
 
 
-def fixed_positions(config: Any, rngs: nnx.Rngs) -> nnx.Module:
+def fixed_positions(config: BartConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Places that are computed, or those of the file where it holds other vectors."""
     computed = getattr(config, "static_position_embeddings", True)
     return (SinusoidalPositions if computed else FrozenPositions)(config, rngs)
 
 
-def unlike_sinusoids(tensors: Mapping[str, Any]) -> bool:
+def unlike_sinusoids(tensors: Mapping[str, Tensor]) -> bool:
     """Tell whether a checkpoint holds tables of places that are not the computed ones."""
     tables = [tensor for name, tensor in tensors.items() if re.search(TABLES, name)]
     return not all(same_table(tensor) for tensor in tables if len(tensor.shape) == 2)
 
 
-def same_table(tensor: Any) -> bool:
+def same_table(tensor: Tensor) -> bool:
     """Tell whether a tensor of a file holds :func:`sinusoids`, up to the rounding of its type."""
     given = np.asarray(tensor.read(...))
     allowed = 1e-6 if given.dtype.itemsize >= 4 else float(jnp.finfo(given.dtype).eps)

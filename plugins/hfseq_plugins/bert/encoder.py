@@ -5,7 +5,7 @@ A sibling names its own parts in ``kinds`` and its own Linear in ``linear``.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,28 +15,35 @@ from hfseq import nn
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 
+if TYPE_CHECKING:
+    from transformers import BertConfig
 
-def dense(config: Any, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
+
+def dense(config: BertConfig, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
     """A Linear with the family's initialisation."""
     return nn.Linear(features_in, features_out, nn.normal(config.initializer_range), rngs)
 
 
 class Embeddings(nnx.Module):
-    """Word, position and token-type vectors, summed and normalised."""
+    """Word, position and token-type vectors, summed and (unless a sibling says so) normalised."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    normalised: ClassVar[bool] = True
+
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         def table(size: int) -> nn.Embed:
             return nn.Embed(size, config.hidden_size, nn.normal(config.initializer_range), rngs)
 
         self.word_embeddings = table(config.vocab_size)
         self.position_embeddings = table(config.max_position_embeddings)
         self.token_type_embeddings = table(config.type_vocab_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.LayerNorm = norm if self.normalised else nnx.data(None)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def __call__(self, ids: jax.Array, types: jax.Array, positions: jax.Array, rngs: Keys | None):
         x = self.word_embeddings(ids) + self.token_type_embeddings(types)
-        return self.dropout(self.LayerNorm(x + self.position_embeddings(positions)), rngs)
+        x = x + self.position_embeddings(positions)
+        return self.dropout(x if self.LayerNorm is None else self.LayerNorm(x), rngs)
 
 
 class SelfAttention(nn.CachedAttention):
@@ -44,7 +51,7 @@ class SelfAttention(nn.CachedAttention):
 
     linear = staticmethod(dense)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, cross: bool = False):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs, cross: bool = False):
         super().__init__()
         self.kv_heads = config.num_attention_heads
         self.head_dim = config.hidden_size // config.num_attention_heads
@@ -76,7 +83,7 @@ class SelfAttention(nn.CachedAttention):
 class Output(nnx.Module):
     """Projection back to the residual stream, dropout, residual, norm."""
 
-    def __init__(self, config: Any, features_in: int, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, features_in: int, rngs: nnx.Rngs):
         self.dense = dense(config, features_in, config.hidden_size, rngs)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -90,7 +97,7 @@ class Attention(nnx.Module):
 
     kinds: ClassVar[tuple[Any, ...]] = (SelfAttention, Output)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, cross: bool = False):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs, cross: bool = False):
         mixing, output = self.kinds
         self.self = mixing(config, rngs, cross)
         self.output = output(config, config.hidden_size, rngs)
@@ -105,7 +112,7 @@ class Intermediate(nnx.Module):
 
     linear = staticmethod(dense)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         self.dense = self.linear(config, config.hidden_size, config.intermediate_size, rngs)
         self.act = nn.activation(config.hidden_act)
 
@@ -118,7 +125,7 @@ class Layer(nnx.Module):
 
     kinds: ClassVar[tuple[Any, ...]] = (Attention, Intermediate, Output)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         attention, intermediate, output = self.kinds
         self.attention = attention(config, rngs)
         crossed = getattr(config, "add_cross_attention", False)
@@ -147,7 +154,7 @@ class Encoder(nnx.Module):
 
     kind: ClassVar[Any] = Layer
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         self.layer = nn.Layers([self.kind(config, rngs) for _ in range(config.num_hidden_layers)])
 
     def finish(self, x: jax.Array) -> jax.Array:
@@ -158,7 +165,7 @@ class Encoder(nnx.Module):
 class Pooler(nnx.Module):
     """The first token through a tanh layer."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -170,7 +177,7 @@ class BertModule(nnx.Module):
 
     kinds: ClassVar[tuple[Any, ...]] = (Embeddings, Encoder)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, add_pooling_layer: bool = True):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         embeddings, encoder = self.kinds
         self.embeddings = embeddings(config, rngs)
         self.encoder = encoder(config, rngs)

@@ -1,6 +1,7 @@
-"""The classes of BERT: each head as a module, then its public face.
+"""The classes of BERT: each head as a module, then its public class.
 
-A sibling (RoBERTa) names its own encoder in a subclass and reuses the heads.
+A sibling (RoBERTa, MegatronBERT) names its own encoder, and its own head over the vocabulary, in a
+subclass and reuses the rest.
 """
 
 from __future__ import annotations
@@ -27,14 +28,12 @@ class Headed(nnx.Module):
     module: ClassVar[type[nnx.Module]] = BertModule
     pooled: ClassVar[bool] = False
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         setattr(self, self.prefix, self.module(config, rngs, add_pooling_layer=self.pooled))
         rate = getattr(config, "classifier_dropout", None)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
 
-    def encode(
-        self, *args: Any, **kwargs: Any
-    ) -> out.FlaxBaseModelOutputWithPoolingAndCrossAttentions:
+    def encode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Run the encoder."""
         return getattr(self, self.prefix)(*args, **kwargs)
 
@@ -44,7 +43,7 @@ class Headed(nnx.Module):
         return getattr(self, self.prefix).embeddings.word_embeddings
 
 
-def untied_decoder(config: Any, rngs: nnx.Rngs) -> Any:
+def untied_decoder(config: BertConfig, rngs: nnx.Rngs) -> nn.Linear | None:
     """The head's own projection, or nothing where it is tied to the word embeddings."""
     if config.tie_word_embeddings:
         return nnx.data(None)
@@ -55,7 +54,7 @@ def untied_decoder(config: Any, rngs: nnx.Rngs) -> Any:
 class Transform(nnx.Module):
     """Dense, activation and norm before the vocabulary."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
         self.act = nn.activation(config.hidden_act)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
@@ -64,25 +63,37 @@ class Transform(nnx.Module):
         return self.LayerNorm(self.act(self.dense(x)))
 
 
-class Predictions(nnx.Module):
+class VocabularyHead(nnx.Module):
     """Logits over the vocabulary, with the word embeddings where the head is tied to them."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
-        self.transform = Transform(config, rngs)
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+        self.add_transform(config, rngs)
         self.decoder = untied_decoder(config, rngs)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
 
     def __call__(self, x: jax.Array, embeddings: nn.Embed) -> jax.Array:
-        x = self.transform(x)
+        x = self.transformed(x)
         logits = embeddings.attend(x) if self.decoder is None else self.decoder(x)
         return nn.add_bias(logits, self.bias[...])
+
+
+class Predictions(VocabularyHead):
+    """BERT's head over the vocabulary."""
+
+    def add_transform(self, config: BertConfig, rngs: nnx.Rngs) -> None:
+        """Make what comes before the vocabulary."""
+        self.transform = Transform(config, rngs)
+
+    def transformed(self, x: jax.Array) -> jax.Array:
+        """Map hidden states to what the vocabulary is multiplied with."""
+        return self.transform(x)
 
 
 class PreTrainingHeads(nnx.Module):
     """``cls``: the masked-LM head and, where asked for, the next-sentence head."""
 
     def __init__(
-        self, config: Any, rngs: nnx.Rngs, predict: bool = True, next_sentence: bool = False
+        self, config: BertConfig, rngs: nnx.Rngs, predict: bool = True, next_sentence: bool = False
     ):
         self.predictions = Predictions(config, rngs) if predict else nnx.data(None)
         self.seq_relationship = (
@@ -90,31 +101,40 @@ class PreTrainingHeads(nnx.Module):
         )
 
 
-class MaskedLM(Headed):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+class LanguageModel(Headed):
+    """An encoder with a head over the vocabulary."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
+        self.add_head(config, rngs)
+
+    def add_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
+        """Make the head under its checkpoint name."""
         self.cls = PreTrainingHeads(config, rngs)
+
+    @property
+    def vocabulary_head(self) -> VocabularyHead:
+        """The head over the vocabulary."""
+        return self.cls.predictions
+
+
+class MaskedLM(LanguageModel):
+    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
     def __call__(self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any):
         encoded = self.encode(*args, **kwargs)
         x = nn.gather_positions(encoded.last_hidden_state, masked_positions)
-        logits = self.cls.predictions(x, self.word_embeddings)
+        logits = self.vocabulary_head(x, self.word_embeddings)
         return out.FlaxMaskedLMOutput(logits, encoded.hidden_states, encoded.attentions)
 
 
-class CausalLM(Headed):
+class CausalLM(LanguageModel):
     """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
-
-    def __init__(self, config: Any, rngs: nnx.Rngs):
-        super().__init__(config, rngs)
-        self.cls = PreTrainingHeads(config, rngs)
 
     def __call__(self, *args: Any, **kwargs: Any):
         encoded = self.encode(*args, **kwargs)
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=self.cls.predictions(encoded.last_hidden_state, self.word_embeddings),
+            logits=self.vocabulary_head(encoded.last_hidden_state, self.word_embeddings),
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
             cross_attentions=encoded.cross_attentions,
@@ -126,7 +146,7 @@ class PreTraining(Headed):
 
     pooled = True
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.cls = PreTrainingHeads(config, rngs, next_sentence=True)
 
@@ -145,7 +165,7 @@ class NextSentencePrediction(Headed):
 
     pooled = True
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.cls = PreTrainingHeads(config, rngs, predict=False, next_sentence=True)
 
@@ -162,7 +182,7 @@ class SequenceClassification(Headed):
 
     pooled = True
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)
 
@@ -177,7 +197,7 @@ class MultipleChoice(Headed):
 
     pooled = True
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classifier = dense(config, config.hidden_size, 1, rngs)
 
@@ -193,7 +213,7 @@ class MultipleChoice(Headed):
 class TokenClassification(Headed):
     """A label for every token."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)
 
@@ -206,7 +226,7 @@ class TokenClassification(Headed):
 class QuestionAnswering(Headed):
     """The first and the last token of the answer."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.qa_outputs = dense(config, config.hidden_size, config.num_labels, rngs)
 

@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PretrainedConfig
 
 from hfseq.errors import UsageError
-from hfseq_plugins.common import Presets, way_back, wrong_choices
+from hfseq_plugins.common import Presets, beyond_twin, wrong_choices
 
 CHOICES = {
     "positions": ("learned", "none"),
@@ -175,5 +175,5 @@ class Fp8EncoderConfig(Presets, PretrainedConfig):
             described.pop(name, None)
         twin = MegatronBertConfig.from_dict(described)
         twin.architectures = self.architectures
-        twin.hfseq = way_back(self, twin.to_diff_dict())
+        twin.hfseq = beyond_twin(self, twin.to_diff_dict())
         return twin

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +15,25 @@ from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.megatron_bert import modeling as megatron
 
+if TYPE_CHECKING:
+    from hfseq_plugins.fp8_encoder.configuration import Fp8EncoderConfig
 
-def kernel_init(config: Any) -> nn.Initializer:
+
+def kernel_init(config: Fp8EncoderConfig) -> nn.Initializer:
     """Return the initialiser of kernels: that of the stock classes, or of TransformerEngine."""
     if config.kernel_init == "normal":
         return nn.normal(config.initializer_range)
     return jax.nn.initializers.lecun_normal()
 
 
-def linear(config: Any, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
+def linear(
+    config: Fp8EncoderConfig, features_in: int, features_out: int, rngs: nnx.Rngs
+) -> nn.Linear:
     """A Linear with the chosen initialisation, with or without bias."""
     return nn.Linear(features_in, features_out, kernel_init(config), rngs, use_bias=config.use_bias)
 
 
-def table(config: Any, size: int, rngs: nnx.Rngs) -> nn.Embed:
+def table(config: Fp8EncoderConfig, size: int, rngs: nnx.Rngs) -> nn.Embed:
     """Return ``size`` vectors with the chosen deviation."""
     std = config.embedding_init_std
     std = config.initializer_range if std is None else std
@@ -38,7 +43,7 @@ def table(config: Any, size: int, rngs: nnx.Rngs) -> nn.Embed:
 class Embeddings(nnx.Module):
     """Word vectors, and those of positions and token types where the model has them, summed."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
         places = config.max_position_embeddings if config.positions == "learned" else 0
         types, rate = config.type_vocab_size, config.embedding_dropout_prob
         self.word_embeddings = table(config, config.vocab_size, rngs)
@@ -72,7 +77,7 @@ class Intermediate(encoder.Intermediate):
 
     linear = staticmethod(linear)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         sizes = config.hidden_size, config.intermediate_size
         self.up = linear(config, *sizes, rngs) if config.gated_mlp else nnx.data(None)
@@ -99,7 +104,7 @@ class Encoder(encoder.Encoder):
 
     kind = Layer
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.ln = megatron.norm(config) if config.final_norm else nnx.data(None)
 
@@ -113,7 +118,7 @@ class Fp8EncoderModule(encoder.BertModule):
 
     kinds = (Embeddings, Encoder)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, add_pooling_layer: bool = True):
+    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         config.check()  # options may have been set since it was made
         super().__init__(config, rngs, add_pooling_layer)
 
@@ -131,7 +136,7 @@ class FlatClassifier(nnx.Module):
     (TransformerEngine's example reads what the encoder makes of padding).
     """
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
         width, init = config.hidden_size, kernel_init(config)
         self.length = config.flatten_length
         self.flatten = nn.Linear(self.length * width, width, init, rngs)
@@ -151,7 +156,7 @@ class SequenceClassification(bert.Headed):
 
     module = Fp8EncoderModule
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
         self.pooled = config.head == "pooled"  # type: ignore[misc]
         super().__init__(config, rngs)
         if self.pooled:

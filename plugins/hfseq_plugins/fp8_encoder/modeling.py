@@ -23,7 +23,7 @@ class FlaxFp8EncoderPreTrainedModel(StoredAsTwin, FlaxBertPreTrainedModel):
 
     config_class = Fp8EncoderConfig
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+    def __init__(self, config: Fp8EncoderConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
         # What limits the length of a row: the table of positions, a flattened head, or nothing.
         if self.module_class is layers.SequenceClassification and config.head == "te_flatten":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,14 +18,18 @@ from hfseq.errors import WeightsError
 from hfseq_plugins.fp8_encoder.modeling import (
     FlaxFp8EncoderForSequenceClassification,
     FlaxFp8EncoderModel,
+    FlaxFp8EncoderPreTrainedModel,
 )
+
+if TYPE_CHECKING:
+    from hfseq_plugins.fp8_encoder.configuration import Fp8EncoderConfig
 
 Tree = Mapping[str, Any]
 # The dense layers of the example's head, and ours.
 HEAD = {"DenseGeneral_0": "flatten", "DenseGeneral_1": "dense", "Dense_0": "out_proj"}
 
 
-def from_transformer_engine(params: Tree, config: Any) -> dict[str, Any]:
+def from_transformer_engine(params: Tree, config: Fp8EncoderConfig) -> dict[str, Any]:
     """Return the parameters of this model for ``params``, the example's collection ``params``.
 
     **Arguments:** ``params`` a nested dict of arrays (or boxes with ``.value``) with ``Embed_0``,
@@ -107,7 +111,7 @@ def _part(stacked: np.ndarray | None, place: int, factor: float = 1.0) -> np.nda
 class _Reader:
     """A flat view of the foreign tree that notes what was read and what was absent."""
 
-    def __init__(self, flat: dict[str, np.ndarray], config: Any):
+    def __init__(self, flat: dict[str, np.ndarray], config: Fp8EncoderConfig):
         self.flat, self.config = flat, config
         self.unread, self.problems = set(flat), list[str]()
 
@@ -138,7 +142,12 @@ def _plain(params: Tree, prefix: str = "") -> dict[str, np.ndarray]:
     return flat
 
 
-def _fitted(flat: dict[str, Any], kind: Any, config: Any, reader: _Reader) -> dict[str, Any]:
+def _fitted(
+    flat: dict[str, np.ndarray | None],
+    kind: type[FlaxFp8EncoderPreTrainedModel],
+    config: Fp8EncoderConfig,
+    reader: _Reader,
+) -> dict[str, Any]:
     """Nest ``flat`` as ``kind`` has it, with zeros for what only this model has."""
     shapes = _shapes(kind(config, _do_init=False).params_shape_tree)
     problems = reader.problems + [

@@ -17,12 +17,12 @@ from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 
 
-def conv(config: Any, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Conv1D:
+def conv(config: GPT2Config, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Conv1D:
     """A Conv1D with the family's initialisation."""
     return nn.Conv1D(features_in, features_out, nn.normal(config.initializer_range), rngs)
 
 
-def residual_conv(config: Any, features_in: int, rngs: nnx.Rngs) -> nn.Conv1D:
+def residual_conv(config: GPT2Config, features_in: int, rngs: nnx.Rngs) -> nn.Conv1D:
     """A Conv1D that writes to the residual stream: smaller weights the more of them there are."""
     spread = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
     return nn.Conv1D(features_in, config.hidden_size, nn.normal(spread), rngs)
@@ -31,7 +31,7 @@ def residual_conv(config: Any, features_in: int, rngs: nnx.Rngs) -> nn.Conv1D:
 class Attention(nn.CachedAttention):
     """Attention of a sequence to what came before (with a cache), or to an encoder's output."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, across: bool = False):
+    def __init__(self, config: GPT2Config, rngs: nnx.Rngs, across: bool = False):
         super().__init__()
         width, self.kv_heads = config.hidden_size, config.num_attention_heads
         self.head_dim, self.causal = width // self.kv_heads, not across
@@ -67,7 +67,7 @@ class Attention(nn.CachedAttention):
 class MLP(nnx.Module):
     """The feed-forward block."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
         inner = config.n_inner or 4 * config.hidden_size
         self.c_fc = conv(config, config.hidden_size, inner, rngs)
         self.c_proj = residual_conv(config, inner, rngs)
@@ -81,7 +81,7 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """Norms before self-attention, cross-attention (``add_cross_attention``) and feed-forward."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
         def norm() -> nn.LayerNorm:
             return nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
 
@@ -105,7 +105,7 @@ class Block(nnx.Module):
 class Transformer(nnx.Module):
     """GPT-2 without a head."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
         def table(size: int) -> nn.Embed:
             return nn.Embed(size, config.hidden_size, nn.normal(config.initializer_range), rngs)
 
@@ -117,7 +117,10 @@ class Transformer(nnx.Module):
         self.depth, self.crossed = config.num_hidden_layers, config.add_cross_attention
         self.damped = config.scale_attn_by_inverse_layer_idx
 
-    def embed(self, ids: jax.Array, positions: Any, segments: Any, rngs: Keys | None) -> jax.Array:
+    def embed(
+        self, ids: jax.Array, positions: jax.Array | None, segments: jax.Array | None,
+        rngs: Keys | None,
+    ) -> jax.Array:  # fmt: skip
         """Tokens and positions; where none are given these are 0, 1, 2 … in every document."""
         if positions is None:
             whole = jnp.arange(ids.shape[1])[None]
@@ -155,7 +158,7 @@ class Transformer(nnx.Module):
 class CausalLM(nnx.Module):
     """Next-token prediction, with the word embeddings where the head is tied to them."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
         self.transformer = Transformer(config, rngs)
         sizes, init = (config.hidden_size, config.vocab_size), nn.normal(config.initializer_range)
         tied = config.tie_word_embeddings

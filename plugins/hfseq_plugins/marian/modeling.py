@@ -5,8 +5,6 @@ The two sides may have vocabularies of their own (``share_encoder_decoder_embedd
 
 from __future__ import annotations
 
-from typing import Any
-
 from flax import nnx
 from transformers import MarianConfig
 
@@ -18,7 +16,7 @@ from hfseq_plugins.bart.positions import fixed_positions
 from hfseq_plugins.pegasus.modeling import FixedPositions
 
 
-def target_vocabulary(config: Any) -> int:
+def target_vocabulary(config: MarianConfig) -> int:
     """Return the number of tokens that the decoder reads and writes."""
     shared = config.share_encoder_decoder_embeddings
     return config.vocab_size if shared else config.decoder_vocab_size
@@ -43,7 +41,7 @@ class MarianModule(heads.BartModule):
 
     sides = (Encoder, Decoder)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: MarianConfig, rngs: nnx.Rngs):
         shared = config.share_encoder_decoder_embeddings
         self.shared = token_table(config, rngs) if shared else nnx.data(None)
         own_tables = not (shared and config.tie_word_embeddings)

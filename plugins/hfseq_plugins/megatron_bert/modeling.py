@@ -5,8 +5,6 @@ No norm follows the embeddings; one ends the stack.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 from flax import nnx
 from transformers import MegatronBertConfig
@@ -17,28 +15,15 @@ from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert import modeling as bert
 
 
-def norm(config: Any) -> nn.LayerNorm:
+def norm(config: MegatronBertConfig) -> nn.LayerNorm:
     """Return a norm over the hidden size."""
     return nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
 
-class Embeddings(nnx.Module):
+class Embeddings(encoder.Embeddings):
     """Word, position and token-type vectors, summed."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
-        self.word_embeddings = self.table(config, config.vocab_size, rngs)
-        self.position_embeddings = self.table(config, config.max_position_embeddings, rngs)
-        self.token_type_embeddings = self.table(config, config.type_vocab_size, rngs)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    @staticmethod
-    def table(config: Any, size: int, rngs: nnx.Rngs) -> Any:
-        """Return ``size`` vectors."""
-        return nn.Embed(size, config.hidden_size, nn.normal(config.initializer_range), rngs)
-
-    def __call__(self, ids: jax.Array, types: jax.Array, positions: jax.Array, rngs: Keys | None):
-        x = self.word_embeddings(ids) + self.token_type_embeddings(types)
-        return self.dropout(x + self.position_embeddings(positions), rngs)
+    normalised = False
 
 
 class Output(nnx.Module):
@@ -46,7 +31,7 @@ class Output(nnx.Module):
 
     linear = staticmethod(encoder.dense)
 
-    def __init__(self, config: Any, features_in: int, rngs: nnx.Rngs):
+    def __init__(self, config: MegatronBertConfig, features_in: int, rngs: nnx.Rngs):
         self.dense = self.linear(config, features_in, config.hidden_size, rngs)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -59,7 +44,7 @@ class Attention(encoder.Attention):
 
     kinds = (encoder.SelfAttention, Output)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, cross: bool = False):
+    def __init__(self, config: MegatronBertConfig, rngs: nnx.Rngs, cross: bool = False):
         self.ln = norm(config)
         super().__init__(config, rngs, cross)
 
@@ -76,7 +61,7 @@ class Layer(encoder.Layer):
 
     kinds = (Attention, encoder.Intermediate, Output)
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: MegatronBertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.ln = norm(config)
 
@@ -90,7 +75,7 @@ class Encoder(encoder.Encoder):
 
     kind = Layer
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: MegatronBertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.ln = norm(config)
 

@@ -57,7 +57,13 @@ class FixedPositions:
 
     ignored_weights = (*FlaxBartPreTrainedModel.ignored_weights, TABLES)
 
-    def __init__(self: Any, config: Any, *args: Any, stored_positions: bool = False, **kwargs: Any):
+    def __init__(
+        self: FlaxBartPreTrainedModel,
+        config: PegasusConfig,
+        *args: Any,
+        stored_positions: bool = False,
+        **kwargs: Any,
+    ):
         if stored_positions and getattr(config, "static_position_embeddings", True):
             config = copy.deepcopy(config)
             config.static_position_embeddings = False
@@ -68,7 +74,7 @@ class FixedPositions:
         """Take the places of the file for parameters where they are not the computed ones."""
         return {"stored_positions": True} if unlike_sinusoids(tensors) else {}
 
-    def tables_of_places(self: Any, prefix: str) -> dict[str, Derived]:
+    def tables_of_places(self: FlaxBartPreTrainedModel, prefix: str) -> dict[str, Derived]:
         """Return the tables by PyTorch's names, if the model computes them."""
         config = self.config
         if not getattr(config, "static_position_embeddings", True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flax import nnx
@@ -23,7 +23,7 @@ from hfseq_plugins.t5.stack import Stack
 class EncoderOnly(nnx.Module):
     """The word embeddings and the encoder."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config, rngs: nnx.Rngs):
         init = nn.normal(config.initializer_factor)
         self.shared = nn.Embed(config.vocab_size, config.d_model, init, rngs)
         self.encoder = Stack(config, rngs)
@@ -44,9 +44,9 @@ class EncoderOnly(nnx.Module):
 class EncoderDecoder(EncoderOnly):
     """T5 without a head."""
 
-    output: Any = out.FlaxSeq2SeqModelOutput
+    output: ClassVar[type[out.FlaxModelOutput]] = out.FlaxSeq2SeqModelOutput
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.decoder = Stack(config, rngs, decoder=True)
 
@@ -66,7 +66,7 @@ class EncoderDecoder(EncoderOnly):
         )  # fmt: skip
         return self.finish(decoded)
 
-    def finish(self, decoded: Any) -> Any:
+    def finish(self, decoded: out.FlaxModelOutput) -> out.FlaxModelOutput:
         """Return the decoder's output as it is; a head makes logits of it."""
         return decoded
 
@@ -105,14 +105,14 @@ class ConditionalGeneration(EncoderDecoder):
 
     output = out.FlaxSeq2SeqLMOutput
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, tied: bool | None = None):
+    def __init__(self, config: T5Config, rngs: nnx.Rngs, tied: bool | None = None):
         super().__init__(config, rngs)
         self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
         tied = config.scale_decoder_outputs if tied is None else tied
         sizes, init = (config.d_model, config.vocab_size), nn.normal(config.initializer_factor)
         self.lm_head = nnx.data(None) if tied else nn.Linear(*sizes, init, rngs, use_bias=False)
 
-    def finish(self, decoded: Any) -> Any:
+    def finish(self, decoded: out.FlaxModelOutput) -> out.FlaxModelOutput:
         """Return logits instead of hidden states."""
         head = self.shared.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
@@ -139,7 +139,7 @@ class FlaxT5PreTrainedModel(FlaxSeq2SeqPreTrainedModel):
         r"EncDecAttention\.relative_attention_bias\.weight$",
     )
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+    def __init__(self, config: T5Config, *args: Any, **kwargs: Any):
         if config is not None and not config.tie_word_embeddings:
             # Set after construction, it means what Transformers 4 meant by it: T5 v1.1. Saved, the
             # configuration has to say so to Transformers 5.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,11 @@ from hfseq import nn
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 
+if TYPE_CHECKING:
+    from transformers import T5Config
 
-def linear(config: Any, features_in: int, features_out: int, spread: float, rngs: nnx.Rngs):
+
+def linear(config: T5Config, features_in: int, features_out: int, spread: float, rngs: nnx.Rngs):
     """A Linear without bias, drawn with standard deviation ``initializer_factor * spread``."""
     init = nn.normal(config.initializer_factor * spread)
     return nn.Linear(features_in, features_out, init, rngs, use_bias=False)
@@ -25,7 +28,7 @@ class LayerNorm(nnx.Module):
 
     compute_dtype: Any = None
 
-    def __init__(self, config: Any):
+    def __init__(self, config: T5Config):
         self.weight = nnx.Param(jnp.ones(config.d_model))
         self.epsilon = config.layer_norm_epsilon
 
@@ -40,7 +43,7 @@ class Attention(nn.CachedAttention):
     """Attention whose scores are not scaled (the initialisation is); of a sequence or across."""
 
     def __init__(
-        self, config: Any, rngs: nnx.Rngs, *, causal: bool = False, cross: bool = False,
+        self, config: T5Config, rngs: nnx.Rngs, *, causal: bool = False, cross: bool = False,
         biased: bool = False,
     ):  # fmt: skip
         super().__init__()
@@ -78,7 +81,7 @@ class Attention(nn.CachedAttention):
 class SelfAttention(nnx.Module):
     """Norm, attention of a sequence to itself, residual."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, causal: bool, biased: bool):
+    def __init__(self, config: T5Config, rngs: nnx.Rngs, causal: bool, biased: bool):
         self.SelfAttention = Attention(config, rngs, causal=causal, biased=biased)
         self.layer_norm, self.dropout = LayerNorm(config), nn.Dropout(config.dropout_rate)
 
@@ -92,7 +95,7 @@ class SelfAttention(nnx.Module):
 class CrossAttention(nnx.Module):
     """Norm, attention to the encoder's output, residual."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config, rngs: nnx.Rngs):
         self.EncDecAttention = Attention(config, rngs, cross=True)
         self.layer_norm, self.dropout = LayerNorm(config), nn.Dropout(config.dropout_rate)
 
@@ -106,7 +109,7 @@ class CrossAttention(nnx.Module):
 class DenseReluDense(nnx.Module):
     """The feed-forward block: T5's, or the gated one of v1.1 (``is_gated_act``)."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config, rngs: nnx.Rngs):
         self.gated = config.is_gated_act
         sizes, spread = (config.d_model, config.d_ff), config.d_model**-0.5
         for name in ("wi_0", "wi_1") if self.gated else ("wi",):
@@ -123,7 +126,7 @@ class DenseReluDense(nnx.Module):
 class FeedForward(nnx.Module):
     """Norm, feed-forward, residual."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config, rngs: nnx.Rngs):
         self.DenseReluDense = DenseReluDense(config, rngs)
         self.layer_norm, self.dropout = LayerNorm(config), nn.Dropout(config.dropout_rate)
 
@@ -134,7 +137,7 @@ class FeedForward(nnx.Module):
 class Block(nnx.Module):
     """Self-attention, cross-attention in a decoder, feed-forward."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, decoder: bool, biased: bool):
+    def __init__(self, config: T5Config, rngs: nnx.Rngs, decoder: bool, biased: bool):
         crossed = [CrossAttention(config, rngs)] if decoder else []
         own = SelfAttention(config, rngs, causal=decoder, biased=biased)
         self.layer = nnx.List([own, *crossed, FeedForward(config, rngs)])
@@ -150,7 +153,7 @@ class Block(nnx.Module):
 class Stack(nnx.Module):
     """The encoder, or the decoder. All its blocks share the bias that the first one holds."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs, decoder: bool = False):
+    def __init__(self, config: T5Config, rngs: nnx.Rngs, decoder: bool = False):
         depth = config.num_decoder_layers if decoder else config.num_layers
         self.block = nn.Layers(
             [Block(config, rngs, decoder, biased=number == 0) for number in range(depth)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict
 
 from hfseq.errors import UsageError
 from hfseq_plugins.vq_transformer.state import RANKS
+
+if TYPE_CHECKING:
+    from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
 Path = tuple[str, ...]
 
@@ -22,7 +25,10 @@ class Layout(NamedTuple):
 
 
 def check_call(
-    config: Any, given: Mapping[str, Any], state: Mapping[str, Any] | None, layout: Layout
+    config: VQTransformerConfig,
+    given: Mapping[str, Any],
+    state: Mapping[str, Any] | None,
+    layout: Layout,
 ) -> None:
     """Raise one UsageError for inputs and a state that do not fit each other or the model.
 
@@ -62,7 +68,9 @@ def _wrong_shapes(given: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is {np.shape(value)}, but input_ids are {shape}: it has to be {wanted}"
 
 
-def _wrong_state(config: Any, state: Any, layout: Layout) -> Iterator[str]:
+def _wrong_state(
+    config: VQTransformerConfig, state: Mapping[str, Any], layout: Layout
+) -> Iterator[str]:
     """Compare the entries of every attention with the configuration."""
     parts: dict[Path, dict[str, Any]] = {}
     for path, leaf in flatten_dict(dict(state)).items() if isinstance(state, Mapping) else ():
@@ -98,7 +106,7 @@ def _complete(part: Mapping[str, Any]) -> bool:
     return more in (0, 1) and all(np.ndim(part[n]) == rank + more for n, rank in RANKS.items())
 
 
-def _paths(config: Any, layout: Layout) -> set[Path]:
+def _paths(config: VQTransformerConfig, layout: Layout) -> set[Path]:
     """Return where the model has attentions."""
     numbers = [()] if layout.stacked else [(str(n),) for n in range(config.num_hidden_layers)]
     names = ("attention", "attention_2") if config.gated else ("attention",)
@@ -112,7 +120,7 @@ def _told(paths: Iterable[Path], deep: set[int], stacked: bool) -> str:
     return f"{len(named)} attentions{layers} ({', '.join(some)})"
 
 
-def _wrong_sizes(config: Any, part: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_sizes(config: VQTransformerConfig, part: Mapping[str, Any]) -> Iterator[str]:
     key, value = np.shape(part["window_key"]), np.shape(part["window_value"])
     sizes = {
         "window_size": (key[-2], config.window_size),

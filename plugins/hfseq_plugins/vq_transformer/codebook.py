@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -94,7 +95,7 @@ def sum_by_code(values: jax.Array, codes: jax.Array, size: int) -> tuple[jax.Arr
     return sums.reshape(heads, size, width), counts.reshape(heads, size)
 
 
-def settle(tree: Any, decay: float) -> Any:
+def settle(tree: Mapping[str, Any], decay: float) -> dict[str, Any]:
     """Apply one moving average to every codebook in a collection, once an optimizer step."""
     if "new_sums" not in tree:
         return {name: settle(part, decay) for name, part in tree.items()}
@@ -105,7 +106,7 @@ def settle(tree: Any, decay: float) -> Any:
     return moved | {f"new_{name}": jnp.zeros_like(leaf) for name, leaf in moved.items()}
 
 
-def perplexities(tree: Any) -> list[jax.Array]:
+def perplexities(tree: Mapping[str, Any]) -> list[jax.Array]:
     """Return for each codebook how many codes its averaged counts amount to: exp(entropy)."""
     if "counts" not in tree:
         return [value for part in tree.values() for value in perplexities(part)]

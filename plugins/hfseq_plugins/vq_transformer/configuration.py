@@ -40,7 +40,7 @@ def typed(kind: type[Kind]) -> type[Kind]:
     checked: Any = strict(kind)
     assign = checked.__setattr__
 
-    def set_option(self: Any, name: str, value: Any) -> None:
+    def set_option(self: Kind, name: str, value: object) -> None:
         try:
             assign(self, name, value)
         except StrictDataclassFieldValidationError as error:

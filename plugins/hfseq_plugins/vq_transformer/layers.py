@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.typing import DTypeLike
 
 from hfseq import nn
 from hfseq.nn import Keys
 from hfseq.nn.kv_cache import StateAttention
-from hfseq_plugins.vq_transformer.attention import How, Inputs, Terms, attend
+from hfseq_plugins.vq_transformer.attention import attend
 from hfseq_plugins.vq_transformer.codebook import Codebook, quantise
 from hfseq_plugins.vq_transformer.positions import sinusoids
 from hfseq_plugins.vq_transformer.quadratic import attend_to_all
 from hfseq_plugins.vq_transformer.sharding import split_heads
 from hfseq_plugins.vq_transformer.state import RANKS, State, empty_state, reset
+from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms
+
+if TYPE_CHECKING:
+    from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
 
 class Tokens(NamedTuple):
@@ -32,7 +37,7 @@ class Tokens(NamedTuple):
     fresh: jax.Array | None = None
 
 
-def linear(config: Any, size_in: int, size_out: int, rngs: nnx.Rngs) -> nn.Linear:
+def linear(config: VQTransformerConfig, size_in: int, size_out: int, rngs: nnx.Rngs) -> nn.Linear:
     """A product without a bias, with the family's initialisation."""
     spread = (config.initializer_scale / size_in) ** 0.5
     return nn.Linear(size_in, size_out, nn.normal(spread), rngs, use_bias=False)
@@ -47,9 +52,9 @@ def rms(x: jax.Array, epsilon: float) -> jax.Array:
 class Norm(nnx.Module):
     """RMS normalisation in float32, with gain and bias where the configuration has them."""
 
-    compute_dtype: Any = None
+    compute_dtype: DTypeLike | None = None
 
-    def __init__(self, config: Any):
+    def __init__(self, config: VQTransformerConfig):
         affine, width = config.norm_affine, config.hidden_size
         self.scale = nnx.Param(jnp.ones(width)) if affine else nnx.data(None)
         self.bias = nnx.Param(jnp.zeros(width)) if affine else nnx.data(None)
@@ -67,9 +72,9 @@ class Attention(StateAttention):
     """Attention of a text to itself, its keys replaced by codes; gated, or with plain heads."""
 
     entries = tuple(RANKS)
-    compute_dtype: Any = None
+    compute_dtype: DTypeLike | None = None
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         super().__init__()
         self.config, width = config, config.hidden_size
         queries, keys = config.query_heads * config.head_dim, config.key_heads * config.head_dim
@@ -90,11 +95,13 @@ class Attention(StateAttention):
         # sqrt(K) divides the scores: half of it is in the queries, half in all they meet.
         self.scale = config.head_dim**-0.25
 
-    def empty_cache(self, batch_size: int, dtype: Any) -> dict[str, jax.Array]:
+    def empty_cache(self, batch_size: int, dtype: DTypeLike) -> dict[str, jax.Array]:
         """Return the state before the first token."""
         return empty_state(batch_size, self.config, dtype)._asdict()
 
-    def __call__(self, x: jax.Array, tokens: Tokens, rngs: Keys | None) -> Any:
+    def __call__(
+        self, x: jax.Array, tokens: Tokens, rngs: Keys | None
+    ) -> tuple[jax.Array, jax.Array | None]:
         """Map (B, T, D) to the residual (B, T, D) and the sum of the quantisation errors."""
         config, heads, y = self.config, self.config.key_heads, self.input_norm(x)
         query = self._narrow(self.q_proj(y), config.query_heads)
@@ -147,7 +154,7 @@ class Attention(StateAttention):
         config, heads = self.config, self.config.key_heads
         waves = sinusoids(jnp.arange(distances), config.hidden_size, config.sinusoid_base)
         # One mask for the batch, and for all windows of a sequence.
-        waves = self.wave_dropout(waves, rngs and rngs.steady.shared)
+        waves = self.wave_dropout(waves, rngs and rngs.per_sequence.shared)
         shape = (heads, -1, 1, config.head_dim)
         if one:
             kernel = self.r_proj.kernel[...].astype(jnp.float32) * self.scale
@@ -191,7 +198,7 @@ class Attention(StateAttention):
 class MLP(nnx.Module):
     """The feed-forward block of plain heads, with squared rectified units (So et al., 2021)."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         self.input_norm = Norm(config)
         self.up_proj = linear(config, config.hidden_size, config.inner_width, rngs)
         self.down_proj = linear(config, config.inner_width, config.hidden_size, rngs)
@@ -204,7 +211,7 @@ class MLP(nnx.Module):
 class Layer(nnx.Module):
     """Two residual parts: two gated attentions, or attention and MLP."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         self.attention = Attention(config, rngs)
         self.attention_2 = Attention(config, rngs) if config.gated else nnx.data(None)
         self.mlp = nnx.data(None) if config.gated else MLP(config, rngs)
@@ -217,16 +224,17 @@ class Layer(nnx.Module):
         if self.attention_2 is not None:
             x, more = self._attend(self.attention_2, x, tokens, rngs)
             return x, None if loss is None else loss + more
-        own = rngs and rngs.child()
-        return x + self._whole(self.mlp(x), own), loss
+        return x + self._whole(self.mlp(x), rngs and rngs.child()), loss
 
     def _attend(self, part: Attention, x: jax.Array, tokens: Tokens, rngs: Keys | None) -> Any:
-        own = rngs and rngs.child()
-        change, loss = part(x, tokens, own)
-        return x + self._whole(self.dropout(change, own), own), loss
+        keys = rngs and rngs.child()
+        change, loss = part(x, tokens, keys)
+        return x + self._whole(self.dropout(change, keys), keys), loss
 
     def _whole(self, change: jax.Array, rngs: Keys | None) -> jax.Array:
         """Leave a part out for some rows, for as long as their sequences last (LayerDrop)."""
         if rngs is None or not self.layer_dropout.rate:
             return change
-        return change * self.layer_dropout(jnp.ones((len(change), 1, 1), change.dtype), rngs.steady)
+        return change * self.layer_dropout(
+            jnp.ones((len(change), 1, 1), change.dtype), rngs.per_sequence
+        )

@@ -13,6 +13,7 @@ from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.generation import FixedStateGeneration
 from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.vq_transformer import torch_twin
 from hfseq_plugins.vq_transformer.checks import Layout, check_call
@@ -26,7 +27,7 @@ from hfseq_plugins.vq_transformer.rows import Rows, find_rows, real_in_segments
 class Transformer(nnx.Module):
     """The VQ Transformer without a head."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         self.config = config
         init = nn.normal(config.embedding_initializer_range)
         self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
@@ -62,7 +63,10 @@ class Transformer(nnx.Module):
             auxiliary_loss=None if losses[0] is None else cost * jnp.stack(losses).sum(),
         )
 
-    def _tokens(self, rows: Rows, valid: Any, segment: Any, counted: Any, fresh: Any) -> Tokens:
+    def _tokens(
+        self, rows: Rows, valid: jax.Array | None, segment: jax.Array | None,
+        counted: jax.Array | None, fresh: jax.Array | None,
+    ) -> Tokens:  # fmt: skip
         counted = rows.pack(counted)
         if segment is not None and self.config.attention_type != "vq":
             # All pairs are compared by their documents: hidden tokens are in one of their own.
@@ -73,7 +77,7 @@ class Transformer(nnx.Module):
             counted = (counted > 0) & valid
         return Tokens(rows.lengths, valid, counted, segment, fresh)
 
-    def embed(self, ids: jax.Array, tokens: Tokens, rngs: Any) -> jax.Array:
+    def embed(self, ids: jax.Array, tokens: Tokens, rngs: Keys | None) -> jax.Array:
         """Look tokens up and add their absolute positions, where the model has them."""
         x = self.embed_tokens(ids)
         if self.position_scale is not None:
@@ -100,7 +104,7 @@ class Transformer(nnx.Module):
 class CausalLM(nnx.Module):
     """Next-token prediction; scale and bias of the head are applied in float32."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         self.config, sizes = config, (config.hidden_size, config.vocab_size)
         self.model = Transformer(config, rngs)
         tied = config.tie_word_embeddings
@@ -132,7 +136,7 @@ class CausalLM(nnx.Module):
 class SequenceClassification(nnx.Module):
     """A class or a score for each row, from its last token."""
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         self.model = Transformer(config, rngs)
         self.score = linear(config, config.hidden_size, config.num_labels, rngs)
         self.pad = config.pad_token_id
@@ -193,7 +197,9 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
     def max_length(self) -> None:
         """Return None: nothing limits the length."""
 
-    def init_cache(self, batch_size: int, max_length: int = 0, *_: Any, **__: Any) -> Any:
+    def init_cache(
+        self, batch_size: int, max_length: int = 0, *_: Any, **__: Any
+    ) -> dict[str, Any]:
         """Return the state before the first token; its size does not depend on ``max_length``."""
         if self.config.attention_type == "full":
             raise UsageError(

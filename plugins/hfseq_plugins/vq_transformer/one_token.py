@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hfseq_plugins.vq_transformer.attention import LOWEST, How, Inputs, Terms, cache_scores, weigh
 from hfseq_plugins.vq_transformer.positions import EXACT
 from hfseq_plugins.vq_transformer.state import State, take
+from hfseq_plugins.vq_transformer.tape import LOWEST, How, Inputs, Terms, cache_scores, weigh
 
 
 def step(inputs: Inputs, terms: Terms, how: How, state: State) -> tuple[jax.Array, State]:
@@ -43,7 +42,7 @@ def step(inputs: Inputs, terms: Terms, how: How, state: State) -> tuple[jax.Arra
 _dot = functools.partial(jnp.einsum, precision=EXACT)
 
 
-def _mix(groups: list[tuple[jax.Array, jax.Array]], dtype: Any) -> jax.Array:
+def _mix(groups: list[tuple[jax.Array, jax.Array]], dtype: jnp.dtype) -> jax.Array:
     """One softmax over groups of (scores, values); groups may be empty."""
     groups = [group for group in groups if group[0].shape[-1]]
     top = groups[0][0].max(-1, keepdims=True)

@@ -1,4 +1,7 @@
-"""All blocks at once, after a reduction over blocks of what left the window before each."""
+"""All blocks on one device: one after the other, or at once.
+
+At once they run after a reduction over blocks of what left the window before each.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,34 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hfseq_plugins.vq_transformer.attention import Block, How, Tape, Terms, kept, mix
-from hfseq_plugins.vq_transformer.state import Cache, merge, summarise
+from hfseq_plugins.vq_transformer.state import Cache, State, in_order, merge, summarise
+from hfseq_plugins.vq_transformer.tape import (
+    Block,
+    How,
+    Inputs,
+    Past,
+    Tape,
+    Terms,
+    attend_in_blocks,
+    kept,
+    mix,
+)
+
+
+def attend_here(
+    inputs: Inputs, terms: Terms, how: How, state: State | None, lengths: jax.Array | None
+) -> tuple[jax.Array, State | None]:
+    """Do what ``attention.attend`` does for many tokens, on one device."""
+    past = None if state is None else Past(*in_order(state), state.cache)
+    tape = Tape(inputs, terms.codebook.shape[1], how, past, lengths)
+    out, cache = run(tape, terms, how)
+    return out, None if state is None else tape.end(state, cache)
+
+
+def run(tape: Tape, terms: Terms, how: How) -> tuple[jax.Array, Cache]:
+    """Run the blocks as the options say; returns (B, Hk, G, T, V) and the last cache."""
+    chosen = attend_in_blocks if how.reduction == "recurrent" else attend_in_parallel
+    return chosen(tape, terms, how)
 
 
 def attend_in_parallel(tape: Tape, terms: Terms, how: How) -> tuple[jax.Array, Cache]:

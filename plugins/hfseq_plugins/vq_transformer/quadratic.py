@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hfseq_plugins.vq_transformer.attention import LOWEST, How, Inputs, Terms
 from hfseq_plugins.vq_transformer.positions import EXACT, shift_right
+from hfseq_plugins.vq_transformer.tape import LOWEST, How, Inputs, Terms
 
 
 def attend_to_all(

@@ -19,8 +19,9 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from hfseq import nn
-from hfseq_plugins.vq_transformer.attention import How, Inputs, Past, Tape, Terms, attend_here, run
+from hfseq_plugins.vq_transformer.parallel import attend_here, run
 from hfseq_plugins.vq_transformer.state import Cache, State, in_order, merge, summarise
+from hfseq_plugins.vq_transformer.tape import How, Inputs, Past, Tape, Terms
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,9 @@ def attend(
     """
     split = _split(mesh, inputs)
 
-    def local(inputs: Inputs, terms: Terms, state: Any, lengths: Any) -> Any:
+    def local(
+        inputs: Inputs, terms: Terms, state: State | None, lengths: jax.Array | None
+    ) -> tuple[jax.Array, State | None]:
         if _pieces(mesh) == 1:
             return attend_here(inputs, terms, how, state, lengths)
         return _attend_piece(inputs, terms, how, state, lengths, _pieces(mesh))
@@ -108,7 +111,9 @@ def _spec(kinds: str, split: dict[str, Any]) -> PartitionSpec:
     return PartitionSpec(*(split.get(kind) for kind in kinds))
 
 
-def _specs(leaves: Any, kinds: dict[str, str], split: dict[str, Any]) -> Any:
+def _specs(
+    leaves: Inputs | Terms | State | None, kinds: dict[str, str], split: dict[str, Any]
+) -> Any:
     """Return where each of the named ``leaves`` lies; None where there is none."""
     if leaves is None:
         return None
@@ -117,8 +122,9 @@ def _specs(leaves: Any, kinds: dict[str, str], split: dict[str, Any]) -> Any:
 
 
 def _attend_piece(
-    inputs: Inputs, terms: Terms, how: How, state: Any, lengths: Any, ways: int
-) -> tuple[jax.Array, State | None]:
+    inputs: Inputs, terms: Terms, how: How, state: State | None, lengths: jax.Array | None,
+    ways: int,
+) -> tuple[jax.Array, State | None]:  # fmt: skip
     """Attend with this device's piece; the state after the whole row comes out everywhere."""
     here, tokens, codes = lax.axis_index(AXIS), inputs.code.shape[-1], terms.codebook.shape[1]
     mine = None if lengths is None else jnp.clip(lengths - here * tokens, 0, tokens)
@@ -132,7 +138,7 @@ def _attend_piece(
     return out, _of_device(tape.end(begun, cache), last == here)
 
 
-def _of_device(state: State, rows: Any) -> State:
+def _of_device(state: State, rows: jax.Array) -> State:
     """Give every device the rows (B,) of the state from the one where they are True."""
 
     def pick(leaf: jax.Array) -> jax.Array:
@@ -146,12 +152,14 @@ def _of_device(state: State, rows: Any) -> State:
 # ---------------------------------------------------------------------------------------
 
 
-def _window(inputs: Inputs, how: How, codes: int, state: Any, here: Any, ways: int) -> Past:
+def _window(
+    inputs: Inputs, how: How, codes: int, state: State | None, here: jax.Array, ways: int
+) -> Past:
     """Return the M tokens before this piece; the cache is still to be found."""
     batch, heads, tokens = inputs.code.shape
     before: tuple[Any, ...] = (None, None, None) if state is None else in_order(state)
 
-    def of(x: jax.Array, earlier: Any, fill: int, axis: int) -> jax.Array:
+    def of(x: jax.Array, earlier: jax.Array | None, fill: int, axis: int) -> jax.Array:
         if earlier is None:
             shape = (*x.shape[:axis], how.window, *x.shape[axis + 1 :])
             earlier = jnp.full(shape, fill, x.dtype)
@@ -176,7 +184,7 @@ def _window(inputs: Inputs, how: How, codes: int, state: Any, here: Any, ways: i
 
 
 def _halo(
-    x: jax.Array, earlier: jax.Array, fill: int, axis: int, here: Any, ways: int
+    x: jax.Array, earlier: jax.Array, fill: int, axis: int, here: jax.Array, ways: int
 ) -> jax.Array:
     """Return what lies before the piece ``x``, as long as ``earlier``, which begins the row."""
     window, tokens = earlier.shape[axis], x.shape[axis]
@@ -203,7 +211,7 @@ def _shift(x: jax.Array, places: int, ways: int) -> jax.Array:
     return lax.ppermute(x, AXIS, pairs) if pairs else jnp.zeros_like(x)
 
 
-def _prefix(tape: Tape, start: Cache | None, here: Any) -> Cache:
+def _prefix(tape: Tape, start: Cache | None, here: jax.Array) -> Cache:
     """Return the cache before this piece: what has left the window in all pieces before it.
 
     Of packed rows only what belongs to the document that the piece begins with.

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hfseq import nn
 
 if TYPE_CHECKING:
-    from hfseq_plugins.vq_transformer.attention import Inputs
+    from hfseq_plugins.vq_transformer.tape import Inputs
 
 #: Queries, keys and codes of a gated head are needed whole where its values are split by columns.
 RULES = [

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+if TYPE_CHECKING:
+    from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
 RANKS = {
     "window_key": 4, "window_value": 4, "window_code": 3,
@@ -44,7 +48,7 @@ class State(NamedTuple):
         return Cache(self.cache_mean, self.cache_count)
 
 
-def empty_state(batch: int, config: Any, dtype: Any) -> State:
+def empty_state(batch: int, config: VQTransformerConfig, dtype: DTypeLike) -> State:
     """Return the state before the first token; ``dtype`` is that of the values."""
     heads, window, codes = config.key_heads, config.window_size, config.num_codes
     return State(

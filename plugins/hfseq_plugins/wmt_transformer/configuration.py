@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PretrainedConfig
 
 from hfseq.errors import UsageError
-from hfseq_plugins.common import Presets, way_back, wrong_choices
+from hfseq_plugins.common import Presets, beyond_twin, wrong_choices
 
 CHOICES = {
     "norm": ("pre", "post"),
@@ -26,10 +26,10 @@ TWIN_ONLY = (
 def _both(name: str) -> property:
     """An option of encoder and decoder under one name, read from the encoder."""
 
-    def read(self: Any) -> Any:
+    def read(self: PretrainedConfig) -> int:
         return getattr(self, f"encoder_{name}")
 
-    def write(self: Any, value: Any) -> None:
+    def write(self: PretrainedConfig, value: int) -> None:
         setattr(self, f"encoder_{name}", value)
         setattr(self, f"decoder_{name}", value)
 
@@ -222,7 +222,7 @@ class WMTTransformerConfig(Presets, PretrainedConfig):
         kind = PegasusConfig if self.norm == "pre" else MarianConfig
         twin = kind.from_dict(described)
         twin.architectures = self.architectures
-        twin.hfseq = way_back(self, twin.to_diff_dict())
+        twin.hfseq = beyond_twin(self, twin.to_diff_dict())
         return twin
 
 

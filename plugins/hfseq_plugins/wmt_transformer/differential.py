@@ -6,15 +6,19 @@ softmax maps, ``A1 - lambda A2``, and normalises the result.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from hfseq import nn
-from hfseq.nn.attention import attention_weights
 from hfseq.nn.layers import dropout
+from hfseq.nn.scores import attention_weights
+
+if TYPE_CHECKING:
+    from hfseq_plugins.bart.layers import Attention
+    from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
 
 EPSILON = 1e-5
 NAMES = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
@@ -32,7 +36,9 @@ class DifferentialMix:
     ``initial`` is fixed by the depth of the layer and scales the result too.
     """
 
-    def __init__(self: Any, config: Any, heads: int, rngs: nnx.Rngs, **kind: Any):
+    def __init__(
+        self: Attention, config: WMTTransformerConfig, heads: int, rngs: nnx.Rngs, **kind: bool
+    ):
         super().__init__(config, heads, rngs, **kind)  # type: ignore[call-arg]
         for name in NAMES:
             drawn = nn.normal(0.1)(rngs.params(), (self.head_dim,), jnp.float32)
@@ -40,7 +46,7 @@ class DifferentialMix:
         self.head_norm = nn.RMSNorm(2 * self.head_dim, EPSILON)
 
     def mix(
-        self: Any, query, key, value, *, initial, mask=None, causal=False, dropout_rate=0.0,
+        self: Attention, query, key, value, *, initial, mask=None, causal=False, dropout_rate=0.0,
         rngs=None, return_weights=False,
     ):  # fmt: skip
         """Mix: (batch, queries, heads, head_dim), and the difference of the maps if asked for.
@@ -60,7 +66,7 @@ class DifferentialMix:
         mixed = mixed.astype(value.dtype).reshape(query.shape)
         return mixed, self._by_query(weights, query) if return_weights else None
 
-    def strength(self: Any, initial: jax.Array) -> jax.Array:
+    def strength(self: Attention, initial: jax.Array) -> jax.Array:
         """Return lambda, a float32 number."""
         q1, k1, q2, k2 = (getattr(self, name)[...].astype(jnp.float32) for name in NAMES)
         return jnp.exp(jnp.sum(q1 * k1)) - jnp.exp(jnp.sum(q2 * k2)) + initial

@@ -9,10 +9,10 @@ import pytest
 
 from hfseq.errors import UsageError
 from hfseq_plugins.vq_transformer import one_token
-from hfseq_plugins.vq_transformer.attention import How, Inputs, Terms
 from hfseq_plugins.vq_transformer.configuration import RATES, VQTransformerConfig
 from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
 from hfseq_plugins.vq_transformer.state import empty_state
+from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms
 
 SIZES = {
     "vocab_size": 17, "hidden_size": 16, "num_hidden_layers": 1, "head_dim": 8, "num_codes": 10,

@@ -76,7 +76,7 @@ def test_codes_beyond_the_codebook_count_nowhere():
 
 def test_a_code_scores_as_its_tokens_together():
     """A code of n keys has the score of one and log n, for 0 to 1023, to the last bit but one."""
-    from hfseq_plugins.vq_transformer.attention import cache_scores
+    from hfseq_plugins.vq_transformer.tape import cache_scores
 
     counts = jnp.arange(1024, dtype=jnp.int32)[None, None]
     scores = cache_scores(jnp.zeros((1, 1, 1, 1, 2)), counts, jnp.zeros((1, 1024, 2)))

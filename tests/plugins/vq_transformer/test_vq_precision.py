@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import pytest
 
 from hfseq_plugins.vq_transformer import one_token
-from hfseq_plugins.vq_transformer.attention import How, Inputs, Terms, attend
+from hfseq_plugins.vq_transformer.attention import attend
 from hfseq_plugins.vq_transformer.codebook import quantise
 from hfseq_plugins.vq_transformer.state import empty_state
+from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms
 
 TOKENS = 600
 #: The share of the last token, whose score is 60.06 where that of all others is 60.

@@ -12,10 +12,11 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from hfseq import nn
-from hfseq.nn.stack import Options
+from hfseq.nn.context import Options
 from hfseq_plugins.vq_transformer import sequence
-from hfseq_plugins.vq_transformer.attention import How, Inputs, Terms, attend
+from hfseq_plugins.vq_transformer.attention import attend
 from hfseq_plugins.vq_transformer.state import State
+from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms
 
 BATCH, HEADS, GROUPS, WIDTH, VALUES, CODES = 4, 2, 2, 4, 3, 5
 LENGTHS = np.array([32, 9, 8, 0])

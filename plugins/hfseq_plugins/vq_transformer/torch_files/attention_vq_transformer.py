@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hfseq_plugins.vq_transformer.torch_files.codebook_vq_transformer import (
+from .codebook_vq_transformer import (
     Tally,
     VQTransformerCodebook,
     VQTransformerRMSNorm,
@@ -21,18 +21,13 @@ from hfseq_plugins.vq_transformer.torch_files.codebook_vq_transformer import (
     pick,
     unit,
 )
-from hfseq_plugins.vq_transformer.torch_files.configuration_vq_transformer import (
-    VQTransformerConfig,
-)
-from hfseq_plugins.vq_transformer.torch_files.state_vq_transformer import (
-    AttentionState,
-    as_ring,
-    empty,
-    in_order,
-    take,
-)
+from .configuration_vq_transformer import VQTransformerConfig
+from .state_vq_transformer import AttentionState, as_ring, empty, in_order, take
 
 LOWEST = -1e30
+
+#: Queries (B, Hk, G, T, K) with the offset of contents, and with that of positions.
+Queries = tuple[torch.Tensor, torch.Tensor]
 
 
 class Tokens(NamedTuple):
@@ -69,7 +64,7 @@ def advance(
 
 
 def attend(
-    query: tuple[torch.Tensor, torch.Tensor],
+    query: Queries,
     near: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     relative: torch.Tensor,
     far: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
@@ -192,14 +187,22 @@ class VQTransformerAttention(nn.Module):
         rows = F.linear(waves.to(weight.dtype), weight).float() * self.scale
         return rows.unflatten(-1, (config.key_heads, config.head_dim))
 
-    def _full(self, query: Any, key: torch.Tensor, value: torch.Tensor, there: Any) -> torch.Tensor:
+    def _full(
+        self, query: Queries, key: torch.Tensor, value: torch.Tensor, there: torch.Tensor | None
+    ) -> torch.Tensor:
         rows = self.relative(key.shape[2] - 1)
         if there is None:
             there = torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)
         return attend(query, (key, value, there), rows, None)
 
     def _blocks(
-        self, query: Any, new: Any, rows: Any, there: Any, position: Any, state: AttentionState
+        self,
+        query: Queries,
+        new: list[torch.Tensor],
+        rows: torch.Tensor,
+        there: torch.Tensor | None,
+        position: torch.Tensor,
+        state: AttentionState,
     ) -> tuple[torch.Tensor, AttentionState]:
         """Run the blocks one after the other; a token that is not ``there`` has the code S."""
         config, total = self.config, new[2].shape[2]
@@ -217,7 +220,13 @@ class VQTransformerAttention(nn.Module):
         return torch.cat(outputs, 3), as_ring(state, position + read)
 
     def _block(
-        self, query: Any, new: Any, state: AttentionState, relative: Any, rows: Any, read: Any
+        self,
+        query: Queries,
+        new: list[torch.Tensor],
+        state: AttentionState,
+        relative: torch.Tensor,
+        rows: torch.Tensor,
+        read: torch.Tensor | None,
     ) -> tuple[torch.Tensor, AttentionState]:
         """Compute one block after ``state``, whose window is in order."""
         config = self.config
@@ -234,7 +243,10 @@ class VQTransformerAttention(nn.Module):
         """Give tokens (B, T) that are not ``there`` the code S, which belongs to nothing."""
         return code if there is None else code.masked_fill(~there[:, None], self.config.num_codes)
 
-    def _tally(self, key: Any, near: Any, code: torch.Tensor, counted: Any) -> Tally:
+    def _tally(
+        self, key: torch.Tensor, near: torch.Tensor, code: torch.Tensor,
+        counted: torch.Tensor | None,
+    ) -> Tally:  # fmt: skip
         error, size = (key - near).square().sum(-1), self.config.num_codes
         error = error if counted is None else error * counted[:, None]
         code = self._hide(code, counted)
@@ -264,7 +276,14 @@ class VQTransformerAttention(nn.Module):
         return self.output(mixed, gate)
 
     def _look(
-        self, query: Any, key: Any, value: Any, position: Any, state: Any, relative: Any, rows: Any
+        self,
+        query: Queries,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        position: torch.Tensor,
+        state: AttentionState,
+        relative: torch.Tensor,
+        rows: torch.Tensor,
     ) -> torch.Tensor:
         """Attend to the ring, the token itself and the cache: (B, Hk, G, 1, V)."""
         content, place = query
@@ -289,7 +308,13 @@ class VQTransformerAttention(nn.Module):
         return mixed + far @ state.cache_mean[:, :, None].to(value.dtype)
 
     def _store(
-        self, key: Any, value: Any, code: Any, position: Any, there: Any, state: AttentionState
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        code: torch.Tensor,
+        position: torch.Tensor,
+        there: torch.Tensor | None,
+        state: AttentionState,
     ) -> None:
         """Let a token take the slot of the oldest one, which goes into the cache."""
         size, heads = self.config.num_codes, torch.arange(key.shape[1], device=key.device)

@@ -5,14 +5,13 @@ Shapes: B rows, T tokens, Hk key heads, K the width of keys, V of values, S code
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from hfseq_plugins.vq_transformer.torch_files.configuration_vq_transformer import (
-    VQTransformerConfig,
-)
+from .configuration_vq_transformer import VQTransformerConfig
 
 
 def unit(values: torch.Tensor, eps: float) -> torch.Tensor:
@@ -64,7 +63,9 @@ class VQTransformerCodebook(nn.Module):
         self.floor, self.block = config.count_floor, config.block_size
         self.collected: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> VQTransformerCodebook:
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any
+    ) -> VQTransformerCodebook:
         def moved(leaf: torch.Tensor) -> torch.Tensor:
             out = fn(leaf)
             if not out.is_floating_point() or out.dtype.itemsize >= 4:

@@ -9,18 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from hfseq_plugins.vq_transformer.torch_files.attention_vq_transformer import (
-    Tokens,
-    VQTransformerAttention,
-)
-from hfseq_plugins.vq_transformer.torch_files.codebook_vq_transformer import (
-    Tally,
-    VQTransformerRMSNorm,
-)
-from hfseq_plugins.vq_transformer.torch_files.configuration_vq_transformer import (
-    VQTransformerConfig,
-)
-from hfseq_plugins.vq_transformer.torch_files.state_vq_transformer import AttentionState
+from .attention_vq_transformer import Tokens, VQTransformerAttention
+from .codebook_vq_transformer import Tally, VQTransformerRMSNorm
+from .configuration_vq_transformer import VQTransformerConfig
+from .state_vq_transformer import AttentionState
 
 
 class Rows(NamedTuple):
@@ -122,7 +114,12 @@ class VQTransformerLayer(GradientCheckpointingLayer):
         return hidden, sum(errors, hidden.new_zeros((), dtype=torch.float32)), found, tallies
 
     def step(
-        self, hidden: torch.Tensor, position: Any, there: Any, states: list[Any], rows: list[Any]
+        self,
+        hidden: torch.Tensor,
+        position: torch.Tensor,
+        there: torch.Tensor | None,
+        states: list[Any],
+        rows: list[Any],
     ) -> torch.Tensor:
         """Compute one token, which goes into ``states`` in place."""
         for attention, state, relative in zip(self.attentions, states, rows, strict=True):

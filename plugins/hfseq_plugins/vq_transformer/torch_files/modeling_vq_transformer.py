@@ -15,25 +15,11 @@ from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hfseq_plugins.vq_transformer.torch_files.attention_vq_transformer import (
-    Tokens,
-    VQTransformerAttention,
-    sinusoids,
-)
-from hfseq_plugins.vq_transformer.torch_files.codebook_vq_transformer import (
-    VQTransformerCodebook,
-    VQTransformerRMSNorm,
-)
-from hfseq_plugins.vq_transformer.torch_files.configuration_vq_transformer import (
-    VQTransformerConfig,
-)
-from hfseq_plugins.vq_transformer.torch_files.layers_vq_transformer import (
-    VQTransformerLayer,
-    find_rows,
-    move,
-    name_tokens,
-)
-from hfseq_plugins.vq_transformer.torch_files.state_vq_transformer import VQTransformerState
+from .attention_vq_transformer import Tokens, VQTransformerAttention, sinusoids
+from .codebook_vq_transformer import VQTransformerCodebook, VQTransformerRMSNorm
+from .configuration_vq_transformer import VQTransformerConfig
+from .layers_vq_transformer import VQTransformerLayer, find_rows, move, name_tokens
+from .state_vq_transformer import VQTransformerState
 
 
 @dataclass
@@ -104,7 +90,7 @@ class VQTransformerPreTrainedModel(PreTrainedModel):
 class VQTransformerModel(VQTransformerPreTrainedModel):
     """The stack without a head."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: VQTransformerConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.absolute_positions:
@@ -118,7 +104,7 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
 
-    def set_input_embeddings(self, value: Any) -> None:
+    def set_input_embeddings(self, value: torch.nn.Embedding) -> None:
         self.embed_tokens = value
 
     def forward(
@@ -167,7 +153,9 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         )
         return output if return_dict is not False else output.to_tuple()
 
-    def _state(self, state: Any, use_cache: bool, hidden: torch.Tensor) -> Any:
+    def _state(
+        self, state: VQTransformerState | None, use_cache: bool, hidden: torch.Tensor
+    ) -> Any:
         """Return the state to begin with, if there is any."""
         if state is None and (not use_cache or self.config.attention_type == "full"):
             return None
@@ -197,7 +185,12 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         return F.dropout(hidden, self.config.embedding_dropout, self.training)
 
     def _layers(
-        self, hidden: torch.Tensor, position: Any, tokens: Tokens, state: Any, keep: bool
+        self,
+        hidden: torch.Tensor,
+        position: torch.Tensor,
+        tokens: Tokens,
+        state: VQTransformerState | None,
+        keep: bool,
     ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
         """Run all layers; return the stream, that before each layer, and the keys' errors."""
         stepping = state is not None and hidden.shape[1] == 1 and self.config.window_size > 0
@@ -215,7 +208,12 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         return hidden, seen, errors
 
     def _run(
-        self, index: int, hidden: torch.Tensor, position: Any, tokens: Tokens, state: Any
+        self,
+        index: int,
+        hidden: torch.Tensor,
+        position: torch.Tensor,
+        tokens: Tokens,
+        state: VQTransformerState | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer: Any = self.layers[index]
         part = self._part(index)
@@ -229,7 +227,12 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         return hidden, error
 
     def _step(
-        self, index: int, hidden: torch.Tensor, position: Any, tokens: Tokens, state: Any
+        self,
+        index: int,
+        hidden: torch.Tensor,
+        position: torch.Tensor,
+        tokens: Tokens,
+        state: VQTransformerState | None,
     ) -> tuple[torch.Tensor, float]:
         layer: Any = self.layers[index]
         part = self._part(index)
@@ -250,7 +253,7 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
-    def __init__(self, config: Any):
+    def __init__(self, config: VQTransformerConfig):
         super().__init__(config)
         self.model = VQTransformerModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -309,7 +312,11 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
         return scale * (logits + bias) if self.config.scale_head_bias else scale * logits + bias
 
     def _loss(
-        self, logits: torch.Tensor, labels: torch.Tensor, auxiliary: Any, kwargs: dict[str, Any]
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        auxiliary: torch.Tensor | None,
+        kwargs: dict[str, Any],
     ) -> torch.Tensor:
         labels = labels[:, 1:].to(logits.device)
         count = kwargs.get("num_items_in_batch")
@@ -341,7 +348,7 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
 class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
     """The stack and scores of the last token of each row."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: VQTransformerConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = VQTransformerModel(config)
@@ -386,7 +393,9 @@ class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
         found = VQTransformerOutput(**output)
         return found if return_dict is not False else found.to_tuple()
 
-    def _last(self, input_ids: Any, mask: Any, hidden: torch.Tensor) -> torch.Tensor:
+    def _last(
+        self, input_ids: torch.Tensor | None, mask: torch.Tensor | None, hidden: torch.Tensor
+    ) -> torch.Tensor:
         """Return the place (B,) of each row's last token, by the mask or by pad_token_id."""
         index = torch.arange(hidden.shape[1], device=hidden.device)
         if mask is None and input_ids is not None and self.config.pad_token_id is not None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import Cache
 
+from .configuration_vq_transformer import VQTransformerConfig
+
 
 class AttentionState(NamedTuple):
     """The state of one attention.
@@ -25,7 +27,9 @@ class AttentionState(NamedTuple):
     cache_count: torch.Tensor
 
 
-def empty(config: Any, batch: int, device: torch.device, dtype: torch.dtype) -> AttentionState:
+def empty(
+    config: VQTransformerConfig, batch: int, device: torch.device, dtype: torch.dtype
+) -> AttentionState:
     """Return the state of an attention before the first token; ``dtype`` is that of the values."""
     heads, window, codes = config.key_heads, config.window_size, config.num_codes
     width, narrow = config.value_width, config.head_dim
@@ -78,7 +82,9 @@ class VQTransformerState(Cache):
         self.position: torch.Tensor | None = None
         self.columns = 0
 
-    def fill(self, config: Any, batch: int, device: Any, dtype: torch.dtype) -> None:
+    def fill(
+        self, config: VQTransformerConfig, batch: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         """Make the state of ``batch`` rows before their first token."""
         count = config.num_hidden_layers * (2 if config.gated else 1)
         self.attentions = [empty(config, batch, device, dtype) for _ in range(count)]
@@ -86,7 +92,7 @@ class VQTransformerState(Cache):
         self.position = torch.zeros(batch, dtype=torch.int32, device=device)
         self.columns = 0
 
-    def check(self, config: Any, batch: int) -> None:
+    def check(self, config: VQTransformerConfig, batch: int) -> None:
         """Raise ValueError unless the state is one of ``batch`` rows of such a model."""
         if self.batch_size != batch:
             raise ValueError(

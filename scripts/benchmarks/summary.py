@@ -1,0 +1,171 @@
+#!/usr/bin/env python
+r"""Make the first table and the picture of docs/benchmarks.md from the recorded results.
+
+    python scripts/benchmarks/summary.py            # writes both
+    python scripts/benchmarks/summary.py --check    # only says whether the table is current
+
+Reads docs/benchmarks/run_{train,inference,generation}.json and translate.json, and the same files
+with ``_xeon`` for the second processor. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN, END = "<!-- summary: scripts/benchmarks/summary.py -->", "<!-- /summary -->"
+#: The title of a part, the record it comes from, and the unit of its rates.
+PARTS = (
+    ("Training", "run_train", "tokens/s"),
+    ("Inference", "run_inference", "tokens/s"),
+    ("Generation", "run_generation", "new tokens/s"),
+    ("Translation", "translate", "sentences/s"),
+)
+#: How many times as fast as eager PyTorch: what the columns and the marks of the picture are.
+RATIOS = ("hfseq", "hfseq bfloat16", "hfseq on the Xeon", "torch.compile")
+BLUE, ORANGE, GREY, INK, FAINT = "#3b76af", "#d95f30", "#8a8a8a", "#333333", "#dddddd"
+
+
+@dataclasses.dataclass
+class Case:
+    """A model and its sizes: hfseq's rate in float32 and the ratios of ``RATIOS``."""
+
+    name: str
+    rate: float = 0.0
+    ratios: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def measured(folder: Path, record: str) -> list[tuple[str, str, str, float, float | None]]:
+    """Return case, type, contestant, rate and ratio of each row of a record that ran."""
+    path = folder / f"{record}.json"
+    if not path.exists():
+        return []
+    rows = []
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        if row["status"] != "ok":
+            continue
+        if "sentences_per_second" in row:
+            name, _, dtype = row["name"].partition(" ")
+            if dtype:  # its baseline is PyTorch in float32: another comparison than the column's
+                continue
+            ratio = row["ratios"].get("PyTorch")
+            case, rate = f"Marian-base, {row['group']}, batch 64", row["sentences_per_second"]
+        else:
+            case, _, dtype = row["case"].rpartition(", ")
+            name, rate, ratio = row["name"], row["rate"], row["ratio"]
+        rows.append((case, dtype or "float32", name, rate, ratio))
+    return rows
+
+
+def cases(folder: Path, record: str) -> list[Case]:
+    """Return the cases of a part in the order of its record, without those that never ran."""
+    found: dict[str, Case] = {}
+    for suffix in ("", "_xeon"):
+        for name, dtype, who, rate, ratio in measured(folder, record + suffix):
+            case = found.setdefault(name, Case(name))
+            if who not in ("hfseq", "torch.compile") or ratio is None:
+                continue
+            if not suffix and dtype == "float32":
+                case.ratios[who] = ratio
+                case.rate = rate if who == "hfseq" else case.rate
+            elif who == "hfseq":
+                case.ratios["hfseq on the Xeon" if suffix else f"hfseq {dtype}"] = ratio
+    return list(found.values())
+
+
+def table(folder: Path) -> str:
+    """Return the Markdown table of all parts."""
+    lines = [
+        "| | rate | speed-up | bfloat16 | Xeon | compiled |",
+        "|:---|---:|---:|---:|---:|---:|",
+    ]
+    for title, record, unit in PARTS:
+        lines.append(f"| **{title}**, {unit} | | | | | |")
+        for case in cases(folder, record):
+            rate = f"{case.rate:,.{0 if case.rate >= 100 else 1}f}"
+            shown = [f"{case.ratios[key]:.2f}" if key in case.ratios else "–" for key in RATIOS]
+            shown[0] = f"**{shown[0]}**"
+            lines.append("| " + " | ".join([case.name, rate, *shown]) + " |")
+    return "\n".join(lines)
+
+
+def draw(folder: Path, path: Path) -> None:
+    """Draw the ratios of all cases as dots on one axis."""
+    from matplotlib.figure import Figure
+
+    parts = [(title, cases(folder, record)) for title, record, _ in PARTS]
+    figure = Figure(figsize=(6, 6.6), facecolor="white", layout="constrained")
+    panels = figure.subplots(
+        len(parts), 1, sharex=True, height_ratios=[len(found) + 0.6 for _, found in parts]
+    )
+    for panel, (title, found) in zip(panels, parts, strict=True):
+        dots(panel, title, found)
+    panels[-1].set_xlabel("times as fast as eager PyTorch", color=INK)
+    handles = {line.get_label(): line for panel in panels for line in panel.lines}
+    handles = {label: handle for label, handle in handles.items() if label in RATIOS}
+    figure.legend(
+        handles.values(), [f"{label}, float32" if label == "hfseq" else label for label in handles],
+        loc="outside upper center", ncols=4, frameon=False, fontsize=9, labelcolor=INK,
+        handletextpad=0.1, columnspacing=0.9,
+    )  # fmt: skip
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def dots(panel: Axes, title: str, found: list[Case]) -> None:
+    """Draw the cases of a part, the first on top."""
+    styles = {
+        "hfseq": {"marker": "o", "color": BLUE, "markersize": 8, "zorder": 5},
+        "torch.compile": {"marker": "|", "color": GREY, "markersize": 11, "markeredgewidth": 2.5},
+        "hfseq bfloat16": {"marker": "D", "color": ORANGE, "markersize": 6, "zorder": 4},
+        "hfseq on the Xeon": {
+            "marker": "o", "color": BLUE, "markersize": 7, "markerfacecolor": "white", "zorder": 3,
+        },
+    }  # fmt: skip
+    rows = range(len(found))
+    for label, style in styles.items():
+        there = [(case.ratios[label], row) for row, case in zip(rows, found, strict=True)
+                 if label in case.ratios]  # fmt: skip
+        if there:
+            panel.plot(*zip(*there, strict=True), label=label, linestyle="none", **style)
+    panel.axvline(1, color=INK, linewidth=1)
+    panel.grid(axis="x", color=FAINT, linewidth=0.8)
+    panel.set_axisbelow(True)
+    panel.set_yticks(rows, [case.name for case in found], color=INK, fontsize=9.5)
+    panel.tick_params(axis="both", length=0, labelcolor=INK)
+    panel.set_ylim(len(found) - 0.5, -0.6)
+    panel.set_title(title, loc="left", fontsize=10.5, color=INK, weight="bold", pad=4)
+    for side in ("top", "right", "left", "bottom"):
+        panel.spines[side].set_visible(False)
+
+
+def main(check: bool = False, docs: Path = ROOT / "docs") -> int:
+    """Write the table and the picture, or with ``check`` say whether the table is current."""
+    page = docs / "benchmarks.md"
+    old = page.read_text(encoding="utf-8")
+    if old.count(BEGIN) != 1 or old.count(END) != 1:
+        print(f"{page}: needs {BEGIN} and {END} once each", file=sys.stderr)
+        return 1
+    block = f"{BEGIN}\n\n{table(docs / 'benchmarks')}\n\n{END}"
+    new = re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: block, old, flags=re.S)
+    if check:
+        if old != new:
+            print(f"{page} is not what the records say: run python scripts/benchmarks/summary.py")
+        return int(old != new)
+    page.write_text(new, encoding="utf-8")
+    draw(docs / "benchmarks", docs / "benchmarks" / "summary.png")
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    sys.exit(main(parser.parse_args().check))

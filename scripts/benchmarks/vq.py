@@ -1,0 +1,750 @@
+"""What a VQ Transformer costs as texts grow, beside quadratic attention, and how well it learns.
+
+    python scripts/benchmarks/vq.py train forward          # time per token, 1k to 64k
+    python scripts/benchmarks/vq.py memory decode          # memory; 100k tokens decoded
+    python scripts/benchmarks/vq.py compare --hidden_size 768 --head_dim 128 \
+        --value_dim 1536 --codes 512 --window 512 --block 512     # 8k and 32k
+    python scripts/benchmarks/vq.py quality --output_dir comparison \
+        full=runs/full-0 full=runs/full-1 vq=runs/vq-0 vq_quadratic=runs/vq_quadratic-0
+
+Every point (head type, attention, reduction, length) has a process of its own. It is compiled
+first, and one that needs more than ``--memory_gb`` by XLA's plan is marked instead of run. Points
+of a length step in turn; a second pass goes over the lengths in the other order. Time per token of
+VQ has to be constant to 15 % from 4k on, or the command fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import Contestant, Row, Running
+
+from hfseq.errors import UsageError, run_command
+
+PASSES = {
+    "train": ("train",), "forward": ("forward",), "memory": ("train",),
+    "compare": ("train", "forward"),
+}  # fmt: skip
+MODES = (*PASSES, "decode")
+LENGTHS = [1024 * 2**n for n in range(7)]
+REDUCTIONS = ("recurrent", "serial", "matmul", "associative_scan")
+HEADS = ("shga", "mhga", "mha", "mqa", "gqa")
+# From here on the time per token of VQ has to be constant, to within this share.
+FLAT_FROM, FLAT_WITHIN = 4096, 0.15
+
+# -- in the processes: a pass over one length, or decoding
+
+
+def build(config: dict[str, Any], dtype: str) -> Any:
+    from hfseq.nn import precision
+    from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
+    from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
+
+    made = VQTransformerConfig(**config)
+    recipe = precision.precision_for(dtype)
+    return FlaxVQTransformerForCausalLM(made, _do_init=False, precision=recipe)
+
+
+def fresh(model: Any) -> tuple[Any, Any]:
+    import jax
+
+    key = jax.random.key(0)
+    return model.init_weights(key), model.init_extra(key)
+
+
+def pass_over(model: Any, what: str) -> Callable[..., Any]:
+    """Return the scoring of a text, or a step of plain gradient descent on it.
+
+    That is forward, backward and, for VQ, the codebooks.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from hfseq.objectives.cross_entropy import cross_entropy
+
+    learns_codes = model.config.attention_type != "full"
+
+    def loss(params: Any, extra: Any, ids: Any) -> Any:
+        output, after = model(
+            ids, params=params, extra=extra, train=what == "train", dropout_rng=jax.random.key(1)
+        )
+        labels = jnp.pad(ids[:, 1:], [(0, 0), (0, 1)], constant_values=-100)
+        total, count, _ = cross_entropy(output.logits, labels)
+        # Quadratic attention uses no codes: what is not asked for is not computed.
+        if what == "forward" or not learns_codes:
+            return total / count, extra
+        return total / count + output.auxiliary_loss / ids.size, model.settle_extra(after)
+
+    def step(params: Any, extra: Any, ids: Any) -> Any:
+        if what == "forward":
+            return params, extra, loss(params, extra, ids)[0]
+        (found, extra), slopes = jax.value_and_grad(loss, has_aux=True)(params, extra, ids)
+        params = jax.tree.map(lambda leaf, slope: leaf - 1e-3 * slope, params, slopes)
+        return params, extra, found
+
+    return step
+
+
+def length_point(
+    what: str, config: dict[str, Any], rows: int, length: int, dtype: str, remat: bool,
+    limit_bytes: float,
+) -> Running:  # fmt: skip
+    """One length: compiled first, and run only if what it needs is within ``limit_bytes``."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    model = build(config, dtype)
+    if remat:
+        model.enable_gradient_checkpointing()
+    shapes = (model.params_shape_tree, model.extra_shape_tree)
+    text = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    program = jax.jit(pass_over(model, what), donate_argnums=(0, 1)).lower(*shapes, text).compile()
+    facts = compiled_bytes(program) | {"fits": True, "device": jax.devices()[0].device_kind}
+    if facts["compiled_bytes"] > limit_bytes:
+        return Running(lambda: {}, lambda: 0, facts | {"fits": False})
+    params, extra = fresh(model)
+    ids = np.random.default_rng(0).integers(3, model.config.vocab_size, (rows, length), np.int32)
+
+    def step() -> dict[str, float]:
+        nonlocal params, extra
+        params, extra, loss = program(params, extra, ids)
+        return {"loss": float(loss)}
+
+    facts |= {"parameters": sum(leaf.size for leaf in jax.tree.leaves(params))}
+    return Running(step, harness.jax_peak_bytes, facts | resting())
+
+
+def compiled_bytes(program: Any) -> dict[str, int]:
+    """Return what XLA says a compiled program needs: its temporary arrays, and all of it."""
+    found = program.memory_analysis()
+    held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    temporary = found.temp_size_in_bytes
+    return {"temporary_bytes": temporary, "compiled_bytes": temporary + held}
+
+
+def resting() -> dict[str, Any]:
+    """Return what the process holds before its first step, and forget the peak until here."""
+    import jax
+
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_in_use" in stats:
+        return {"resting_bytes": stats["bytes_in_use"], "peak_of_steps": True}
+    before = harness.process_bytes("VmRSS")
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    # Where the system does not forget, the peak is that of compilation, too.
+    return {"resting_bytes": before, "peak_of_steps": harness.host_peak_bytes() < before * 1.02}
+
+
+def decoding(
+    config: dict[str, Any], rows: int, chunk: int, dtype: str, report_every: int
+) -> Running:
+    """Decode greedily; a step is ``report_every`` tokens, in compiled loops of ``chunk``."""
+    import jax
+    import jax.numpy as jnp
+
+    model = build(config, dtype)
+    params, extra = fresh(model)
+    state, token = model.init_cache(rows, 0), jnp.ones((rows, 1), jnp.int32)
+
+    def loop(params: Any, extra: Any, state: Any, token: Any) -> Any:
+        def step(carry: Any, _: None) -> Any:
+            state, token = carry
+            output, _ = model(token, params=params, extra=extra, past_key_values=state)
+            following = output.logits.argmax(-1).astype(jnp.int32)
+            return (output.past_key_values, following), None
+
+        return jax.lax.scan(step, (state, token), None, length=chunk)[0]
+
+    program = jax.jit(loop, donate_argnums=2).lower(params, extra, state, token).compile()
+    size, done = tree_bytes(state), 0
+    trial, _ = program(params, extra, model.init_cache(rows, 0), token)
+    missing_tokens(trial, model.config, chunk)
+    del trial
+
+    def step() -> dict[str, Any]:
+        nonlocal state, token, done
+        for _ in range(report_every // chunk):
+            state, token = program(params, extra, state, token)
+        done += report_every
+        jax.block_until_ready(token)
+        stats = jax.local_devices()[0].memory_stats() or {}
+        return {
+            "tokens": done, "state_bytes": tree_bytes(state),
+            "memory_bytes": stats.get("bytes_in_use") or harness.process_bytes("VmRSS"),
+            "tokens_missing": missing_tokens(state, model.config, done),
+        }  # fmt: skip
+
+    facts = compiled_bytes(program) | {"state_bytes": size, "fits": True} | resting()
+    return Running(step, harness.jax_peak_bytes, facts)
+
+
+def tree_bytes(tree: Any) -> int:
+    import jax
+
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def missing_tokens(state: Any, config: Any, done: int) -> int:
+    """Return how many tokens the state should know of and does not: all are counted somewhere."""
+    import jax
+
+    expected = max(0, done - config.window_size)
+    return max(
+        abs(int(leaf.sum()) - expected * leaf.shape[-3] * leaf.shape[-2])
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if path[-1].key == "cache_count"
+    )
+
+
+# -- what is measured
+
+
+def parse(given: Sequence[str]) -> argparse.Namespace:
+    """Read the flags of all modes but ``quality``."""
+    parser = harness.parser(
+        __doc__, sizes=True, hidden_size=(128, "width"),
+        head_dim=(64, "K, width of queries and keys"),
+        value_dim=(256, "V of gated heads; the others have K"), codes=(128, "codes of a codebook"),
+        window=(128, "tokens seen one by one"), block=(128, "tokens of a block"),
+        vocab_size=(259, "size of the vocabulary"), batch_size=(1, "rows"),
+        rounds=(3, "timed steps of each point in a pass"),
+        passes=(2, "passes over all lengths, in turn up and down"),
+        decode_tokens=(100_000, "tokens to decode"),
+        report_every=(10_000, "tokens of a timed stretch of decoding"),
+        chunk=(1000, "tokens of a compiled loop"),
+    )  # fmt: skip
+    parser.add_argument("modes", nargs="+", choices=MODES)
+    parser.add_argument("--lengths", type=int, nargs="+", help="1k to 64k; compare: 8k and 32k")
+    parser.add_argument("--head_types", nargs="+", default=["shga"], choices=HEADS)
+    parser.add_argument("--reductions", nargs="+", default=["recurrent"], choices=REDUCTIONS)
+    parser.add_argument("--no_full", action="store_true", help="leave quadratic attention out")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--remat", action="store_true", help="recompute layers in backward passes")
+    parser.add_argument(
+        "--memory_gb", type=float, help="most that a point may need; 70 %% of what is free"
+    )
+    options = parser.parse_args(given)
+    if options.report_every % options.chunk or options.report_every > options.decode_tokens:
+        parser.error("--report_every has to be a multiple of --chunk, --decode_tokens no less")
+    if options.memory_gb is None:
+        try:
+            options.memory_gb = 0.7 * harness.process_bytes("MemAvailable", "meminfo") / harness.GB
+        except OSError as error:
+            parser.error(f"{error}: give --memory_gb")
+    return options
+
+
+def configuration(
+    options: argparse.Namespace, head: str, attention: str = "vq", reduction: str = "recurrent"
+) -> dict[str, Any]:
+    """Return the options of the model's configuration."""
+    size = harness.size_of(options)
+    value = {"value_dim": options.value_dim} if head in ("shga", "mhga") else {}
+    return {
+        "hidden_size": options.hidden_size, "num_hidden_layers": size.pop("layers", 2),
+        "head_dim": options.head_dim, "num_codes": options.codes, "window_size": options.window,
+        "block_size": options.block, "vocab_size": options.vocab_size, "head_type": head,
+        "attention_type": attention, "reduction": reduction, **value, **size,
+    }  # fmt: skip
+
+
+def points_of(mode: str, options: argparse.Namespace) -> dict[Contestant, dict[str, Any]]:
+    """Return the points of a mode, and which each of them is."""
+    kinds = {f"vq {reduction}": ("vq", reduction) for reduction in options.reductions}
+    kinds |= {} if options.no_full else {"full": ("full", "recurrent")}
+    found = {}
+    for what in PASSES[mode]:
+        for head in options.head_types:
+            for length in options.lengths:
+                for name, kind in kinds.items():
+                    settings = {
+                        "what": what, "config": configuration(options, head, *kind),
+                        "rows": options.batch_size, "length": length, "dtype": options.dtype,
+                        "remat": options.remat, "limit_bytes": options.memory_gb * harness.GB,
+                    }  # fmt: skip
+                    # Where memory is measured nothing else is in memory.
+                    group = f"{what} {head} {length}" + (f" {name}" if mode == "memory" else "")
+                    point = Contestant(name, group, "vq:length_point", settings, harness.HFSEQ)
+                    found[point] = {"what": what, "head_type": head, "length": length}
+    return found
+
+
+def measure_lengths(mode: str, options: argparse.Namespace, threads: int) -> dict[str, Any]:
+    """Run the points of a mode; returns rows, curves and what does not hold."""
+    points, once = points_of(mode, options), mode == "memory"
+    places = {(c.group, c.name): place for c, place in points.items()}
+    rows: dict[tuple[str, str], Row] = {}
+    for number in range(1 if once else options.passes):
+        ordered = list(points)[:: -1 if number % 2 else 1]
+        rounds = 1 if once else options.rounds
+        for row in harness.run(
+            ordered, rounds=rounds, warmup=1, threads=threads, report=harness.tell
+        ):
+            kept = rows.setdefault((row.group, row.name), row)
+            if kept is not row:  # a failure in one pass is a failure
+                kept.seconds += row.seconds
+                kept.values += row.values
+                kept.peak_bytes = max(kept.peak_bytes, row.peak_bytes)
+                kept.status = row.status if kept.status == "ok" else kept.status
+    found = [point_row(row, places[key], options.batch_size) for key, row in rows.items()]
+    result = {
+        "rows": found, "what": PASSES[mode][0], "problems": [],
+        "ratios": {} if once else ratios(rows.values()),
+    }  # fmt: skip
+    if mode == "compare":
+        return result
+    made: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in found:
+        made.setdefault((each["head_type"], each["name"]), []).append(each)
+    curves = [curve(head, name, members) for (head, name), members in made.items()]
+    full = {each["head_type"]: each for each in curves if each["name"] == "full"}
+    return result | {
+        "curves": curves, "problems": [] if once or options.no_check else not_flat(curves),
+        "crossovers": [] if once else [
+            crossover(each, full[each["head_type"]])
+            for each in curves if each["name"].startswith("vq") and each["head_type"] in full
+        ],
+        "state_bytes": state_sizes(options) if once else [],
+    }  # fmt: skip
+
+
+def point_row(row: Row, place: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Return the numbers of one point; ``place`` says which it is."""
+    facts, tokens = row.facts, rows * place["length"]
+    fits = facts.get("fits", True)
+    seconds = row.median if fits else None
+    return {
+        "name": row.name, "group": row.group, **place,
+        "status": row.status if fits else "does not fit",
+        "seconds": row.seconds if fits else [], "median_seconds": seconds,
+        "spread": row.spread if fits else None,
+        "microseconds_per_token": 1e6 * seconds / tokens if seconds else None,
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "compiled_bytes": facts.get("compiled_bytes"),
+        "compiled_bytes_per_token": facts.get("compiled_bytes", 0) / tokens or None,
+        "temporary_bytes": facts.get("temporary_bytes"),
+        "resting_bytes": facts.get("resting_bytes"),
+        "peak_bytes": row.peak_bytes or None, "peak_of_steps": facts.get("peak_of_steps"),
+    }  # fmt: skip
+
+
+def curve(head: str, name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a curve: its points in order, how steep it is, and how flat from 4k on.
+
+    The exponent of time per token over length is 0 where time is linear, 1 where it is quadratic;
+    the deviation is the largest from the median.
+    """
+    points = sorted(points, key=lambda each: each["length"])
+    ran = [each for each in points if each["microseconds_per_token"]]
+    lengths = [each["length"] for each in ran]
+    times = [each["microseconds_per_token"] for each in ran]
+    long = [(n, t) for n, t in zip(lengths, times, strict=True) if n >= FLAT_FROM]
+    exponent = deviation = None
+    if len(long) > 1:
+        logarithms = zip(*((math.log(n), math.log(t)) for n, t in long), strict=True)
+        exponent = statistics.linear_regression(*logarithms).slope
+        middle = statistics.median(t for _, t in long)
+        deviation = max(abs(t / middle - 1) for _, t in long)
+    planned = [each for each in points if each["compiled_bytes"]]
+    return {
+        "head_type": head, "name": name, "lengths": lengths, "microseconds_per_token": times,
+        "does_not_fit": [p["length"] for p in points if p["status"] == "does not fit"],
+        "memory_lengths": [each["length"] for each in planned],
+        "compiled_bytes": [each["compiled_bytes"] for each in planned],
+        "exponent": exponent, "deviation_from_flat": deviation,
+    }  # fmt: skip
+
+
+def crossover(fast: dict[str, Any], slow: dict[str, Any]) -> dict[str, Any]:
+    """Say from which length ``fast`` takes less time than ``slow``.
+
+    Between two measured lengths both are straight lines in logarithms. ``length`` is None where
+    they do not cross within what was measured, and ``text`` says on which side they are.
+    """
+    other = dict(zip(slow["lengths"], slow["microseconds_per_token"], strict=True))
+    gaps = [
+        (n, math.log(other[n] / t))
+        for n, t in zip(fast["lengths"], fast["microseconds_per_token"], strict=True)
+        if n in other
+    ]
+    pair = f"{fast['name']} and {slow['name']} ({fast['head_type']})"
+    found: dict[str, Any] = {"pair": pair, "length": None}
+    if not gaps:
+        return found | {"text": f"{pair}: no length was measured for both"}
+    if gaps[0][1] >= 0:
+        ahead = f"{fast['name']} is ahead from {gaps[0][0]} tokens, or less"
+        return found | {"text": f"{pair}: {ahead}"}
+    for (a, below), (b, above) in zip(gaps, gaps[1:], strict=False):
+        if above >= 0:
+            share = below / (below - above)
+            length = round(math.exp(math.log(a) + share * math.log(b / a)))
+            return found | {"length": length, "text": f"{pair} cross at {length} tokens"}
+    return found | {"text": f"{pair}: {slow['name']} is ahead up to {gaps[-1][0]} tokens"}
+
+
+def not_flat(curves: Sequence[dict[str, Any]]) -> list[str]:
+    """Name the VQ curves whose time per token is not constant from 4k on."""
+    return [
+        f"{each['name']} ({each['head_type']}): time per token from {FLAT_FROM} tokens on deviates "
+        f"by {each['deviation_from_flat']:.0%} from its median (allowed {FLAT_WITHIN:.0%})"
+        for each in curves
+        if each["name"].startswith("vq ") and (each["deviation_from_flat"] or 0) > FLAT_WITHIN
+    ]
+
+
+def ratios(rows: Any) -> dict[str, dict[str, float]]:
+    """Return, by group and name, how many times faster than ``full``: medians over rounds."""
+    ran = [row for row in rows if row.facts.get("fits", True)]
+    full = {row.group: row for row in ran if row.name == "full"}
+    found: dict[str, dict[str, float]] = {}
+    for row in ran:
+        if row.name != "full" and row.group in full:
+            if value := harness.ratio(row, full[row.group]):
+                found.setdefault(row.group, {})[row.name] = value
+    return found
+
+
+def state_sizes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return what decoding keeps of a text by length: computed from the shapes, not measured."""
+    from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
+
+    found = []
+    for head in options.head_types:
+        config = VQTransformerConfig(**configuration(options, head))
+        modules = config.num_hidden_layers * (2 if config.gated else 1)
+        heads = options.batch_size * config.key_heads * modules
+        pair = 4 * (config.head_dim + config.value_width)
+        window = config.window_size * (pair + 4)
+        state = heads * (window + config.num_codes * 4 * (config.value_width + 1))
+        state += 4 * options.batch_size * modules
+        found += [
+            {"head_type": head, "length": n, "state": state, "key_value_cache": heads * pair * n}
+            for n in options.lengths
+        ]
+    return found
+
+
+def measure_decoding(mode: str, options: argparse.Namespace, threads: int) -> dict[str, Any]:
+    """Decode with every head type, one process each; returns rows and what does not hold."""
+    shared = {
+        "rows": options.batch_size, "chunk": options.chunk, "dtype": options.dtype,
+        "report_every": options.report_every,
+    }  # fmt: skip
+    points = [
+        Contestant(head, "decode", "vq:decoding",
+                   shared | {"config": configuration(options, head)}, harness.HFSEQ)
+        for head in options.head_types
+    ]  # fmt: skip
+    rounds = max(1, options.decode_tokens // options.report_every)
+    tokens, found = options.report_every * options.batch_size, []
+    for row in harness.run(points, rounds=rounds, warmup=0, threads=threads, report=harness.tell):
+        chunks = [
+            values | {"seconds": seconds, "tokens_per_second": tokens / seconds}
+            for values, seconds in zip(row.values, row.seconds, strict=False)
+        ]
+        found.append({
+            "name": row.name, "group": row.group, "head_type": row.name, "status": row.status,
+            "seconds": row.seconds, "median_seconds": row.median, "spread": row.spread,
+            "tokens_per_second": tokens / row.median if row.median else None,
+            "deviation": max((abs(s / row.median - 1) for s in row.seconds), default=None),
+            "state_bytes": row.facts.get("state_bytes"), "peak_bytes": row.peak_bytes or None,
+            "resting_bytes": row.facts.get("resting_bytes"), "chunks": chunks,
+        })  # fmt: skip
+    problems = [] if options.no_check else [p for row in found for p in decoding_problems(row)]
+    return {"rows": found, "what": "decode", "problems": problems}
+
+
+def decoding_problems(row: dict[str, Any]) -> list[str]:
+    """Say what of a state of fixed size does not hold."""
+    name, chunks, found = row["name"], row["chunks"], []
+    if len({each["state_bytes"] for each in chunks}) > 1:
+        found.append(f"{name}: the state changed its size")
+    if any(each["tokens_missing"] for each in chunks):
+        found.append(f"{name}: the state lost count of tokens")
+    if (row["deviation"] or 0) > FLAT_WITHIN:
+        found.append(f"{name}: the speed deviates by {row['deviation']:.0%}")
+    used = [each["memory_bytes"] / 1e6 for each in chunks[1:]]
+    if used and max(used) > 1.05 * min(used):
+        found.append(f"{name}: memory in use grew from {min(used):.0f} to {max(used):.0f} MB")
+    return found
+
+
+# -- what is written down
+
+
+def gigabytes(size: float | None) -> str:
+    if not size:
+        return harness.ABSENT
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
+
+
+def length_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
+    """Return what the table shows of a point."""
+    planned = gigabytes(row["compiled_bytes"])
+    place = [row["name"], row["what"], row["head_type"], f"{row['length']}"]
+    if row["status"] != "ok":
+        return [*place, row["status"], "-", planned, "-"]
+    ratio = result["ratios"].get(row["group"], {}).get(row["name"])
+    steps = (row["peak_bytes"] or 0) - (row["resting_bytes"] or 0)
+    return [
+        *place, f"{row['microseconds_per_token']:.1f}{harness.spread(row)}", harness.times(ratio),
+        planned, gigabytes(steps) if row["peak_of_steps"] else "-",
+    ]  # fmt: skip
+
+
+def decoding_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
+    """Return what the table shows of a head type."""
+    if row["status"] != "ok":
+        return [f"{row['name']} ({row['status']})", *["-"] * 6]
+    first, last = row["chunks"][0], row["chunks"][-1]
+    return [
+        row["name"], f"{last['tokens']}", f"{row['tokens_per_second']:.0f}",
+        f"{row['deviation']:.0%}", gigabytes(row["state_bytes"]),
+        gigabytes(first["memory_bytes"]), gigabytes(last["memory_bytes"]),
+    ]  # fmt: skip
+
+
+def section(mode: str, result: dict[str, Any], picture: bool) -> str:
+    """Return what benchmarks/tables.md shows: table, picture, conclusions, machine, command."""
+    cells = decoding_cells if mode == "decode" else length_cells
+    columns = {
+        length_cells: ["", "pass", "heads", "tokens", "µs a token", "against full",
+                       "planned memory", "memory of the steps"],
+        decoding_cells: ["", "tokens", "tokens/s", "largest deviation", "state", "memory, start",
+                         "and end"],
+    }[cells]  # fmt: skip
+    lines = [harness.markdown(columns, [cells(row, result) for row in result["rows"]])]
+    if picture:
+        name = result["benchmark"]
+        lines.append(f"![{name.replace('_', ' ')}]({name}.png)")
+    options = result["options"]
+    changed = f" ({options['config_overrides']})" if options["config_overrides"] else ""
+    lines.append(
+        f"Width {options['hidden_size']}, {options['layers'] or 2} layers{changed}, K "
+        f"{options['head_dim']}, V {options['value_dim']} (gated heads), {options['codes']} codes, "
+        f"window {options['window']}, block {options['block']}, batch {options['batch_size']}, "
+        f"{options['dtype']}{', remat' if options['remat'] else ''}; medians of "
+        f"{options['rounds']} rounds in {options['passes']} passes, ± half of the interquartile "
+        f"range; limit {options['memory_gb']:.1f} GB."
+    )
+    steep = [
+        f"{each['name']} ({each['head_type']}): exponent {each['exponent']:+.2f}, "
+        f"largest deviation {each['deviation_from_flat']:.0%}"
+        for each in result.get("curves", [])
+        if each["exponent"] is not None
+    ]
+    lines += [f"Time per token from {FLAT_FROM} tokens on: {'; '.join(steep)}."] if steep else []
+    lines += [f"Crossover: {each['text']}." for each in result.get("crossovers", [])]
+    longest = {each["head_type"]: each for each in result.get("state_bytes", [])}
+    lines += [
+        f"Decoding with {head} keeps {gigabytes(each['state'])} whatever the length; keys and "
+        f"values of {each['length']} tokens would be {gigabytes(each['key_value_cache'])} "
+        "(both computed from the shapes)."
+        for head, each in longest.items()
+    ]
+    return "\n\n".join([*lines, harness.machine_line(result), f"`{result['command']}`"])
+
+
+def costs(given: Sequence[str]) -> int:
+    """Run every mode; exit code 1 if nothing ran or something that must hold does not."""
+    options, codes = parse(given), []
+    lengths = options.lengths
+    for mode in options.modes:
+        options.lengths = lengths or ([8192, 32768] if mode == "compare" else LENGTHS)
+        result = harness.head(f"vq_{mode}", "vq.py", given, options)
+        decodes = mode == "decode"
+        measure = measure_decoding if decodes else measure_lengths
+        result |= measure(mode, options, result["threads"])
+        ran = any(row["seconds"] for row in result["rows"])
+        picture = ran and mode != "compare"
+        if picture:
+            draw = draw_decoding if decodes else draw_lengths
+            draw(result, options.output / "benchmarks" / f"vq_{mode}.png")
+        text = section(mode, result, picture)
+        codes.append(harness.publish(result, text, options.output))
+    return max(codes)
+
+
+# -- pictures
+
+COLORS = ("#3b76af", "#4f9d69", "#8a6bb1", "#7a7a7a")
+
+
+def _line(panel: Any, xs: list[int], ys: list[float], label: str, color: str) -> None:
+    """Draw a curve and write its name at its end."""
+    if not xs:
+        return
+    panel.plot(xs, ys, color=color, linewidth=1.6, marker="o", markersize=4.5, label=label)
+    panel.annotate(label, (xs[-1], ys[-1]), xytext=(-2, 7), textcoords="offset points", ha="right",
+                   fontsize=9, color=color)  # fmt: skip
+
+
+def draw_lengths(result: dict[str, Any], path: Path) -> None:
+    """Draw time per token and memory over the length, both logarithmic."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    from hfseq.reports import plots
+
+    what = "a training step" if result["what"] == "train" else "the forward pass"
+    title = f"Cost of {what} over the length of the text"
+    figure, (left, right) = harness.figure(title, (9, 3.8), 1, 2)
+    heads, vq = {each["head_type"] for each in result["curves"]}, 0
+    for each in result["curves"]:
+        full = each["name"] == "full"
+        color = plots.EVAL if full else COLORS[vq % len(COLORS)]
+        vq += not full
+        label = each["name"] + (f", {each['head_type']}" if len(heads) > 1 else "")
+        _line(left, each["lengths"], each["microseconds_per_token"], label, color)
+        megabytes = [size / 1e6 for size in each["compiled_bytes"]]
+        _line(right, each["memory_lengths"], megabytes, label, color)
+        for panel in (left, right):  # a cross on the upper edge for each length that does not fit
+            for length in each["does_not_fit"]:
+                panel.plot([length], [0.985], marker="x", color=color, clip_on=False, markersize=7,
+                           transform=panel.get_xaxis_transform())  # fmt: skip
+    for panel, text in ((left, "microseconds a token"), (right, "memory by XLA's plan (MB)")):
+        panel.margins(x=0.04, y=0.18)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xticks(sorted(result["options"]["lengths"]))
+        panel.xaxis.set_major_formatter(
+            FuncFormatter(lambda n, _: f"{n / 1024:g}k" if n >= 1024 else f"{n:g}")
+        )
+        low, high = panel.get_ylim()
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:g}"))
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_minor_locator(NullLocator())
+        panel.set_xlabel("tokens", color=plots.INK)
+        panel.set_ylabel(text, color=plots.INK)
+        if len(result["curves"]) > 2:  # names at the ends would lie on each other
+            for name in panel.texts:
+                name.set_visible(False)
+            panel.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=plots.INK)
+    if any(each["does_not_fit"] for each in result["curves"]):
+        limit = result["options"]["memory_gb"]
+        left.text(0.98, 0.02, f"x: needs more than {limit:.0f} GB, not run", ha="right",
+                  fontsize=8, color=plots.INK, transform=left.transAxes)  # fmt: skip
+    plots.save(figure, path)
+
+
+def draw_decoding(result: dict[str, Any], path: Path) -> None:
+    """Draw speed and memory over the tokens that were decoded."""
+    from hfseq.reports import plots
+
+    title = "Decoding with a state of fixed size"
+    figure, (left, right) = harness.figure(title, (9, 3.8), 1, 2)
+    for number, row in enumerate(result["rows"]):
+        tokens = [each["tokens"] for each in row["chunks"]]
+        for panel, key, scale in ((left, "tokens_per_second", 1), (right, "memory_bytes", 1e6)):
+            values = [each[key] / scale for each in row["chunks"]]
+            _line(panel, tokens, values, row["head_type"], COLORS[number % len(COLORS)])
+    for panel, text in ((left, "tokens a second"), (right, "memory in use (MB)")):
+        panel.set_xlim(left=0)
+        panel.set_ylim(bottom=0)
+        panel.margins(y=0.2)
+        panel.set_ylim(top=panel.get_ylim()[1] * 1.15)
+        panel.xaxis.set_major_formatter(lambda n, _: plots.short(n))
+        panel.set_xlabel("tokens decoded", color=plots.INK)
+        panel.set_ylabel(text, color=plots.INK)
+    plots.save(figure, path)
+
+
+# -- learning curves of runs, with the spread of their seeds: vq.py quality
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return the curves and the last evaluation of a run."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        raise UsageError(f"{folder} has no metrics.jsonl: give the --output_dir of a finished run")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    last = {name: value for record in records for name, value in record.items()}
+    if "eval_bits_per_byte" not in last:
+        raise UsageError(f"{folder} was not evaluated with --bits_per_byte")
+    steps = [record for record in records if "train_loss" in record]
+    return {
+        "steps": [record["step"] for record in steps],
+        "train_bits_per_token": [record["train_loss"] / math.log(2) for record in steps],
+        "code_perplexity": [record.get("train_code_perplexity") for record in steps],
+        "bits_per_byte": last["eval_bits_per_byte"],
+    }
+
+
+def compare_runs(runs: Sequence[tuple[str, Path]]) -> dict[str, Any]:
+    """Return the runs by name, and each name's mean beside that of the first."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, folder in runs:
+        found.setdefault(name, []).append(read_run(folder))
+    bits = {name: [run["bits_per_byte"] for run in each] for name, each in found.items()}
+    means = {name: statistics.mean(values) for name, values in bits.items()}
+    first = next(iter(means.values()))
+    ratio = {name: mean / first for name, mean in means.items()}
+    return {"runs": found, "bits_per_byte": bits, "mean": means, "ratio": ratio}
+
+
+def draw_runs(result: dict[str, Any], path: Path) -> None:
+    """Draw the losses in bits over the steps, and the codes in use."""
+    from hfseq.reports import plots
+
+    figure, (left, right) = harness.figure("", (9, 3.8), 1, 2)
+    colors = (plots.EVAL, *COLORS[:3])
+    for place, (name, runs) in enumerate(result["runs"].items()):
+        for seed, run in enumerate(runs):
+            style = {
+                "color": colors[place % len(colors)], "linewidth": 1.4,
+                "alpha": 1.0 if seed == 0 else 0.45, "linestyle": "--" if place == 2 else "-",
+            }  # fmt: skip
+            label = f"{name} ({result['mean'][name]:.3f})" if seed == 0 else None
+            left.plot(run["steps"][1:], run["train_bits_per_token"][1:], label=label, **style)
+            if name != "full" and None not in run["code_perplexity"]:
+                right.plot(run["steps"], run["code_perplexity"], **style)
+    left.set_title("training loss (bits a token)", loc="left", fontsize=10, color=plots.INK)
+    right.set_title("codes in use (perplexity)", loc="left", fontsize=10, color=plots.INK)
+    for panel in (left, right):
+        panel.set_xlabel("step", color=plots.INK)
+    right.set_ylim(bottom=0)
+    left.legend(
+        title="(bits per byte, validation)", frameon=False, fontsize=9, labelcolor=plots.INK,
+        title_fontsize=8,
+    )  # fmt: skip
+    plots.save(figure, path)
+
+
+def quality(given: Sequence[str]) -> int:
+    """Read the runs, write the comparison, and print it."""
+    parser = argparse.ArgumentParser(
+        description="Lay the learning curves of VQ and quadratic runs over each other, with the "
+        "spread of their seeds. Each DIR is the --output_dir of a finished run of run_clm_flax.py "
+        "with --bits_per_byte. Writes comparison.json (bits per byte of each run, means, the ratio "
+        "to the first name) and comparison.png."
+    )
+    parser.add_argument("runs", nargs="+", metavar="NAME=DIR")
+    parser.add_argument("--output_dir", type=Path, required=True)
+    options = parser.parse_args(given)
+    pairs = [run.partition("=") for run in options.runs]
+    for run, pair in zip(options.runs, pairs, strict=True):
+        if not pair[2]:
+            raise UsageError(f"{run} is not NAME=DIR, such as full=runs/full-0")
+    result = compare_runs([(name, Path(folder)) for name, _, folder in pairs])
+    harness.write_json(options.output_dir / "comparison.json", result)
+    draw_runs(result, options.output_dir / "comparison.png")
+    for name, mean in result["mean"].items():
+        values = ", ".join(f"{value:.4f}" for value in result["bits_per_byte"][name])
+        print(f"{name}: {mean:.4f} bits per byte, {result['ratio'][name]:.4f} times ({values})")
+    return 0
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    sys.exit(run_command(lambda: harness.dispatch({"": costs, "quality": quality}, __doc__, given)))

@@ -1,0 +1,60 @@
+"""The first table of docs/benchmarks.md is that of the records."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
+import summary
+
+
+@pytest.fixture
+def docs(tmp_path):
+    """A copy of the page and the records."""
+    (tmp_path / "benchmarks").mkdir()
+    shutil.copy(ROOT / "docs" / "benchmarks.md", tmp_path)
+    for path in (ROOT / "docs" / "benchmarks").glob("*.json"):
+        shutil.copy(path, tmp_path / "benchmarks")
+    return tmp_path
+
+
+def test_the_page_shows_what_the_records_say():
+    assert summary.main(check=True) == 0
+
+
+def test_a_record_that_changed_is_noticed_and_written(docs, capsys):
+    path = docs / "benchmarks" / "run_train.json"
+    record = json.loads(path.read_text())
+    row = next(r for r in record["rows"] if r["name"] == "hfseq" and "T5" in r["case"])
+    row["ratio"] = 4.321
+    path.write_text(json.dumps(record))
+    assert summary.main(check=True, docs=docs) == 1
+    assert "scripts/benchmarks/summary.py" in capsys.readouterr().out
+    assert summary.main(docs=docs) == 0 and summary.main(check=True, docs=docs) == 0
+    line = next(x for x in (docs / "benchmarks.md").read_text().splitlines() if "T5-small, 2" in x)
+    assert "**4.32**" in line
+    assert (docs / "benchmarks" / "summary.png").stat().st_size > 10_000
+
+
+def test_rows_that_did_not_run_and_other_comparisons_are_left_out(docs):
+    found = {case.name: case for case in summary.cases(docs / "benchmarks", "run_train")}
+    assert "hfseq on the Xeon" not in found["BART-base, 2 x 256 to 256"].ratios  # not run there
+    assert found["RoBERTa-base, 8 x 128"].ratios["hfseq on the Xeon"] == pytest.approx(
+        1.12, abs=0.01
+    )
+    assert found["RoBERTa-base, 2 x 512"].ratios["hfseq bfloat16"] == pytest.approx(1.83, abs=0.01)
+    beams = summary.cases(docs / "benchmarks", "translate")[1]
+    assert beams.name == "Marian-base, beam 4, batch 64"
+    assert "hfseq bfloat16" not in beams.ratios  # its record compares it with PyTorch in float32
+
+
+def test_a_page_without_its_markers_is_an_error(docs, capsys):
+    (docs / "benchmarks.md").write_text("# Benchmarks\n")
+    assert summary.main(docs=docs) == 1
+    assert "summary" in capsys.readouterr().err
