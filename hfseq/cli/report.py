@@ -1,4 +1,4 @@
-"""``hfseq report`` and ``hfseq compare``: how a run is going, or went, and several beside each other."""
+"""``hfseq report`` and ``hfseq compare``: how a run goes, or went, and several side by side."""
 
 from __future__ import annotations
 

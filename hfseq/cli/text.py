@@ -47,7 +47,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write seconds as people do: 42 s, 3:07 min, 2:30 h, 3.1 days; nothing where there are none."""
+    """Write seconds as people do: 42 s, 3:07 min, 2:30 h, 3.1 days; nothing for None."""
     if seconds is None:
         return ""
     if seconds < 60:

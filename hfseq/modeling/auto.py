@@ -7,7 +7,6 @@ transformers; this module and `hfseq.plugins.transformers_hook` alone touch such
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +14,15 @@ from typing import Any
 
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-from hfseq import errors, plugins
-from hfseq.checkpoints import config
+from hfseq import plugins
 from hfseq.checkpoints import config as config_checks
-from hfseq.checkpoints.config import native_description, refuse_untrusted_config, require_config
-from hfseq.errors import CheckpointError, HfseqError, UsageError, first_line, nearest
+from hfseq.checkpoints.config import (
+    model_type,
+    native_description,
+    refuse_untrusted_config,
+    require_config,
+)
+from hfseq.errors import CheckpointError, HfseqError, UsageError, nearest
 from hfseq.plugins import ArchitectureSpec
 from hfseq.plugins.registry import auto_class_name, target_name
 from hfseq.plugins.transformers_hook import ArchitectureMapping
@@ -252,65 +255,6 @@ def load(auto: Any, name: str, **options: Any) -> Any:
 def _first_line(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__
-
-
-WEIGHT_FILES = (".safetensors", ".msgpack", ".bin", ".index.json")
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A checkpoint: where its files are, and the one weight file of it, if it is one file."""
-
-    place: str
-    file: str | None = None
-
-    @classmethod
-    def of(cls, name: str) -> Source:
-        """Take ``name`` apart: a directory, a Hub name, or a weight file beside its config.json."""
-        expanded = os.path.expanduser(name)
-        if os.path.isfile(expanded):
-            if not expanded.endswith(WEIGHT_FILES):
-                raise UsageError(
-                    f"{name} is no weight file ({', '.join(WEIGHT_FILES)}): give a directory"
-                )
-            return cls(os.path.dirname(expanded) or ".", expanded)
-        if os.path.isdir(expanded):
-            return cls(expanded)
-        if os.path.isabs(expanded) or name.startswith(".") or name.count("/") > 1:
-            raise CheckpointError(
-                f"there is no directory '{name}' (in '{Path.cwd()}'); give an existing directory "
-                "or the name of a model on the Hub"
-            )
-        return cls(name)
-
-    @property
-    def weights(self) -> str:
-        """What the weights are loaded from."""
-        return self.file or self.place
-
-
-def read_config(place: str) -> dict[str, Any]:
-    """Return config.json of a directory or a Hub name.
-
-    **Raises:** :class:`~hfseq.errors.CheckpointError` where there is none, or it is no JSON object.
-    """
-    path = config.fetcher(place, {})("config.json")
-    if path is None:
-        raise CheckpointError(
-            f"{place} has no config.json: is it a directory that a model was saved to?"
-        )
-    try:
-        stored = errors.parse_json(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not readable JSON: {first_line(error)}") from error
-    if not isinstance(stored, dict):
-        raise CheckpointError(f"{path} is no JSON object")
-    return stored
-
-
-def model_type(stored: Mapping[str, Any]) -> str | None:
-    """Return the architecture that a config.json names: the native one, where it names both."""
-    return config.native_type(stored) or stored.get("model_type")
 
 
 def find_class(
