@@ -200,14 +200,16 @@ def convert(
         model.load_generation_config(checkpoint.place)
     if dtype is not None:
         model.config.dtype = dtype
-    origin = Path(checkpoint.place)
-    if not origin.is_dir():
-        origin = _download_small_files(checkpoint.place)
+    carried: list[str] = []
+    small_files = _small_files(checkpoint.place)
     with _whole(target) as folder:
         model.save_pretrained(
             folder, max_shard_size=max_shard_size, safe_serialization=to == "safetensors"
         )
-        carried = _carry(origin, folder)
+        for path in small_files:
+            if not (folder / path.name).exists():
+                shutil.copyfile(path, folder / path.name)
+                carried.append(path.name)
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     written = open_source(str(target), {}, from_pt=False).tensors
     types: dict[str, int] = {}
@@ -255,19 +257,27 @@ def problems(model: FlaxPreTrainedModel, report: LoadReport) -> list[str]:
     ]
 
 
-def _download_small_files(name: str) -> Path:
-    """Return a snapshot of what a repository holds beside its weights."""
-    from huggingface_hub import snapshot_download
+def _small_files(place: str) -> list[Path]:
+    """Return tokenizer, card and what else lies beside the weights and is the model's own."""
+    from hfseq.checkpoints.storage import PREPARED, matches
 
-    from hfseq.checkpoints.storage import PREPARED
+    folder = Path(place)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
 
-    patterns = [pattern for pattern in (*PREPARED, *SIDECARS) if pattern not in LEFT_BEHIND]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns, library_name="hfseq"))
-    except Exception as error:  # the client's own, and those of its HTTP library
-        raise CheckpointError(
-            f"cannot load the tokenizer files of '{name}': {first_line(error)}"
-        ) from error
+        patterns = [pattern for pattern in (*PREPARED, *SIDECARS) if pattern not in LEFT_BEHIND]
+        try:
+            folder = Path(snapshot_download(place, allow_patterns=patterns, library_name="hfseq"))
+        except Exception as error:  # the client's own, and those of its HTTP library
+            raise CheckpointError(
+                f"cannot load the tokenizer files of '{place}': {first_line(error)}"
+            ) from error
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+        and (path.name in SIDECARS or (matches(path, PREPARED) and not matches(path, LEFT_BEHIND)))
+    ]
 
 
 @contextlib.contextmanager
@@ -297,17 +307,3 @@ def _whole(target: Path) -> Iterator[Path]:
     finally:
         if parent is not None:
             shutil.rmtree(parent, ignore_errors=True)
-
-
-def _carry(origin: Path, folder: Path) -> list[str]:
-    """Copy tokenizer, card and what else is small and the model's own; returns the names."""
-    from hfseq.checkpoints.storage import PREPARED, matches
-
-    carried = []
-    for path in sorted(origin.iterdir()):
-        wanted = matches(path, PREPARED) and not matches(path, LEFT_BEHIND)
-        wanted |= path.name in SIDECARS
-        if wanted and path.is_file() and not (folder / path.name).exists():
-            shutil.copyfile(path, folder / path.name)
-            carried.append(path.name)
-    return carried

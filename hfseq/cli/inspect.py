@@ -131,6 +131,7 @@ def inspect_checkpoint(
     """
     from hfseq.checkpoints import headers
     from hfseq.checkpoints.config import Source, fetcher, model_type
+    from hfseq.checkpoints.weights import FLOATING
 
     source = Source.of(name)
     folder = Path(source.place) if Path(source.place).is_dir() else None
@@ -146,10 +147,19 @@ def inspect_checkpoint(
     else:
         weights = headers.local_weights(folder, Path(source.file).name if source.file else None)
     problems += weights.problems
+    counts = {
+        name: entry.count
+        for name, (_, entry) in weights.entries.items()
+        if headers.NUMPY.get(entry.code) in FLOATING or entry.code not in headers.NUMPY
+    }
     report = {
         "source": name,
         **_architecture(stored, problems),
-        "parameters": _parameters(weights),
+        "parameters": {
+            "total": sum(counts.values()),
+            "modules": _by_module(counts, 1),
+            "dtypes": headers.totals(weights),
+        },
         "files": [
             {"name": h.file, "bytes": h.size, "tensors": len(h.tensors)} for h in weights.headers
         ],
@@ -238,20 +248,6 @@ def _architecture(stored: dict[str, Any], problems: list[str]) -> dict[str, Any]
         "jax_classes": [f"Flax{auto_class_name(task)}" for task in spec.heads] if spec else [],
         "pytorch_classes": torch_classes,
     }
-
-
-def _parameters(weights: Weights) -> dict[str, Any]:
-    """Count the parameters, by the modules that they belong to and by their types."""
-    from hfseq.checkpoints.headers import NUMPY, totals
-    from hfseq.checkpoints.weights import FLOATING
-
-    counts = {
-        name: entry.count
-        for name, (_, entry) in weights.entries.items()
-        if NUMPY.get(entry.code) in FLOATING or entry.code not in NUMPY
-    }
-    modules = _by_module(counts, 1)
-    return {"total": sum(counts.values()), "modules": modules, "dtypes": totals(weights)}
 
 
 def _by_module(counts: dict[str, int], depth: int) -> dict[str, int]:

@@ -65,30 +65,27 @@ def read_lines(descriptor: int, name: str, replace: bool = False) -> Iterator[st
 
     **Raises:** DataError for UTF-16 and UTF-32.
     """
-    first = True
-    for line in _split(descriptor):
-        if first and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise DataError(
-                f"{name}:1: this is UTF-16, not UTF-8: convert it first (iconv -f UTF-16 -t UTF-8)"
-            )
-        line = (line.removeprefix(codecs.BOM_UTF8) if first else line).removesuffix(b"\r")
-        first = False
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            byte = line[error.start]
-            problem = f"invalid UTF-8: byte 0x{byte:02x} at column {error.start + 1}"
-            yield BadLine(line.decode("utf-8", "replace"), problem, usable=replace)
-
-
-def _split(descriptor: int) -> Iterator[bytes]:
-    """Yield what lies between newlines, and what follows the last one if anything does."""
-    rest = b""
-    while chunk := os.read(descriptor, CHUNK):
+    first, rest, ended = True, b"", False
+    while not ended:
+        chunk = os.read(descriptor, CHUNK)
+        ended = not chunk
         *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
+        if ended and rest:
+            lines.append(rest)
+        for line in lines:
+            if first and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise DataError(
+                    f"{name}:1: this is UTF-16, not UTF-8: convert it first "
+                    "(iconv -f UTF-16 -t UTF-8)"
+                )
+            line = (line.removeprefix(codecs.BOM_UTF8) if first else line).removesuffix(b"\r")
+            first = False
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                byte = line[error.start]
+                problem = f"invalid UTF-8: byte 0x{byte:02x} at column {error.start + 1}"
+                yield BadLine(line.decode("utf-8", "replace"), problem, usable=replace)
 
 
 def count_lines(name: str) -> int | None:
