@@ -60,11 +60,7 @@ class Source:
             return cls(os.path.dirname(expanded) or ".", expanded)
         if os.path.isdir(expanded):
             return cls(expanded)
-        if os.path.isabs(expanded) or name.startswith(".") or name.count("/") > 1:
-            raise CheckpointError(
-                f"there is no directory '{name}' (in '{Path.cwd()}'); give an existing directory "
-                "or the name of a model on the Hub"
-            )
+        check_directory(name)
         return cls(name)
 
     @property
@@ -330,6 +326,17 @@ def _check_family(cls: Any, model_type: str | None, place: str) -> None:
         raise UsageError(
             f"{place} holds a configuration of type '{model_type}', {cls.__name__} is for "
             f"'{expected}': the FlaxAutoModel classes choose by configuration"
+        )
+
+
+def check_directory(name: str) -> None:
+    """Tell an absent directory from a name on the Hub, which transformers does not."""
+    path = os.path.expanduser(name)
+    looks_local = os.path.isabs(path) or name.startswith(".") or name.count("/") > 1
+    if looks_local and not os.path.exists(path):
+        raise CheckpointError(
+            f"there is no directory '{name}' (in '{Path.cwd()}'); give an existing directory or "
+            "the name of a model on the Hub, such as 'FacebookAI/roberta-base'"
         )
 
 
