@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,14 +57,6 @@ def check_architecture(
     **Returns** a :class:`Report`, whose ``skipped`` says what was not checked and why.
     """
     skip = dict(skip or {})
-    checks = {
-        check.__name__: check
-        for check in (*jax_checks.CHECKS, *(torch_checks.CHECKS if torch else ()))
-    }
-    for unknown in (check for check in skip if check not in checks):
-        raise UsageError(
-            f"no check '{unknown}'{nearest(unknown, checks)} (checks: {', '.join(checks)})"
-        )
     spec, report = plugins.load().architectures.get(name), Report()
     tasks = list(spec.heads if heads is None else heads)
     # One class may serve two tasks; it is checked once.
@@ -74,11 +66,11 @@ def check_architecture(
             setattr(changed, attribute, value)
         with tempfile.TemporaryDirectory() as folder:
             case = Case(task, kind, changed, Path(folder), spec, tuple(zero_gradients), tolerance)
-            for check_name, check in checks.items():
-                label = f"{kind.__name__}.{check_name}"
+            for check in _checks(torch, skip):
+                label = f"{kind.__name__}.{check.__name__}"
                 try:
-                    if check_name in skip:
-                        raise Skipped(skip[check_name])
+                    if check.__name__ in skip:
+                        raise Skipped(skip[check.__name__])
                     check(case)
                     report.passed.append(label)
                 except Skipped as reason:
@@ -92,6 +84,17 @@ def check_architecture(
         count = f"{len(lines)} of {len(lines) + len(report.passed)} checks failed for '{name}'"
         raise AssertionError("\n\n".join([count, *lines]))
     return report
+
+
+def _checks(torch: bool, skip: Mapping[str, str]) -> list[Callable[[Case], None]]:
+    checks = [*jax_checks.CHECKS, *(torch_checks.CHECKS if torch else ())]
+    names = [check.__name__ for check in checks]
+    for name in skip:
+        if name not in names:
+            raise UsageError(
+                f"no check '{name}'{nearest(name, names)} (checks: {', '.join(names)})"
+            )
+    return checks
 
 
 def _alone(task: str, config: PreTrainedConfig) -> dict[str, bool]:
