@@ -24,32 +24,34 @@ if TYPE_CHECKING:
     from hfseq.plugins import hookimpl as hookimpl
     from hfseq.plugins import register_auto_classes as register_auto_classes
 
-#: Public names and the modules that define them; those of the architectures come from the plugins.
-_MODULES = {
-    "FlaxPreTrainedModel": "hfseq.modeling",
-    "hookimpl": "hfseq.plugins.hookspecs",
-    "register_auto_classes": "hfseq.plugins.transformers_hook",
-    **{f"Flax{auto_class_name(task)}": "hfseq.modeling.auto" for task in TASKS},
-    **{mapping: "hfseq.modeling.auto" for mapping in TASKS.values()},
-    **dict.fromkeys(
-        (
-            *("convert_pytorch_state_dict_to_flax", "load_flax_weights_in_pytorch_model"),
-            *("load_flax_checkpoint_in_pytorch_model", "rename_key_and_reshape_tensor"),
-            "load_pytorch_checkpoint_in_flax_state_dict",
-        ),
-        "hfseq.v4.pytorch_utils",
-    ),
-    "CausalGeneration": "hfseq.generation",
-    "FlaxGenerationMixin": "hfseq.generation",
-    "FlaxSeq2SeqPreTrainedModel": "hfseq.modeling.seq2seq",
-    "shift_tokens_right": "hfseq.modeling.seq2seq",
-    # what the scripts of Transformers 4 defined themselves
-    "FlaxDataCollatorForLanguageModeling": "hfseq.v4.collators",
-    "FlaxDataCollatorForT5MLM": "hfseq.v4.collators",
-    "FlaxDataCollatorForBartDenoisingLM": "hfseq.v4.collators",
-    "compute_input_and_target_lengths": "hfseq.objectives.span_mlm",
-    "SentencePieceUnigramTokenizer": "hfseq.v4.sentencepiece",
+#: Public names by the module that defines them; the architectures' come from the plugins.
+_PUBLIC = {
+    "hfseq.plugins.hookspecs": ["hookimpl"],
+    "hfseq.plugins.transformers_hook": ["register_auto_classes"],
+    "hfseq.generation": ["CausalGeneration", "FlaxGenerationMixin"],
+    "hfseq.modeling": ["FlaxPreTrainedModel"],
+    "hfseq.modeling.seq2seq": ["FlaxSeq2SeqPreTrainedModel", "shift_tokens_right"],
+    "hfseq.modeling.auto": [
+        *(f"Flax{auto_class_name(task)}" for task in TASKS),
+        *TASKS.values(),
+    ],
+    "hfseq.v4.pytorch_utils": [
+        "convert_pytorch_state_dict_to_flax",
+        "load_flax_checkpoint_in_pytorch_model",
+        "load_flax_weights_in_pytorch_model",
+        "load_pytorch_checkpoint_in_flax_state_dict",
+        "rename_key_and_reshape_tensor",
+    ],
+    # What the scripts of Transformers 4 defined themselves.
+    "hfseq.v4.collators": [
+        "FlaxDataCollatorForBartDenoisingLM",
+        "FlaxDataCollatorForLanguageModeling",
+        "FlaxDataCollatorForT5MLM",
+    ],
+    "hfseq.v4.sentencepiece": ["SentencePieceUnigramTokenizer"],
+    "hfseq.objectives.span_mlm": ["compute_input_and_target_lengths"],
 }
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
 #: Rooms with many classes of a kind, found by what their names contain.
 _ROOMS = {
@@ -78,22 +80,20 @@ def __dir__() -> list[str]:
 
 
 def _in_room(room: str) -> list[str]:
+    """Return the public classes of a room."""
     names = vars(importlib.import_module(room))
-    return [name for name in names if name.startswith("Flax") and _belongs(name, room)]
+    parts = _ROOMS[room]
+    return [n for n in names if n.startswith("Flax") and any(part in n for part in parts)]
 
 
-def _belongs(name: str, room: str) -> bool:
-    return any(part in name for part in _ROOMS[room])
-
-
-def _flax_class(name: str) -> Any:
+def _flax_class(name: str) -> type:
     """Return an output class, a logits processor, or a class of a registered architecture.
 
     Heads are found by the names in the registry. Any other class of an architecture, such as
     ``FlaxBertPreTrainedModel``, is looked up in the modules of those heads.
     """
-    for room in _ROOMS:
-        if _belongs(name, room) and name in _in_room(room):
+    for room, parts in _ROOMS.items():
+        if any(part in name for part in parts) and name in _in_room(room):
             return getattr(importlib.import_module(room), name)
     for spec in _architectures():
         for task, target in spec.heads.items():

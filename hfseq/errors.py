@@ -1,4 +1,4 @@
-"""Errors that people can act on, and the exit codes they end a command with.
+"""How hfseq fails: typed errors with exit codes, one line without secrets, files whole or not.
 
 Every message names the value, where it came from and what would work. Commands end with exit code 2
 for usage (wrong flags, impossible combinations) and 1 for everything else; a traceback is shown
@@ -20,51 +20,22 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+#: What shells give a program that wrote to a closed pipe: 128 + SIGPIPE.
+CLOSED_PIPE = 141
+
 #: Variables whose values must be nowhere but in the environment.
 VARIABLES = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "WANDB_API_KEY"),
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
 )
 
-
 _SHORT = 6  # letters; a variable that holds less is no secret, and would blank out words
-
-
-_HUB = re.compile(r"\bhf_\w{4,}")
-
-
-_USER = re.compile(r"(?<=://)[^/@\s'\"]+@")
-
-
-_QUERY = re.compile(
+_HUB_TOKEN = re.compile(r"\bhf_\w{4,}")
+_URL_USER = re.compile(r"(?<=://)[^/@\s'\"]+@")
+_URL_QUERY = re.compile(
     r"(?i)([?&](?:[\w-]*(?:token|signature|secret|password|credential|api[_-]?key)|sig|key)=)"
     r"[^&\s'\"#]+"
 )
-
-
-def redact(text: str, token: str | None = None) -> str:
-    """Hide ``token``, tokens of the Hub, values of secret variables and credentials in URLs."""
-    known = [token, *(os.environ.get(name) for name in VARIABLES)]
-    for secret in known:
-        if secret and (secret == token or len(secret) > _SHORT):
-            text = text.replace(secret, "<token>")
-    text = _HUB.sub("<token>", text)
-    return _QUERY.sub(r"\1<token>", _USER.sub("", text))
-
-
-def redact_values(values: Any) -> Any:
-    """Apply :func:`redact` to every text in lists and dictionaries."""
-    if isinstance(values, str):
-        return redact(values)
-    if isinstance(values, dict):
-        return {name: redact_values(value) for name, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [redact_values(value) for value in values]
-    return values
-
-
-#: What shells give a program that wrote to a closed pipe: 128 + SIGPIPE.
-CLOSED_PIPE = 141
 
 
 class HfseqError(Exception):
@@ -107,18 +78,6 @@ class NonFiniteLoss(HfseqError):
     """The loss became NaN or infinite; the last good checkpoint is kept."""
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or the name of its type where it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
-def nearest(name: str, candidates: Iterable[str]) -> str:
-    """Return a ``did you mean`` clause for the closest candidate, or an empty string."""
-    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
-
-
 def run_command(
     function: Callable[[], int | None], debug: bool = False, messages: bool = False
 ) -> int:
@@ -153,12 +112,6 @@ def run_command(
         return 1
 
 
-def _drop_output() -> None:
-    """Send to nowhere what standard output still holds; Python writes it at the very end."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _show_messages() -> None:
     """Print log messages such as "resumed from step 500" to standard error, as they are."""
     handler = logging.StreamHandler()
@@ -170,6 +123,56 @@ def _show_messages() -> None:
         log.propagate = False  # absl, which orbax brings along, prints what arrives at the root
 
 
+def _drop_output() -> None:
+    """Send to nowhere what standard output still holds; Python writes it at the very end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def redact(text: str, token: str | None = None) -> str:
+    """Hide ``token``, tokens of the Hub, values of secret variables and credentials in URLs."""
+    known = [token, *(os.environ.get(name) for name in VARIABLES)]
+    for secret in known:
+        if secret and (secret == token or len(secret) > _SHORT):
+            text = text.replace(secret, "<token>")
+    text = _HUB_TOKEN.sub("<token>", text)
+    return _URL_QUERY.sub(r"\1<token>", _URL_USER.sub("", text))
+
+
+def redact_values(values: object) -> Any:
+    """Apply :func:`redact` to every text in lists and dictionaries."""
+    if isinstance(values, str):
+        return redact(values)
+    if isinstance(values, dict):
+        return {name: redact_values(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [redact_values(value) for value in values]
+    return values
+
+
+def private(text: str) -> str:
+    """Hide tokens and the user's home directory."""
+    home = str(Path.home())
+    return redact(text).replace(home, "~") if len(home) > 1 else redact(text)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the name of its type where it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def one_line(text: object, most: int = 300) -> str:
+    """Fold a message of several lines into one of at most ``most`` characters."""
+    return " ".join(str(text).split())[:most]
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """Return a ``did you mean`` clause for the closest candidate, or an empty string."""
+    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
 def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
     """Parse JSON text.
 
@@ -178,40 +181,31 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
     **Raises:** ``json.JSONDecodeError`` (a ValueError) for text that is no JSON, no UTF-8, nested
     too deeply, or has an integer of thousands of digits.
     """
+
+    def refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"the key {twice!r:.80} stands there twice")
+        return content
+
     try:
-        return json.loads(text, object_pairs_hook=_unique if unique else None)
+        return json.loads(text, object_pairs_hook=refuse_twins if unique else None)
     except json.JSONDecodeError:
         raise
-    except RecursionError as error:
-        raise json.JSONDecodeError("it is nested too deeply", _shown(text), 0) from error
-    except ValueError as error:
-        raise json.JSONDecodeError(str(error), _shown(text), 0) from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r:.80} stands there twice")
-    return found
-
-
-def _shown(text: str | bytes) -> str:
-    return text[:100].decode("utf-8", "replace") if isinstance(text, bytes) else text[:100]
+    except (RecursionError, ValueError) as error:
+        nested = isinstance(error, RecursionError)
+        begin = text[:100].decode("utf-8", "replace") if isinstance(text, bytes) else text[:100]
+        reason = "it is nested too deeply" if nested else str(error)
+        raise json.JSONDecodeError(reason, begin, 0) from error
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8; a failure leaves what was there, and nothing beside it."""
+    """Write ``text`` as UTF-8; a failure leaves what was there, and no file of its own."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def private(text: str) -> str:
-    """Hide tokens and the user's home directory."""
-    home = str(Path.home())
-    return redact(text).replace(home, "~") if len(home) > 1 else redact(text)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Write what the documentation says about the code: architectures, their classes, flags.
 
-python scripts/make_docs.py           # README.md and docs/families/ between markers, docs/flags.md
+python scripts/make_docs.py           # docs/flags.md; between markers: README.md, other pages
 python scripts/make_docs.py --check   # exit code 1 if a file is not current
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BEGIN, END = "<!-- architectures: scripts/make_docs.py -->", "<!-- /architectures -->"
+BEGIN_OPTIONS, END_OPTIONS = "<!-- options: scripts/make_docs.py -->", "<!-- /options -->"
 BEGIN_CLASSES, END_CLASSES = "<!-- classes: scripts/make_docs.py -->", "<!-- /classes -->"
 
 # The first flag of each group of flags, in the order of the dataclasses.
@@ -217,8 +218,13 @@ def _default(field: dataclasses.Field) -> str:
 
 def documents() -> dict[Path, str]:
     """Return the text that each generated file should have."""
-    readme = ROOT / "README.md"
-    found = {readme: _between(readme, BEGIN, END, architectures())}
+    from hfseq.generation.options import documentation
+
+    readme, generation = ROOT / "README.md", ROOT / "docs" / "generation.md"
+    found = {
+        readme: _between(readme, BEGIN, END, architectures()),
+        generation: _between(generation, BEGIN_OPTIONS, END_OPTIONS, documentation()),
+    }
     for page in sorted((ROOT / "docs" / "families").glob("*.md")):
         found[page] = _between(page, BEGIN_CLASSES, END_CLASSES, classes(page.stem))
     return found | {ROOT / "docs" / "flags.md": flags()}

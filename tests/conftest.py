@@ -5,32 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import re
-import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.slow import is_slow
-
-CACHE = os.environ.get("HFSEQ_TEST_CACHE") or f"{tempfile.gettempdir()}/hfseq-tests-{os.getuid()}"
-DEVICES = "--xla_force_host_platform_device_count=8"
-
-# Before jax is imported, and inherited by the subprocesses that tests start.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}".strip()
-# Most of the suite's time is XLA's optimisation of programs that run once (0 there turns it on).
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{CACHE}/jax")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-# No test may reach the network; the ``hub`` fixture turns this off for its own server.
-for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
-    os.environ.setdefault(name, "1")
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+import tests.support.environment  # noqa: F401  # before anything imports jax
 
 try:
     from tests.support.hub_fixture import hub, no_waiting  # noqa: F401
@@ -41,32 +22,43 @@ except ImportError:  # an installed copy of the tests without their support file
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", metavar="I/N", help="only the files of the I-th of N parts")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests unless ``-m`` or the command line asks for one by name."""
-    for item in items:
-        if is_slow(item.nodeid):
-            item.add_marker(pytest.mark.slow)
-    if config.option.markexpr or any("::" in argument for argument in config.args):
-        return
-    slow = [item for item in items if "slow" in item.keywords]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if "slow" not in item.keywords]
+    """Leave out other shards, and slow tests unless ``-m`` or the command line asks for them."""
+    parts = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", config.option.shard or "1/1")
+    if parts is None or int(parts[1]) > int(parts[2]):
+        raise pytest.UsageError(f"--shard {config.option.shard}: give I/N, the I-th of N, as 1/4")
+    shard, shards = map(int, parts.groups())
+    asked = config.option.markexpr or any("::" in argument for argument in config.args)
+
+    def runs(item: pytest.Item) -> bool:
+        here = zlib.crc32(item.location[0].encode()) % shards == shard - 1
+        return here and bool(asked or "slow" not in item.keywords)
+
+    config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
+    items[:] = filter(runs, items)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def few_memory_maps() -> Iterator[None]:
-    """Let go of compiled programs when there are many: each takes some twenty memory maps.
+def small_heap() -> Iterator[None]:
+    """Keep what earlier modules left out of garbage collections, and few programs in memory.
 
-    The kernel allows 65,530 of them in a process, and XLA aborts at the next.
+    The caches of jax hold millions of objects: to look through them takes seconds at a time. Each
+    compiled program takes some twenty memory maps; the kernel allows 65,530 of them in a process,
+    and XLA aborts at the next.
     """
+    gc.freeze()
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 15_000:
         import jax
 
         jax.clear_caches()
-        gc.collect()
+        gc.unfreeze()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -320,7 +320,7 @@ KILLED = """
 import os, signal, sys
 import numpy as np, safetensors.numpy as st
 from pathlib import Path
-from hfseq import checkpoint_files as files
+from hfseq.checkpoints import files
 real, done = st.save_file, []
 def save_file(tensors, path, metadata=None):
     real(tensors, path, metadata)

@@ -186,6 +186,7 @@ def test_debug_shows_the_traceback(capsys, project):
 # -- new -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_new_writes_a_plugin_that_is_found(capsys, project):
     assert run("new", "my-encoder") == 0
     assert capsys.readouterr().out.startswith("wrote my_encoder.py")
@@ -193,6 +194,7 @@ def test_new_writes_a_plugin_that_is_found(capsys, project):
     assert "  architectures: my-encoder\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_new_writes_an_architecture_that_passes_the_battery(project):
     from hfseq.testing import check_architecture
 

@@ -32,7 +32,14 @@ def named(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("page", RUN, ids=named)
+@pytest.mark.parametrize(
+    "page",
+    [
+        page if page.stem == "migration" else pytest.param(page, marks=pytest.mark.slow)
+        for page in RUN
+    ],
+    ids=named,
+)
 @pytest.mark.filterwarnings("default")
 def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     """All of a page's blocks share their names; those that name a model on the Hub are left out."""
@@ -45,6 +52,7 @@ def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch):
         exec(compile(block, named(page), "exec"), names)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_the_training_loop_of_the_fp8_guide_learns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

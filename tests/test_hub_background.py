@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -211,3 +213,18 @@ def test_what_is_left_to_do_names_the_checkpoint_too(hub: FakeHub, folder: Path)
     pusher.push("last")
     left = pusher.finish()
     assert left and left.endswith("--hub_model_id user/m --checkpoint") and "quota" in left
+
+
+def test_a_process_that_ends_does_not_wait_for_a_push_that_hangs(folder: Path) -> None:
+    code = (
+        "import sys, time; from hfseq.checkpoints import hub\n"
+        "hub.push_folder = lambda *given, **options: time.sleep(600)\n"
+        "pusher = hub.BackgroundPusher(sys.argv[1], 'user/m'); pusher.push('step 1')\n"
+        "print(pusher.finish(timeout=0.1))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and "still under way" in done.stdout, done.stderr

@@ -8,32 +8,31 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfseq.checkpoints import files
 from hfseq.checkpoints.weights import Tensor
-from hfseq.errors import CheckpointError, ConfigError, HfseqError, UsageError, WeightsError, nearest
+from hfseq.errors import (
+    CheckpointError,
+    ConfigError,
+    HfseqError,
+    UsageError,
+    WeightsError,
+    nearest,
+    one_line,
+)
 
-LARGEST = 2**31  # no size of a model is a number that int32 does not hold
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
-
-DEEPEST = 2048  # layers; the deepest published transformers have 1,000
-
-
-SHALLOW = 256  # layers that take no noticeable time to lay out, whatever a file holds of them
-
-
-ROOM = 2**20  # numbers of a table of places, whatever a file holds
-
-
+MAX_SIZE = 2**31 - 1  # no size of a model is a number that int32 does not hold
+MAX_LAYERS = 2048  # the deepest published transformers have 1,000
+FREE_LAYERS = 256  # these take no noticeable time to lay out, whatever a file holds of them
+FREE_POSITIONS = 2**20  # numbers of a table of positions, whatever a file holds
 AFRESH = 2**24  # numbers that may be initialised beside those of a file, whatever it holds
-
-
 _SIZES = re.compile(
     r"layers?$|heads$|_size$|_dim$|positions$|position_embeddings$|buckets$|^d_|^n_|^num_"
 )
-
-
 _LAYERS = re.compile(r"(^|_)layers?$")
 
 
@@ -51,17 +50,14 @@ def reading(place: str) -> Iterator[None]:
     except OSError as error:
         if type(error) is not OSError:
             raise
-        raise _unreadable(place, error) from error  # how transformers calls invalid JSON
+        # how transformers calls invalid JSON
+        raise ConfigError(f"cannot read the configuration of {place}: {_reason(error)}") from error
     except Exception as error:
-        raise _unreadable(place, error) from error
-
-
-def _unreadable(place: str, error: Exception) -> ConfigError:
-    return ConfigError(f"cannot read the configuration of {place}: {_reason(error)}")
+        raise ConfigError(f"cannot read the configuration of {place}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:600]
+    return one_line(error, 600) or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -82,7 +78,7 @@ def building(place: str) -> Iterator[None]:
         ) from error
 
 
-def check_mapping(stored: Any, place: str) -> None:
+def check_mapping(stored: object, place: str) -> None:
     """Refuse a configuration that is no JSON object, or would replace attributes of its class."""
     if not isinstance(stored, Mapping):
         raise ConfigError(f"cannot read the configuration of {place}: it is no JSON object")
@@ -93,7 +89,7 @@ def check_mapping(stored: Any, place: str) -> None:
         )
 
 
-def refuse_code(auto_map: Any, place: str) -> None:
+def refuse_code(auto_map: object, place: str) -> None:
     """Say which code of a checkpoint would run if it were trusted, and how to trust it."""
     named = auto_map.items() if isinstance(auto_map, Mapping) else ()
     listing = ", ".join(
@@ -106,18 +102,18 @@ def refuse_code(auto_map: Any, place: str) -> None:
     )
 
 
-def check_numbers(config: Any, place: str) -> None:
+def check_numbers(config: PreTrainedConfig, place: str) -> None:
     """Refuse a configuration with numbers that no model has.
 
     Those are what is not finite, sizes below 0, anything that int32 does not hold, and more than
-    ``DEEPEST`` layers. **Raises:** :class:`~hfseq.errors.ConfigError` that names them all.
+    ``MAX_LAYERS`` layers. **Raises:** :class:`~hfseq.errors.ConfigError` that names them all.
     """
     problems = []
     for name, value in vars(config).items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         size = _SIZES.search(name)
-        most = DEEPEST if _LAYERS.search(name) else LARGEST - 1
+        most = MAX_LAYERS if _LAYERS.search(name) else MAX_SIZE
         if isinstance(value, float) and not math.isfinite(value):
             problems.append(f"{name} is {value}")
         elif isinstance(value, int) and abs(value) > most:
@@ -130,30 +126,27 @@ def check_numbers(config: Any, place: str) -> None:
         )
 
 
-def check_against_file(config: Any, tensors: Mapping[str, Tensor], place: str) -> None:
+def check_against_file(config: PreTrainedConfig, tensors: Mapping[str, Tensor], place: str) -> None:
     """Refuse a configuration of a model that is out of all proportion to its file.
 
     Laying out layers and computing tables of places takes time and memory by the configuration
     alone, before a tensor is found missing.
     """
-    layers = max((v for n, v in vars(config).items() if _LAYERS.search(n) and _whole(v)), default=0)
-    if layers > max(SHALLOW, len(tensors)):
+    numbers = {n: v for n, v in vars(config).items() if isinstance(v, int) and v is not True}
+    layers = max((value for name, value in numbers.items() if _LAYERS.search(name)), default=0)
+    if layers > max(FREE_LAYERS, len(tensors)):
         raise WeightsError(
             f"the configuration beside {place} has {layers} layers, and the file {len(tensors)} "
             "tensors: they do not belong together"
         )
-    places = getattr(config, "max_position_embeddings", 0)
-    width = getattr(config, "hidden_size", 0)
+    positions, width = numbers.get("max_position_embeddings", 0), getattr(config, "hidden_size", 0)
+    width = width if isinstance(width, int) else 0
     held = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    if _whole(places) and _whole(width) and places * width > max(ROOM, 4 * held):
+    if positions * width > max(FREE_POSITIONS, 4 * held):
         raise WeightsError(
-            f"the configuration beside {place} has {places} places of {width} numbers, and the "
+            f"the configuration beside {place} has {positions} places of {width} numbers, and the "
             f"file holds {held} numbers in all: they do not belong together"
         )
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
@@ -168,11 +161,11 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
         try:
             overrides[name.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise UsageError(f"--config_overrides {item}: {' '.join(str(error).split())}") from None
+            raise UsageError(f"--config_overrides {item}: {one_line(error, 600)}") from None
     return overrides
 
 
-def preset_values(kind: Any, preset: str | None, model_type: str) -> Mapping[str, Any]:
+def preset_values(kind: type | None, preset: str | None, model_type: str) -> Mapping[str, Any]:
     """Return what ``--preset`` sets in a configuration of the class ``kind``: nothing without one.
 
     **Raises:** UsageError for a size that the class does not name.
@@ -188,7 +181,7 @@ def preset_values(kind: Any, preset: str | None, model_type: str) -> Mapping[str
     return presets[preset]
 
 
-def override(config: Any, overrides: Mapping[str, Any]) -> None:
+def override(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> None:
     """Set ``overrides`` on ``config``, and the attributes that its class derives from them.
 
     T5's ``feed_forward_proj=gated-gelu`` makes ``is_gated_act`` true, for example: a configuration
@@ -206,7 +199,7 @@ def override(config: Any, overrides: Mapping[str, Any]) -> None:
     try:
         before, after = (vars(kind(**values)) for values in ({}, copy.deepcopy(dict(overrides))))
     except Exception as error:  # strict configurations raise their own types
-        raise UsageError(f"--config_overrides: {' '.join(str(error).split())}") from error
+        raise UsageError(f"--config_overrides: {one_line(error, 600)}") from error
     derived = {name: value for name, value in after.items() if before.get(name, ...) != value}
     # What the class makes of a value counts (T5 reads tie_word_embeddings as something else).
     kept = {name: after.get(name, value) for name, value in overrides.items()}
@@ -215,16 +208,9 @@ def override(config: Any, overrides: Mapping[str, Any]) -> None:
 
 
 _DOWNLOAD = (
-    "cache_dir",
-    "force_download",
-    "local_files_only",
-    "token",
-    "revision",
-    "subfolder",
+    *("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder"),
     "proxies",
 )
-
-
 _IGNORED = (
     "resume_download", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline",
     "adapter_kwargs", "use_safetensors", "low_cpu_mem_usage",
@@ -244,8 +230,12 @@ def download_options(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_config(
-    cls: Any, source: str, config: Any, download: dict, kwargs: dict
-) -> tuple[Any, dict]:
+    cls: Any,
+    source: str,
+    config: PreTrainedConfig | str | Path | None,
+    download: Mapping[str, Any],
+    kwargs: dict[str, Any],
+) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """Return the configuration, and the keywords that it did not take."""
     if config is not None and not isinstance(config, (str, Path)):
         _check_family(cls, config.model_type, source)
@@ -278,7 +268,7 @@ def native_description(stored: Mapping[str, Any]) -> dict[str, Any]:
     return described
 
 
-def native_config(config: Any) -> Any:
+def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the configuration of the native architecture that ``config`` is the stock twin of.
 
     ``transformers.AutoConfig`` reads such a directory as its twin, with an attribute ``hfseq``. Any
@@ -292,21 +282,21 @@ def native_config(config: Any) -> Any:
     from hfseq import plugins
 
     spec = plugins.load().architectures.get(native)
-    found = spec.load_config().from_dict(native_description(config.to_dict()))
-    found._name_or_path = getattr(config, "_name_or_path", "")
-    return found
+    described = spec.load_config().from_dict(native_description(config.to_dict()))
+    described._name_or_path = getattr(config, "_name_or_path", "")
+    return described
 
 
-def _check_family(cls: Any, found: str | None, place: str) -> None:
+def _check_family(cls: Any, model_type: str | None, place: str) -> None:
     expected = getattr(cls.config_class, "model_type", None)
-    if expected and found and found != expected:
+    if expected and model_type and model_type != expected:
         raise UsageError(
-            f"{place} holds a configuration of type '{found}', {cls.__name__} is for '{expected}': "
-            "the FlaxAutoModel classes choose by configuration"
+            f"{place} holds a configuration of type '{model_type}', {cls.__name__} is for "
+            f"'{expected}': the FlaxAutoModel classes choose by configuration"
         )
 
 
-def require_config(place: str, download: dict[str, Any]) -> None:
+def require_config(place: str, download: Mapping[str, Any]) -> None:
     """Refuse a directory without ``config.json``, which Transformers would look up on the Hub."""
     folder = Path(place) / (download.get("subfolder") or "")
     if Path(place).is_dir() and not (folder / "config.json").is_file():
@@ -315,22 +305,21 @@ def require_config(place: str, download: dict[str, Any]) -> None:
         )
 
 
-def open_source(source: str, download: dict[str, Any], from_pt: bool) -> files.OpenedWeights:
+def open_source(source: str, download: Mapping[str, Any], from_pt: bool) -> files.OpenedWeights:
     """Open the weights of a directory, a file or a repository on the Hub."""
     if Path(source).is_file():
         return files.open_file(source)
     return files.open_weights(fetcher(source, download), source, from_pt=from_pt)
 
 
-def fetcher(source: str, download: dict[str, Any]) -> files.Fetch:
+def fetcher(source: str, download: Mapping[str, Any]) -> files.Fetch:
     """Return a function from a file name to its local path, or None where it does not exist."""
     if Path(source).is_dir():
         folders = [Path(source) / (download.get("subfolder") or ""), Path(source)]
 
         def local(name: str) -> str | None:
-            return next(
-                (str(folder / name) for folder in folders if (folder / name).is_file()), None
-            )
+            paths = (folder / name for folder in folders)
+            return next((str(path) for path in paths if path.is_file()), None)
 
         return local
     from hfseq.checkpoints import hub

@@ -17,48 +17,29 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfseq import errors
-from hfseq.checkpoints.weights import Tensor
-from hfseq.errors import CheckpointError
+from hfseq.checkpoints.weights import Index, Tensor
+from hfseq.errors import CheckpointError, parse_json
 
-SAFETENSORS = "model.safetensors"
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+    from safetensors import safe_open as SafetensorsFile
 
-
-SAFETENSORS_INDEX = "model.safetensors.index.json"
-
-
-MSGPACK = "flax_model.msgpack"
-
-
-MSGPACK_INDEX = "flax_model.msgpack.index.json"
-
-
-TORCH_BIN = "pytorch_model.bin"
-
-
-TORCH_BIN_INDEX = "pytorch_model.bin.index.json"
-
-
+SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
+MSGPACK, MSGPACK_INDEX = "flax_model.msgpack", "flax_model.msgpack.index.json"
+TORCH_BIN, TORCH_BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 # v4's order: what a Flax user saved wins over what a PyTorch user saved.
 FLAX_FILES = (MSGPACK, MSGPACK_INDEX, SAFETENSORS, SAFETENSORS_INDEX)
-
-
 TORCH_FILES = (TORCH_BIN, TORCH_BIN_INDEX)
-
-
 _WEIGHTS = re.compile(
     r"(model|flax_model)(-\d{5}-of-\d{5})?\.(safetensors|msgpack)(\.index\.json)?"
     r"|fp8_params\.safetensors"
 )
-
-
 _STAGE = ".hfseq-save-"
-
-
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -95,7 +76,7 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
     """Open one weight file, or all shards that an index file names."""
     name = os.path.basename(path)
     if name.endswith(".index.json"):
-        return _open_shards(path, fetch or _sibling(path))
+        return _open_shards(path, fetch or (lambda shard: os.path.join(path[: -len(name)], shard)))
     if name.endswith(".msgpack"):
         return OpenedWeights(_read_msgpack(path), True, path)
     if name.endswith((".bin", ".pt", ".pth")):
@@ -105,7 +86,14 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
 
 def _open_shards(index: str, fetch: Fetch) -> OpenedWeights:
     where = _weight_map(index)
-    parts = {shard: open_file(_shard(fetch, index, shard)) for shard in sorted(set(where.values()))}
+    parts: dict[str, OpenedWeights] = {}
+    for shard in sorted(set(where.values())):
+        path = fetch(shard)
+        if path is None or not os.path.exists(path):
+            raise CheckpointError(
+                f"{index} names {shard}, which is not there: download or save it again"
+            )
+        parts[shard] = open_file(path)
     absent = [
         name for name, shard in where.items() if name.replace("/", ".") not in parts[shard].tensors
     ]
@@ -119,16 +107,10 @@ def _open_shards(index: str, fetch: Fetch) -> OpenedWeights:
     return OpenedWeights(tensors, next(iter(parts.values())).native, index)
 
 
-def _sibling(path: str) -> Fetch:
-    folder = os.path.dirname(path)
-    return lambda name: os.path.join(folder, name)
-
-
 def _weight_map(index: str) -> dict[str, str]:
     """Read an index: tensor name -> shard, which must be a plain file name."""
     try:
-        # Of equal names Python would take the last shard, other readers the first.
-        where = dict(errors.parse_json(Path(index).read_bytes(), unique=True)["weight_map"])
+        where = read_index(index, unique=True)
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{index} is not an index of weight shards ({type(error).__name__}: {error})"
@@ -144,17 +126,19 @@ def _weight_map(index: str) -> dict[str, str]:
     return where
 
 
-def _shard(fetch: Fetch, index: str, name: str) -> str:
-    path = fetch(name)
-    if path is None or not os.path.exists(path):
-        raise CheckpointError(
-            f"{index} names {name}, which is not there: download or save it again"
-        )
-    return path
+def read_index(index: str | os.PathLike[str], unique: bool = False) -> dict[str, str]:
+    """Return tensor name -> shard of an index file, just as it stands there.
+
+    Of equal names Python takes the last shard, other readers the first: ``unique`` refuses them.
+
+    **Raises:** OSError, ValueError, LookupError or TypeError for a file that is no index.
+    """
+    return dict(parse_json(Path(index).read_bytes(), unique=unique)["weight_map"])
 
 
 # -- reading
-# ----------------------------------------------------------------------------------------
+
+
 def _read_safetensors(path: str) -> OpenedWeights:
     import ml_dtypes  # noqa: F401  (teaches NumPy bfloat16, which safetensors then returns)
     from safetensors import SafetensorError, safe_open
@@ -162,7 +146,11 @@ def _read_safetensors(path: str) -> OpenedWeights:
     try:
         file = safe_open(path, framework="numpy")
         form = (file.metadata() or {}).get("format", "pt")
-        entries, data = _header(path)
+        with open(path, "rb") as content:
+            size = int.from_bytes(content.read(8), "little")
+            # A name that stands twice is refused, since each reader would take another tensor.
+            entries = parse_json(content.read(size), unique=True)
+        data = 8 + size
         tensors = {
             name: _lazy(file, name, path, data + entries[name]["data_offsets"][0])
             for name in file.keys()  # noqa: SIM118
@@ -176,21 +164,11 @@ def _read_safetensors(path: str) -> OpenedWeights:
     return OpenedWeights(tensors, form == "flax", path)
 
 
-def _header(path: str) -> tuple[dict[str, Any], int]:
-    """Return what a file says of each tensor, and where their bytes begin.
-
-    A name that stands twice is refused, since each reader would take another tensor.
-    """
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        return errors.parse_json(file.read(size), unique=True), 8 + size
-
-
-def _lazy(file: Any, name: str, path: str, begin: int) -> Tensor:
+def _lazy(file: SafetensorsFile, name: str, path: str, begin: int) -> Tensor:
     view = file.get_slice(name)
     code, shape = view.get_dtype(), tuple(view.get_shape())
 
-    def read(index: Any) -> np.ndarray:
+    def read(index: Index) -> np.ndarray:
         if index is not ... and index:
             return np.asarray(view[index])
         if code not in _DTYPES:
@@ -249,7 +227,7 @@ def _read_torch(path: str) -> dict[str, Tensor]:
         ) from error
 
 
-def from_torch_tensor(value: Any) -> np.ndarray:
+def from_torch_tensor(value: torch.Tensor) -> np.ndarray:
     """Return a PyTorch tensor as NumPy, bfloat16 included."""
     import ml_dtypes
     import torch
@@ -260,14 +238,15 @@ def from_torch_tensor(value: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-def in_memory(array: Any) -> Tensor:
+def in_memory(values: npt.ArrayLike) -> Tensor:
     """Wrap an array that is already in memory."""
-    array = np.asarray(array)
+    array = np.asarray(values)
     return Tensor(array.shape, array.dtype.name, lambda index: array[index])
 
 
 # -- writing
-# ----------------------------------------------------------------------------------------
+
+
 def parse_size(size: int | str) -> int:
     """Return bytes for 1000, ``"10GB"``, ``"200kB"``, ``"150kiB"`` …"""
     if isinstance(size, int):
@@ -350,6 +329,7 @@ def staged(folder: Path) -> Iterator[Path]:
     prefer them.
     """
     stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=folder))
+    os.umask(umask := os.umask(0))
     try:
         yield stage
         names = sorted(path.name for path in stage.iterdir())
@@ -357,7 +337,7 @@ def staged(folder: Path) -> Iterator[Path]:
             with open(stage / name, "rb+") as file:
                 os.fsync(file.fileno())
             # safetensors makes files that nobody else may read, whatever the umask says.
-            os.chmod(stage / name, 0o666 & ~_umask())
+            os.chmod(stage / name, 0o666 & ~umask)
     except BaseException as error:
         shutil.rmtree(stage, ignore_errors=True)
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
@@ -369,19 +349,9 @@ def staged(folder: Path) -> Iterator[Path]:
     # The index is what makes new shards visible, so it comes after them.
     for name in sorted(names, key=lambda name: name.endswith(".index.json")):
         os.replace(stage / name, folder / name)
-    _clean(folder, keep=set(names))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _clean(folder: Path, keep: set[str]) -> None:
-    if any(_WEIGHTS.fullmatch(name) for name in keep):
+    if any(_WEIGHTS.fullmatch(name) for name in names):
         for path in folder.iterdir():
-            if _WEIGHTS.fullmatch(path.name) and path.name not in keep:
+            if _WEIGHTS.fullmatch(path.name) and path.name not in names:
                 path.unlink()
     for left in folder.glob(f"{_STAGE}*"):  # this save's, and those of saves that were killed
         shutil.rmtree(left, ignore_errors=True)

@@ -21,10 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from hfseq import errors as json_text
 from hfseq.checkpoints import files
-from hfseq.checkpoints.weights import Tensor
-from hfseq.errors import CheckpointError, first_line
+from hfseq.checkpoints.weights import Index, Tensor
+from hfseq.errors import CheckpointError, first_line, parse_json
 
 #: Bytes of a number by the type's code in safetensors files.
 SIZES = {
@@ -33,21 +32,22 @@ SIZES = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
     **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
 }
-
-
 _CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
     "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
-
-
 NUMPY = {code: name for name, code in _CODES.items()}
-
-
 LONGEST_HEADER = 100_000_000  # what the safetensors library accepts
 
-
+#: Flax' extension type of an array, and msgpack's numbers by their first byte.
 ARRAY = 1
+_NUMBERS = {
+    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
+    0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
+}  # fmt: skip
+
+#: A shard by its number and the number of all.
+SHARD = re.compile(r"(?:model|flax_model)-(\d{5})-of-(\d{5})\.(?:safetensors|msgpack)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +97,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 # -- safetensors
+
+
 def _safetensors(path: Path, header: Header) -> None:
     with path.open("rb") as file:
         start = file.read(8)
@@ -106,11 +108,11 @@ def _safetensors(path: Path, header: Header) -> None:
         if length > min(LONGEST_HEADER, header.size - 8):
             raise ValueError(f"it names a header of {length:,} bytes in a file of {header.size:,}")
         content = file.read(length)
-    fill(header, parse(content, header), 8 + length)
+    fill(header, _parse(content, header), 8 + length)
 
 
-def parse(content: bytes, header: Header) -> dict[str, Any]:
-    """Parse the JSON of a safetensors header; names that occur twice are noted as a problem."""
+def _parse(content: bytes, header: Header) -> dict[str, Any]:
+    """Parse the JSON of a header; names that occur twice are noted as a problem."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         seen = dict(items)
@@ -120,18 +122,18 @@ def parse(content: bytes, header: Header) -> dict[str, Any]:
             header.problems.append(f"{header.file} names {', '.join(twice)} twice")
         return seen
 
-    found = json.loads(content, object_pairs_hook=pairs)
-    if not isinstance(found, dict):
+    described = json.loads(content, object_pairs_hook=pairs)
+    if not isinstance(described, dict):
         raise ValueError("its header is no JSON object")
-    return found
+    return described
 
 
-def fill(header: Header, found: dict[str, Any], offset: int) -> None:
+def fill(header: Header, described: dict[str, Any], offset: int) -> None:
     """Put the tensors of a parsed header in, whose bytes start at ``offset``, and check them."""
-    metadata = found.pop("__metadata__", {})
+    metadata = described.pop("__metadata__", {})
     header.metadata = metadata if isinstance(metadata, dict) else {}
     header.native = header.metadata.get("format") == "flax"
-    for name, entry in found.items():
+    for name, entry in described.items():
         try:
             begin, end = (int(place) for place in entry["data_offsets"])
             shape = tuple(int(size) for size in entry["shape"])
@@ -165,6 +167,8 @@ def _misplaced(header: Header, offset: int) -> Iterator[str]:
 
 
 # -- msgpack
+
+
 def _msgpack(path: Path) -> Iterator[Entry]:
     if not path.stat().st_size:
         raise ValueError("it is empty")
@@ -178,28 +182,24 @@ def _msgpack(path: Path) -> Iterator[Entry]:
         yield from _leaves(tree, "")
 
 
-def _leaves(tree: dict[Any, Any], prefix: str) -> Iterator[Entry]:
+def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[Entry]:
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, Entry):
             yield dataclasses.replace(value, name=name)
         elif isinstance(value, dict) and "__msgpack_chunked_array__" in value:
-            yield _joined(name, value)
+            # More than 2^30 bytes, which Flax cuts into flat chunks.
+            shape, parts = value["shape"], list(value["chunks"].values())
+            sizes = tuple(shape.values())
+            yield Entry(name, parts[0].code, sizes, parts[0].begin, parts[-1].end)
         elif isinstance(value, dict):
             yield from _leaves(value, f"{name}.")
-
-
-def _joined(name: str, value: dict[Any, Any]) -> Entry:
-    """An array of more than 2^30 bytes, which Flax cuts into flat chunks."""
-    shape, chunks = value["shape"], value["chunks"]
-    parts, sizes = list(chunks.values()), list(shape.values())
-    return Entry(name, parts[0].code, tuple(sizes), parts[0].begin, parts[-1].end)
 
 
 class _Walker:
     """Reads one value after the other, stepping over the bytes of arrays."""
 
-    def __init__(self, view: Any) -> None:
+    def __init__(self, view: mmap.mmap) -> None:
         self.view, self.at = view, 0
 
     def value(self) -> Any:
@@ -258,17 +258,7 @@ class _Walker:
         return int.from_bytes(self._take(1 << power), "big")
 
 
-_NUMBERS = {
-    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
-    0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
-}  # fmt: skip
-
-
-#: A shard by its number and the number of all.
-SHARD = re.compile(r"(?:model|flax_model)-(\d{5})-of-(\d{5})\.(?:safetensors|msgpack)")
-
-
-LISTED = 4
+# -- the weights of a checkpoint
 
 
 @dataclasses.dataclass
@@ -292,15 +282,14 @@ class Weights:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors as the weight map takes them; they are read when asked for."""
-        return {name: self._tensor(*found) for name, found in self.entries.items()}
 
-    def _tensor(self, header: Header, entry: Entry) -> Tensor:
-        kind = NUMPY.get(entry.code, entry.code)
+        def tensor(header: Header, entry: Entry) -> Tensor:
+            def read(index: Index) -> np.ndarray:
+                return values(self.folder, header, entry)[index]
 
-        def read(index: Any) -> np.ndarray:
-            return values(self.folder, header, entry)[index]
+            return Tensor(entry.shape, NUMPY.get(entry.code, entry.code), read)
 
-        return Tensor(entry.shape, kind, read)
+        return {name: tensor(*held) for name, held in self.entries.items()}
 
 
 class NotHere(CheckpointError):
@@ -323,32 +312,27 @@ def values(folder: Path | None, header: Header, entry: Entry) -> np.ndarray:
 def local_weights(folder: Path, only: str | None = None) -> Weights:
     """Read the headers of what loading ``folder`` would read (or of the one file ``only``)."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    index = [
-        name for name in names if name.endswith((".safetensors.index.json", ".msgpack.index.json"))
-    ]
     chosen = only or next((name for name in files.FLAX_FILES if name in names), None)
     if chosen is None or ".bin" in chosen:
-        return _nothing(folder, names)
-    found = Weights([], [], [], folder)
-    if chosen in index:
-        _read_shards(folder, chosen, found)
+        return _without_weights(folder, names)
+    weights = Weights([], [], [], folder)
+    if chosen.endswith((".safetensors.index.json", ".msgpack.index.json")):
+        _read_shards(folder, chosen, weights)
     else:
-        found.headers = [read_header(folder / chosen)]
-    read = {header.file for header in found.headers}
-    found.others = [
+        weights.headers = [read_header(folder / chosen)]
+    read = {header.file for header in weights.headers}
+    weights.others = [
         name
         for name in names
-        if name.endswith((".safetensors", ".msgpack", ".bin")) and _is_weights(name, read)
+        if name.endswith((".safetensors", ".msgpack", ".bin"))
+        and name.startswith(("model", "flax_model", "pytorch_model"))
+        and name not in read
     ]
-    found.problems += [problem for header in found.headers for problem in header.problems]
-    return found
+    weights.problems += [problem for header in weights.headers for problem in header.problems]
+    return weights
 
 
-def _is_weights(name: str, read: set[str]) -> bool:
-    return name not in read and name.startswith(("model", "flax_model", "pytorch_model"))
-
-
-def _nothing(folder: Path, names: list[str]) -> Weights:
+def _without_weights(folder: Path, names: list[str]) -> Weights:
     bins = [name for name in names if name in files.TORCH_FILES or name.endswith(".bin")]
     shards = [name for name in names if SHARD.fullmatch(name)]
     problem = f"no weights: none of {', '.join(files.FLAX_FILES)}"
@@ -362,37 +346,35 @@ def _nothing(folder: Path, names: list[str]) -> Weights:
     return Weights([], bins + shards, [problem], folder)
 
 
-def _read_shards(folder: Path, index: str, found: Weights) -> None:
-    where = _weight_map(str(folder / index), found)
+def _read_shards(folder: Path, index: str, weights: Weights) -> None:
+    where = _weight_map(folder / index, weights)
     for shard in sorted(set(where.values())):
         if re.search(r"[/\\]", shard) or shard in ("", ".", ".."):
-            found.problems.append(f"{index} names {shard!r}: shards must lie beside their index")
+            weights.problems.append(f"{index} names {shard!r}: shards must lie beside their index")
         elif not (folder / shard).is_file():
             count = sum(name == shard for name in where.values())
-            found.problems.append(f"{index} names {shard} ({count} tensors), which is not there")
+            weights.problems.append(f"{index} names {shard} ({count} tensors), which is not there")
         else:
-            found.headers.append(read_header(folder / shard))
+            weights.headers.append(read_header(folder / shard))
     if where:
-        total = json_text.parse_json((folder / index).read_bytes()).get("metadata")
-        found.problems += check_index(index, where, total, found.headers)
-    known = {header.file for header in found.headers}
+        metadata = parse_json((folder / index).read_bytes()).get("metadata")
+        weights.problems += check_index(index, where, metadata, weights.headers)
+    known = {header.file for header in weights.headers}
     strays = [p.name for p in folder.iterdir() if SHARD.fullmatch(p.name) and p.name not in known]
-    found.problems += [f"{name} is a shard that {index} does not name" for name in sorted(strays)]
+    weights.problems += [f"{name} is a shard that {index} does not name" for name in sorted(strays)]
 
 
-def _weight_map(index: str, found: Weights) -> dict[str, str]:
+def _weight_map(index: Path, weights: Weights) -> dict[str, str]:
     """Return tensor -> shard of an index; nothing, and a problem, where it is none."""
     try:
-        where = dict(json_text.parse_json(Path(index).read_bytes())["weight_map"])
-        return {str(name): str(shard) for name, shard in where.items()}
+        return {str(name): str(shard) for name, shard in files.read_index(index).items()}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        name = os.path.basename(index)
-        found.problems.append(f"{name} is no index of weight shards: {first_line(error)}")
+        weights.problems.append(f"{index.name} is no index of weight shards: {first_line(error)}")
         return {}
 
 
 def check_index(
-    index: str, where: Mapping[str, str], metadata: Any, headers: list[Header]
+    index: str, where: Mapping[str, str], metadata: object, headers: list[Header]
 ) -> list[str]:
     """Say where an index and its shards disagree."""
     holds = {
@@ -419,8 +401,8 @@ def check_index(
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(sorted(names)[:LISTED]) + more
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(sorted(names)[:4]) + more
 
 
 def remote_weights(name: str) -> Weights:
@@ -430,18 +412,18 @@ def remote_weights(name: str) -> Weights:
     """
     from hfseq.checkpoints import hub
 
-    found = Weights([], [], [], None)
+    weights = Weights([], [], [], None)
     index = hub.resolve_file(name, files.SAFETENSORS_INDEX)
-    where = {} if index is None else _weight_map(index, found)
+    where = {} if index is None else _weight_map(Path(index), weights)
     shards = sorted(set(where.values())) if index is not None else [files.SAFETENSORS]
     try:
-        found.headers = [_remote_header(name, shard) for shard in shards]
+        weights.headers = [_remote_header(name, shard) for shard in shards]
     except FileNotFoundError:
-        found.problems.append(f"'{name}' has no safetensors: load it, or convert it, to see more")
+        weights.problems.append(f"'{name}' has no safetensors: load it, or convert it, to see more")
     if index is not None:
-        found.problems += check_index(files.SAFETENSORS_INDEX, where, None, found.headers)
-    found.problems += [problem for header in found.headers for problem in header.problems]
-    return found
+        weights.problems += check_index(files.SAFETENSORS_INDEX, where, None, weights.headers)
+    weights.problems += [problem for header in weights.headers for problem in header.problems]
+    return weights
 
 
 def _remote_header(name: str, file: str) -> Header:
@@ -472,10 +454,10 @@ def _remote_header(name: str, file: str) -> Header:
 
 def totals(weights: Weights) -> dict[str, dict[str, int]]:
     """Return tensors, numbers and bytes by type."""
-    found: dict[str, dict[str, int]] = {}
+    by_type: dict[str, dict[str, int]] = {}
     for _, entry in weights.entries.values():
-        row = found.setdefault(entry.code, {"tensors": 0, "numbers": 0, "bytes": 0})
+        row = by_type.setdefault(entry.code, {"tensors": 0, "numbers": 0, "bytes": 0})
         row["tensors"] += 1
         row["numbers"] += math.prod(entry.shape)
         row["bytes"] += entry.end - entry.begin
-    return found
+    return by_type

@@ -1,4 +1,4 @@
-"""What hfseq says to the Hugging Face Hub: finding files and pushing folders.
+"""What hfseq says to the Hugging Face Hub: finding files, pushing folders, now or meanwhile.
 
 ``huggingface_hub`` is imported inside functions. Its client retries uploads of file contents but
 neither commits nor repository creation, so both directions go through one bounded retry here.
@@ -14,130 +14,28 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from hfseq.errors import CheckpointError, HfseqError, UsageError, redact
+from hfseq.errors import CheckpointError, HfseqError, UsageError, one_line, redact
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 logger = logging.getLogger("hfseq.checkpoints.hub")
 
-ATTEMPTS = 4
-
-
-LONGEST_WAIT = 300.0
-
-
-PASSING = frozenset({408, 409, 412, 429, 500, 502, 503, 504})
-
-
 T = TypeVar("T")
 
+#: Attempts of a push, and of a download, whose client repeats much itself.
+ATTEMPTS, DOWNLOAD_ATTEMPTS = 4, 2
 
-def with_retries(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
-    """Call until it succeeds, waiting 1, 2, 4 ... seconds (or what the Hub says) after failures.
+#: Seconds; what the Hub asks for beyond that is not waited for.
+LONGEST_WAIT = 300.0
 
-    Only what may pass by itself is retried: the statuses in PASSING and failed connections.
-    """
-    for attempt in range(attempts):
-        try:
-            return call()
-        except Exception as error:
-            wait = _seconds_to_wait(error, attempt)
-            if wait is None or attempt + 1 == attempts:
-                raise
-            logger.info("%s; trying again in %.0f s", explain(error), wait)
-            time.sleep(wait)
-    raise AssertionError("unreachable")
-
-
-def _seconds_to_wait(error: BaseException, attempt: int) -> float | None:
-    """Seconds until a retry makes sense; None if it never does."""
-    status, response = _status(error)
-    if status is None:
-        return 2.0**attempt if _is_connection_error(error) else None
-    if status not in PASSING:
-        return None
-    asked = response.headers.get("Retry-After") or _ratelimit_reset(response.headers)
-    wait = float(asked) if asked and asked.isdigit() else 2.0**attempt
-    return wait if wait <= LONGEST_WAIT else None
-
-
-def _ratelimit_reset(headers: Any) -> str | None:
-    match = re.search(r"\br=0;t=(\d+)", headers.get("ratelimit", ""))
-    return match[1] if match else None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__
-
-
-def _status(error: BaseException) -> tuple[int | None, Any]:
-    """HTTP status and response of the first error in the chain that has them."""
-    for link in _chain(error):
-        response = getattr(link, "response", None)
-        if response is not None:
-            return response.status_code, response
-    return None, None
-
-
-def _is_connection_error(error: BaseException) -> bool:
-    # The client's HTTP library was httpx and is httpx2: recognise its errors by their base's name.
-    names = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
-    return bool(names & {"TransportError", "ConnectionError", "TimeoutError"})
-
-
-def is_hub_error(error: BaseException) -> bool:
-    """Whether the network, the Hub or its client may have caused this, rather than our own code."""
-    return isinstance(error, (OSError, ValueError, RuntimeError)) or _is_connection_error(error)
-
-
-def explain(error: BaseException) -> str:
-    """Say in one line what went wrong and what to do about it."""
-    status, response = _status(error)
-    if status is not None:
-        reason = _explain_status(error, status, response)
-    elif _is_connection_error(error):
-        root = list(_chain(error))[-1]
-        return f"no connection to the Hub ({one_line(root) or type(root).__name__})"
-    else:
-        root = list(_chain(error))[-1]
-        reason = "" if root is error else f"{type(root).__name__}: {one_line(root)}"
-    if type(error) in (ValueError, RuntimeError):  # these say which file it was
-        return f"{one_line(error)} {reason}".strip()
-    return reason or one_line(error) or type(error).__name__
-
-
-def _explain_status(error: BaseException, status: int, response: Any) -> str:
-    hint = _STATUS_HINTS.get(status, "the Hub answered with an error; try again later")
-    if status == 401 and type(error).__name__ == "RepositoryNotFoundError":
-        hint = "no such repository, or it is private; check the name or run `hf auth login`"
-    said = response.headers.get("X-Error-Message") or getattr(error, "server_message", None)
-    return f"HTTP {status}: {hint}" + (f" [the Hub says: {one_line(said)}]" if said else "")
-
-
-_STATUS_HINTS = {
-    400: "the Hub rejected the request",
-    401: "not logged in, or the token is not valid; run `hf auth login` or set HF_TOKEN",
-    402: "the account's quota or plan does not allow this",
-    403: "no permission; use a token with write access to this repository, or accept its terms",
-    404: "no such repository (or it is private and the token has no access to it)",
-    409: "the repository has changed meanwhile",
-    412: "the repository has changed meanwhile",
-    413: "a file is too large for the Hub",
-    429: "too many requests; wait and try again",
-    507: "the storage quota is used up",
-}
-
-
-def one_line(text: object) -> str:
-    """Fold a message of several lines into one of at most 300 characters."""
-    return " ".join(str(text).split())[:300]
-
+#: Statuses of HTTP that may pass by themselves.
+PASSING = frozenset({408, 409, 412, 429, 500, 502, 503, 504})
 
 DEFAULT_IGNORE: tuple[str, ...] = (
     *("checkpoint-*", "checkpoints/*", "previous-*", "optimizer*", "opt_state*"),
@@ -145,16 +43,24 @@ DEFAULT_IGNORE: tuple[str, ...] = (
     *("*.tmp", "*.tmp-*", "*.tmp/*", "*.lock", "*.incomplete"),
 )
 
-
-DOWNLOAD_ATTEMPTS = 2
-
-
 #: Where a run keeps its training checkpoints, a folder a step.
 CHECKPOINTS = "checkpoints"
+
+#: Where a folder that is being pushed keeps what it looked like.
+SNAPSHOTS = Path(".cache", "push")
+
+#: Files that a run appends to, and so may not be hard-linked into a snapshot.
+APPENDED_IN_PLACE = ("*tfevents*", "*.jsonl", "*.log")
+
+#: Bytes; smaller files are copied into a snapshot.
+LINK_ABOVE = 8_000_000
 
 
 class HubError(HfseqError):
     """The Hub refused a push or could not be reached."""
+
+
+# -- finding files
 
 
 def resolve_file(
@@ -182,32 +88,17 @@ def resolve_file(
         return str(local) if local.is_file() else None
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
         raise CheckpointError(f"no checkpoint at '{name}': neither a directory nor a Hub name")
-    cache = None if cache_dir is None else os.fspath(cache_dir)
-    return _download(name, path, revision, cache, token, local_files_only, force_download)
-
-
-def _download(
-    name: str,
-    path: PurePosixPath,
-    revision: str | None,
-    cache_dir: str | None,
-    token: str | bool | None,
-    local_files_only: bool,
-    force_download: bool,
-) -> str | None:
     from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
 
+    cache = None if cache_dir is None else os.fspath(cache_dir)
     offline = local_files_only or constants.HF_HUB_OFFLINE
-
-    def cached(file: str) -> object:
-        return try_to_load_from_cache(name, file, cache_dir=cache_dir, revision=revision)
 
     def download() -> str:
         return hf_hub_download(
             name,
             str(path),
             revision=revision,
-            cache_dir=cache_dir,
+            cache_dir=cache,
             token=token,
             local_files_only=offline,
             force_download=force_download and not offline,
@@ -218,15 +109,15 @@ def _download(
         return with_retries(download, attempts=1 if offline else DOWNLOAD_ATTEMPTS)
     except errors.LocalEntryNotFoundError as error:
         # Offline, a checkpoint whose configuration is cached simply lacks the other files.
-        known = [cached(str(path.with_name("config.json"))), cached("config.json")]
-        if offline and path.name != "config.json" and any(isinstance(k, str) for k in known):
-            return None
+        for config in (str(path.with_name("config.json")), "config.json"):
+            cached = try_to_load_from_cache(name, config, cache_dir=cache, revision=revision)
+            if offline and path.name != "config.json" and isinstance(cached, str):
+                return None
         raise CheckpointError(_not_loaded(name, revision, error, offline)) from error
-    except errors.RevisionNotFoundError as error:
-        raise CheckpointError(_not_loaded(name, revision, error, offline)) from error
-    except errors.EntryNotFoundError:
-        return None
     except Exception as error:
+        absent = isinstance(error, errors.EntryNotFoundError)
+        if absent and not isinstance(error, errors.RevisionNotFoundError):
+            return None
         if not is_hub_error(error):
             raise
         raise CheckpointError(_not_loaded(name, revision, error, offline)) from error
@@ -241,6 +132,9 @@ def _not_loaded(name: str, revision: str | None, error: Exception, offline: bool
     if "/" not in name and type(error).__name__ == "RepositoryNotFoundError":
         where += " (no such directory either)"
     return f"cannot load {where} from the Hub: {explain(error)}"
+
+
+# -- pushing folders
 
 
 def push_folder(
@@ -266,7 +160,7 @@ def push_folder(
     """
     from huggingface_hub import HfApi
 
-    files = list(files_to_push(Path(folder), allow_patterns, ignore_patterns, checkpoint))
+    files = dict(files_to_push(Path(folder), allow_patterns, ignore_patterns, checkpoint))
     if not files:
         raise UsageError(f"nothing to push: {folder} holds no file of a model")
     api = HfApi(token=token, library_name="hfseq")
@@ -280,7 +174,7 @@ def push_folder(
         raise HubError(f"cannot push {folder} to '{repo_id}': {reason}") from error
 
 
-def _create(api: Any, repo_id: str, private: bool, revision: str | None) -> str:
+def _create(api: HfApi, repo_id: str, private: bool, revision: str | None) -> str:
     """Create repository and branch where absent; return the full name ("user/model")."""
     # `None` leaves the choice to the organisation's own default; `False` would force "public".
     name = api.create_repo(repo_id, private=private or None, exist_ok=True).repo_id
@@ -295,9 +189,9 @@ def _create(api: Any, repo_id: str, private: bool, revision: str | None) -> str:
 
 
 def _commit(
-    api: Any,
+    api: HfApi,
     name: str,
-    files: list[tuple[str, Path]],
+    files: Mapping[str, Path],
     message: str,
     revision: str | None,
     checkpoint: bool,
@@ -306,12 +200,12 @@ def _commit(
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     operations: list[Any] = [
-        CommitOperationAdd(path_in_repo=n, path_or_fileobj=p) for n, p in files
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()
     ]
     if checkpoint:
         # Two checkpoints side by side would be taken for a run's own history.
         there = api.list_repo_files(name, revision=revision)
-        old = {file for file in there if file.startswith(f"{CHECKPOINTS}/")} - dict(files).keys()
+        old = {file for file in there if file.startswith(f"{CHECKPOINTS}/")} - files.keys()
         operations += [CommitOperationDelete(path_in_repo=file) for file in sorted(old)]
     return api.create_commit(
         name, operations, commit_message=message or "Upload with hfseq", revision=revision
@@ -330,7 +224,9 @@ def files_to_push(
     """
     if not folder.is_dir():
         raise CheckpointError(f"nothing to push: {folder} is not a directory")
-    newest = _newest_checkpoint(folder) if checkpoint else None
+    # A checkpoint under way has a longer name: it gets its number when it is complete.
+    complete = [path for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()]
+    newest = max(complete, key=lambda path: int(path.name), default=None) if checkpoint else None
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if not path.is_file():
@@ -347,27 +243,15 @@ def _refuse_foreign(path: Path, folder: Path) -> None:
     """Refuse to publish what a link points to elsewhere; the Hub's own cache is made of links."""
     if not path.is_symlink():
         return
-    real, own = path.resolve(), folder.resolve()
-    if not any(real.is_relative_to(place) for place in (own, own.parents[1] / "blobs")):
+    real, root = path.resolve(), folder.resolve()
+    if not any(real.is_relative_to(place) for place in (root, root.parents[1] / "blobs")):
         raise UsageError(
             f"{path} is a link to {real}, outside of the folder: put a copy there if it is to be "
             "published, or remove the link"
         )
 
 
-def _newest_checkpoint(folder: Path) -> Path | None:
-    # A checkpoint under way has a longer name: it gets its number when it is complete.
-    complete = [path for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()]
-    return max(complete, key=lambda path: int(path.name), default=None)
-
-
-SNAPSHOTS = Path(".cache", "push")
-
-
-APPENDED_IN_PLACE = ("*tfevents*", "*.jsonl", "*.log")
-
-
-LINK_ABOVE = 8_000_000
+# -- pushing as training goes
 
 
 class BackgroundPusher:
@@ -376,7 +260,9 @@ class BackgroundPusher:
     ``push`` takes a snapshot of the folder (hard links for weights, copies for the rest, within
     ``<folder>/.cache``) and returns; the run may go on writing. While an upload is under way only
     the newest snapshot waits. A failed push is logged and made good by the next one, or by
-    ``finish``. Nothing here raises into the training loop. ``checkpoint`` is as for `push_folder`.
+    ``finish``. Nothing here raises into the training loop, and a process that ends does not wait
+    for an upload that hangs, as it would for ``HfApi.run_as_future``. ``checkpoint`` is as for
+    `push_folder`.
     """
 
     def __init__(
@@ -429,12 +315,12 @@ class BackgroundPusher:
         if self._error is None:
             shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)
             return None
-        return f"the push to '{self.repo_id}' is not complete: {self._error}. {self._remedy()}"
-
-    def _remedy(self) -> str:
         words = ["hfseq", "push", str(self.folder), "--hub_model_id", self.repo_id]
         words += ["--hub_private_repo"] * self.private + ["--checkpoint"] * self.checkpoint
-        return f"Finish it with: {shlex.join(words)}"
+        return (
+            f"the push to '{self.repo_id}' is not complete: {self._error}. Finish it with: "
+            f"{shlex.join(words)}"
+        )
 
     def _join(self, deadline: float | None) -> bool:
         if thread := self._thread:
@@ -448,25 +334,22 @@ class BackgroundPusher:
                     self._thread = None
                     return
                 (snapshot, message), self._waiting = self._waiting, None
-            self._push_one(snapshot, message)
+            try:
+                self.commit_url = push_folder(
+                    snapshot,
+                    self.repo_id,
+                    private=self.private,
+                    token=self._token,
+                    message=message,
+                    revision=self.revision,
+                    ignore_patterns=None,
+                    checkpoint=self.checkpoint,
+                )
+                self._error = None
+            except Exception as error:  # a thread that dies silently would lose every later push
+                text = redact(one_line(error), self._token)
+                self._failed(text.replace(str(snapshot), str(self.folder)))
             shutil.rmtree(snapshot, ignore_errors=True)
-
-    def _push_one(self, snapshot: Path, message: str) -> None:
-        try:
-            self.commit_url = push_folder(
-                snapshot,
-                self.repo_id,
-                private=self.private,
-                token=self._token,
-                message=message,
-                revision=self.revision,
-                ignore_patterns=None,
-                checkpoint=self.checkpoint,
-            )
-            self._error = None
-        except Exception as error:  # a thread that dies silently would lose every later push
-            text = redact(one_line(error), self._token)
-            self._failed(text.replace(str(snapshot), str(self.folder)))
 
     def _failed(self, reason: str) -> None:
         self._error = reason
@@ -494,3 +377,100 @@ def _link_or_copy(source: Path, target: Path) -> None:
         except OSError:  # a file system without hard links
             pass
     shutil.copy2(source, target)
+
+
+# -- trying again, and saying what went wrong
+
+
+def with_retries(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
+    """Call until it succeeds, waiting 1, 2, 4 ... seconds (or what the Hub says) after failures.
+
+    Only what may pass by itself is retried: the statuses in PASSING and failed connections.
+    """
+    for attempt in range(attempts):
+        try:
+            return call()
+        except Exception as error:
+            wait = _seconds_to_wait(error, attempt)
+            if wait is None or attempt + 1 == attempts:
+                raise
+            logger.info("%s; trying again in %.0f s", explain(error), wait)
+            time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def _seconds_to_wait(error: BaseException, attempt: int) -> float | None:
+    """Seconds until a retry makes sense; None if it never does."""
+    response = _response(error)
+    if response is None:
+        return 2.0**attempt if _is_connection_error(error) else None
+    if response.status_code not in PASSING:
+        return None
+    reset = re.search(r"\br=0;t=(\d+)", response.headers.get("ratelimit", ""))
+    asked = response.headers.get("Retry-After") or (reset[1] if reset else "")
+    wait = float(asked) if asked.isdigit() else 2.0**attempt
+    return wait if wait <= LONGEST_WAIT else None
+
+
+class _Response(Protocol):
+    """What the Hub answered; its class was httpx's and is httpx2's."""
+
+    status_code: int
+    headers: Mapping[str, str]
+
+
+def _response(error: BaseException) -> _Response | None:
+    """Return the response of the first error in the chain that has one."""
+    responses = (getattr(link, "response", None) for link in _chain(error))
+    return next((response for response in responses if response is not None), None)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _is_connection_error(error: BaseException) -> bool:
+    # The client's HTTP library was httpx and is httpx2: recognise its errors by their base's name.
+    names = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
+    return bool(names & {"TransportError", "ConnectionError", "TimeoutError"})
+
+
+def is_hub_error(error: BaseException) -> bool:
+    """Whether the network, the Hub or its client may have caused this, rather than our own code."""
+    return isinstance(error, (OSError, ValueError, RuntimeError)) or _is_connection_error(error)
+
+
+def explain(error: BaseException) -> str:
+    """Say in one line what went wrong and what to do about it."""
+    response, root = _response(error), list(_chain(error))[-1]
+    if response is not None:
+        status = response.status_code
+        hint = _STATUS_HINTS.get(status, "the Hub answered with an error; try again later")
+        if status == 401 and type(error).__name__ == "RepositoryNotFoundError":
+            hint = "no such repository, or it is private; check the name or run `hf auth login`"
+        said = response.headers.get("X-Error-Message") or getattr(error, "server_message", None)
+        reason = f"HTTP {status}: {hint}" + (f" [the Hub says: {one_line(said)}]" if said else "")
+    elif _is_connection_error(error):
+        return f"no connection to the Hub ({one_line(root) or type(root).__name__})"
+    else:
+        reason = "" if root is error else f"{type(root).__name__}: {one_line(root)}"
+    if type(error) in (ValueError, RuntimeError):  # these say which file it was
+        return f"{one_line(error)} {reason}".strip()
+    return reason or one_line(error) or type(error).__name__
+
+
+_STATUS_HINTS = {
+    400: "the Hub rejected the request",
+    401: "not logged in, or the token is not valid; run `hf auth login` or set HF_TOKEN",
+    402: "the account's quota or plan does not allow this",
+    403: "no permission; use a token with write access to this repository, or accept its terms",
+    404: "no such repository (or it is private and the token has no access to it)",
+    409: "the repository has changed meanwhile",
+    412: "the repository has changed meanwhile",
+    413: "a file is too large for the Hub",
+    429: "too many requests; wait and try again",
+    507: "the storage quota is used up",
+}

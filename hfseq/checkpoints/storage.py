@@ -12,67 +12,41 @@ import uuid
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING
 
-from hfseq import errors
-from hfseq.errors import CheckpointError, UsageError, write_whole
+from hfseq.errors import CheckpointError, UsageError, one_line, parse_json, write_whole
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 logger = logging.getLogger("hfseq.checkpoints.storage")
 
-LATEST = "latest.json"
-
-
-SYNC = ".hfseq-sync.json"
-
-
+#: At the URL: the complete checkpoints. Beside the local copy: what both sides have.
+LATEST, SYNC = "latest.json", ".hfseq-sync.json"
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "s3a": "s3fs", "az": "adlfs"}
-
-
 CHECKPOINT = re.compile(r"(checkpoints/|checkpoint-)\d+(/|$)")
-
-
 SKIPPED = (
-    "*.tmp",
-    "*.tmp-*",
-    "*.orbax-checkpoint-tmp*",
-    ".cache/*",
-    "wandb/*",
-    "*.lock",
-    LATEST,
-    SYNC,
+    *("*.tmp", "*.tmp-*", "*.orbax-checkpoint-tmp*", ".cache/*", "wandb/*", "*.lock"),
+    *(LATEST, SYNC),
 )
 
-
+# What may lie in an output directory.
 WEIGHTS = (
     *("model*.safetensors*", "flax_model*.msgpack*", "pytorch_model*.bin*"),
     "fp8_params.safetensors",
 )
-
-
 CHECKPOINTS = ("checkpoints", "checkpoint-*")
-
-
 LOGS = (
     *("runs", "wandb", "wandb_run_id", "metrics.jsonl", "profile", "logs", "plots", "*.png"),
     *("*_results.json", "trainer_state.json", "training_args*", "training_arguments*", "run.json"),
 )
-
-
 PREPARED = (
     *("config.json", "generation_config.json", "tokenizer*", "*.model", "vocab*", "merges.txt"),
     *("special_tokens_map.json", "added_tokens.json", "*chat_template*", "spm_char*", "*.py"),
-    *(
-        "preprocessor_config.json",
-        "README*",
-        "MODEL_CARD.md",
-        "LICEN[SC]E*",
-        "CITATION*",
-        "NOTICE*",
-    ),
+    *("preprocessor_config.json", "README*", "MODEL_CARD.md", "LICEN[SC]E*", "CITATION*"),
+    *("NOTICE*",),
     *(".*", "__pycache__", "previous-*", "*.tmp*", "*.log", "*.out", "*.err", "*.yaml", "*.yml"),
 )
-
-
 OURS = (*WEIGHTS, *CHECKPOINTS, *LOGS, *PREPARED)
 
 
@@ -93,9 +67,13 @@ class Workspace:
             self.path = Path(rest if separator else self.url)
             return
         self._fs, self._root = _file_system(self.url, protocol)
-        self.path = scratch or _default_scratch(self.url)
+        self.path = scratch or _local_copy(self.url)
         # What both sides have: the id of the remote state, and size and time of each local file.
-        sync = _read_json(self.path / SYNC)
+        try:
+            sync = parse_json((self.path / SYNC).read_bytes())
+        except (OSError, ValueError):
+            sync = {}
+        sync = sync if isinstance(sync, dict) else {}
         self._id: str | None = sync.get("id")
         self._synced = {name: tuple(stamp) for name, stamp in sync.get("files", {}).items()}
 
@@ -112,14 +90,20 @@ class Workspace:
         try:
             self._pull()
         except Exception as error:  # each backend has errors of its own
-            raise CheckpointError(f"cannot read {self._shown}: {_reason(error)}") from error
+            raise CheckpointError(
+                f"cannot read {self._shown}: {one_line(f'{type(error).__name__}: {error}')}"
+            ) from error
 
     def _pull(self) -> None:
-        remote, latest = self._remote_files(), self._read_latest()
+        remote, latest = self._remote_files(), {}
+        if self._fs.exists(self._remote(LATEST)):
+            latest = parse_json(self._fs.cat_file(self._remote(LATEST)))
         complete = latest.get("files", {})
         changed = latest.get("id") != self._id
         if changed and latest:
-            _move_aside(self.path, self._strangers(complete))
+            here = {_checkpoint(name) for name, _ in self._local_files()} - {""}
+            unknown = here - {_checkpoint(name) for name in complete}
+            _move_aside(self.path, [self.path / name for name in sorted(unknown)])
         elif changed:
             _move_aside(self.path, _old_files(self.path))
             self._synced.clear()
@@ -142,7 +126,8 @@ class Workspace:
             self._push()
             return True
         except Exception as error:  # each backend has errors of its own
-            message = f"cannot write {self._shown} ({_reason(error)}); all is kept in {self.path}"
+            reason = one_line(f"{type(error).__name__}: {error}")
+            message = f"cannot write {self._shown} ({reason}); all is kept in {self.path}"
             if strict:
                 raise CheckpointError(message) from error
             logger.warning("%s, and the next save tries again", message)
@@ -204,15 +189,6 @@ class Workspace:
             and _checkpoint(name) not in damaged
         ]
 
-    def _strangers(self, known: dict[str, int]) -> list[Path]:
-        names = {_checkpoint(name) for name, _ in self._local_files()} - {""}
-        return [self.path / name for name in sorted(names - {_checkpoint(n) for n in known})]
-
-    def _read_latest(self) -> dict[str, Any]:
-        if not self._fs.exists(self._remote(LATEST)):
-            return {}
-        return errors.parse_json(self._fs.cat_file(self._remote(LATEST)))
-
     def _download(self, name: str, size: int) -> None:
         target = self.path / name
         if ".." in PurePosixPath(name).parts:
@@ -228,7 +204,7 @@ class Workspace:
             temporary.unlink(missing_ok=True)
 
 
-def _file_system(url: str, protocol: str) -> tuple[Any, str]:
+def _file_system(url: str, protocol: str) -> tuple[AbstractFileSystem, str]:
     import fsspec
 
     try:
@@ -246,7 +222,7 @@ def _file_system(url: str, protocol: str) -> tuple[Any, str]:
     return fs, root.rstrip("/")
 
 
-def _default_scratch(url: str) -> Path:
+def _local_copy(url: str) -> Path:
     cache = Path(os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq").expanduser()
     name = re.sub(r"[^\w.-]", "-", url.rstrip("/").rpartition("/")[2]) or "run"
     digest = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]
@@ -265,18 +241,6 @@ def _checkpoint(name: str) -> str:
 def _stamp(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = errors.parse_json(path.read_bytes())
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def check_output_dir(path: Path, overwrite: bool = False, ours: Iterable[str] = OURS) -> None:
@@ -298,25 +262,22 @@ def check_output_dir(path: Path, overwrite: bool = False, ours: Iterable[str] = 
         raise UsageError(
             f"--output_dir {path} holds something else ({shown}); name a new or empty directory"
         )
-    _refuse_links(path)
-    if overwrite:
-        _move_aside(path, _old_files(path))
-    elif any(matches(p, WEIGHTS) for p in path.iterdir()) and not _has_checkpoint(path):
-        raise UsageError(
-            f"--output_dir {path} holds a model's weights but no checkpoint to resume from; name "
-            "another directory, or move them aside with --overwrite_output_dir"
-        )
-
-
-def _refuse_links(path: Path) -> None:
-    """Refuse links to files elsewhere, which the run would write through; folders may be links."""
-    for entry in sorted(path.iterdir()):
+    for entry in sorted(path.iterdir()):  # folders may be links
         inside = entry.resolve().is_relative_to(path.resolve())
         if entry.is_symlink() and not entry.is_dir() and not inside:
             raise UsageError(
                 f"--output_dir {path}: {entry.name} is a link to {entry.resolve()}, and the run "
                 "would write there: copy the file into the directory instead"
             )
+    checkpoints = (*path.glob("checkpoints/*"), *path.glob("checkpoint-*"))
+    resumable = any(CHECKPOINT.match(p.relative_to(path).as_posix()) for p in checkpoints)
+    if overwrite:
+        _move_aside(path, _old_files(path))
+    elif any(matches(p, WEIGHTS) for p in path.iterdir()) and not resumable:
+        raise UsageError(
+            f"--output_dir {path} holds a model's weights but no checkpoint to resume from; name "
+            "another directory, or move them aside with --overwrite_output_dir"
+        )
 
 
 def matches(path: Path, patterns: Iterable[str]) -> bool:
@@ -327,11 +288,6 @@ def matches(path: Path, patterns: Iterable[str]) -> bool:
 def _old_files(path: Path) -> list[Path]:
     old = (*WEIGHTS, *CHECKPOINTS, *LOGS)
     return [entry for entry in sorted(path.iterdir()) if matches(entry, old)]
-
-
-def _has_checkpoint(path: Path) -> bool:
-    found = [*path.glob("checkpoints/*"), *path.glob("checkpoint-*")]
-    return any(CHECKPOINT.match(p.relative_to(path).as_posix()) for p in found)
 
 
 def _move_aside(path: Path, entries: list[Path]) -> None:

@@ -12,21 +12,21 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hfseq.errors import WeightsError, nearest
 
+if TYPE_CHECKING:
+    import jax
+
 Path = tuple[str, ...]
-
-
+#: What is cut out of an array: slices, or ``...`` for all of it.
+Index = tuple[slice, ...] | EllipsisType
 _LEAF = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
-
-
 FLOATING = ("float64", "float32", "float16", "bfloat16")
-
-
 _OLD_NAMES = ((".gamma", ".weight"), (".beta", ".bias"))
 
 
@@ -39,7 +39,7 @@ class Tensor:
 
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[Any], np.ndarray]
+    read: Callable[[Index], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +142,6 @@ class WeightMap:
         head, _, leaf = name.rpartition(".")
         return f"{head}.{_LEAF.get(leaf, leaf)}" if head else _LEAF.get(leaf, leaf)
 
-    # -- reading
-    # ------------------------------------------------------------------------------------
-
     def match(
         self, tensors: Mapping[str, Tensor], *, native: bool = False
     ) -> tuple[dict[Slot, Tensor], LoadReport]:
@@ -152,15 +149,18 @@ class WeightMap:
 
         ``native`` says that the names are ours already (``flax_model.msgpack``, ``format: flax``).
         """
-        cleaned = {self._clean(name): (name, tensor) for name, tensor in tensors.items()}
+        cleaned = {}
+        for name, tensor in tensors.items():
+            old = next((pair for pair in _OLD_NAMES if name.endswith(pair[0])), ("", ""))
+            cleaned[name.removesuffix(old[0]) + old[1]] = name, tensor
         report, found, used = LoadReport(), {}, set()
         for slot in self.slots:
-            name = self._find(slot, cleaned, native)
-            if name is None:
+            key = self._find(slot, cleaned, native)
+            if key is None:
                 report.missing.append(slot.path)
                 continue
-            original, tensor = cleaned[name]
-            used.add(name)
+            original, tensor = cleaned[key]
+            used.add(key)
             expected, given = self._expected(slot, native), tensor.shape
             if expected != given:
                 report.mismatched.append((original, given, expected))
@@ -186,10 +186,10 @@ class WeightMap:
     def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> str | None:
         live = [alias for alias, name in self._live.items() if name == slot.name]
         aliases = [alias for alias, name in self.aliases.items() if name == slot.name]
-        own = [*live, slot.name, *aliases, self._fallbacks.get(slot.name, slot.name)]
+        known = [*live, slot.name, *aliases, self._fallbacks.get(slot.name, slot.name)]
         if native:
-            own = [slot.native, *(f"{n.rpartition('.')[0]}.{slot.path[-1]}" for n in own)]
-        return next((n for name in own for n in self._with_prefix(name) if n in names), None)
+            known = [slot.native, *(f"{n.rpartition('.')[0]}.{slot.path[-1]}" for n in known)]
+        return next((n for name in known for n in self._with_prefix(name) if n in names), None)
 
     def _with_prefix(self, name: str) -> tuple[str, ...]:
         prefix = f"{self.prefix}."
@@ -204,16 +204,6 @@ class WeightMap:
         copies = (*self.aliases, *self._live.values())
         return any(copy in self._with_prefix(name) for copy in copies)
 
-    @staticmethod
-    def _clean(name: str) -> str:
-        for old, new in _OLD_NAMES:
-            if name.endswith(old):
-                return name.removesuffix(old) + new
-        return name
-
-    # -- writing
-    # ------------------------------------------------------------------------------------
-
     def outgoing(self) -> dict[str, Slot]:
         """Return every name in a saved file with the slot it comes from; ties are not repeated."""
         slots = {slot.name: slot for slot in self.slots}
@@ -226,7 +216,7 @@ class WeightMap:
             for name, slot in self.outgoing().items()
         }
 
-    def listed(self, params: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
+    def listed(self, params: Mapping[Path, jax.Array | np.ndarray]) -> dict[Path, np.ndarray]:
         """Return NumPy leaves under the paths of the v4 tree, with a key for each layer."""
         return {
             slot.listed: np.asarray(
@@ -236,7 +226,7 @@ class WeightMap:
         }
 
     def to_torch(
-        self, params: Mapping[Path, Any], names: Iterable[str] | None = None
+        self, params: Mapping[Path, jax.Array | np.ndarray], names: Iterable[str] | None = None
     ) -> dict[str, np.ndarray]:
         """Return contiguous NumPy tensors under PyTorch names (all, or only ``names``)."""
         slots, tensors = self.outgoing(), {}
@@ -248,20 +238,22 @@ class WeightMap:
         return tensors
 
     def fill(
-        self, found: Mapping[Slot, Tensor], path: Path, index: Any = ..., *, native: bool = False
-    ) -> Any:
+        self, found: Mapping[Slot, Tensor], path: Path, index: Index = ..., *, native: bool = False
+    ) -> np.ndarray:
         """Read the parameter at ``path``, or the part of it that ``index`` cuts out."""
         slots = [slot for slot in self.slots if slot.path == path]
         if slots[0].layer is None:
             return _read(slots[0], found[slots[0]], index, native)
-        lead, rest = (slice(None), ...) if index is ... else (index[0], tuple(index[1:]))
+        if isinstance(index, EllipsisType):
+            index = (slice(None),)
+        lead, rest = index[0], index[1:] or ...
         return np.stack([_read(slot, found[slot], rest, native) for slot in slots[lead]])
 
 
-def _read(slot: Slot, tensor: Tensor, index: Any, native: bool) -> np.ndarray:
+def _read(slot: Slot, tensor: Tensor, index: Index, native: bool) -> np.ndarray:
     if native or not slot.transposed:
         return tensor.read(index)
-    return tensor.read(index if index is ... else tuple(index)[::-1]).T
+    return tensor.read(index if isinstance(index, EllipsisType) else index[::-1]).T
 
 
 def _swaps(path: Path, ndim: int) -> bool:

@@ -5,13 +5,29 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from hfseq.cli import convert, inspect, models, plan, project, report
-from hfseq.cli import report as compare
+from hfseq.cli.text import add_json
 from hfseq.errors import run_command
-from hfseq.pipelines import fill_mask
+from hfseq.pipelines.fill_mask import MASK
 from hfseq.plugins import __version__
 from hfseq.training.arguments import refuse_secrets
+
+EXAMPLES = """examples:
+  hfseq env                              versions, plugins and devices, for a bug report
+  hfseq new my-encoder                   write my_encoder.py, a working architecture in one file
+  hfseq plan --config gpt2 --devices h200:8   memory, exchange and time of a run, beforehand
+  hfseq report DIR                       how a run is going, or went
+  hfseq compare DIR DIR                  curves over each other, and which flags differ
+  hfseq inspect DIR                      what a checkpoint holds, and what is wrong with it
+  hfseq convert DIR OUT --to msgpack     the same weights in another format
+  hfseq fill-mask DIR "a <mask> text"    what a trained masked language model puts there
+  hfseq generate DIR "Once upon a time"  what a language model writes
+  hfseq translate DIR < in.txt           translate line by line with a translation model
+  hfseq push DIR --hub_model_id me/it    upload a model directory as one commit
+
+Documentation: docs/cli.md and docs/plugins.md."""
 
 COMPLETION_EXAMPLES = """eval "$(hfseq completion bash)"      # in ~/.bashrc for all shells to come
 hfseq completion zsh > "${fpath[1]}/_hfseq"
@@ -19,7 +35,7 @@ hfseq completion fish > ~/.config/fish/completions/hfseq.fish"""
 
 
 def add_completion(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of ``hfseq completion``."""
     shells = ("bash", "zsh", "fish", "tcsh")
     parser.add_argument("shell", choices=shells, help="the shell to write the script for")
 
@@ -38,100 +54,74 @@ def run_completion(arguments: argparse.Namespace) -> int:
     return 0
 
 
-EXAMPLES = """examples:
-  hfseq env                              versions, plugins and devices, for a bug report
-  hfseq new my-encoder                   write my_encoder.py, a working architecture in one file
-  hfseq plan --config gpt2 --devices h200:8   memory, exchange and time of a run, beforehand
-  hfseq report DIR                       how a run is going, or went
-  hfseq compare DIR DIR                  curves over each other, and which flags differ
-  hfseq inspect DIR                      what a checkpoint holds, and what is wrong with it
-  hfseq convert DIR OUT --to msgpack     the same weights in another format
-  hfseq fill-mask DIR "a <mask> text"    what a trained masked language model puts there
-  hfseq generate DIR "Once upon a time"  what a language model writes
-  hfseq translate DIR < in.txt           translate line by line with a translation model
-  hfseq push DIR --hub_model_id me/it    upload a model directory as one commit
+class Command(NamedTuple):
+    """A part of the command line; ``run`` returns the exit code."""
 
-Documentation: docs/cli.md and docs/plugins.md."""
+    name: str
+    does: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    examples: str
 
 
-Add = Callable[[argparse.ArgumentParser], None]
-
-
-Run = Callable[[argparse.Namespace], int]
-
-
-#: name, what it does, its flags, its work, examples
-COMMANDS: tuple[tuple[str, str, Add, Run, str], ...] = (
-    (
+COMMANDS = (
+    Command(
         *("env", "show versions, plugins and devices"),
         *(project.add_env, project.run_env, "hfseq env --json"),
     ),
-    (
+    Command(
         *("plugins", "show what every plugin adds"),
-        *(project.add_plugins, project.run_plugins, "hfseq plugins --json"),
+        *(add_json, project.run_plugins, "hfseq plugins --json"),
     ),
-    (
+    Command(
         *("new", "write a working architecture in one file"),
         *(project.add_new, project.run_new, "hfseq new my-encoder"),
     ),
-    (
+    Command(
         *("plan", "say what a training run needs and takes, without its devices"),
         *(plan.add_plan, plan.run_plan),
         "hfseq plan --config gpt2 --mesh data=8,fsdp=8 --devices h200:64 --length 1024",
     ),
-    (
+    Command(
         *("report", "show how a run is going, or went"),
         *(report.add_report, report.run_report, report.EXAMPLES),
     ),
-    (
+    Command(
         *("compare", "lay the curves of runs over each other"),
-        *(compare.add_compare, compare.run_compare, compare.COMPARE_EXAMPLES),
+        *(report.add_compare, report.run_compare, report.COMPARE_EXAMPLES),
     ),
-    (
+    Command(
         *("inspect", "show what a checkpoint holds, and what is wrong with it"),
         *(inspect.add_inspect, inspect.run_inspect, inspect.EXAMPLES),
     ),
-    (
+    Command(
         *("convert", "write a model's weights in another format or type"),
         *(convert.add_convert, convert.run_convert, convert.EXAMPLES),
     ),
-    (
+    Command(
         *("fill-mask", "let a masked language model fill masks"),
         *(models.add_fill_mask, models.run_fill_mask),
-        f'hfseq fill-mask my-roberta "Return the {fill_mask.MASK} of the list."',
+        f'hfseq fill-mask my-roberta "Return the {MASK} of the list."',
     ),
-    (
+    Command(
         *("generate", "let a language model write"),
         *(models.add_generate, models.run_generate, models.EXAMPLES),
     ),
-    (
+    Command(
         *("translate", "translate text, a file or standard input"),
         *(models.add_translate, models.run_translate),
         'hfseq translate my-translator "The cat is blue." --num_beams 4',
     ),
-    (
+    Command(
         *("push", "push a model directory to the Hub"),
         *(project.add_push, project.run_push),
         "hfseq push my-roberta --hub_model_id user/my-roberta",
     ),
-    (
+    Command(
         *("completion", "print a script that completes commands and flags in a shell"),
         *(add_completion, run_completion, COMPLETION_EXAMPLES),
     ),
 )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 1 for errors, 2 for wrong usage."""
-    words = sys.argv[1:] if argv is None else argv
-    return run_command(lambda: _run(words), debug="--debug" in words)
-
-
-def _run(words: Sequence[str]) -> int:
-    refuse_secrets(words)
-    arguments = build_parser().parse_args(words)
-    arguments.plugin += arguments.plugin_after
-    return arguments.run(arguments)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -144,28 +134,41 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=formatter,
     )
     parser.add_argument("--version", action="version", version=f"hfseq {__version__}")
-    _add_common(parser)
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, text, add, run, examples in COMMANDS:
-        sub = commands.add_parser(
-            name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
-            epilog="\n  ".join(["examples:", *examples.splitlines()]),
+    _add_common(parser, "")
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        sub = subparsers.add_parser(
+            command.name,
+            help=command.does,
+            description=f"{command.does[0].upper()}{command.does[1:]}.",
+            epilog="\n  ".join(["examples:", *command.examples.splitlines()]),
             formatter_class=formatter,
         )
         _add_common(sub, "_after")
-        add(sub)
-        sub.set_defaults(run=run)
+        command.add_flags(sub)
+        sub.set_defaults(run=command.run)
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser, suffix: str = "") -> None:
+def _add_common(parser: argparse.ArgumentParser, suffix: str) -> None:
     """Add what may stand before and after the command; argparse keeps only one of equal names."""
-    text = "load this plugin file too (repeatable)"
-    where = f"plugin{suffix}"
     parser.add_argument(
-        "--plugin", action="append", metavar="FILE", default=[], dest=where, help=text
+        "--plugin", action="append", metavar="FILE", default=[], dest=f"plugin{suffix}",
+        help="load this plugin file too (repeatable)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--debug", action="store_true", dest=f"debug{suffix}", help="show tracebacks of errors"
     )
-    text = "show tracebacks of errors"
-    parser.add_argument("--debug", action="store_true", dest=f"debug{suffix}", help=text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 1 for errors, 2 for wrong usage."""
+    words = sys.argv[1:] if argv is None else argv
+
+    def run() -> int:
+        refuse_secrets(words)
+        arguments = build_parser().parse_args(words)
+        arguments.plugin += arguments.plugin_after
+        return arguments.run(arguments)
+
+    return run_command(run, debug="--debug" in words)

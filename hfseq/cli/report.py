@@ -1,62 +1,65 @@
-"""``hfseq report``: how a run is going, or went."""
+"""``hfseq report`` and ``hfseq compare``: how a run is going, or went, and several beside each other."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hfseq.cli import text as text_curve
-from hfseq.cli.text import paint, width
+from hfseq.cli.text import add_json, draw, duration, number, paint, print_json, table, width
 from hfseq.errors import UsageError
 
 if TYPE_CHECKING:
-    from hfseq.reports.log import RunLog
+    from hfseq.reports.log import Record, RunLog
 
 EXAMPLES = """hfseq report my-roberta
 hfseq report my-roberta --watch 30
 hfseq report my-roberta --plot curve.png
 hfseq report my-roberta --json | jq .best"""
 
+COMPARE_EXAMPLES = """hfseq compare runs/base runs/wide
+hfseq compare runs/* --x tokens --plot wide.png
+hfseq compare runs/base runs/wide --metric eval_accuracy
+hfseq compare runs/* --json | jq .different_flags"""
 
+#: How many evaluations are shown, the last ones.
 EVALUATIONS = 6
 
-
 COLOURS = {"running": "blue", "finished": "green", "stopped": "yellow", "ended": "bold"}
-
 
 #: Metrics of evaluations that say how long it took, not how well it went.
 NOT_QUALITY = ("runtime", "_per_second", "_samples", "_steps")
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of ``hfseq report``."""
     parser.add_argument("directory", metavar="DIR", help="a run's output_dir, or its metrics.jsonl")
     parser.add_argument("--plot", metavar="FILE", help="write the learning curve there, as PNG")
     parser.add_argument(
         "--watch", type=float, nargs="?", const=10.0, metavar="SECONDS",
         help="refresh every so often until the run is finished (10)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
 def run_report(arguments: argparse.Namespace) -> int:
     """Print the report, once or until the run is finished."""
-    from hfseq.reports.log import RunLog, summarise
+    from hfseq.reports import log as logs
 
     if arguments.watch is not None and not (arguments.watch > 0 and not arguments.json):
         raise UsageError("--watch needs a positive number of seconds, and no --json")
     while True:
-        log = RunLog(arguments.directory)
-        found = summarise(log)
-        text = json.dumps(found, indent=2) if arguments.json else "\n".join(_lines(log, found))
+        log = logs.RunLog(arguments.directory)
+        summary = logs.summarise(log)
         if arguments.watch is not None and sys.stdout.isatty():
             print("\033[2J\033[H", end="")
-        print(text, flush=True)
-        if arguments.watch is None or found["status"] == "finished":
+        if arguments.json:
+            print_json(summary)
+        else:
+            print("\n".join(_report(summary, log)), flush=True)
+        if arguments.watch is None or summary["status"] == "finished":
             break
         try:
             time.sleep(arguments.watch)
@@ -69,117 +72,66 @@ def run_report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(log: RunLog, found: dict[str, Any]) -> Iterator[str]:
+def _report(summary: Record, log: RunLog) -> Iterator[str]:
     from hfseq.reports.log import LOSS
 
-    yield f"{paint(found['name'], 'bold')}: {paint(found['status'], COLOURS[found['status']])}"
-    yield from (f"  {label:14}{value}" for label, value in _rows(found) if value)
+    name, status = summary["name"], summary["status"]
+    yield f"{paint(name, 'bold')}: {paint(status, COLOURS[status])}"
+    yield from (f"  {label:14}{value}" for label, value in _facts(summary) if value)
     points = log.points(*LOSS)
     if len(points) > 1:
+        yield from ("", "  training loss by step")
+        yield from (f"  {line}" for line in draw(points, width() - 2))
+    if evaluations := summary["evaluations"]:
+        names = [
+            name
+            for name in dict.fromkeys(name for record in evaluations for name in record)
+            if name != "step" and not name.endswith(NOT_QUALITY)
+        ]
+        rows = [
+            [f"{record['step']:,}", *(number(record.get(name)) for name in names)]
+            for record in evaluations[-EVALUATIONS:]
+        ]
         yield ""
-        yield "  training loss by step"
-        yield from (f"  {line}" for line in text_curve.draw(points, width() - 2))
-    yield from _evaluations(found["evaluations"])
-    for warning in found["warnings"]:
+        yield from (f"  {line}" for line in table([["step", *names], *rows], width() - 2))
+    for warning in summary["warnings"]:
         yield f"{paint('warning', 'yellow')}: {warning}"
 
 
-def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    total, step = found["total_steps"], found["step"]
-    share = f" of {total:,} ({step / total:.0%})" if total else ""
-    epoch = f", epoch {found['epoch']:.2f}" if found["epoch"] is not None else ""
-    yield "step", f"{step:,}{share}{epoch}"
-    yield "tokens seen", _count(found["tokens_seen"])
-    yield "time", _times(found)
-    yield "rate", _rate(found)
-    if found["last_loss"] is not None:
-        yield "training loss", f"{found['first_loss']:.4g} at first, {found['last_loss']:.4g} now"
-    if best := found["best"]:
-        yield "best", f"{best['metric']} {best['value']:.4g} at step {best['step']:,}"
-    if found["resumed_at"]:
-        yield "resumed at", ", ".join(f"{step:,}" for step in found["resumed_at"])
-
-
-def _times(found: dict[str, Any]) -> str:
-    parts = [f"{duration(found['seconds'])} of training"] if found["seconds"] is not None else []
-    if found["seconds_to_go"] is not None:
-        parts.append(f"{duration(found['seconds_to_go'])} to go")
-    return ", ".join([*parts, f"last record {duration(found['seconds_since_last_record'])} ago"])
-
-
-def _rate(found: dict[str, Any]) -> str:
-    parts = []
-    if found["tokens_per_second"] is not None:
-        parts.append(f"{found['tokens_per_second']:,.0f} tokens/s")
-    if found["mfu"] is not None:
-        parts.append(f"MFU {found['mfu']:.1%}")
-    if found["peak_memory_gb"] is not None:
-        parts.append(f"peak memory {found['peak_memory_gb']:.2f} GB")
-    return ", ".join(parts)
-
-
-def _evaluations(evaluations: list[dict[str, Any]]) -> Iterator[str]:
-    if not evaluations:
-        return
-    names = [
-        name
-        for name in dict.fromkeys(name for record in evaluations for name in record)
-        if name != "step" and not name.endswith(NOT_QUALITY)
-    ]
-    heads = ["step", *names]
-    rows = [
-        [f"{record['step']:,}", *(_shown(record.get(name)) for name in names)]
-        for record in evaluations[-EVALUATIONS:]
-    ]
-    yield ""
-    yield from (f"  {line}" for line in table([heads, *rows], width() - 2))
-
-
-def table(rows: list[list[str]], columns: int) -> list[str]:
-    """Align cells to the right (the first to the left); columns that do not fit are left out."""
-    sizes = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    kept, used = 0, 0
-    for size in sizes:
-        if kept and used + size > columns:
-            break
-        kept, used = kept + 1, used + size + 2
-    lines = []
-    for row in rows:
-        first, *rest = zip(row[:kept], sizes, strict=False)
-        cells = [f"{first[0]:<{first[1]}}", *(f"{cell:>{size}}" for cell, size in rest)]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
-def _count(value: float | None) -> str:
+def _facts(summary: Record) -> Iterator[tuple[str, str]]:
+    """Yield what is known in the order of the report, by its label; empty where it is not."""
     from hfseq.reports.plots import short
 
-    return "" if value is None else short(value)
+    total, step = summary["total_steps"], summary["step"]
+    share = f" of {total:,} ({step / total:.0%})" if total else ""
+    epoch = f", epoch {summary['epoch']:.2f}" if summary["epoch"] is not None else ""
+    yield "step", f"{step:,}{share}{epoch}"
+    yield "tokens seen", "" if summary["tokens_seen"] is None else short(summary["tokens_seen"])
+    spent, to_go = duration(summary["seconds"]), duration(summary["seconds_to_go"])
+    times = [f"{spent} of training"] if spent else []
+    times += [f"{to_go} to go"] if to_go else []
+    since = duration(summary["seconds_since_last_record"])
+    yield "time", ", ".join([*times, f"last record {since} ago"])
+    rates = {"tokens_per_second": "{:,.0f} tokens/s", "mfu": "MFU {:.1%}",
+             "peak_memory_gb": "peak memory {:.2f} GB"}  # fmt: skip
+    known = [text.format(summary[key]) for key, text in rates.items() if summary[key] is not None]
+    yield "rate", ", ".join(known)
+    if summary["last_loss"] is not None:
+        first, last = number(summary["first_loss"]), number(summary["last_loss"])
+        yield "training loss", f"{first} at first, {last} now"
+    if summary["best"]:
+        yield "best", "{} at step {}".format(*_best(summary))
+    yield "resumed at", ", ".join(f"{step:,}" for step in summary["resumed_at"])
 
 
-def duration(seconds: float) -> str:
-    """Write seconds as people do: 42 s, 3:07 min, 2:30 h, 3.1 days."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f}:{seconds % 60:02.0f} min"
-    if seconds < 2 * 86400:
-        return f"{seconds // 3600:.0f}:{seconds % 3600 // 60:02.0f} h"
-    return f"{seconds / 86400:.1f} days"
-
-
-COMPARE_EXAMPLES = """hfseq compare runs/base runs/wide
-hfseq compare runs/* --x tokens --plot wide.png
-hfseq compare runs/base runs/wide --metric eval_accuracy
-hfseq compare runs/* --json | jq .different_flags"""
+def _best(summary: Record) -> tuple[str, str]:
+    """Return the best evaluation and its step, empty where there is none."""
+    best = summary["best"]
+    return (f"{best['metric']} {number(best['value'])}", f"{best['step']:,}") if best else ("", "")
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of ``hfseq compare``."""
     parser.add_argument(
         "directories", metavar="DIR", nargs="+", help="output_dirs of runs, or their metrics.jsonl"
     )
@@ -194,70 +146,56 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         "--plot", metavar="FILE", default="comparison.png", help="the picture (comparison.png)"
     )
     parser.add_argument("--no_plot", action="store_true", help="draw no picture")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """Print what the runs came to and which flags differ, and draw their curves."""
     if len(arguments.directories) < 2:
         raise UsageError("compare needs two runs at least; `hfseq report DIR` shows one")
-    from hfseq.reports.log import RunLog
-    from hfseq.reports.plots import compare, draw_comparison
+    from hfseq.reports.log import RunLog, compare
 
     logs = [RunLog(directory) for directory in arguments.directories]
-    found = compare(logs)
-    print(
-        json.dumps(found, indent=2) if arguments.json else "\n".join(_compared_lines(found)),
-        flush=True,
-    )
+    comparison = compare(logs)
+    if arguments.json:
+        print_json(comparison)
+    else:
+        print("\n".join(_comparison(comparison)), flush=True)
     if not arguments.no_plot:
+        from hfseq.reports.plots import draw_comparison
+
         path = draw_comparison(logs, arguments.plot, arguments.x, arguments.metric)
         print(f"wrote {path}", file=sys.stderr)
     return 0
 
 
-def _compared_lines(found: dict[str, Any]) -> Iterator[str]:
-    heads = ["run", "status", "steps", "last loss", "best", "at step", "tokens/s", "time"]
-    rows = [_row(name, run) for name, run in found["runs"].items()]
-    first, *rest = table([heads, *rows], 10_000)
-    yield paint(first, "bold")
-    yield from rest
-    different = found["different_flags"]
-    if different:
-        names = list(next(iter(different.values())))
-        rows = [
-            [flag, *(_compared_value(values[name]) for name in names)]
-            for flag, values in different.items()
-        ]
+def _comparison(comparison: Record) -> Iterator[str]:
+    runs, unknown = comparison["runs"], comparison["without_flags"]
+    rows = [["run", "status", "steps", "last loss", "best", "at step", "tokens/s", "time"]]
+    for name, run in runs.items():
+        rate = run["tokens_per_second"]
+        rows.append([
+            *(name, run["status"], f"{run['step']:,}", number(run["last_loss"]), *_best(run)),
+            *("" if rate is None else f"{rate:,.0f}", duration(run["seconds"])),
+        ])  # fmt: skip
+    heading, *lines = table(rows)
+    yield paint(heading, "bold")
+    yield from lines
+    if different := comparison["different_flags"]:
+        rows = [["flags that differ", *next(iter(different.values()))]]
+        rows += [[flag, *map(_flag_value, values.values())] for flag, values in different.items()]
+        heading, *lines = table(rows)
         yield ""
-        first, *rest = table([["flags that differ", *names], *rows], max(width(), 10_000))
-        yield paint(first, "bold")
-        yield from rest
-    elif len(found["without_flags"]) < len(found["runs"]) - 1:
+        yield paint(heading, "bold")
+        yield from lines
+    elif len(unknown) < len(runs) - 1:
         yield "no flag differs"
-    if found["without_flags"]:
-        yield f"flags are not known of {', '.join(found['without_flags'])}"
+    if unknown:
+        yield f"flags are not known of {', '.join(unknown)}"
 
 
-def _row(name: str, run: dict[str, Any]) -> list[str]:
-    best = run["best"] or {}
-    return [
-        name,
-        run["status"],
-        f"{run['step']:,}",
-        _number(run["last_loss"]),
-        f"{best['metric']} {best['value']:.4g}" if best else "",
-        f"{best['step']:,}" if best else "",
-        "" if run["tokens_per_second"] is None else f"{run['tokens_per_second']:,.0f}",
-        "" if run["seconds"] is None else duration(run["seconds"]),
-    ]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
-def _compared_value(value: Any) -> str:
+def _flag_value(value: Any) -> str:
+    """Write the value of a flag, the middle of a long one left out."""
     if value is None or value == []:
         return "-"
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,21 +1,86 @@
-"""A curve drawn with characters: Braille dots where the terminal writes UTF-8, else stars."""
+"""What all commands print with: colours, columns, tables, numbers, JSON, curves of characters."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 
-#: Bits of the dots of a Braille cell, by row and column.
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "faint": "2", "bold": "1"}
 
 
-BLANK = 0x2800
+def paint(text: str, colour: str) -> str:
+    """Return ``text`` in a colour, where standard output is a terminal that shows colours."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain or not sys.stdout.isatty() else f"\033[{_CODES[colour]}m{text}\033[0m"
+
+
+def width(largest: int = 100) -> int:
+    """Return the columns to write in: those of the terminal, 80 where there is none."""
+    return max(40, min(largest, shutil.get_terminal_size().columns))
+
+
+def table(rows: Sequence[Sequence[str]], columns: int | None = None) -> list[str]:
+    """Align cells to the right, the first of a row to the left.
+
+    Columns that do not fit into so many characters are left out.
+    """
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    kept, used = 1, sizes[0]
+    while kept < len(sizes) and (columns is None or used + 2 + sizes[kept] <= columns):
+        kept, used = kept + 1, used + 2 + sizes[kept]
+    return [
+        "  ".join(
+            cell.rjust(size) if place else cell.ljust(size)
+            for place, (cell, size) in enumerate(zip(row[:kept], sizes, strict=False))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def number(value: float | None) -> str:
+    """Write a measured value with four digits; nothing where there is none."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Write seconds as people do: 42 s, 3:07 min, 2:30 h, 3.1 days; nothing where there are none."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f}:{seconds % 60:02.0f} min"
+    if seconds < 2 * 86400:
+        return f"{seconds // 3600:.0f}:{seconds % 3600 // 60:02.0f} h"
+    return f"{seconds / 86400:.1f} days"
+
+
+def add_json(parser: argparse._ActionsContainer, text: str = "print JSON") -> None:
+    """Add the flag ``--json``."""
+    parser.add_argument("--json", action="store_true", help=text)
+
+
+def print_json(value: object, *, one_line: bool = False, texts: bool = False) -> None:
+    """Print ``value`` as JSON.
+
+    ``one_line`` suits output of a record a line; ``texts`` keeps letters beyond ASCII as they are.
+    """
+    print(json.dumps(value, indent=None if one_line else 2, ensure_ascii=not texts), flush=True)
+
+
+#: Bits of the dots of a Braille cell, by row and column; the first of their characters.
+_DOTS, _BLANK = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80)), 0x2800
 
 
 def draw(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> list[str]:
-    """Return lines with the curve through ``points`` (x, y), its y limits and its x limits."""
+    """Return lines with the curve through ``points`` (x, y), its y limits and its x limits.
+
+    The curve is made of Braille dots where standard output writes UTF-8, else of stars.
+    """
     if not points:
         return []
     braille = "utf" in (sys.stdout.encoding or "").lower()
@@ -23,9 +88,12 @@ def draw(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> 
     labels = [_label(high), _label(low)]
     margin = max(map(len, labels)) + 1
     across = max(10, columns - margin - 1)
-    cell = (2, 4) if braille else (1, 1)
-    grid = _grid(points, across * cell[0], rows * cell[1], low, high)
-    body = [_braille(grid, row, across) if braille else _stars(grid, row) for row in range(rows)]
+    if braille:
+        dots = _dots(points, 2 * across, 4 * rows, low, high)
+        body = [_braille(dots[4 * row : 4 * row + 4]) for row in range(rows)]
+    else:
+        dots = _dots(points, across, rows, low, high)
+        body = ["".join("*" if dot else " " for dot in row).rstrip() for row in dots]
     bar = "│" if braille else "|"
     sides = [labels[0], *[""] * (rows - 2), labels[1]]
     lines = [f"{side:>{margin - 1}} {bar}{text}" for side, text in zip(sides, body, strict=True)]
@@ -33,64 +101,40 @@ def draw(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> 
     return [*lines, f"{'':{margin + 1}}{first}{last:>{max(1, across - len(first))}}"]
 
 
-def _grid(
+def _dots(
     points: Sequence[tuple[float, float]], across: int, down: int, low: float, high: float
 ) -> list[list[bool]]:
     """Return which dots are set, from the top: each column's mean, joined to the one before."""
     start, end = points[0][0], points[-1][0]
-    columns: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for x, y in points:
-        place = 0 if end == start else round((x - start) / (end - start) * (across - 1))
-        columns.setdefault(place, []).append(y)
+        column = 0 if end == start else round((x - start) / (end - start) * (across - 1))
+        values.setdefault(column, []).append(y)
     heights = {
-        place: 0 if high == low else round((sum(v) / len(v) - low) / (high - low) * (down - 1))
-        for place, v in columns.items()
+        column: 0 if high == low else round((sum(v) / len(v) - low) / (high - low) * (down - 1))
+        for column, v in values.items()
     }
-    grid = [[False] * across for _ in range(down)]
-    places = sorted(heights)
-    for before, place in zip([places[0], *places], places, strict=False):
-        for x in range(before, place + 1):
-            share = 1.0 if place == before else (x - before) / (place - before)
-            y = heights[before] + share * (heights[place] - heights[before])
-            grid[down - 1 - round(y)][x] = True
-        if place - before <= 1:  # a steep step leaves a gap
-            for y in range(*sorted((heights[before], heights[place]))):
-                grid[down - 1 - y][place] = True
-    return grid
+    dots = [[False] * across for _ in range(down)]
+    columns = sorted(heights)
+    for before, column in zip([columns[0], *columns], columns, strict=False):
+        for x in range(before, column + 1):
+            share = 1.0 if column == before else (x - before) / (column - before)
+            y = heights[before] + share * (heights[column] - heights[before])
+            dots[down - 1 - round(y)][x] = True
+        if column - before <= 1:  # a steep step leaves a gap
+            for y in range(*sorted((heights[before], heights[column]))):
+                dots[down - 1 - y][column] = True
+    return dots
 
 
-def _braille(grid: list[list[bool]], row: int, across: int) -> str:
+def _braille(dots: Sequence[Sequence[bool]]) -> str:
+    """Return a line of characters for four rows of dots."""
     cells = []
-    for column in range(across):
-        bits = sum(
-            DOTS[y][x] for y in range(4) for x in range(2) if grid[4 * row + y][2 * column + x]
-        )
-        cells.append(chr(BLANK + bits) if bits else " ")
+    for column in range(0, len(dots[0]), 2):
+        bits = sum(_DOTS[y][x] for y in range(4) for x in range(2) if dots[y][column + x])
+        cells.append(chr(_BLANK + bits) if bits else " ")
     return "".join(cells).rstrip()
-
-
-def _stars(grid: list[list[bool]], row: int) -> str:
-    return "".join("*" if dot else " " for dot in grid[row]).rstrip()
 
 
 def _label(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
-
-
-CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "faint": "2", "bold": "1"}
-
-
-def has_colours() -> bool:
-    """Tell whether standard output shows colours."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return not plain and sys.stdout.isatty()
-
-
-def paint(text: str, colour: str) -> str:
-    """Return ``text`` in a colour, where there are colours."""
-    return f"\033[{CODES[colour]}m{text}\033[0m" if has_colours() else text
-
-
-def width(largest: int = 100) -> int:
-    """Return the columns to write in: those of the terminal, 80 where there is none."""
-    return max(40, min(largest, shutil.get_terminal_size().columns))

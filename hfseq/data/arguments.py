@@ -86,7 +86,7 @@ class CheckedArguments:
 
 
 @functools.cache
-def _rules(kind: type[CheckedArguments]) -> list[tuple[str, tuple[str, ...], Allowed]]:
+def _rules(kind: type) -> list[tuple[str, tuple[str, ...], Allowed]]:
     """Return name, words (none for numbers) and range of each restricted flag, own ones first."""
     own = inspect.get_annotations(kind)
     hints = get_type_hints(kind, include_extras=True)

@@ -1,4 +1,8 @@
-"""Batches and random numbers as pure functions of (seed, step): resuming needs no state at all."""
+"""Rows of tokens, and batches and random numbers of them as pure functions of (seed, step).
+
+Resuming needs no state: ``Batches[step]`` is the batch of a step, and what is drawn for a row of it
+depends on (seed, step, row) alone.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,9 @@ import numpy as np
 
 from hfseq.data.store import TokenStore
 from hfseq.errors import DataError, UsageError
+
+#: The label of places that nothing is predicted at.
+IGNORED = -100
 
 
 class Rows(Protocol):
@@ -23,7 +30,7 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def width(self, indices: np.ndarray) -> Any:
-        """Columns that a batch of these rows takes (of either side, where rows are of pairs)."""
+        """Columns that a batch of these rows takes."""
         ...
 
     def fetch(self, indices: np.ndarray, width: Any = None) -> dict[str, np.ndarray]:
@@ -58,45 +65,37 @@ class PackedRows:
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
         """Copy these rows out; see ``Rows``."""
-        starts = np.asarray(indices, np.int64) * self.length
+        store, starts = self.store, np.asarray(indices, np.int64) * self.length
         lengths = np.minimum(self.length, self.total - starts)
-        rows = _gather(self.store, starts, lengths, self.length)
-        begins = self._document_starts(starts, lengths)
-        real = rows.pop("real")
+        rows, real = _gather(store, starts, lengths, self.length)
+
+        # Where a document begins within a row, its first column apart.
+        offsets = store.offsets[:0] if self.cross_documents else store.offsets
+        first = np.searchsorted(offsets, starts, side="right")
+        counts = np.searchsorted(offsets, starts + lengths, side="left") - first
+        row = np.repeat(np.arange(len(starts)), counts)
+        rank = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        begins = np.zeros((len(starts), self.length), bool)
+        begins[row, offsets[first[row] + rank] - starts[row]] = True
         columns = np.arange(self.length, dtype=np.int32)
         last_start = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
         segments = 1 + np.cumsum(begins, axis=1, dtype=np.int32)
+
+        stops = starts + lengths
+        known = stops < store.total_tokens
+        if not self.cross_documents:
+            known &= store.offsets[np.searchsorted(store.offsets, stops)] != stops
+        following = store.tokens[np.minimum(stops, store.total_tokens - 1)]
         return rows | {
             "segment_ids": np.where(real, segments, 0).astype(np.int32),
             "position_ids": np.where(real, columns - last_start, 0).astype(np.int32),
-            "next_ids": self._next_ids(starts + lengths),
+            "next_ids": np.where(known, following, -1).astype(np.int32),
         }
 
     def previous_ids(self, indices: np.ndarray) -> np.ndarray:
         """The tokens before these rows, -1 before the first; documents run on from row to row."""
-        places = np.asarray(indices, np.int64) * self.length - 1
-        return np.where(places < 0, -1, self.store.tokens[np.maximum(places, 0)]).astype(np.int32)
-
-    def _next_ids(self, places: np.ndarray) -> np.ndarray:
-        """The tokens at ``places``, -1 where a document begins or the text has ended."""
-        store = self.store
-        begins = store.offsets[np.searchsorted(store.offsets, places)] == places
-        known = places < store.total_tokens
-        if not self.cross_documents:
-            known &= ~begins
-        tokens = store.tokens[np.minimum(places, store.total_tokens - 1)]
-        return np.where(known, tokens, -1).astype(np.int32)
-
-    def _document_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Where a document begins within a row, its first column apart; bool (rows, length)."""
-        offsets = self.store.offsets[:0] if self.cross_documents else self.store.offsets
-        first = np.searchsorted(offsets, starts, side="right")
-        counts = np.searchsorted(offsets, starts + lengths, side="left") - first
-        rows = np.repeat(np.arange(len(starts)), counts)
-        rank = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        begins = np.zeros((len(starts), self.length), bool)
-        begins[rows, offsets[first[rows] + rank] - starts[rows]] = True
-        return begins
+        before = np.asarray(indices, np.int64) * self.length - 1
+        return np.where(before < 0, -1, self.store.tokens[np.maximum(before, 0)]).astype(np.int32)
 
 
 class LineRows:
@@ -132,8 +131,8 @@ class LineRows:
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
         """Copy these rows out, ``width`` columns wide; see ``Rows``."""
         width = width or self.width(indices)
-        rows = _gather(self.store, self.store.offsets[indices], self._lengths(indices), width)
-        real = rows.pop("real")
+        starts, lengths = self.store.offsets[indices], self._lengths(indices)
+        rows, real = _gather(self.store, starts, lengths, width)
         return rows | {
             "segment_ids": real.astype(np.int32),
             "position_ids": np.where(real, np.arange(width, dtype=np.int32), 0).astype(np.int32),
@@ -143,8 +142,8 @@ class LineRows:
 
 def _gather(
     store: TokenStore, starts: np.ndarray, lengths: np.ndarray, width: int
-) -> dict[str, np.ndarray]:
-    """Copy ``tokens[start:start + length]`` into rows; "real" is True where a row holds a token."""
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Copy ``tokens[start:start + length]`` into rows; also say where a row holds a token."""
     rows = {"input_ids": np.full((len(starts), width), store.pad_token_id, np.int32)}
     sources = {"input_ids": store.tokens}
     if store.continues is not None:
@@ -153,62 +152,15 @@ def _gather(
     for name, source in sources.items():
         for row, start, length in zip(rows[name], starts.tolist(), lengths.tolist(), strict=True):
             row[:length] = source[start : start + length]
-    return rows | {"real": np.arange(width) < lengths[:, None]}
-
-
-ROUNDS = 8
-
-
-GOLDEN = 0x9E3779B97F4A7C15
-
-
-def derive(*parts: int | str) -> int:
-    """A 64-bit key that depends on every part."""
-    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
-
-
-def mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), in place on a uint64 array."""
-    scratch = x >> np.uint64(30)
-    x ^= scratch
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= np.right_shift(x, np.uint64(27), out=scratch)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= np.right_shift(x, np.uint64(31), out=scratch)
-    return x
-
-
-def permute(indices: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Map each index in [0, n) through a pseudo-random permutation of [0, n) chosen by ``key``.
-
-    A Feistel network over the next power of two, walked until the value falls below n (Black and
-    Rogaway 2002): memory of the size of ``indices``, whatever n is. Returns int64.
-    """
-    bits = max(2, (n - 1).bit_length())
-    low_bits = bits - bits // 2
-    keys = [np.uint64(derive(key, i)) for i in range(ROUNDS)]
-    result = np.asarray(indices).astype(np.uint64)
-    outside = np.ones(result.shape, bool)
-    while outside.any():
-        result[outside] = _feistel(result[outside], bits - low_bits, low_bits, keys)
-        outside = result >= np.uint64(n)
-    return result.astype(np.int64)
-
-
-def _feistel(x: np.ndarray, high_bits: int, low_bits: int, keys: list[np.uint64]) -> np.ndarray:
-    high, low = x >> np.uint64(low_bits), x & np.uint64((1 << low_bits) - 1)
-    masks = [np.uint64((1 << bits) - 1) for bits in (high_bits, low_bits)]
-    for i, key in enumerate(keys):  # an even number of rounds brings unequal halves back in place
-        noise = mix((low + np.uint64(1)) * np.uint64(GOLDEN) ^ key)
-        high, low = low, high ^ (noise & masks[i % 2])
-    return high << np.uint64(low_bits) | low
+    return rows, np.arange(width) < lengths[:, None]
 
 
 class Batches:
     """Which rows make up the global batch of a step, a pure function of (seed, step).
 
-    Every epoch visits each row once, in an order of its own. The last batch of an epoch is filled
-    up with rows marked invalid, or left out with ``drop``.
+    ``batches[step]`` holds the rows' arrays and "valid"; steps go on from epoch to epoch. Every
+    epoch visits each row once, in an order of its own. Its last batch is filled up with rows marked
+    invalid, or left out with ``drop``.
 
     Raises:
         DataError: there are no rows, or with ``drop`` fewer than a batch.
@@ -238,10 +190,86 @@ class Batches:
             order = permute(order, len(self.rows), derive("epoch", self.seed, epoch))
         return order, valid
 
-    def fetch(self, step: int, part: slice = slice(None)) -> dict[str, np.ndarray]:
-        """Return ``part`` of the batch (this process's share): the rows' arrays and "valid"."""
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         indices, valid = self.indices(step)
-        return self.rows.fetch(indices[part], self.rows.width(indices)) | {"valid": valid[part]}
+        return self.rows.fetch(indices, self.rows.width(indices)) | {"valid": valid}
+
+
+class WindowBatches(Batches):
+    """Step *s* is window ``s % windows`` of the rows of sequence step ``s // windows``.
+
+    Every epoch visits each row once, in an order of its own, and all windows of a row in turn; the
+    same row has the same place in the batch until its last window. Beside the columns of the
+    window, a batch has "previous_ids", the token before it (-1 at the beginning of a row),
+    "next_ids", the one after it, and "fresh", True where a row begins.
+    """
+
+    def __init__(self, rows: Rows, batch_size: int, seed: int, windows: int):
+        super().__init__(rows, batch_size, seed)
+        self.windows = windows
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+        return self.steps * self.windows
+
+    def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the row numbers of a step and which of them count, as its first window did."""
+        return super().indices(step // self.windows)
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        rows, window = super().__getitem__(step), step % self.windows
+        ids = rows["input_ids"]
+        width = ids.shape[1] // self.windows
+        start, stop = window * width, (window + 1) * width
+        real = rows["segment_ids"] > 0
+        begins = np.full(len(ids), window == 0)
+        following = rows["next_ids"]
+        if stop < ids.shape[1]:
+            following = np.where(real[:, stop], ids[:, stop], following)
+            # A row that ends with this window is followed by what follows the row.
+        return {
+            name: array[:, start:stop] if array.shape == ids.shape else array
+            for name, array in rows.items()
+        } | {
+            "previous_ids": np.where(begins, -1, ids[:, start - 1]).astype(np.int32),
+            "next_ids": following.astype(np.int32),
+            "fresh": begins,
+        }
+
+
+class StreamBatches(Batches):
+    """Each place of the batch reads on through the text, a row of ``rows`` a step, for ever.
+
+    With *b* places the text is cut into *b* parts of equal length; place *i* begins with part *i*
+    and goes on with the part after it, so an epoch reads every row once and nobody skips. At the
+    end of the text a place begins anew: "fresh" is True there, and "previous_ids" is -1.
+
+    Raises:
+        UsageError: ``rows`` are not cut out of one text.
+    """
+
+    def __init__(self, rows: Rows, batch_size: int, seed: int):
+        super().__init__(rows, batch_size, seed, shuffle=False)
+        if not isinstance(rows, PackedRows):
+            raise UsageError(
+                "--state_reset never needs a text to read on in; these rows have nothing to do "
+                "with each other (images): drop the flag"
+            )
+        self.text = rows
+
+    def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the row that each place reads, and whether there is one (the last part ends)."""
+        begins = np.arange(self.batch_size, dtype=np.int64) * self.steps
+        order = (begins + step) % (self.batch_size * self.steps)
+        valid = order < len(self.rows)
+        return np.where(valid, order, 0), valid
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        indices, valid = self.indices(step)
+        return super().__getitem__(step) | {
+            "previous_ids": self.text.previous_ids(indices),
+            "fresh": (indices == 0) & valid,
+        }
 
 
 class RowRandom:
@@ -288,87 +316,50 @@ class RowRandom:
         return [np.random.Generator(np.random.Philox(key=key)) for key in keys]
 
 
-class WindowBatches(Batches):
-    """Step *s* is window ``s % windows`` of the rows of sequence step ``s // windows``.
+def derive(*parts: int | str) -> int:
+    """A 64-bit key that depends on every part."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
-    Every epoch visits each row once, in an order of its own, and all windows of a row in turn; the
-    same row has the same place in the batch until its last window. Beside the columns of the
-    window, a batch has "previous_ids", the token before it (-1 at the beginning of a row),
-    "next_ids", the one after it, and "fresh", True where a row begins.
+
+ROUNDS = 8
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def permute(indices: np.ndarray, n: int, key: int) -> np.ndarray:
+    """Map each index in [0, n) through a pseudo-random permutation of [0, n) chosen by ``key``.
+
+    A Feistel network over the next power of two, walked until the value falls below n (Black and
+    Rogaway 2002): memory of the size of ``indices``, whatever n is. Returns int64.
     """
-
-    def __init__(self, rows: Rows, batch_size: int, seed: int, windows: int):
-        super().__init__(rows, batch_size, seed)
-        self.windows = windows
-
-    def __len__(self) -> int:
-        """Steps per epoch."""
-        return self.steps * self.windows
-
-    def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row numbers of a step and which of them count, as its first window did."""
-        return super().indices(step // self.windows)
-
-    def fetch(self, step: int, part: slice = slice(None)) -> dict[str, np.ndarray]:
-        """Return ``part`` of the batch: one window of the rows' arrays, and what is around it."""
-        rows, window = super().fetch(step, part), step % self.windows
-        ids = rows["input_ids"]
-        width = ids.shape[1] // self.windows
-        start, stop = window * width, (window + 1) * width
-        real = rows["segment_ids"] > 0
-        begins = np.full(len(ids), window == 0)
-        following = rows["next_ids"]
-        if stop < ids.shape[1]:
-            following = np.where(real[:, stop], ids[:, stop], following)
-            # A row that ends with this window is followed by what follows the row.
-        return {
-            name: array[:, start:stop] if array.shape == ids.shape else array
-            for name, array in rows.items()
-        } | {
-            "previous_ids": np.where(begins, -1, ids[:, start - 1]).astype(np.int32),
-            "next_ids": following.astype(np.int32),
-            "fresh": begins,
-        }
+    bits = max(2, (n - 1).bit_length())
+    low_bits = bits - bits // 2
+    keys = [np.uint64(derive(key, i)) for i in range(ROUNDS)]
+    result = np.asarray(indices).astype(np.uint64)
+    outside = np.ones(result.shape, bool)
+    while outside.any():
+        result[outside] = _feistel(result[outside], bits - low_bits, low_bits, keys)
+        outside = result >= np.uint64(n)
+    return result.astype(np.int64)
 
 
-class StreamBatches(Batches):
-    """Each place of the batch reads on through the text, a row of ``rows`` a step, for ever.
-
-    With *b* places the text is cut into *b* parts of equal length; place *i* begins with part *i*
-    and goes on with the part after it, so an epoch reads every row once and nobody skips. At the
-    end of the text a place begins anew: "fresh" is True there, and "previous_ids" is -1.
-
-    Raises:
-        UsageError: ``rows`` are not cut out of one text.
-    """
-
-    def __init__(self, rows: Any, batch_size: int, seed: int):
-        super().__init__(rows, batch_size, seed, shuffle=False)
-        if not hasattr(rows, "previous_ids"):
-            raise UsageError(
-                "--state_reset never needs a text to read on in; these rows have nothing to do "
-                "with each other (images): drop the flag"
-            )
-
-    def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row that each place reads, and whether there is one (the last part ends)."""
-        places = np.arange(self.batch_size, dtype=np.int64) * self.steps
-        order = (places + step) % (self.batch_size * self.steps)
-        valid = order < len(self.rows)
-        return np.where(valid, order, 0), valid
-
-    def fetch(self, step: int, part: slice = slice(None)) -> dict[str, np.ndarray]:
-        """Return ``part`` of the batch, with "previous_ids" and "fresh"."""
-        indices, valid = self.indices(step)
-        rows = super().fetch(step, part)
-        return rows | {
-            "previous_ids": self.rows.previous_ids(indices[part]),  # type: ignore[attr-defined]
-            "fresh": (indices == 0)[part] & valid[part],
-        }
+def _feistel(x: np.ndarray, high_bits: int, low_bits: int, keys: list[np.uint64]) -> np.ndarray:
+    high, low = x >> np.uint64(low_bits), x & np.uint64((1 << low_bits) - 1)
+    masks = [np.uint64((1 << bits) - 1) for bits in (high_bits, low_bits)]
+    for i, key in enumerate(keys):  # an even number of rounds brings unequal halves back in place
+        noise = mix((low + np.uint64(1)) * np.uint64(GOLDEN) ^ key)
+        high, low = low, high ^ (noise & masks[i % 2])
+    return high << np.uint64(low_bits) | low
 
 
-#: The label of places that nothing is predicted at.
-IGNORED = -100
+def mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), in place on a uint64 array."""
+    scratch = x >> np.uint64(30)
+    x ^= scratch
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= np.right_shift(x, np.uint64(27), out=scratch)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= np.right_shift(x, np.uint64(31), out=scratch)
+    return x
 
 
 def shift_right(labels: np.ndarray, pad_token_id: int, decoder_start_token_id: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Labelled sentences or pairs of sentences: where they come from, and what their labels mean."""
+"""Labelled sentences and pairs of sentences: where they are, what labels mean, and their rows."""
 
 from __future__ import annotations
 
@@ -10,31 +10,153 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfseq.data import files as data_files
-from hfseq.data.arguments import GLUE, ClassificationArguments
+from hfseq.data import files
+from hfseq.data.arguments import GLUE, SPLITS, ClassificationArguments
 from hfseq.data.batches import IGNORED
 from hfseq.data.sources import load_named
 from hfseq.data.tables import Table, column_number, read_table
-from hfseq.data.tokenize import pad_token_id
-from hfseq.data.tokenizers import install, once, save_generic, word_tokenizer
+from hfseq.data.tokenizers import once, pad_token_id, save_generic, word_tokenizer
 from hfseq.errors import DataError, UsageError, nearest
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.plugins import Plugins
+
+#: A class by name or number, or a number to predict; None where there is none.
+Label = str | float | None
 logger = logging.getLogger(__name__)
-
 LABELS = ("label", "labels", "gold_label", "is_duplicate", "Quality", "score")
-
-
 SENTENCES = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
     ("question", "sentence"), ("sentence",), ("text",),
 )  # fmt: skip
 
 
-def table_of(dataset: Any, origin: str) -> Table:
+@dataclass
+class Examples:
+    """The examples of a split in the order of the data; ``second`` is None for single sentences.
+
+    ``labels`` are as the data has them, None where there is none. ``tables`` say where row i
+    stands: (first row, table). ``parts`` are ranges of rows by name, where there are several.
+    """
+
+    first: list[str]
+    second: list[str] | None
+    labels: list[Label]
+    tables: list[tuple[int, Table]]
+    parts: dict[str, range] = field(default_factory=dict)
+    rows: np.ndarray | None = None  # of the tables, where not all of them are here
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def place(self, row: int) -> str:
+        """Name an example in an error."""
+        row = row if self.rows is None else int(self.rows[row])
+        start, table = next(item for item in reversed(self.tables) if item[0] <= row)
+        return table.place(row - start)
+
+    def select(self, rows: np.ndarray) -> Examples:
+        """Return some of the examples, by ascending row; parts are cut likewise."""
+        second = None if self.second is None else [self.second[i] for i in rows]
+        bounds = {
+            name: range(*np.searchsorted(rows, (part.start, part.stop)).tolist())
+            for name, part in self.parts.items()
+        }
+        known = rows if self.rows is None else self.rows[rows]
+        return Examples(
+            [self.first[i] for i in rows], second, [self.labels[i] for i in rows], self.tables,
+            {name: part for name, part in bounds.items() if len(part)}, known,
+        )  # fmt: skip
+
+
+class LabelledSplits(dict[str, Examples]):
+    """The splits by name (any may be absent), the GLUE task, and names that the data has."""
+
+    def __init__(self, splits: Mapping[str, Examples], task: str | None, name: str | None):
+        super().__init__(splits)
+        self.task = task
+        self.description = {"name": name} if name else {}
+
+
+def load_examples(
+    arguments: ClassificationArguments, plugins: Plugins | None = None
+) -> LabelledSplits:
+    """Load the examples that the flags ask for; loading them again gives the same object.
+
+    A dataset name is offered to the plugins' ``load_dataset`` hook first and looked up on the Hub
+    then; files of a split are read one after the other, and each is a part of its own. What has no
+    split is cut off the training examples: a share by hash, equal examples on one side.
+
+    Raises:
+        UsageError: neither a task, a dataset nor a file is given, or no column is the sentence's.
+        DataError: the data is missing, unreadable, or empty, or lacks a column.
+    """
+    kept = vars(arguments)  # beside the fields, so logs and cards do not see it
+    if "_examples" not in kept:
+        kept["_examples"] = _load(arguments, plugins)
+    return kept["_examples"]
+
+
+def _load(arguments: ClassificationArguments, plugins: Plugins | None) -> LabelledSplits:
+    named = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
+    if not (arguments.dataset_name or any(named.values())):
+        raise UsageError("no data: give --task_name, --train_file or --dataset_name")
+    tables: dict[str, dict[str, Table]] = {}
+    if arguments.dataset_name:
+        tables = _named(arguments, plugins)
+    for split, patterns in named.items():
+        if patterns:
+            flag = f"--{split}_file"
+            paths = files.expand(patterns, flag)
+            tables[split] = {
+                name: read_table(path, flag, arguments)
+                for name, path in zip(_part_names(paths), paths, strict=True)
+            }
+    splits = {split: _examples(parts, arguments, split) for split, parts in tables.items()}
+    if len({examples.second is None for examples in splits.values()}) > 1:
+        kinds = ", ".join(
+            f"{split} {'single sentences' if examples.second is None else 'pairs'}"
+            for split, examples in splits.items()
+        )
+        raise DataError(
+            f"the splits do not go together: {kinds}; name the columns with --sentence1_column and "
+            "--sentence2_column"
+        )
+    if "train" in splits:
+        _set_aside(splits, arguments)
+    limits = {"train": "train", "validation": "eval", "test": "predict"}
+    for split, examples in splits.items():
+        most = getattr(arguments, f"max_{limits[split]}_samples")
+        if most is not None and most < len(examples):
+            splits[split] = examples.select(np.arange(most))
+    recognised = {table.task for parts in tables.values() for table in parts.values()}
+    task = arguments.task_name or (recognised.pop() if len(recognised) == 1 else None)
+    return LabelledSplits(splits, task, None)
+
+
+def _named(
+    arguments: ClassificationArguments, plugins: Plugins | None
+) -> dict[str, dict[str, Table]]:
+    """Load a dataset by name; MNLI has two validation and two test splits."""
+    endings = GLUE[arguments.task_name].parts if arguments.task_name else ()
+    wanted = [*SPLITS, *(f"{split}_{part}" for split in SPLITS[1:] for part in endings)]
+    found = load_named(arguments, plugins, wanted)
+    tables: dict[str, dict[str, Table]] = {}
+    for name, dataset in found.items():
+        split, _, part = name.partition("_")
+        origin = f"--dataset_name {arguments.dataset_name}, split {name}"
+        tables.setdefault(split, {})[part or name] = table_of(dataset, origin)
+    return tables
+
+
+def table_of(dataset: Dataset, origin: str) -> Table:
     """Return a ``datasets.Dataset`` as a table; labels that have names are told by them."""
     classes: tuple[str, ...] = ()
     for name in LABELS:
@@ -44,6 +166,78 @@ def table_of(dataset: Any, origin: str) -> Table:
             break
     return Table({name: list(dataset[name]) for name in dataset.column_names}, origin, None, None,
                  classes)  # fmt: skip
+
+
+def _part_names(names: Sequence[str]) -> list[str]:
+    """Name files by their stems, with their folder where stems are equal."""
+    paths = [PurePosixPath(name) for name in names]
+    stems = [path.name.split(".")[0] for path in paths]
+    if len(set(stems)) < len(stems):
+        stems = [f"{path.parent.name}_{stem}" for path, stem in zip(paths, stems, strict=True)]
+    if len(set(stems)) < len(stems):
+        stems = [f"{number}_{stem}" for number, stem in enumerate(stems)]
+    return [re.sub(r"\W+", "_", stem) for stem in stems]
+
+
+def _examples(tables: dict[str, Table], arguments: ClassificationArguments, split: str) -> Examples:
+    """Put the parts of a split together."""
+    whole, seen = Examples([], None, [], []), set()
+    for name, table in tables.items():
+        first, second, label = choose_columns(table, arguments, labelled=split != "test")
+        start, count = len(whole), len(table)
+        if not count:
+            raise DataError(f"{table.origin} has no examples")
+        seen.add(second is None)
+        if len(seen) > 1:
+            raise DataError(
+                f"{table.origin} has {'one column' if second is None else 'two columns'} of "
+                "sentences, and the file before another number; name the columns with "
+                "--sentence1_column and --sentence2_column"
+            )
+        whole.first += _texts(table, first)
+        if second is not None:
+            whole.second = (whole.second or []) + _texts(table, second)
+        whole.labels += _labels(table, label, arguments) if label else [None] * count
+        whole.tables.append((start, table))
+        whole.parts[name] = range(start, start + count)
+    if len(whole.parts) == 1:
+        whole.parts = {}
+    return whole
+
+
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write
+
+
+def _texts(table: Table, column: str) -> list[str]:
+    cells = table.columns[column]
+    wrong = next(
+        (i for i, cell in enumerate(cells) if not isinstance(cell, str) or SURROGATE.search(cell)),
+        None,
+    )
+    if wrong is not None:
+        found = "nothing" if cells[wrong] is None else f"{cells[wrong]!r:.80}, which is no text,"
+        raise DataError(f"{table.place(wrong)} has {found} in the column '{column}'")
+    return cells
+
+
+def _labels(table: Table, column: str, arguments: ClassificationArguments) -> list[Label]:
+    """Return labels as text without spaces around them, numbers with a fraction as they are."""
+    task = GLUE.get(arguments.task_name or table.task or "")
+    names = table.classes or (task.labels if task else ())
+    known = task is not None or bool(table.classes)
+    numbered = {str(number): name for number, name in enumerate(names)}
+
+    def read(cell: str | float | None) -> Label:
+        if isinstance(cell, float) and math.isnan(cell):
+            return None
+        text = "" if cell is None else str(cell).strip()
+        if not text or (known and text in ("-1", "-1.0")):  # GLUE's test labels
+            return None
+        if isinstance(cell, float):
+            return cell
+        return numbered.get(text, text)
+
+    return [read(cell) for cell in table.columns[column]]
 
 
 def choose_columns(
@@ -122,196 +316,6 @@ def _usual(
     )
 
 
-SPLITS = ("train", "validation", "test")
-
-
-SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write
-
-
-@dataclass
-class Examples:
-    """The examples of a split in the order of the data; ``second`` is None for single sentences.
-
-    ``labels`` are as the data has them, None where there is none. ``tables`` say where row i
-    stands: (first row, table). ``parts`` are ranges of rows by name, where there are several.
-    """
-
-    first: list[str]
-    second: list[str] | None
-    labels: list[Any]
-    tables: list[tuple[int, Table]]
-    parts: dict[str, range] = field(default_factory=dict)
-    rows: np.ndarray | None = None  # of the tables, where not all of them are here
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-    def place(self, row: int) -> str:
-        """Name an example in an error."""
-        row = row if self.rows is None else int(self.rows[row])
-        start, table = next(item for item in reversed(self.tables) if item[0] <= row)
-        return table.place(row - start)
-
-    def select(self, rows: np.ndarray) -> Examples:
-        """Return some of the examples, by ascending row; parts are cut likewise."""
-        second = None if self.second is None else [self.second[i] for i in rows]
-        bounds = {
-            name: range(*np.searchsorted(rows, (part.start, part.stop)).tolist())
-            for name, part in self.parts.items()
-        }
-        known = rows if self.rows is None else self.rows[rows]
-        return Examples(
-            [self.first[i] for i in rows], second, [self.labels[i] for i in rows], self.tables,
-            {name: part for name, part in bounds.items() if len(part)}, known,
-        )  # fmt: skip
-
-
-class LabelledSplits(dict[str, Examples]):
-    """The splits by name (any may be absent), the GLUE task, and names that the data has."""
-
-    def __init__(self, splits: Mapping[str, Examples], task: str | None, name: str | None):
-        super().__init__(splits)
-        self.task = task
-        self.description = {"name": name} if name else {}
-
-
-def load_examples(arguments: ClassificationArguments, plugins: Any = None) -> LabelledSplits:
-    """Load the examples that the flags ask for; loading them again gives the same object.
-
-    A dataset name is offered to the plugins' ``load_dataset`` hook first and looked up on the Hub
-    then; files of a split are read one after the other, and each is a part of its own. What has no
-    split is cut off the training examples: a share by hash, equal examples on one side.
-
-    Raises:
-        UsageError: neither a task, a dataset nor a file is given, or no column is the sentence's.
-        DataError: the data is missing, unreadable, or empty, or lacks a column.
-    """
-    kept = vars(arguments)  # beside the fields, so logs and cards do not see it
-    if "_examples" not in kept:
-        kept["_examples"] = _load(arguments, plugins)
-    return kept["_examples"]
-
-
-def _load(arguments: ClassificationArguments, plugins: Any) -> LabelledSplits:
-    files = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
-    if not (arguments.dataset_name or any(files.values())):
-        raise UsageError("no data: give --task_name, --train_file or --dataset_name")
-    tables: dict[str, dict[str, Table]] = {}
-    if arguments.dataset_name:
-        tables = _named(arguments, plugins)
-    for split, patterns in files.items():
-        if patterns:
-            flag = f"--{split}_file"
-            found = data_files.expand(patterns, flag)
-            names = _part_names(found)
-            tables[split] = {
-                name: read_table(file, flag, arguments)
-                for name, file in zip(names, found, strict=True)
-            }
-    splits = {split: _examples(parts, arguments, split) for split, parts in tables.items()}
-    if len({examples.second is None for examples in splits.values()}) > 1:
-        kinds = ", ".join(
-            f"{split} {'single sentences' if examples.second is None else 'pairs'}"
-            for split, examples in splits.items()
-        )
-        raise DataError(
-            f"the splits do not go together: {kinds}; name the columns with --sentence1_column and "
-            "--sentence2_column"
-        )
-    if "train" in splits:
-        _set_aside(splits, arguments)
-    limits = {"train": "train", "validation": "eval", "test": "predict"}
-    for split, examples in splits.items():
-        most = getattr(arguments, f"max_{limits[split]}_samples")
-        if most is not None and most < len(examples):
-            splits[split] = examples.select(np.arange(most))
-    recognised = {table.task for parts in tables.values() for table in parts.values()}
-    task = arguments.task_name or (recognised.pop() if len(recognised) == 1 else None)
-    return LabelledSplits(splits, task, None)
-
-
-def _named(arguments: ClassificationArguments, plugins: Any) -> dict[str, dict[str, Table]]:
-    """Load a dataset by name; MNLI has two validation and two test splits."""
-    endings = GLUE[arguments.task_name].parts if arguments.task_name else ()
-    wanted = [*SPLITS, *(f"{split}_{part}" for split in SPLITS[1:] for part in endings)]
-    found = load_named(arguments, plugins, wanted)
-    tables: dict[str, dict[str, Table]] = {}
-    for name, dataset in found.items():
-        split, _, part = name.partition("_")
-        origin = f"--dataset_name {arguments.dataset_name}, split {name}"
-        tables.setdefault(split, {})[part or name] = table_of(dataset, origin)
-    return tables
-
-
-def _part_names(files: Sequence[str]) -> list[str]:
-    """Name files by their stems, with their folder where stems are equal."""
-    paths = [PurePosixPath(file) for file in files]
-    stems = [path.name.split(".")[0] for path in paths]
-    if len(set(stems)) < len(stems):
-        stems = [f"{path.parent.name}_{stem}" for path, stem in zip(paths, stems, strict=True)]
-    if len(set(stems)) < len(stems):
-        stems = [f"{number}_{stem}" for number, stem in enumerate(stems)]
-    return [re.sub(r"\W+", "_", stem) for stem in stems]
-
-
-def _examples(tables: dict[str, Table], arguments: ClassificationArguments, split: str) -> Examples:
-    """Put the parts of a split together."""
-    whole, seen = Examples([], None, [], []), set()
-    for name, table in tables.items():
-        first, second, label = choose_columns(table, arguments, labelled=split != "test")
-        start, count = len(whole), len(table)
-        if not count:
-            raise DataError(f"{table.origin} has no examples")
-        seen.add(second is None)
-        if len(seen) > 1:
-            raise DataError(
-                f"{table.origin} has {'one column' if second is None else 'two columns'} of "
-                "sentences, and the file before another number; name the columns with "
-                "--sentence1_column and --sentence2_column"
-            )
-        whole.first += _texts(table, first)
-        if second is not None:
-            whole.second = (whole.second or []) + _texts(table, second)
-        whole.labels += _labels(table, label, arguments) if label else [None] * count
-        whole.tables.append((start, table))
-        whole.parts[name] = range(start, start + count)
-    if len(whole.parts) == 1:
-        whole.parts = {}
-    return whole
-
-
-def _texts(table: Table, column: str) -> list[str]:
-    cells = table.columns[column]
-    wrong = next(
-        (i for i, cell in enumerate(cells) if not isinstance(cell, str) or SURROGATE.search(cell)),
-        None,
-    )
-    if wrong is not None:
-        found = "nothing" if cells[wrong] is None else f"{cells[wrong]!r:.80}, which is no text,"
-        raise DataError(f"{table.place(wrong)} has {found} in the column '{column}'")
-    return cells
-
-
-def _labels(table: Table, column: str, arguments: ClassificationArguments) -> list[Any]:
-    """Return labels as text without spaces around them, numbers with a fraction as they are."""
-    task = GLUE.get(arguments.task_name or table.task or "")
-    names = table.classes or (task.labels if task else ())
-    known = task is not None or bool(table.classes)
-    numbered = {str(number): name for number, name in enumerate(names)}
-
-    def read(cell: Any) -> Any:
-        if isinstance(cell, float) and math.isnan(cell):
-            return None
-        text = "" if cell is None else str(cell).strip()
-        if not text or (known and text in ("-1", "-1.0")):  # GLUE's test labels
-            return None
-        if isinstance(cell, float):
-            return cell
-        return numbered.get(text, text)
-
-    return [read(cell) for cell in table.columns[column]]
-
-
 def _set_aside(splits: dict[str, Examples], arguments: ClassificationArguments) -> None:
     """Cut what has no split of its own off the training examples, by the hash of an example."""
     whole = splits["train"]
@@ -344,6 +348,74 @@ def _place(first: str, second: str) -> float:
 
 
 FRACTION = re.compile(r"\s*[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)\s*")
+
+
+def is_regression(
+    splits: LabelledSplits, arguments: ClassificationArguments, config: PreTrainedConfig
+) -> bool:
+    """Tell whether numbers are predicted: as the flag, the task, the data or the model says."""
+    if arguments.task_type:
+        return arguments.task_type == "regression"
+    if splits.task:
+        return not GLUE[splits.task].labels
+    if "train" not in splits:
+        return getattr(config, "problem_type", None) == "regression"
+    labels = [label for label in splits["train"].labels if label is not None]
+    fractions = [isinstance(x, float) or bool(FRACTION.fullmatch(x)) for x in labels]
+    return any(fractions) and all(
+        fraction or re.fullmatch(r"[-+]?\d+", str(label).strip())
+        for fraction, label in zip(fractions, labels, strict=True)
+    )
+
+
+def class_names(splits: LabelledSplits, config: PreTrainedConfig) -> list[str]:
+    """Return the classes in the order of their numbers.
+
+    They are those of the task, of the data set, or of the training labels (numbers in their order,
+    else by the alphabet). A model that has names for all of them keeps its own order.
+
+    Raises:
+        DataError: training examples of one class alone.
+    """
+    names = _known_names(splits)
+    own = [config.id2label[number] for number in sorted(config.id2label)]
+    default = all(re.fullmatch(r"LABEL_\d+", name) for name in own)
+    if not names:  # an evaluation alone: the model knows
+        return list(map(str, range(len(own)))) if default else own
+    if "train" in splits:
+        present = Counter(class_name(x) for x in splits["train"].labels if x is not None)
+        if len(present) < 2:
+            only = f"the label '{next(iter(present))}'" if present else "no label"
+            raise DataError(
+                f"every training example has {only}: there is nothing to tell apart; look at "
+                "--label_column, or give examples of at least two classes"
+            )
+    return names if default or not set(names) <= set(own) else own
+
+
+def _known_names(splits: LabelledSplits) -> list[str]:
+    if splits.task and GLUE[splits.task].labels:
+        return list(GLUE[splits.task].labels)
+    for examples in splits.values():
+        if classes := examples.tables[0][1].classes:
+            return list(classes)
+    if "train" not in splits:
+        return []
+    return sorted_names(class_name(x) for x in splits["train"].labels if x is not None)
+
+
+def sorted_names(labels: Iterable[str]) -> list[str]:
+    """Return the distinct labels: whole numbers in their order, others by the alphabet."""
+    names = set(labels)
+    numbers = all(re.fullmatch(r"[-+]?\d{1,99}", name) for name in names)
+    return sorted(names, key=(lambda name: (int(name), name)) if numbers else None)
+
+
+def class_name(label: str | float) -> str:
+    """Return the name of a class; 1.0 and 1 are one class."""
+    if isinstance(label, float) and label.is_integer():
+        return str(int(label))
+    return str(label).strip()
 
 
 class Labels:
@@ -389,7 +461,7 @@ class Labels:
         return number
 
 
-def _score(label: Any, examples: Examples, row: int) -> float:
+def _score(label: str | float, examples: Examples, row: int) -> float:
     try:
         value = float(label)
     except (TypeError, ValueError):
@@ -405,72 +477,6 @@ def _score(label: Any, examples: Examples, row: int) -> float:
             "correct it, or give --task_type classification"
         )
     return value
-
-
-def class_name(label: Any) -> str:
-    """Return the name of a class; 1.0 and 1 are one class."""
-    if isinstance(label, float) and label.is_integer():
-        return str(int(label))
-    return str(label).strip()
-
-
-def is_regression(splits: LabelledSplits, arguments: ClassificationArguments, config: Any) -> bool:
-    """Tell whether numbers are predicted: as the flag, the task, the data or the model says."""
-    if arguments.task_type:
-        return arguments.task_type == "regression"
-    if splits.task:
-        return not GLUE[splits.task].labels
-    if "train" not in splits:
-        return getattr(config, "problem_type", None) == "regression"
-    labels = [label for label in splits["train"].labels if label is not None]
-    fractions = [isinstance(x, float) or bool(FRACTION.fullmatch(x)) for x in labels]
-    return any(fractions) and all(
-        fraction or re.fullmatch(r"[-+]?\d+", str(label).strip())
-        for fraction, label in zip(fractions, labels, strict=True)
-    )
-
-
-def class_names(splits: LabelledSplits, config: Any) -> list[str]:
-    """Return the classes in the order of their numbers.
-
-    They are those of the task, of the data set, or of the training labels (numbers in their order,
-    else by the alphabet). A model that has names for all of them keeps its own order.
-
-    Raises:
-        DataError: training examples of one class alone.
-    """
-    names = _known_names(splits)
-    own = [config.id2label[number] for number in sorted(config.id2label)]
-    default = all(re.fullmatch(r"LABEL_\d+", name) for name in own)
-    if not names:  # an evaluation alone: the model knows
-        return list(map(str, range(len(own)))) if default else own
-    if "train" in splits:
-        present = Counter(class_name(x) for x in splits["train"].labels if x is not None)
-        if len(present) < 2:
-            only = f"the label '{next(iter(present))}'" if present else "no label"
-            raise DataError(
-                f"every training example has {only}: there is nothing to tell apart; look at "
-                "--label_column, or give examples of at least two classes"
-            )
-    return names if default or not set(names) <= set(own) else own
-
-
-def _known_names(splits: LabelledSplits) -> list[str]:
-    if splits.task and GLUE[splits.task].labels:
-        return list(GLUE[splits.task].labels)
-    for examples in splits.values():
-        if classes := examples.tables[0][1].classes:
-            return list(classes)
-    if "train" not in splits:
-        return []
-    return sorted_names(class_name(x) for x in splits["train"].labels if x is not None)
-
-
-def sorted_names(labels: Iterable[str]) -> list[str]:
-    """Return the distinct labels: whole numbers in their order, others by the alphabet."""
-    names = set(labels)
-    numbers = all(re.fullmatch(r"[-+]?\d{1,99}", name) for name in names)
-    return sorted(names, key=(lambda name: (int(name), name)) if numbers else None)
 
 
 BATCH = 4096  # examples a call of the tokenizer
@@ -489,7 +495,7 @@ class ExampleRows:
         self,
         examples: Examples,
         labels: np.ndarray,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         max_length: int,
         pad_to_max_length: bool = False,
         types: bool = False,
@@ -536,7 +542,7 @@ class ExampleRows:
 
 
 def encode(
-    examples: Examples, tokenizer: Any, max_length: int
+    examples: Examples, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[list[int]], list[list[int]], int]:
     """Return ids and types of each example's tokens, and how many examples were cut.
 
@@ -568,7 +574,7 @@ def encode(
 
 
 def _encode(
-    first: list[str], second: list[str] | None, tokenizer: Any, max_length: int
+    first: list[str], second: list[str] | None, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[tuple[list[int], list[int], bool]]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -591,7 +597,7 @@ def _encode(
 
 def words_in(
     folder: Path, arguments: ClassificationArguments, load: Callable[[], LabelledSplits]
-) -> Any:
+) -> PreTrainedTokenizerBase:
     """Return the vocabulary of words in ``folder``; the first process that finds none makes it.
 
     Raises:
@@ -610,4 +616,4 @@ def words_in(
             temporary,
         )
 
-    return once(folder, lambda: install(folder, make))
+    return once(folder, make)

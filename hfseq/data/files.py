@@ -1,4 +1,4 @@
-"""Data files: finding them, telling their format, and saying plainly what is wrong with one."""
+"""Data files: finding, opening and unpacking them, and saying plainly what is wrong with one."""
 
 from __future__ import annotations
 
@@ -8,85 +8,13 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hfseq import errors
 from hfseq.errors import DataError
 
-RATIO = 100  # bytes for each packed one; text has 3 to 10, the most repetitive logs some 50
-
-
-FREE = 16 << 20  # bytes that any file may unpack to
-
-
-READ = 1 << 18  # bytes that are unpacked at once, at most
-
-
-class Counted(io.RawIOBase):
-    """The packed bytes, and how many of them were read."""
-
-    def __init__(self, file: Any) -> None:
-        super().__init__()
-        self.file, self.count = file, 0
-
-    def readable(self) -> bool:
-        """Tell that this can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Tell that places can be chosen, as archives want it."""
-        return True
-
-    def seek(self, place: int, whence: int = 0) -> int:
-        """Go to a place; returns it."""
-        return self.file.seek(place, whence)
-
-    def tell(self) -> int:
-        """Return the place."""
-        return self.file.tell()
-
-    def readinto(self, buffer: Any) -> int:
-        """Read into a buffer; 0 at the end."""
-        data = self.file.read(len(buffer))
-        buffer[: len(data)] = data
-        self.count += len(data)
-        return len(data)
-
-
-class Guarded(io.RawIOBase):
-    """The unpacked bytes of ``stream``, whose packed ones ``packed`` counts; ``name`` is the file.
-
-    Raises:
-        DataError: more came out than ``FREE`` and ``RATIO`` times what went in.
-    """
-
-    def __init__(self, stream: Any, packed: Counted, name: str) -> None:
-        super().__init__()
-        self.stream, self.packed, self.name, self.count = stream, packed, name, 0
-
-    def readable(self) -> bool:
-        """Tell that this can be read."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read into a buffer; 0 at the end."""
-        try:
-            data = self.stream.read(min(len(buffer), READ))
-        except (OSError, MemoryError):
-            raise
-        except Exception as error:  # each format has errors of its own
-            raise OSError(f"it cannot be unpacked: {error}") from error
-        buffer[: len(data)] = data
-        self.count += len(data)
-        if self.count > FREE + RATIO * self.packed.count:
-            raise DataError(
-                f"{self.name} unpacks to more than {RATIO} times its size "
-                f"({self.count >> 20} MB of the first {self.packed.count} bytes): no text does. "
-                "Where it is what you want, unpack it yourself and give the unpacked file"
-            )
-        return len(data)
-
-
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 BUILDERS = {
     ".txt": "text",
     ".text": "text",
@@ -96,22 +24,16 @@ BUILDERS = {
     ".tsv": "csv",
     ".parquet": "parquet",
 }
-
-
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-
-
 HEAD, CHUNK = 1 << 13, 1 << 24
 
 
 def expand(patterns: str | Sequence[str], flag: str) -> list[str]:
     """Turn names, comma-separated lists and globs into the sorted list of files they name."""
-    import fsspec
-
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     found: list[str] = []
     for pattern in given:
-        system, path = _locate(pattern, flag, fsspec)
+        system, path = _locate(pattern, flag)
         if system.exists(path):  # also a name that has a comma or a bracket in it
             if system.isdir(path):
                 raise DataError(
@@ -133,29 +55,41 @@ def expand(patterns: str | Sequence[str], flag: str) -> list[str]:
 
 def is_folder(name: str, flag: str) -> bool:
     """Tell whether ``name`` is a directory, here or behind a URL."""
-    import fsspec
-
-    system, path = _locate(name, flag, fsspec)
+    system, path = _locate(name, flag)
     return system.isdir(path)
 
 
 def walk(folder: str, flag: str) -> list[str]:
     """Return all files in a directory and those below it, sorted."""
-    import fsspec
-
-    system, path = _locate(folder, flag, fsspec)
+    system, path = _locate(folder, flag)
     remote = "://" in folder
     return [system.unstrip_protocol(f) if remote else f for f in sorted(system.find(path))]
 
 
-def _locate(name: str, flag: str, fsspec) -> tuple:
+def _locate(name: str, flag: str) -> tuple[AbstractFileSystem, str]:
+    import fsspec
+
     try:
         return fsspec.core.url_to_fs(name)
-    except (
-        ImportError,
-        ValueError,
-    ) as error:  # the package for the protocol, or the protocol itself
+    except (ImportError, ValueError) as error:  # the protocol's package, or the protocol itself
         raise DataError(f"{flag} {name} cannot be opened: {error}") from error
+
+
+def extension_of(file: str) -> str:
+    """Return the extension in lower case, that of the compression aside (".jsonl")."""
+    path = PurePosixPath(file.split("?")[0] if "://" in file else file)
+    suffix = path.suffix.lower()
+    return PurePosixPath(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
+
+
+def identity(file: str) -> list:
+    """Return what tells one version of a file from another: its place, size and time of change."""
+    import fsspec
+
+    system, path = fsspec.core.url_to_fs(file)
+    facts = system.info(path)
+    stamps = ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "etag")
+    return [system.unstrip_protocol(path), *(str(facts[name]) for name in stamps if name in facts)]
 
 
 def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
@@ -181,27 +115,14 @@ def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
     return builder, {"sep": separator, "keep_default_na": False, "na_values": [""]}
 
 
-def extension_of(file: str) -> str:
-    """Return the extension in lower case, that of the compression aside (".jsonl")."""
-    path = PurePosixPath(file.split("?")[0] if "://" in file else file)
-    suffix = path.suffix.lower()
-    return PurePosixPath(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
-
-
-def identity(file: str) -> list:
-    """Return what tells one version of a file from another: its place, size and time of change."""
-    import fsspec
-
-    system, path = fsspec.core.url_to_fs(file)
-    facts = system.info(path)
-    stamps = ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "etag")
-    return [system.unstrip_protocol(path), *(str(facts[name]) for name in stamps if name in facts)]
-
-
 def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
     """Refuse files that are empty or binary, before anything is read in earnest."""
     for file in files:
-        head = _read(file, HEAD, flag)
+        try:
+            with open_binary(file) as stream:
+                head = stream.read(HEAD)
+        except (ImportError, OSError, ValueError, EOFError) as error:
+            raise DataError(f"{flag} {file} cannot be read: {error}") from error
         if len(head) < HEAD and not head.strip():
             raise DataError(f"{flag} {file} is empty; give a file with text in it")
         if builder != "parquet" and b"\0" in head:
@@ -211,14 +132,6 @@ def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
                 else ""
             )
             raise DataError(f"{flag} {file} is binary, not UTF-8 text: it holds zero bytes{hint}")
-
-
-def _read(file: str, size: int, flag: str) -> bytes:
-    try:
-        with open_binary(file) as stream:
-            return stream.read(size)
-    except (ImportError, OSError, ValueError, EOFError) as error:
-        raise DataError(f"{flag} {file} cannot be read: {error}") from error
 
 
 @contextlib.contextmanager
@@ -242,6 +155,76 @@ def open_binary(file: str) -> Iterator[Any]:
         packed = Counted(stored)
         with compr[kind](io.BufferedReader(packed), mode="rb") as stream:
             yield io.BufferedReader(Guarded(stream, packed, file), READ)
+
+
+RATIO = 100  # bytes for each packed one; text has 3 to 10, the most repetitive logs some 50
+FREE = 16 << 20  # bytes that any file may unpack to
+READ = 1 << 18  # bytes that are unpacked at once, at most
+
+
+class Counted(io.RawIOBase):
+    """The packed bytes, and how many of them were read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self.file, self.count = file, 0
+
+    def readable(self) -> bool:
+        """Tell that this can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that places can be chosen, as archives want it."""
+        return True
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        """Go to a place; returns it."""
+        return self.file.seek(place, whence)
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self.file.tell()
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read into a buffer; 0 at the end."""
+        data = self.file.read(len(buffer))
+        buffer[: len(data)] = data
+        self.count += len(data)
+        return len(data)
+
+
+class Guarded(io.RawIOBase):
+    """The unpacked bytes of ``stream``, whose packed ones ``packed`` counts; ``name`` is the file.
+
+    Raises:
+        DataError: more came out than ``FREE`` and ``RATIO`` times what went in.
+    """
+
+    def __init__(self, stream: BinaryIO, packed: Counted, name: str) -> None:
+        super().__init__()
+        self.stream, self.packed, self.name, self.count = stream, packed, name, 0
+
+    def readable(self) -> bool:
+        """Tell that this can be read."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read into a buffer; 0 at the end."""
+        try:
+            data = self.stream.read(min(len(buffer), READ))
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # each format has errors of its own
+            raise OSError(f"it cannot be unpacked: {error}") from error
+        buffer[: len(data)] = data
+        self.count += len(data)
+        if self.count > FREE + RATIO * self.packed.count:
+            raise DataError(
+                f"{self.name} unpacks to more than {RATIO} times its size "
+                f"({self.count >> 20} MB of the first {self.packed.count} bytes): no text does. "
+                "Where it is what you want, unpack it yourself and give the unpacked file"
+            )
+        return len(data)
 
 
 def read_lines(file: str, flag: str) -> Iterator[str]:
@@ -306,6 +289,68 @@ def check_unpacks(file: str, flag: str, whole: bool = True) -> None:
         raise DataError(f"{flag} {file} cannot be read: {error}") from error
 
 
+SMALL = 64 << 20  # bytes of a file that is looked through; larger ones only if they have odd counts
+BYTES_A_ROW = 4  # text packs to more
+BATCH = 1 << 16  # rows that are counted at once
+
+
+def check_parquet(file: str, flag: str) -> None:
+    """Refuse a parquet file whose values take more memory than text of its size does.
+
+    Values are counted, not unpacked. What is no parquet file is left to the reader to say.
+
+    Raises:
+        DataError: they take more than ``FREE`` and ``RATIO`` bytes for each one of the file.
+    """
+    import pyarrow
+
+    try:
+        with open_binary(file) as stream:
+            size, total = _measure(stream)
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError):
+        return
+    if total > FREE + RATIO * size:
+        raise DataError(
+            f"{flag} {file} unpacks to more than {RATIO} times its size ({total >> 20} MB of "
+            f"{size} bytes): no text does. Where it is what you want, give it as .txt or .jsonl"
+        )
+
+
+def _measure(stream: BinaryIO) -> tuple[int, int]:
+    """Return the bytes of the file and, where they are in doubt, those of its values."""
+    import pyarrow
+    from pyarrow import compute
+    from pyarrow.parquet import ParquetFile
+
+    size = stream.seek(0, 2)
+    stream.seek(0)
+    plain = ParquetFile(stream)
+    rows, leaves = plain.metadata.num_rows, range(plain.metadata.num_columns)
+    total = rows * len(leaves)
+    if total > FREE + RATIO * size or (size > SMALL and rows * BYTES_A_ROW < size):
+        return size, total if total > FREE + RATIO * size else 0
+    texts = [
+        plain.schema.column(i).path for i in leaves
+        if plain.schema.column(i).physical_type == "BYTE_ARRAY"
+    ]  # fmt: skip
+    stream.seek(0)
+    file = ParquetFile(stream, read_dictionary=texts)
+    for batch in file.iter_batches(BATCH, columns=texts):
+        columns = list(batch.columns)
+        while columns:
+            column = columns.pop()
+            if pyarrow.types.is_struct(column.type):
+                columns += column.flatten()
+            elif pyarrow.types.is_dictionary(column.type):  # a value counts as often as it is there
+                lengths = compute.binary_length(column.dictionary).cast("int64")
+                total += compute.sum(lengths.take(column.indices)).as_py() or 0
+            else:
+                total += column.nbytes
+        if total > FREE + RATIO * size:
+            break
+    return size, total
+
+
 def explain(error: Exception, files: Sequence[str], builder: str, flag: str) -> DataError:
     """Find which of ``files`` made ``datasets`` fail, and say where and why."""
     for file in files:
@@ -345,76 +390,3 @@ def _check_json(file: str, flag: str) -> None:
                 raise DataError(
                     f"{flag} {file}, line {number} is not a JSON object with named columns"
                 )
-
-
-SMALL = 64 << 20  # bytes of a file that is looked through; larger ones only if they have odd counts
-
-
-BYTES_A_ROW = 4  # text packs to more
-
-
-BATCH = 1 << 16
-
-
-def check(file: str, flag: str) -> None:
-    """Refuse a file whose values take more memory than text of its size does.
-
-    Values are counted, not unpacked. What is no parquet file is left to the reader to say.
-
-    Raises:
-        DataError: they take more than ``FREE`` and ``RATIO`` bytes for each one of the file.
-    """
-    import pyarrow
-
-    try:
-        with open_binary(file) as stream:
-            size, total = _measure(stream)
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError):
-        return
-    if total > FREE + RATIO * size:
-        raise DataError(
-            f"{flag} {file} unpacks to more than {RATIO} times its size ({total >> 20} MB of "
-            f"{size} bytes): no text does. Where it is what you want, give it as .txt or .jsonl"
-        )
-
-
-def _measure(stream: Any) -> tuple[int, int]:
-    """Return the bytes of the file and, where they are in doubt, those of its values."""
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
-    size = stream.seek(0, 2)
-    stream.seek(0)
-    plain = ParquetFile(stream)
-    rows, leaves = plain.metadata.num_rows, range(plain.metadata.num_columns)
-    total = rows * len(leaves)
-    if total > FREE + RATIO * size or (size > SMALL and rows * BYTES_A_ROW < size):
-        return size, total if total > FREE + RATIO * size else 0
-    texts = [
-        plain.schema.column(i).path for i in leaves
-        if plain.schema.column(i).physical_type == "BYTE_ARRAY"
-    ]  # fmt: skip
-    stream.seek(0)
-    file = ParquetFile(stream, read_dictionary=texts)
-    for batch in file.iter_batches(BATCH, columns=texts):
-        columns = list(batch.columns)
-        while columns:
-            column = columns.pop()
-            if pyarrow.types.is_struct(column.type):
-                columns += column.flatten()
-            else:
-                total += _bytes(column)
-        if total > FREE + RATIO * size:
-            break
-    return size, total
-
-
-def _bytes(column: Any) -> int:
-    """Return the bytes of a column's values, each counted as often as it stands there."""
-    import pyarrow
-    import pyarrow.compute as compute
-
-    if not pyarrow.types.is_dictionary(column.type):
-        return column.nbytes
-    lengths = compute.binary_length(column.dictionary).cast("int64")
-    return compute.sum(lengths.take(column.indices)).as_py() or 0

@@ -1,4 +1,7 @@
-"""Parallel text: pairs of a source and a target sentence from wherever they are kept."""
+"""Parallel text: from the flags to cleaned pairs of a source and a target sentence, on disk.
+
+Pairs come from tables, aligned text files, prepared TFDS directories, the Hub or a plugin.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,10 @@ from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b, sha256
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfseq import errors
-from hfseq.data import files as data_files
-from hfseq.data import sources, tfds
+from hfseq.data import files, sources, tfds
 from hfseq.data.arguments import TranslationArguments
 from hfseq.data.languages import code_of, find_language, same_language
 from hfseq.data.store import write_once
@@ -27,22 +29,302 @@ from hfseq.data.tables import (
     Part,
     arrow_pairs,
     choose_columns,
-    table_part,
+    pair_part,
 )
 from hfseq.errors import DataError
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hfseq.plugins import Plugins
+
 logger = logging.getLogger(__name__)
+SPLITS = ("train", "validation", "test")
+GENERATED = "generated numbers and dates"
+NO_SCRIPTS = (
+    "`datasets` no longer runs loading scripts, which is how {name} was distributed. Use parallel "
+    "text stored as parquet, e.g. `--dataset_name wmt/wmt14 --dataset_config_name de-en`, or your "
+    "own files with --train_file"
+)
 
-VERSION = 1
+#: What a split is read from, and what its sides are called.
+Origin = tuple[list[Part], PairColumns]
 
 
-REPORT = "report.json"
+class PairSplits(dict[str, "Dataset"]):
+    """The splits by name ("train", "validation", "test"; any may be absent).
+
+    Each is a map-style ``datasets.Dataset`` with the string columns "source" and "target".
+    ``source_lang`` and ``target_lang`` are as asked for or as the data names them, else None;
+    ``description`` holds pairs a split and what was dropped.
+    """
+
+    def __init__(
+        self,
+        splits: dict[str, Dataset],
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        description: dict[str, Any] | None = None,
+    ):
+        super().__init__(splits)
+        self.source_lang, self.target_lang = source_lang, target_lang
+        self.description = description or {}
 
 
-SHOWN = 5  # dropped pairs that are named
+def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) -> PairSplits:
+    """Load the pairs that the flags ask for, and generate some where they ask for none.
+
+    A dataset name is a prepared TFDS directory (``tfds:NAME/CONFIG``), or is offered to the
+    plugins' ``load_dataset`` hook and looked up on the Hub; files are tables, aligned text files,
+    or folders of those. Without a validation or test split, training pairs are set aside by the
+    SHA-256 of the source sentence, so that all translations of one sentence are on one side, in
+    every run. The key is the source as the data has it, with ``--reverse_translation`` too.
+
+    Raises:
+        DataError: the data is missing, unreadable, empty, or lacks a side.
+    """
+    origins = _origins(arguments, plugins)
+    stored = _store(origins, arguments)
+    splits = {name: pairs.dataset(name) for name, pairs in stored.items()}
+    splits = {name: split for name, split in splits.items() if split is not None}
+    limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_test_samples)
+    for name, limit in zip(SPLITS, limits, strict=True):
+        if name in splits and limit:
+            splits[name] = splits[name].select(range(min(limit, len(splits[name]))))
+    sides = _common_sides(list(origins.values()))
+    source_lang, target_lang = sides.source_lang, sides.target_lang
+    if arguments.reverse_translation:
+        source_lang, target_lang = target_lang, source_lang
+        swap = {"source": "target", "target": "source"}
+        splits = {
+            name: split.rename_columns(swap).select_columns(["source", "target"])
+            for name, split in splits.items()
+        }
+    return PairSplits(splits, source_lang, target_lang, _describe(splits, origins, stored))
 
 
-_BREAKS = re.compile(r"\s*[\r\n]+\s*")
+def _common_sides(origins: list[Origin]) -> PairColumns:
+    """Return the sides of the first origin, after checking that the others go the same way."""
+    first = origins[0]
+    for parts, sides in origins[1:]:
+        for side in ("source_lang", "target_lang"):
+            here, there = getattr(first[1], side), getattr(sides, side)
+            if here and there and not same_language(here, there):
+                raise DataError(
+                    f"{parts[0].name} would be translated from {sides.source_lang} into "
+                    f"{sides.target_lang}, but {first[0][0].name} from {first[1].source_lang} into "
+                    f"{first[1].target_lang}: say which with --source_lang and --target_lang"
+                )
+    return first[1]
+
+
+def _origins(arguments: TranslationArguments, plugins: Plugins | None) -> dict[str, Origin]:
+    """Return the parts of each split that the flags name."""
+    origins: dict[str, Origin] = {}
+    if arguments.dataset_name:
+        origins = _named(arguments, plugins)
+    for split in SPLITS:
+        if patterns := getattr(arguments, f"{split}_file"):
+            origins[split] = _from_files(patterns, split, arguments)
+    return origins or _generated(arguments)
+
+
+def _named(arguments: TranslationArguments, plugins: Plugins | None) -> dict[str, Origin]:
+    name = str(arguments.dataset_name)
+    flag = f"--dataset_name {name}"
+    if name.startswith(tfds.PREFIX):
+        return tfds.origins(name, flag, arguments)
+    found = sources.load_named(arguments, plugins, SPLITS, NO_SCRIPTS)
+    return {split: _from_dataset(found[split], f"{flag} ({split})", arguments) for split in found}
+
+
+def _from_dataset(dataset: Dataset, where: str, arguments: TranslationArguments) -> Origin:
+    """Return how to read a dataset: its "translation" by language, or two columns of strings."""
+    if not hasattr(dataset, "_fingerprint"):
+        raise DataError(f"{where} is a stream: a map-style dataset is needed, with all of its rows")
+    features = dict(dataset.features)
+    inner = features.get("translation")
+    languages = list(
+        getattr(inner, "languages", None) or (inner if isinstance(inner, dict) else [])
+    )
+    texts = [name for name, kind in features.items() if "string" in str(getattr(kind, "dtype", ""))]
+    sides = choose_columns(languages or texts, arguments, where)
+    columns = ["translation"] if languages else [sides.source, sides.target]
+
+    def read() -> Iterator[Pair]:
+        first = 1
+        for table in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
+            yield from arrow_pairs(table, sides, bool(languages), first)
+            first += len(table)
+
+    key = [dataset._fingerprint, sides.source, sides.target]
+    return [Part(where, key, read, "row")], sides
+
+
+def _generated(arguments: TranslationArguments) -> dict[str, Origin]:
+    from hfseq.data import numbers_and_dates as demonstration
+
+    target = demonstration.target_language(arguments.source_lang, arguments.target_lang)
+    sides = PairColumns("source", "target", demonstration.SOURCE, arguments.target_lang or target)
+    logger.warning(
+        "no --dataset_name and no --train_file: this is the demonstration, on generated numbers "
+        "and dates (%s to %s)",
+        *(sides.source_lang, sides.target_lang),
+    )
+
+    def part(split: str) -> Part:
+        def read() -> Iterator[Pair]:
+            for number, pair in enumerate(demonstration.generate(target)[split], 1):
+                yield number, *pair
+
+        key = ["numbers and dates", split, target, *demonstration.versions()]
+        return Part(GENERATED, key, read, "pair")
+
+    return {split: ([part(split)], sides) for split in SPLITS}
+
+
+def _from_files(patterns: list[str], split: str, arguments: TranslationArguments) -> Origin:
+    flag = f"--{split}_file"
+    found: list[Origin] = []
+    texts: list[str] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if pattern.startswith(tfds.PREFIX):
+            found.append(tfds.origin(pattern, flag, arguments, split))
+        elif files.is_folder(pattern, flag):
+            texts_below = files.walk(pattern, flag)
+            found.append(aligned_parts(texts_below, flag, arguments, folder=True))
+        else:
+            for file in files.expand(pattern, flag):
+                if files.extension_of(file) in EXTENSIONS:
+                    part, sides = pair_part(file, flag, arguments)
+                    found.append(([part], sides))
+                else:
+                    texts.append(file)
+    if texts:
+        found.append(aligned_parts(texts, flag, arguments))
+    return [part for parts, _ in found for part in parts], _common_sides(found)
+
+
+ALONE_SHOWN = 3
+_PLAIN = (".txt", ".text", ".snt", ".tok", ".clean")
+_LAST = re.compile(r"^(?:(?P<stem>.*)[._-])?(?P<side>[^._-]+)$", re.DOTALL)
+_SIDES = {name: side for side, names in ROLES.items() for name in names}
+
+
+def aligned_parts(
+    names: Sequence[str], flag: str, arguments: TranslationArguments, folder: bool = False
+) -> tuple[list[Part], PairColumns]:
+    """Return how to read aligned files, paired by name, and the languages.
+
+    Two files are a pair if their names differ in nothing but the language (``corpus.en`` and
+    ``corpus.de``, ``doc_en.snt`` and ``doc_es.snt``, ``X.en-es.en`` and ``X.en-es.es``). Without
+    ``--source_lang`` and ``--target_lang`` the language of the first file is the source. Of a
+    ``folder``, files of other languages and without a partner are left out, and that is logged.
+
+    Raises:
+        DataError: names do not agree, a file has no partner, or there are more than two languages.
+    """
+    named = [(file, *split_name(file)) for file in names]
+    if folder:
+        named = [entry for entry in named if code_of(entry[2])]
+    sides = _languages([side for _, _, side in named], arguments, flag, names, folder)
+    pairs: dict[str, dict[str, str]] = {}
+    for file, stem, side in named:
+        role = next((r for r in ROLES if find_language([side], getattr(sides, r))), None)
+        if role is None and not folder:
+            raise DataError(
+                f"{flag} {file}: its name ends neither in {sides.source} nor in {sides.target}; "
+                f"call the files of a pair corpus.{sides.source} and corpus.{sides.target}"
+            )
+        if role and (other := pairs.setdefault(stem, {}).setdefault(role, file)) != file:
+            raise DataError(f"{flag}: {other} and {file} would be the {role} of the same pair")
+    whole = {stem: pair for stem, pair in pairs.items() if len(pair) == 2}
+    alone = [file for stem, pair in pairs.items() if stem not in whole for file in pair.values()]
+    shown = alone[:ALONE_SHOWN]
+    if not whole or (alone and not folder):
+        raise DataError(
+            f"{flag}: {' and '.join(shown) or 'no file'} of the languages {sides.source} and "
+            f"{sides.target} ha{'ve' if len(alone) > 1 else 's'} no partner; the names of a pair "
+            f"differ in the language only, as corpus.{sides.source} and corpus.{sides.target} do"
+        )
+    if alone:
+        logger.warning(
+            "%s: %d files have no partner and are left out: %s", flag, len(alone), ", ".join(shown)
+        )
+    if not folder:  # which may well have a document without a sentence
+        files.check_heads(names, "text", flag)
+    return [_part(pair["source"], pair["target"], flag) for pair in whole.values()], sides
+
+
+def split_name(file: str) -> tuple[str, str]:
+    """Split a file's name into what a pair shares and what names its side.
+
+    ``a/X.en-es.en.gz`` is ("a/X.en-es", "en"), ``doc_es.snt`` ("doc", "es"), ``en.txt`` ("", "en").
+    """
+    path = PurePosixPath(file)
+    name = path.name
+    if PurePosixPath(name).suffix.lower() in files.COMPRESSIONS:
+        name = PurePosixPath(name).stem
+    while PurePosixPath(name).suffix.lower() in _PLAIN:
+        name = PurePosixPath(name).stem
+    match = _LAST.match(name)
+    stem, side = (match["stem"] or "", match["side"]) if match else (name, "")
+    return str(path.with_name(stem)) if stem else str(path.parent) + "/", side
+
+
+def _languages(
+    sides: Sequence[str],
+    arguments: TranslationArguments,
+    flag: str,
+    names: Sequence[str],
+    folder: bool,
+) -> PairColumns:
+    found: dict[str, str] = {}  # code: as it is written
+    for side in sides:
+        if code := code_of(side) or _SIDES.get(side.lower()):
+            found.setdefault(code, side)
+    asked = arguments.source_lang, arguments.target_lang
+    if all(asked) and set(found) != set(ROLES):
+        return PairColumns(*asked, *asked)
+    if len(found) != 2:
+        raise _unclear(found, flag, names, folder)
+    if set(found) == set(ROLES):
+        return PairColumns(found["source"], found["target"], *asked)
+    source, target = found.values()
+    if asked[0] or asked[1]:  # the one that was not asked for is the other side
+        given = find_language((source, target), asked[0] or asked[1])
+        if given is None:
+            raise _unclear(found, flag, names, folder)
+        if (given == target) == bool(asked[0]):
+            source, target = target, source
+    return PairColumns(source, target, asked[0] or code_of(source), asked[1] or code_of(target))
+
+
+def _unclear(found: dict[str, str], flag: str, names: Sequence[str], folder: bool) -> DataError:
+    what = f"the folder {PurePosixPath(names[0]).parent}" if folder and names else ", ".join(names)
+    languages = f"names the languages {', '.join(found.values())}" if found else "names no language"
+    return DataError(
+        f"{flag} {what} {languages}: give a pair of files such as corpus.en and corpus.de, or say "
+        "which two languages with --source_lang and --target_lang"
+    )
+
+
+def _part(source: str, target: str, flag: str) -> Part:
+    def read() -> Iterator[Pair]:
+        sides = files.read_lines(source, flag), files.read_lines(target, flag)
+        number = 0
+        for number, (one, other) in enumerate(zip_longest(*sides), 1):
+            if one is None or other is None:
+                longer = number + sum(1 for _ in sides[one is None])
+                counts = (longer, number - 1) if other is None else (number - 1, longer)
+                raise DataError(
+                    f"{flag}: {source} has {counts[0]:,} lines and {target} {counts[1]:,}; line n "
+                    "of one is the translation of line n of the other, so remove or add lines"
+                )
+            yield number, one, other
+
+    key = [files.identity(source), files.identity(target)]
+    return Part(f"{source} and {PurePosixPath(target).name}", key, read)
 
 
 @dataclass(frozen=True)
@@ -63,6 +345,45 @@ class Shares:
         return ("validation" if place < self.test + self.validation else self.rest), place
 
 
+def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[str, PairFiles]:
+    """Write every split, and divide the training pairs where another one is missing."""
+
+    def store(name: str, shares: Shares) -> PairFiles:
+        parts = origins[name][0]
+        pairs = store_pairs(parts, shares, arguments.cache_directory, arguments.overwrite_cache)
+        if not pairs.report["pairs"]:
+            listing = "; ".join(pairs.report.get("first_dropped", ()))
+            where = f"{parts[0].name} …" if len(parts) > 1 else parts[0].name
+            raise DataError(f"{where} holds no pairs" + (f": {listing}" if listing else ""))
+        return pairs
+
+    stored = {name: store(name, Shares(rest=name)) for name in origins if name != "train"}
+    if "train" in origins:
+        shares = Shares(
+            test=0 if "test" in origins else 10 * arguments.test_split_percentage,
+            validation=(
+                0 if "validation" in origins else 10 * arguments.validation_split_percentage
+            ),
+        )
+        pairs = store("train", shares)
+        if shares.validation and "validation" not in pairs.report["pairs"]:
+            # Too few sentences for any to fall below the share: take the one that comes closest.
+            lowest = pairs.report["lowest"]
+            pairs = store("train", replace(shares, validation=lowest + 1 - shares.test))
+        if "train" not in pairs.report["pairs"]:
+            raise DataError(
+                f"{origins['train'][0][0].name} has too few sentences to set some aside for "
+                "validation; give --validation_file, or --validation_split_percentage 0"
+            )
+        stored |= {name: pairs for name in pairs.report["pairs"]}
+    return {name: stored[name] for name in SPLITS if name in stored}
+
+
+VERSION = 1
+REPORT = "report.json"
+SHOWN = 5  # dropped pairs that are named
+
+
 @dataclass(frozen=True)
 class PairFiles:
     """What ``store_pairs`` wrote: a directory and its report."""
@@ -70,7 +391,7 @@ class PairFiles:
     directory: Path
     report: dict[str, Any]
 
-    def dataset(self, split: str) -> Any:
+    def dataset(self, split: str) -> Dataset | None:
         """Return a split as a memory-mapped ``datasets.Dataset``, or None where it is empty.
 
         Its fingerprint is a hash of its content, so that a token cache is found again wherever the
@@ -118,6 +439,9 @@ def _open(directory: Path) -> PairFiles:
     return PairFiles(directory, report)
 
 
+_BREAKS = re.compile(r"\s*[\r\n]+\s*")
+
+
 def clean(text: str | None) -> str:
     """Strip a side and put it on one line; a missing one is empty."""
     text = text.strip() if text else ""
@@ -134,34 +458,29 @@ class _Writer:
         self.shown: list[str] = []
 
     def add(self, part: Part) -> None:
-        split_of, line = self.shares.split_of, 0
+        number = 0
         try:
-            for line, raw_source, raw_target in part.read():
+            for number, raw_source, raw_target in part.read():
                 source, target = clean(raw_source), clean(raw_target)
                 if source and target:
-                    split, place = split_of(source)
+                    split, place = self.shares.split_of(source)
                     if place < self.lowest and split == self.shares.rest:
                         self.lowest = place
-                    self._split(split).add(source, target)
-                else:
-                    self._drop(part, line, source, target)
+                    if split not in self.splits:
+                        self.splits[split] = _SplitFile(self.directory / f"{split}.arrow")
+                    self.splits[split].add(source, target)
+                    continue
+                self.dropped += 1
+                if len(self.shown) < SHOWN:
+                    sides = "target" if source else "source" if target else "source and target"
+                    self.shown.append(f"{part.name}, {part.unit} {number}: empty {sides}")
         except UnicodeDecodeError as error:  # parquet takes any bytes for text
             raise DataError(
-                f"{part.name} is not UTF-8 after {part.unit} {line}: {error.reason}"
+                f"{part.name} is not UTF-8 after {part.unit} {number}: {error.reason}"
             ) from error
 
-    def _split(self, name: str) -> _SplitFile:
-        if name not in self.splits:
-            self.splits[name] = _SplitFile(self.directory / f"{name}.arrow")
-        return self.splits[name]
-
-    def _drop(self, part: Part, line: int, source: str, target: str) -> None:
-        self.dropped += 1
-        if len(self.shown) < SHOWN:
-            sides = "target" if source else "source" if target else "source and target"
-            self.shown.append(f"{part.name}, {part.unit} {line}: empty {sides}")
-
     def close(self) -> dict[str, Any]:
+        """Finish the files and return the report on them."""
         fingerprints = {name: split.close() for name, split in self.splits.items()}
         pairs = {name: split.count for name, split in self.splits.items()}
         report = {"pairs": pairs, "fingerprints": fingerprints, "lowest": self.lowest}
@@ -202,348 +521,6 @@ class _SplitFile:
         self._flush()
         self.writer.close()
         return self.hash.hexdigest()
-
-
-ALONE_SHOWN = 3
-
-
-_PLAIN = (".txt", ".text", ".snt", ".tok", ".clean")
-
-
-_LAST = re.compile(r"^(?:(?P<stem>.*)[._-])?(?P<side>[^._-]+)$", re.DOTALL)
-
-
-_SIDES = {name: side for side, names in ROLES.items() for name in names}
-
-
-def split_name(file: str) -> tuple[str, str]:
-    """Split a file's name into what a pair shares and what names its side.
-
-    ``a/X.en-es.en.gz`` is ("a/X.en-es", "en"), ``doc_es.snt`` ("doc", "es"), ``en.txt`` ("", "en").
-    """
-    path = PurePosixPath(file)
-    name = path.name
-    if PurePosixPath(name).suffix.lower() in data_files.COMPRESSIONS:
-        name = PurePosixPath(name).stem
-    while PurePosixPath(name).suffix.lower() in _PLAIN:
-        name = PurePosixPath(name).stem
-    match = _LAST.match(name)
-    stem, side = (match["stem"] or "", match["side"]) if match else (name, "")
-    return str(path.with_name(stem)) if stem else str(path.parent) + "/", side
-
-
-def aligned_parts(
-    files: Sequence[str], flag: str, arguments: Any, folder: bool = False
-) -> tuple[list[Part], PairColumns]:
-    """Return how to read aligned files, paired by name, and the languages.
-
-    Two files are a pair if their names differ in nothing but the language (``corpus.en`` and
-    ``corpus.de``, ``doc_en.snt`` and ``doc_es.snt``, ``X.en-es.en`` and ``X.en-es.es``). Without
-    ``--source_lang`` and ``--target_lang`` the language of the first file is the source. Of a
-    ``folder``, files of other languages and without a partner are left out, and that is logged.
-
-    Raises:
-        DataError: names do not agree, a file has no partner, or there are more than two languages.
-    """
-    named = [(file, *split_name(file)) for file in files]
-    if folder:
-        named = [entry for entry in named if code_of(entry[2])]
-    sides = _languages([side for _, _, side in named], arguments, flag, files, folder)
-    pairs: dict[str, dict[str, str]] = {}
-    for file, stem, side in named:
-        role = _role(side, sides)
-        if role is None and not folder:
-            raise DataError(
-                f"{flag} {file}: its name ends neither in {sides.source} nor in {sides.target}; "
-                f"call the files of a pair corpus.{sides.source} and corpus.{sides.target}"
-            )
-        if role and (other := pairs.setdefault(stem, {}).setdefault(role, file)) != file:
-            raise DataError(f"{flag}: {other} and {file} would be the {role} of the same pair")
-    whole = {stem: pair for stem, pair in pairs.items() if len(pair) == 2}
-    _check_partners(pairs, whole, sides, flag, folder)
-    if not folder:  # which may well have a document without a sentence
-        data_files.check_heads(files, "text", flag)
-    return [_part(pair["source"], pair["target"], flag) for pair in whole.values()], sides
-
-
-def _languages(
-    names: Sequence[str], arguments: Any, flag: str, files: Sequence[str], folder: bool
-) -> PairColumns:
-    found: dict[str, str] = {}  # code: as it is written
-    for name in names:
-        if code := code_of(name) or _SIDES.get(name.lower()):
-            found.setdefault(code, name)
-    asked = arguments.source_lang, arguments.target_lang
-    if all(asked) and set(found) != set(ROLES):
-        return PairColumns(*asked, *asked)
-    if len(found) != 2:
-        raise _unclear(found, flag, files, folder)
-    if set(found) == set(ROLES):
-        return PairColumns(found["source"], found["target"], *asked)
-    source, target = found.values()
-    if asked[0] or asked[1]:  # the one that was not asked for is the other side
-        given = find_language((source, target), asked[0] or asked[1])
-        if given is None:
-            raise _unclear(found, flag, files, folder)
-        if (given == target) == bool(asked[0]):
-            source, target = target, source
-    return PairColumns(source, target, asked[0] or code_of(source), asked[1] or code_of(target))
-
-
-def _unclear(found: dict[str, str], flag: str, files: Sequence[str], folder: bool) -> DataError:
-    what = f"the folder {PurePosixPath(files[0]).parent}" if folder and files else ", ".join(files)
-    languages = f"names the languages {', '.join(found.values())}" if found else "names no language"
-    return DataError(
-        f"{flag} {what} {languages}: give a pair of files such as corpus.en and corpus.de, or say "
-        "which two languages with --source_lang and --target_lang"
-    )
-
-
-def _role(side: str, sides: PairColumns) -> str | None:
-    name = find_language([side], sides.source) and "source"
-    return name or (find_language([side], sides.target) and "target")
-
-
-def _check_partners(
-    pairs: dict[str, dict[str, str]], whole: dict, sides: PairColumns, flag: str, folder: bool
-) -> None:
-    alone = [file for stem, pair in pairs.items() if stem not in whole for file in pair.values()]
-    if not alone and whole:
-        return
-    if not whole or not folder:
-        listing = " and ".join(alone[:ALONE_SHOWN]) or "no file"
-        raise DataError(
-            f"{flag}: {listing} of the languages {sides.source} and {sides.target} ha"
-            f"{'ve' if len(alone) > 1 else 's'} no partner; the names of a pair differ in the "
-            f"language only, as corpus.{sides.source} and corpus.{sides.target} do"
-        )
-    logger.warning(
-        "%s: %d files have no partner and are left out: %s",
-        *(flag, len(alone), ", ".join(alone[:ALONE_SHOWN])),
-    )
-
-
-def _part(source: str, target: str, flag: str) -> Part:
-    def read() -> Iterator[Pair]:
-        sides = data_files.read_lines(source, flag), data_files.read_lines(target, flag)
-        number = 0
-        for number, (one, other) in enumerate(zip_longest(*sides), 1):
-            if one is None or other is None:
-                longer = number + sum(1 for _ in sides[one is None])
-                counts = (longer, number - 1) if other is None else (number - 1, longer)
-                raise DataError(
-                    f"{flag}: {source} has {counts[0]:,} lines and {target} {counts[1]:,}; line n "
-                    "of one is the translation of line n of the other, so remove or add lines"
-                )
-            yield number, one, other
-
-    key = [data_files.identity(source), data_files.identity(target)]
-    return Part(f"{source} and {PurePosixPath(target).name}", key, read)
-
-
-SPLITS = ("train", "validation", "test")
-
-
-GENERATED = "generated numbers and dates"
-
-
-NO_SCRIPTS = (
-    "`datasets` no longer runs loading scripts, which is how {name} was distributed. Use parallel "
-    "text stored as parquet, e.g. `--dataset_name wmt/wmt14 --dataset_config_name de-en`, or your "
-    "own files with --train_file"
-)
-
-
-#: What a split is read from, and what its sides are called.
-Origin = tuple[list[Part], PairColumns]
-
-
-class PairSplits(dict[str, Any]):
-    """The splits by name ("train", "validation", "test"; any may be absent).
-
-    Each is a map-style ``datasets.Dataset`` with the string columns "source" and "target".
-    ``source_lang`` and ``target_lang`` are as asked for or as the data names them, else None;
-    ``description`` holds pairs a split and what was dropped.
-    """
-
-    def __init__(
-        self,
-        splits: dict[str, Any],
-        source_lang: str | None = None,
-        target_lang: str | None = None,
-        description: dict[str, Any] | None = None,
-    ):
-        super().__init__(splits)
-        self.source_lang, self.target_lang = source_lang, target_lang
-        self.description = description or {}
-
-
-def load_pairs(arguments: TranslationArguments, plugins: Any = None) -> PairSplits:
-    """Load the pairs that the flags ask for, and generate some where they ask for none.
-
-    A dataset name is a prepared TFDS directory (``tfds:NAME/CONFIG``), or is offered to the
-    plugins' ``load_dataset`` hook and looked up on the Hub; files are tables, aligned text files,
-    or folders of those. Without a validation or test split, training pairs are set aside by the
-    SHA-256 of the source sentence, so that all translations of one sentence are on one side, in
-    every run. The key is the source as the data has it, with ``--reverse_translation`` too.
-
-    Raises:
-        DataError: the data is missing, unreadable, empty, or lacks a side.
-    """
-    origins = _origins(arguments, plugins)
-    stored = _store(origins, arguments)
-    splits = {name: files.dataset(name) for name, files in stored.items()}
-    splits = {name: split for name, split in splits.items() if split is not None}
-    limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_test_samples)
-    for name, limit in zip(SPLITS, limits, strict=True):
-        if name in splits and limit:
-            splits[name] = splits[name].select(range(min(limit, len(splits[name]))))
-    sides = _common_sides(list(origins.values()))
-    source_lang, target_lang = sides.source_lang, sides.target_lang
-    if arguments.reverse_translation:
-        source_lang, target_lang = target_lang, source_lang
-        swap = {"source": "target", "target": "source"}
-        splits = {
-            name: split.rename_columns(swap).select_columns(["source", "target"])
-            for name, split in splits.items()
-        }
-    return PairSplits(splits, source_lang, target_lang, _describe(splits, origins, stored))
-
-
-def _common_sides(origins: list[Origin]) -> PairColumns:
-    """Return the sides of the first origin, after checking that the others go the same way."""
-    first = origins[0]
-    for parts, sides in origins[1:]:
-        for side in ("source_lang", "target_lang"):
-            here, there = getattr(first[1], side), getattr(sides, side)
-            if here and there and not same_language(here, there):
-                raise DataError(
-                    f"{parts[0].name} would be translated from {sides.source_lang} into "
-                    f"{sides.target_lang}, but {first[0][0].name} from {first[1].source_lang} into "
-                    f"{first[1].target_lang}: say which with --source_lang and --target_lang"
-                )
-    return first[1]
-
-
-def _origins(arguments: TranslationArguments, plugins: Any) -> dict[str, Origin]:
-    """Return the parts of each split that the flags name."""
-    origins: dict[str, Origin] = {}
-    if arguments.dataset_name:
-        origins = _named(arguments, plugins)
-    for split in SPLITS:
-        if patterns := getattr(arguments, f"{split}_file"):
-            origins[split] = _from_files(patterns, split, arguments)
-    return origins or _generated(arguments)
-
-
-def _generated(arguments: TranslationArguments) -> dict[str, Origin]:
-    from hfseq.data import numbers_and_dates as demonstration
-
-    target = demonstration.target_language(arguments.source_lang, arguments.target_lang)
-    sides = PairColumns("source", "target", demonstration.SOURCE, arguments.target_lang or target)
-    logger.warning(
-        "no --dataset_name and no --train_file: this is the demonstration, on generated numbers "
-        "and dates (%s to %s)",
-        *(sides.source_lang, sides.target_lang),
-    )
-
-    def part(split: str) -> Part:
-        def read() -> Iterator[Pair]:
-            for number, pair in enumerate(demonstration.generate(target)[split], 1):
-                yield number, *pair
-
-        key = ["numbers and dates", split, target, *demonstration.versions()]
-        return Part(GENERATED, key, read, "pair")
-
-    return {split: ([part(split)], sides) for split in SPLITS}
-
-
-def _named(arguments: TranslationArguments, plugins: Any) -> dict[str, Origin]:
-    name = str(arguments.dataset_name)
-    flag = f"--dataset_name {name}"
-    if name.startswith(tfds.PREFIX):
-        return tfds.origins(name, flag, arguments)
-    found = sources.load_named(arguments, plugins, SPLITS, NO_SCRIPTS)
-    return {split: _from_dataset(found[split], f"{flag} ({split})", arguments) for split in found}
-
-
-def _from_dataset(dataset: Any, where: str, arguments: TranslationArguments) -> Origin:
-    """Return how to read a dataset: its "translation" by language, or two columns of strings."""
-    if not hasattr(dataset, "_fingerprint"):
-        raise DataError(f"{where} is a stream: a map-style dataset is needed, with all of its rows")
-    features = dict(dataset.features)
-    inner = features.get("translation")
-    languages = list(
-        getattr(inner, "languages", None) or (inner if isinstance(inner, dict) else [])
-    )
-    texts = [name for name, kind in features.items() if "string" in str(getattr(kind, "dtype", ""))]
-    sides = choose_columns(languages or texts, arguments, where)
-    columns = ["translation"] if languages else [sides.source, sides.target]
-
-    def read() -> Iterator[Pair]:
-        first = 1
-        for table in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
-            yield from arrow_pairs(table, sides, bool(languages), first)
-            first += len(table)
-
-    key = [dataset._fingerprint, sides.source, sides.target]
-    return [Part(where, key, read, "row")], sides
-
-
-def _from_files(patterns: list[str], split: str, arguments: TranslationArguments) -> Origin:
-    flag = f"--{split}_file"
-    found: list[Origin] = []
-    texts: list[str] = []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        if pattern.startswith(tfds.PREFIX):
-            found.append(tfds.origin(pattern, flag, arguments, split))
-        elif data_files.is_folder(pattern, flag):
-            files = data_files.walk(pattern, flag)
-            found.append(aligned_parts(files, flag, arguments, folder=True))
-        else:
-            for file in data_files.expand(pattern, flag):
-                if data_files.extension_of(file) in EXTENSIONS:
-                    part, sides = table_part(file, flag, arguments)
-                    found.append(([part], sides))
-                else:
-                    texts.append(file)
-    if texts:
-        found.append(aligned_parts(texts, flag, arguments))
-    return [part for parts, _ in found for part in parts], _common_sides(found)
-
-
-def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[str, PairFiles]:
-    """Write every split, and divide the training pairs where another one is missing."""
-
-    def store(name: str, shares: Shares) -> PairFiles:
-        parts = origins[name][0]
-        files = store_pairs(parts, shares, arguments.cache_directory, arguments.overwrite_cache)
-        if not files.report["pairs"]:
-            listing = "; ".join(files.report.get("first_dropped", ()))
-            where = f"{parts[0].name} …" if len(parts) > 1 else parts[0].name
-            raise DataError(f"{where} holds no pairs" + (f": {listing}" if listing else ""))
-        return files
-
-    stored = {name: store(name, Shares(rest=name)) for name in origins if name != "train"}
-    if "train" in origins:
-        shares = Shares(
-            test=0 if "test" in origins else 10 * arguments.test_split_percentage,
-            validation=(
-                0 if "validation" in origins else 10 * arguments.validation_split_percentage
-            ),
-        )
-        files = store("train", shares)
-        if shares.validation and "validation" not in files.report["pairs"]:
-            # Too few sentences for any to fall below the share: take the one that comes closest.
-            lowest = files.report["lowest"]
-            files = store("train", replace(shares, validation=lowest + 1 - shares.test))
-        if "train" not in files.report["pairs"]:
-            raise DataError(
-                f"{origins['train'][0][0].name} has too few sentences to set some aside for "
-                "validation; give --validation_file, or --validation_split_percentage 0"
-            )
-        stored |= {name: files for name in files.report["pairs"]}
-    return {name: stored[name] for name in SPLITS if name in stored}
 
 
 def _describe(splits: dict, origins: dict[str, Origin], stored: dict[str, PairFiles]) -> dict:

@@ -1,4 +1,4 @@
-"""Where documents come from: a plugin, the Hub, or files, as a training and a validation split."""
+"""Where documents come from: a plugin, the Hub, files, or one raw text or array, as splits."""
 
 from __future__ import annotations
 
@@ -6,154 +6,293 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hfseq import errors
-from hfseq.data import arguments as arguments_module
-from hfseq.data import files
 from hfseq.data import files as data_files
-from hfseq.data import files as parquet_files
 from hfseq.data.arguments import ARRAYS, SPLITS, TextArguments, has_arrays
 from hfseq.data.tokenizers import byte_ids
 from hfseq.errors import DataError, UsageError, nearest
 
-PIECE = 1 << 20  # bytes that are tokenised at once
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+    from transformers import PreTrainedTokenizerBase
+
+    from hfseq.plugins import Plugins
+REFERENCE_COLUMN = "chinese_ref"  # transformers' name for whole-word reference positions
+NO_SCRIPTS = (
+    "`datasets` no longer runs loading scripts, which is how {name} was distributed. Use a corpus "
+    "stored as parquet, e.g. `--dataset_name HuggingFaceFW/fineweb-2 --dataset_config_name "
+    "nob_Latn` or `--dataset_name wikimedia/wikipedia --dataset_config_name 20231101.no`, or your "
+    "own text with --train_file"
+)
+SCRIPT_DATASETS = ("oscar", "wikipedia", "bookcorpus", "cc100", "mc4", "cc_news", "openwebtext")
 
 
-BYTES_INSTEAD = "a vocabulary of bytes (train_tokenizer.py --vocabulary bytes) takes any file"
+class Splits(dict[str, Any]):
+    """The splits by name ("train", "validation", "test"; any may be absent) and the text column."""
+
+    def __init__(self, splits: dict[str, Any], text_column: str):
+        super().__init__(splits)
+        self.text_column = text_column
 
 
-@dataclasses.dataclass
-class RawText:
-    """The bytes ``start`` to ``stop`` of a text that was read whole; ``content`` is all of it."""
+def load_splits(arguments: TextArguments, plugins: Plugins | None = None) -> Splits:
+    """Load the documents that the flags ask for.
 
-    content: np.ndarray
-    start: int
-    stop: int
+    A dataset name is offered to the plugins' ``load_dataset`` hook first and looked up on the Hub
+    then; without one the files are read. Without a validation split the first
+    ``validation_split_percentage`` percent of the documents validate; of a stream, whose length
+    nobody knows, those whose hash falls below that share (the same ones in every run, and equal
+    documents always on the same side). Where the flags know a test split, the documents after
+    those of validation are set aside for it.
 
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def bytes(self) -> np.ndarray:
-        """The bytes of this part, uint8."""
-        return self.content[self.start : self.stop]
-
-    def take(self, count: int) -> RawText:
-        """Return the first ``count`` bytes."""
-        return dataclasses.replace(self, stop=min(self.stop, self.start + count))
-
-    def pieces(self, flag: str = "--sample_by raw", advice: str = BYTES_INSTEAD) -> Iterator[str]:
-        """Yield the text in pieces that end with a line where lines are not huge.
-
-        A character that a border cuts belongs to the part before it. ``flag`` and ``advice`` are
-        what an error says of bytes that are not text.
-
-        Raises:
-            DataError: the text is not UTF-8, or less than a character.
-        """
-        start, last = self._character(self.start), self._character(self.stop)
-        if start >= last:
-            raise DataError(
-                f"{flag}: bytes {self.start} to {self.stop} of the text hold no whole character: "
-                "give a larger file, or a larger share"
-            )
-        while start < last:
-            stop = self._character(min(start + PIECE, last))
-            breaks = np.flatnonzero(self.content[start:stop] == ord("\n"))
-            if stop < last and len(breaks):
-                stop = start + int(breaks[-1]) + 1
-            try:
-                yield self.content[start:stop].tobytes().decode()
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{flag}: byte {start + error.start} of the text is not UTF-8; {advice}"
-                ) from error
-            start = stop
-
-    def _character(self, place: int) -> int:
-        """The first place from ``place`` on that is not inside a character (of 4 bytes at most)."""
-        if not place:
-            return place  # what continues nothing is an error, not a part of a character
-        inside = self.content[place : place + 3] & 0xC0 == 0x80
-        return place + (len(inside) if inside.all() else int(inside.argmin()))
-
-    def count_words(self, line_ends: bool = True) -> int:
-        """Count words between whitespace, and line ends, see ``tokenization.count_words``."""
-        text = "".join(self.pieces("--word_perplexity", "words are those of text: drop the flag"))
-        ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
-        return len(text.split()) + ends
-
-
-@dataclasses.dataclass
-class Images:
-    """Arrays of bytes, all of one shape: uint8 (N, ...), memory-mapped where the file allows it."""
-
-    arrays: np.ndarray
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def size(self) -> int:
-        """Bytes of one array."""
-        return int(np.prod(self.arrays.shape[1:]))
-
-    def take(self, count: int) -> Images:
-        """Return the first ``count`` arrays."""
-        return dataclasses.replace(self, stop=min(self.stop, self.start + count))
-
-
-class ImageRows:
-    """Row *i* is array *i*, flattened in row-major order, a token a byte.
+    Returns ``datasets.Dataset`` splits, or ``IterableDataset`` with ``streaming``; what has no
+    documents comes as :mod:`hfseq.data.sources` has it.
 
     Raises:
-        UsageError: the vocabulary is not one of bytes, or rows have another length than arrays.
+        UsageError: neither a dataset nor a file is given.
+        DataError: the data is missing, unreadable, empty, or has no text column.
     """
-
-    def __init__(self, images: Images, tokenizer: Any, length: int):
-        table = byte_ids(tokenizer)
-        if table is None:
+    known = [split for split in SPLITS if hasattr(arguments, f"{split}_file")]
+    files = [getattr(arguments, f"{split}_file") for split in known]
+    if not (arguments.dataset_name or any(files)):
+        raise UsageError("no data: give --dataset_name or --train_file")
+    if is_raw(arguments):
+        if arguments.dataset_name:
             raise UsageError(
-                "arrays of bytes need a vocabulary of bytes: make one with "
-                "train_tokenizer.py --model_type vq_transformer --vocabulary bytes"
+                f"--dataset_name {arguments.dataset_name} has documents, which --sample_by raw "
+                "does not read: give files with --train_file, or drop --sample_by"
             )
-        if length != images.size:
-            raise UsageError(
-                f"rows have {length} tokens and arrays of shape {images.arrays.shape[1:]} have "
-                f"{images.size} bytes: give --block_size {images.size}"
+        return _limited(load_raw(arguments), "text", arguments)
+    splits: dict[str, Any] = {}
+    if arguments.dataset_name:
+        splits = load_named(arguments, plugins, known)
+    for split, patterns in zip(known, files, strict=True):
+        if patterns:
+            splits[split] = _load_files(patterns, f"--{split}_file", arguments)
+    column = text_column(next(splits[split] for split in known if split in splits), arguments)
+    for split in splits:
+        if reference := getattr(arguments, f"{split}_ref_file", None):
+            splits[split] = _with_references(
+                splits[split], column, reference, f"--{split}_ref_file"
             )
-        self.images, self.length, self.table = images, length, table
+    if "train" in splits:
+        _set_aside(splits, column, arguments)
+    return _limited(splits, column, arguments)
 
-    def __len__(self) -> int:
-        return len(self.images)
 
-    def width(self, indices: np.ndarray) -> int:
-        """Columns of a batch: always the length."""
-        return self.length
+def _set_aside(splits: dict[str, Any], column: str, arguments: TextArguments) -> None:
+    """Cut what has no split of its own off the training text; shares are those of all of it."""
+    whole, low = splits["train"], 0
+    for split in ("validation", "test"):
+        share = getattr(arguments, f"{split}_split_percentage", 0)
+        if split in splits or not share:
+            continue
+        rest = splits["train"]
+        if arguments.streaming:
+            splits[split], splits["train"] = _split_stream(rest, column, low, share)
+        elif len(rest) < 2:
+            left = " left" if split == "test" else ""
+            raise DataError(
+                f"the training text has {len(rest)} document{left}, too few to split off {share}% "
+                f"for {split}; give --{split}_file, --{split}_split_percentage 0, or for a .txt "
+                "file --sample_by line"
+            )
+        else:
+            border = min(max(1, round(len(whole) * share / 100)), len(rest) - 1)
+            splits[split] = rest.select(range(border))
+            splits["train"] = rest.select(range(border, len(rest)))
+        low += share
 
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Copy these rows out; see ``Rows``."""
-        arrays = self.images.arrays[self.images.start + np.asarray(indices)]
-        ids = self.table[arrays.reshape(len(arrays), -1)]
-        return {
-            "input_ids": ids,
-            "segment_ids": np.ones_like(ids),
-            "position_ids": np.tile(np.arange(self.length, dtype=np.int32), (len(ids), 1)),
-            "next_ids": np.full(len(ids), -1, np.int32),
+
+def _split_stream(
+    dataset: IterableDataset, column: str, low: int, share: int
+) -> tuple[IterableDataset, IterableDataset]:
+    """Cut off the documents whose hash is ``low`` to ``low + share`` percent of the way."""
+
+    def goes(text: str | None) -> bool:
+        digest = blake2b((text or "").encode(errors="surrogatepass"), digest_size=8).digest()
+        place = int.from_bytes(digest, "little") % 10_000
+        return low * 100 <= place < (low + share) * 100
+
+    def stays(text: str | None) -> bool:
+        return not goes(text)
+
+    return dataset.filter(goes, input_columns=column), dataset.filter(stays, input_columns=column)
+
+
+def _limited(splits: dict[str, Any], column: str, arguments: TextArguments) -> Splits:
+    """Keep as many documents of each split as the flags say."""
+    names = {"train": "train", "validation": "eval", "test": "test"}
+    for name, split in splits.items():
+        count = getattr(arguments, f"max_{names[name]}_samples", None)
+        if count is None:
+            continue
+        if hasattr(split, "take") and not hasattr(split, "select"):  # a stream, text or arrays
+            splits[name] = split.take(count)
+        else:
+            splits[name] = split.select(range(min(count, len(split))))
+    return Splits(splits, column)
+
+
+def load_named(
+    arguments: TextArguments,
+    plugins: Plugins | None,
+    wanted: Sequence[str] = ("train", "validation"),
+    no_scripts: str = NO_SCRIPTS,
+) -> dict[str, Any]:
+    """Load those of the splits ``wanted`` that ``--dataset_name`` has.
+
+    ``no_scripts`` is what to say of a dataset that is a loading script.
+
+    Raises:
+        DataError: the dataset cannot be loaded, or has none of the splits.
+    """
+    name = arguments.dataset_name
+    found = plugins.call_first("load_dataset", name=name, arguments=arguments) if plugins else None
+    if found is None:
+        found = _load_hub(arguments, no_scripts)
+    splits = {split: found[split] for split in wanted if split in found}
+    if not splits:
+        raise DataError(
+            f"--dataset_name {name} has the splits {', '.join(map(str, found)) or 'none'}; "
+            f"{' or '.join(map(repr, wanted))} is needed"
+        )
+    return splits
+
+
+def _load_hub(arguments: TextArguments, no_scripts: str) -> Any:
+    from datasets import load_dataset, load_from_disk
+
+    name, config = str(arguments.dataset_name), arguments.dataset_config_name
+    label = f"--dataset_name {name}" + (f" --dataset_config_name {config}" if config else "")
+    try:
+        if (Path(name) / "dataset_dict.json").exists():
+            return load_from_disk(name)
+        return load_dataset(
+            name,
+            config,
+            revision=arguments.dataset_revision,
+            streaming=arguments.streaming,
+            cache_dir=_datasets_cache(arguments),
+        )
+    except Exception as error:
+        if "scripts are no longer supported" in str(error) or name in SCRIPT_DATASETS:
+            raise DataError(f"{label}: {no_scripts.format(name=name)} ({error})") from error
+        if isinstance(error, ConnectionError):
+            raise DataError(
+                f"{label}: the Hub cannot be reached ({error}); check the network, or give local "
+                "text with --train_file"
+            ) from error
+        if isinstance(error, FileNotFoundError):
+            raise DataError(f"{label}: no such dataset on the Hub or on disk ({error})") from error
+        raise DataError(f"{label} cannot be loaded: {error.__cause__ or error}") from error
+
+
+def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any:
+    from datasets import load_dataset
+
+    files = data_files.expand(patterns, flag)
+    builder, options = data_files.builder_of(files, flag)
+    data_files.check_heads(files, builder, flag)
+    for file in files:
+        if builder == "json" and not arguments.streaming:
+            # pyarrow stores what is not UTF-8 and only fails when the row is read
+            data_files.check_utf8(file, flag)
+        elif builder == "parquet":
+            data_files.check_parquet(file, flag)
+        else:
+            data_files.check_unpacks(file, flag, whole=not arguments.streaming)
+    if builder == "text":
+        keep = getattr(arguments, "keep_linebreaks", False)
+        options = {"sample_by": arguments.sample_by, "keep_linebreaks": keep}
+    try:
+        dataset = load_dataset(
+            builder,
+            data_files={"train": files},
+            split="train",
+            streaming=arguments.streaming,
+            cache_dir=_datasets_cache(arguments),
+            **options,
+        )
+        if arguments.streaming:
+            next(iter(dataset))
+    except StopIteration:
+        raise DataError(f"{flag} {files[0]} holds no documents") from None
+    except Exception as error:
+        raise data_files.explain(error, files, builder, flag) from error
+    if not arguments.streaming and not len(dataset):
+        raise DataError(f"{flag} {files[0]} holds no documents")
+    return dataset
+
+
+def _datasets_cache(arguments: TextArguments) -> str | None:
+    return str(Path(arguments.data_cache_dir) / "datasets") if arguments.data_cache_dir else None
+
+
+def text_column(dataset: Dataset | IterableDataset, arguments: TextArguments) -> str:
+    """Return the column to read: the one asked for, else "text", else the first one of strings."""
+    types = _column_types(dataset)
+    asked = arguments.text_column_name
+    if asked and asked not in types:
+        raise DataError(
+            f"--text_column_name {asked}: no such column; the data has "
+            f"{', '.join(types) or 'no columns'}{nearest(asked, types)}"
+        )
+    texts = [name for name, kind in types.items() if kind == "text"]
+    column = asked or ("text" if "text" in texts else next(iter(texts), None))
+    if column not in texts:
+        listing = ", ".join(f"{name} ({kind})" for name, kind in types.items())
+        if asked:
+            raise DataError(f"--text_column_name {asked} holds no text; the columns are {listing}")
+        raise DataError(f"no column holds text; the columns are {listing or 'none'}")
+    return column
+
+
+def _column_types(dataset: Any) -> dict[str, str]:
+    if dataset.features:
+        kinds = {
+            name: getattr(f, "dtype", type(f).__name__) for name, f in dataset.features.items()
         }
+        return {name: "text" if "string" in kind else kind for name, kind in kinds.items()}
+    example: dict[str, Any] = next(iter(dataset), {})
+    return {
+        name: "text" if isinstance(value, str) else type(value).__name__
+        for name, value in example.items()
+    }
 
 
-def is_raw(arguments: Any) -> bool:
+def _with_references(dataset: Dataset, column: str, file: str, flag: str) -> Dataset:
+    """Add the reference positions, one JSON list per document that is not blank."""
+    filled = [i for i, text in enumerate(dataset[column]) if not is_blank(text)]
+    dataset = dataset.select(filled)
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        references = [errors.parse_json(line) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{flag} {file} cannot be read: {error}") from error
+    if len(references) != len(dataset):
+        raise DataError(
+            f"{flag} {file} has {len(references)} lines for {len(dataset)} documents; "
+            "give one line a document"
+        )
+    return dataset.add_column(REFERENCE_COLUMN, references)
+
+
+def is_blank(text: str | None) -> bool:
+    """True for a document that holds nothing to train on."""
+    return not text or text.isspace()
+
+
+def is_raw(arguments: TextArguments) -> bool:
     """Tell whether the flags name one long text, or arrays."""
     return arguments.sample_by == "raw" or has_arrays(arguments)
 
 
-def load_raw(arguments: Any) -> dict[str, Any]:
+def load_raw(arguments: TextArguments) -> dict[str, Any]:
     """Read the files that the flags name and cut off what has no file of its own, by position.
 
     The text is training first, then validation, then test: the shares are
@@ -243,9 +382,9 @@ def _load_array(name: str, label: str) -> np.ndarray:
         if isinstance(archive, np.ndarray):  # under a wrong name
             return archive
         for member in archive.zip.infolist():
-            if member.file_size > files.FREE + files.RATIO * member.compress_size:
+            if member.file_size > data_files.FREE + data_files.RATIO * member.compress_size:
                 raise DataError(
-                    f"{label} unpacks to {member.file_size >> 20} MB, more than {files.RATIO} "
+                    f"{label} unpacks to {member.file_size >> 20} MB, more than {data_files.RATIO} "
                     "times its size: save it with numpy.savez, which does not pack"
                 )
         if len(archive.files) != 1:
@@ -254,280 +393,128 @@ def _load_array(name: str, label: str) -> np.ndarray:
         return archive[archive.files[0]]
 
 
-REFERENCE_COLUMN = "chinese_ref"  # transformers' name for whole-word reference positions
+PIECE = 1 << 20  # bytes that are tokenised at once
+BYTES_INSTEAD = "a vocabulary of bytes (train_tokenizer.py --vocabulary bytes) takes any file"
 
 
-NO_SCRIPTS = (
-    "`datasets` no longer runs loading scripts, which is how {name} was distributed. Use a corpus "
-    "stored as parquet, e.g. `--dataset_name HuggingFaceFW/fineweb-2 --dataset_config_name "
-    "nob_Latn` or `--dataset_name wikimedia/wikipedia --dataset_config_name 20231101.no`, or your "
-    "own text with --train_file"
-)
+@dataclasses.dataclass
+class RawText:
+    """The bytes ``start`` to ``stop`` of a text that was read whole; ``content`` is all of it."""
 
+    content: np.ndarray
+    start: int
+    stop: int
 
-SCRIPT_DATASETS = ("oscar", "wikipedia", "bookcorpus", "cc100", "mc4", "cc_news", "openwebtext")
+    def __len__(self) -> int:
+        return self.stop - self.start
 
+    @property
+    def bytes(self) -> np.ndarray:
+        """The bytes of this part, uint8."""
+        return self.content[self.start : self.stop]
 
-class Splits(dict[str, Any]):
-    """The splits by name ("train", "validation", "test"; any may be absent) and the text column."""
+    def take(self, count: int) -> RawText:
+        """Return the first ``count`` bytes."""
+        return dataclasses.replace(self, stop=min(self.stop, self.start + count))
 
-    def __init__(self, splits: dict[str, Any], text_column: str):
-        super().__init__(splits)
-        self.text_column = text_column
+    def pieces(self, flag: str = "--sample_by raw", advice: str = BYTES_INSTEAD) -> Iterator[str]:
+        """Yield the text in pieces that end with a line where lines are not huge.
 
+        A character that a border cuts belongs to the part before it. ``flag`` and ``advice`` are
+        what an error says of bytes that are not text.
 
-def load_splits(arguments: TextArguments, plugins: Any = None) -> Splits:
-    """Load the documents that the flags ask for.
-
-    A dataset name is offered to the plugins' ``load_dataset`` hook first and looked up on the Hub
-    then; without one the files are read. Without a validation split the first
-    ``validation_split_percentage`` percent of the documents validate; of a stream, whose length
-    nobody knows, those whose hash falls below that share (the same ones in every run, and equal
-    documents always on the same side). Where the flags know a test split, the documents after
-    those of validation are set aside for it.
-
-    Returns ``datasets.Dataset`` splits, or ``IterableDataset`` with ``streaming``; what has no
-    documents comes as :mod:`hfseq.data.sources` has it.
-
-    Raises:
-        UsageError: neither a dataset nor a file is given.
-        DataError: the data is missing, unreadable, empty, or has no text column.
-    """
-    known = [split for split in arguments_module.SPLITS if hasattr(arguments, f"{split}_file")]
-    files = [getattr(arguments, f"{split}_file") for split in known]
-    if not (arguments.dataset_name or any(files)):
-        raise UsageError("no data: give --dataset_name or --train_file")
-    if is_raw(arguments):
-        return _limited(_raw(arguments), "text", arguments)
-    splits: dict[str, Any] = {}
-    if arguments.dataset_name:
-        splits = load_named(arguments, plugins, known)
-    for split, patterns in zip(known, files, strict=True):
-        if patterns:
-            splits[split] = _load_files(patterns, f"--{split}_file", arguments)
-    column = text_column(next(splits[split] for split in known if split in splits), arguments)
-    for split in splits:
-        if reference := getattr(arguments, f"{split}_ref_file", None):
-            splits[split] = _with_references(
-                splits[split], column, reference, f"--{split}_ref_file"
-            )
-    if "train" in splits:
-        _set_aside(splits, column, arguments)
-    return _limited(splits, column, arguments)
-
-
-def _set_aside(splits: dict[str, Any], column: str, arguments: TextArguments) -> None:
-    """Cut what has no split of its own off the training text; shares are those of all of it."""
-    whole, low = splits["train"], 0
-    for split in ("validation", "test"):
-        share = getattr(arguments, f"{split}_split_percentage", 0)
-        if split in splits or not share:
-            continue
-        if arguments.streaming:
-            cut = _split_stream(splits["train"], column, low, share)
-        else:
-            cut = _split(splits["train"], round(len(whole) * share / 100), split, share)
-        splits[split], splits["train"] = cut
-        low += share
-
-
-def _raw(arguments: TextArguments) -> dict[str, Any]:
-    if arguments.dataset_name:
-        raise UsageError(
-            f"--dataset_name {arguments.dataset_name} has documents, which --sample_by raw does "
-            "not read: give files with --train_file, or drop --sample_by"
-        )
-    return load_raw(arguments)
-
-
-def _limited(splits: dict[str, Any], column: str, arguments: TextArguments) -> Splits:
-    names = {"train": "train", "validation": "eval", "test": "test"}
-    limits = {s: getattr(arguments, f"max_{name}_samples", None) for s, name in names.items()}
-    return Splits({name: _first(split, limits[name]) for name, split in splits.items()}, column)
-
-
-def load_named(
-    arguments: TextArguments,
-    plugins: Any,
-    wanted: Sequence[str] = ("train", "validation"),
-    no_scripts: str = NO_SCRIPTS,
-) -> dict[str, Any]:
-    """Load those of the splits ``wanted`` that ``--dataset_name`` has.
-
-    ``no_scripts`` is what to say of a dataset that is a loading script.
-
-    Raises:
-        DataError: the dataset cannot be loaded, or has none of the splits.
-    """
-    name = arguments.dataset_name
-    found = plugins.call_first("load_dataset", name=name, arguments=arguments) if plugins else None
-    if found is None:
-        found = _load_hub(arguments, no_scripts)
-    splits = {split: found[split] for split in wanted if split in found}
-    if not splits:
-        raise DataError(
-            f"--dataset_name {name} has the splits {', '.join(map(str, found)) or 'none'}; "
-            f"{' or '.join(map(repr, wanted))} is needed"
-        )
-    return splits
-
-
-def _load_hub(arguments: TextArguments, no_scripts: str) -> Any:
-    from datasets import load_dataset, load_from_disk
-
-    name, config = str(arguments.dataset_name), arguments.dataset_config_name
-    label = f"--dataset_name {name}" + (f" --dataset_config_name {config}" if config else "")
-    try:
-        if (Path(name) / "dataset_dict.json").exists():
-            return load_from_disk(name)
-        return load_dataset(
-            name,
-            config,
-            revision=arguments.dataset_revision,
-            streaming=arguments.streaming,
-            cache_dir=_datasets_cache(arguments),
-        )
-    except Exception as error:
-        if "scripts are no longer supported" in str(error) or name in SCRIPT_DATASETS:
-            raise DataError(f"{label}: {no_scripts.format(name=name)} ({error})") from error
-        if isinstance(error, ConnectionError):
+        Raises:
+            DataError: the text is not UTF-8, or less than a character.
+        """
+        start, last = self._character(self.start), self._character(self.stop)
+        if start >= last:
             raise DataError(
-                f"{label}: the Hub cannot be reached ({error}); check the network, or give local "
-                "text with --train_file"
-            ) from error
-        if isinstance(error, FileNotFoundError):
-            raise DataError(f"{label}: no such dataset on the Hub or on disk ({error})") from error
-        raise DataError(f"{label} cannot be loaded: {error.__cause__ or error}") from error
+                f"{flag}: bytes {self.start} to {self.stop} of the text hold no whole character: "
+                "give a larger file, or a larger share"
+            )
+        while start < last:
+            stop = self._character(min(start + PIECE, last))
+            breaks = np.flatnonzero(self.content[start:stop] == ord("\n"))
+            if stop < last and len(breaks):
+                stop = start + int(breaks[-1]) + 1
+            try:
+                yield self.content[start:stop].tobytes().decode()
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{flag}: byte {start + error.start} of the text is not UTF-8; {advice}"
+                ) from error
+            start = stop
+
+    def _character(self, place: int) -> int:
+        """The first place from ``place`` on that is not inside a character (of 4 bytes at most)."""
+        if not place:
+            return place  # what continues nothing is an error, not a part of a character
+        inside = self.content[place : place + 3] & 0xC0 == 0x80
+        return place + (len(inside) if inside.all() else int(inside.argmin()))
+
+    def count_words(self, line_ends: bool = True) -> int:
+        """Count words between whitespace, and line ends, see ``tokenize.count_words``."""
+        text = "".join(self.pieces("--word_perplexity", "words are those of text: drop the flag"))
+        ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
+        return len(text.split()) + ends
 
 
-def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any:
-    from datasets import load_dataset
+@dataclasses.dataclass
+class Images:
+    """Arrays of bytes, all of one shape: uint8 (N, ...), memory-mapped where the file allows it."""
 
-    files = data_files.expand(patterns, flag)
-    builder, options = data_files.builder_of(files, flag)
-    data_files.check_heads(files, builder, flag)
-    for file in files:
-        if builder == "json" and not arguments.streaming:
-            # pyarrow stores what is not UTF-8 and only fails when the row is read
-            data_files.check_utf8(file, flag)
-        elif builder == "parquet":
-            parquet_files.check(file, flag)
-        else:
-            data_files.check_unpacks(file, flag, whole=not arguments.streaming)
-    if builder == "text":
-        keep = getattr(arguments, "keep_linebreaks", False)
-        options = {"sample_by": arguments.sample_by, "keep_linebreaks": keep}
-    try:
-        dataset = load_dataset(
-            builder,
-            data_files={"train": files},
-            split="train",
-            streaming=arguments.streaming,
-            cache_dir=_datasets_cache(arguments),
-            **options,
-        )
-        if arguments.streaming:
-            next(iter(dataset))
-    except StopIteration:
-        raise DataError(f"{flag} {files[0]} holds no documents") from None
-    except Exception as error:
-        raise data_files.explain(error, files, builder, flag) from error
-    if not arguments.streaming and not len(dataset):
-        raise DataError(f"{flag} {files[0]} holds no documents")
-    return dataset
+    arrays: np.ndarray
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def size(self) -> int:
+        """Bytes of one array."""
+        return int(np.prod(self.arrays.shape[1:]))
+
+    def take(self, count: int) -> Images:
+        """Return the first ``count`` arrays."""
+        return dataclasses.replace(self, stop=min(self.stop, self.start + count))
 
 
-def _datasets_cache(arguments: TextArguments) -> str | None:
-    return str(Path(arguments.data_cache_dir) / "datasets") if arguments.data_cache_dir else None
+class ImageRows:
+    """Row *i* is array *i*, flattened in row-major order, a token a byte.
 
+    Raises:
+        UsageError: the vocabulary is not one of bytes, or rows have another length than arrays.
+    """
 
-def text_column(dataset: Any, arguments: TextArguments) -> str:
-    """Return the column to read: the one asked for, else "text", else the first one of strings."""
-    types = _column_types(dataset)
-    asked = arguments.text_column_name
-    if asked and asked not in types:
-        raise DataError(
-            f"--text_column_name {asked}: no such column; the data has "
-            f"{', '.join(types) or 'no columns'}{nearest(asked, types)}"
-        )
-    texts = [name for name, kind in types.items() if kind == "text"]
-    column = asked or ("text" if "text" in texts else next(iter(texts), None))
-    if column not in texts:
-        listing = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-        if asked:
-            raise DataError(f"--text_column_name {asked} holds no text; the columns are {listing}")
-        raise DataError(f"no column holds text; the columns are {listing or 'none'}")
-    return column
+    def __init__(self, images: Images, tokenizer: PreTrainedTokenizerBase, length: int):
+        table = byte_ids(tokenizer)
+        if table is None:
+            raise UsageError(
+                "arrays of bytes need a vocabulary of bytes: make one with "
+                "train_tokenizer.py --model_type vq_transformer --vocabulary bytes"
+            )
+        if length != images.size:
+            raise UsageError(
+                f"rows have {length} tokens and arrays of shape {images.arrays.shape[1:]} have "
+                f"{images.size} bytes: give --block_size {images.size}"
+            )
+        self.images, self.length, self.table = images, length, table
 
+    def __len__(self) -> int:
+        return len(self.images)
 
-def _column_types(dataset: Any) -> dict[str, str]:
-    if dataset.features:
-        kinds = {
-            name: getattr(f, "dtype", type(f).__name__) for name, f in dataset.features.items()
+    def width(self, indices: np.ndarray) -> int:
+        """Columns of a batch: always the length."""
+        return self.length
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Copy these rows out; see ``Rows``."""
+        arrays = self.images.arrays[self.images.start + np.asarray(indices)]
+        ids = self.table[arrays.reshape(len(arrays), -1)]
+        return {
+            "input_ids": ids,
+            "segment_ids": np.ones_like(ids),
+            "position_ids": np.tile(np.arange(self.length, dtype=np.int32), (len(ids), 1)),
+            "next_ids": np.full(len(ids), -1, np.int32),
         }
-        return {name: "text" if "string" in kind else kind for name, kind in kinds.items()}
-    example: dict[str, Any] = next(iter(dataset), {})
-    return {
-        name: "text" if isinstance(value, str) else type(value).__name__
-        for name, value in example.items()
-    }
-
-
-def _with_references(dataset: Any, column: str, file: str, flag: str) -> Any:
-    """Add the reference positions, one JSON list per document that is not blank."""
-    filled = [i for i, text in enumerate(dataset[column]) if not is_blank(text)]
-    dataset = dataset.select(filled)
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-        references = [errors.parse_json(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise DataError(f"{flag} {file} cannot be read: {error}") from error
-    if len(references) != len(dataset):
-        raise DataError(
-            f"{flag} {file} has {len(references)} lines for {len(dataset)} documents; "
-            "give one line a document"
-        )
-    return dataset.add_column(REFERENCE_COLUMN, references)
-
-
-def is_blank(text: str | None) -> bool:
-    """True for a document that holds nothing to train on."""
-    return not text or text.isspace()
-
-
-def _split(dataset: Any, count: int, split: str, percentage: int) -> tuple[Any, Any]:
-    if len(dataset) < 2:
-        left = " left" if split == "test" else ""
-        raise DataError(
-            f"the training text has {len(dataset)} document{left}, too few to split off "
-            f"{percentage}% for {split}; give --{split}_file, --{split}_split_percentage 0, or for "
-            "a .txt file --sample_by line"
-        )
-    border = min(max(1, count), len(dataset) - 1)
-    return dataset.select(range(border)), dataset.select(range(border, len(dataset)))
-
-
-def _split_stream(dataset: Any, column: str, low: int, share: int) -> tuple[Any, Any]:
-    """Cut off the documents whose hash is ``low`` to ``low + share`` percent of the way."""
-
-    def goes(text: str | None) -> bool:
-        digest = blake2b((text or "").encode(errors="surrogatepass"), digest_size=8).digest()
-        place = int.from_bytes(digest, "little") % 10_000
-        return low * 100 <= place < (low + share) * 100
-
-    def stays(text: str | None) -> bool:
-        return not goes(text)
-
-    return tuple(dataset.filter(keep, input_columns=column) for keep in (goes, stays))
-
-
-def _first(dataset: Any, count: int | None) -> Any:
-    if count is None:
-        return dataset
-    if isinstance(dataset, RawText | Images):
-        return dataset.take(count)
-    return (
-        dataset.select(range(min(count, len(dataset))))
-        if hasattr(dataset, "__len__")
-        else dataset.take(count)
-    )

@@ -10,7 +10,8 @@ import numpy as np
 
 from hfseq.data.batches import LineRows, PackedRows, derive, permute
 from hfseq.data.store import TokenStore
-from hfseq.data.tokenize import Encoder, pad_token_id
+from hfseq.data.tokenize import Encoder
+from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import DataError
 
 CHUNK = 256  # documents read and tokenised at a time

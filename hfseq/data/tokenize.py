@@ -12,25 +12,26 @@ from concurrent.futures.process import BrokenProcessPool
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hfseq.data import store
 from hfseq.data.sources import REFERENCE_COLUMN, RawText, is_blank
 from hfseq.data.store import Chunk, TokenStore
-from hfseq.data.tokenizers import byte_ids
+from hfseq.data.tokenizers import byte_ids, pad_token_id
 from hfseq.errors import DataError, UsageError
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 BATCH = 1000  # documents a task, at most
-
-
 CHARACTERS = 1 << 23  # a call of the tokenizer, which needs some 100 bytes for each
 
 
 def tokenize(
-    dataset: Any,
-    tokenizer: Any,
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
     text_column: str,
     *,
     cache_dir: str | Path,
@@ -53,7 +54,10 @@ def tokenize(
         UsageError: ``line_by_line`` without a ``max_length``, ``append_eos`` without such a token.
         DataError: no document is left, a document cannot be read, or the cache cannot be written.
     """
-    encode = Encoder(tokenizer, _limit(line_by_line, max_length), keep_blank, append_eos)
+    if line_by_line and not max_length:
+        raise UsageError("--line_by_line needs --max_seq_length, the length to truncate to")
+    limit = max_length if line_by_line else None
+    encode = Encoder(tokenizer, limit, keep_blank, append_eos)
     return tokenize_with(
         encode, dataset, text_column, cache_dir=cache_dir, num_proc=num_proc, overwrite=overwrite,
         description=description,
@@ -62,7 +66,7 @@ def tokenize(
 
 def tokenize_with(
     encode: Encoder,
-    dataset: Any,
+    dataset: Dataset,
     column: str,
     *,
     cache_dir: str | Path,
@@ -75,7 +79,9 @@ def tokenize_with(
     Raises:
         DataError: no document is left, a document cannot be read, or the cache cannot be written.
     """
-    key = _fingerprint(dataset, column, encode)
+    state = tokenizer_state(encode.tokenizer)
+    content = [store.VERSION, dataset._fingerprint, column, *encode.options, state]
+    key = blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
     header = {"fingerprint": key, "pad_token_id": pad_token_id(encode.tokenizer)}
 
     def chunks() -> Iterator[Chunk]:
@@ -90,39 +96,36 @@ def tokenize_with(
     return store.build(Path(cache_dir) / f"tokens-{key}", chunks, header, overwrite)
 
 
-def count_words(dataset: Any, column: str, keep_blank: bool = False, line_ends: bool = True) -> int:
-    """Count what word-level perplexity divides by: words between whitespace, and line ends.
+def tokenize_raw(
+    text: RawText,
+    tokenizer: PreTrainedTokenizerBase,
+    cache_dir: str | Path,
+    overwrite: bool = False,
+) -> TokenStore:
+    """Return the tokens of a text that was read whole, one document without special tokens.
 
-    Every line ends once, its last one too, whether or not the text ends with a line break. This is
-    the count of WikiText (Merity et al., 2016), where each line has an ``<eos>``. Without
-    ``line_ends`` words alone count, as for PG-19 (Rae et al., 2020).
+    A vocabulary of bytes needs no tokenizing and no cache; others keep their tokens in
+    ``cache_dir``.
     """
-    words = 0
-    for text in _kept(dataset, column, keep_blank):
-        ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
-        words += len(text.split()) + ends
-    return words
+    table = byte_ids(tokenizer)
+    pad = tokenizer.pad_token_id or 0
+    if table is not None:
+        return TokenStore(table[text.bytes], np.array([0, len(text)], np.int64), pad)
+    key = blake2b(repr(tokenizer_state(tokenizer)).encode(), digest_size=16)
+    key.update(text.bytes.tobytes())
+    header = {"fingerprint": key.hexdigest(), "pad_token_id": pad}
 
+    def chunks() -> Iterator[Chunk]:
+        parts = [
+            np.asarray(
+                tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"], np.int32
+            )
+            for piece in text.pieces()
+        ]
+        ids = np.concatenate(parts)
+        yield ids, np.array([len(ids)], np.int64), None
 
-def count_bytes(dataset: Any, column: str, keep_blank: bool = False) -> int:
-    """Count the bytes of UTF-8 of the documents that are tokenised."""
-    return sum(len(text.encode()) for text in _kept(dataset, column, keep_blank))
-
-
-def _kept(dataset: Any, column: str, keep_blank: bool) -> Iterator[str]:
-    for batch in dataset.select_columns([column]).iter(BATCH):
-        yield from (text for text in batch[column] if (text if keep_blank else not is_blank(text)))
-
-
-def _limit(line_by_line: bool, max_length: int | None) -> int | None:
-    if line_by_line and not max_length:
-        raise UsageError("--line_by_line needs --max_seq_length, the length to truncate to")
-    return max_length if line_by_line else None
-
-
-def pad_token_id(tokenizer: Any) -> int:
-    """The id that fills rows up; any id will do where the tokenizer has none (GPT-2)."""
-    return 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return store.build(Path(cache_dir) / f"raw-{key.hexdigest()}", chunks, header, overwrite)
 
 
 class Encoder:
@@ -130,7 +133,7 @@ class Encoder:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         max_length: int | None = None,
         keep_blank: bool = False,
         append_eos: bool = False,
@@ -162,14 +165,12 @@ class Encoder:
         for batch in _by_size(texts):
             rows += self._rows(batch)
         if self.append_eos:
-            rows = [[*row, self.tokenizer.eos_token_id] for row in self._cut(rows)]
+            end = self.tokenizer.eos_token_id
+            room = None if self.max_length is None else self.max_length - 1
+            rows = [[*row[:room], end] for row in rows]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         flat = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
         return flat, lengths
-
-    def _cut(self, rows: list[Any]) -> list[Any]:
-        """Leave room for the end of text."""
-        return rows if self.max_length is None else [row[: self.max_length - 1] for row in rows]
 
     def _bytes(self, texts: Sequence[str], table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         end = np.full(int(self.append_eos), self.tokenizer.eos_token_id or 0, np.int32)
@@ -209,44 +210,22 @@ def _by_size(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _encode_range(dataset: Any, encode: Encoder, column: str, documents: range) -> Chunk:
-    try:
-        batch = dataset[documents.start : documents.stop]
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"a document from number {documents.start} on is not valid UTF-8: {error}"
-        ) from error
-    kept = [i for i, text in enumerate(batch[column]) if encode.keeps(text)]
-    ids, lengths = encode([batch[column][i] for i in kept])
-    if REFERENCE_COLUMN not in batch:
-        return ids, lengths, None
-    return ids, lengths, _continues(lengths, [batch[REFERENCE_COLUMN][i] for i in kept])
+def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return what the ids depend on, by which caches are found again."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return [
+            type(tokenizer).__qualname__,
+            sorted(tokenizer.get_vocab().items()),
+            repr(tokenizer),
+        ]
+    state = json.loads(backend.to_str())
+    return [state | {"truncation": None, "padding": None}, tokenizer.pad_token_id]
 
 
-def _continues(lengths: np.ndarray, references: list[list[int]]) -> np.ndarray:
-    starts = np.cumsum(lengths) - lengths
-    continues = np.zeros(int(lengths.sum()), np.uint8)
-    for start, length, positions in zip(starts, lengths, references, strict=True):
-        inside = np.asarray(positions, np.int64)
-        continues[start + inside[inside < length]] = 1  # the rest was truncated
-    return continues
-
-
-_work: tuple[Any, Encoder, str]
-
-
-def _start_worker(*work: Any) -> None:
-    global _work
-    _work = work
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core already
-
-
-def _run(documents: range) -> Chunk:
-    dataset, encode, column = _work
-    return _encode_range(dataset, encode, column, documents)
-
-
-def _parallel(dataset: Any, encode: Encoder, column: str, num_proc: int | None) -> Iterator[Chunk]:
+def _parallel(
+    dataset: Dataset, encode: Encoder, column: str, num_proc: int | None
+) -> Iterator[Chunk]:
     size = min(BATCH, -(-len(dataset) // (4 * (num_proc or 1))) or 1)
     tasks = [range(i, min(i + size, len(dataset))) for i in range(0, len(dataset), size)]
     workers = min(num_proc or 1, len(tasks))
@@ -271,49 +250,59 @@ def _start_method() -> str:
     return "fork" if sys.platform == "linux" and "jax" not in sys.modules else "spawn"
 
 
-def _fingerprint(dataset: Any, column: str, encode: Encoder) -> str:
-    state = tokenizer_state(encode.tokenizer)
-    content = [store.VERSION, dataset._fingerprint, column, *encode.options, state]
-    return blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+_work: tuple[Any, Encoder, str]
 
 
-def tokenizer_state(tokenizer: Any) -> Any:
-    """Return what the ids depend on, by which caches are found again."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return [
-            type(tokenizer).__qualname__,
-            sorted(tokenizer.get_vocab().items()),
-            repr(tokenizer),
-        ]
-    state = json.loads(backend.to_str())
-    return [state | {"truncation": None, "padding": None}, tokenizer.pad_token_id]
+def _start_worker(dataset: Dataset, encode: Encoder, column: str) -> None:
+    global _work
+    _work = dataset, encode, column
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core already
 
 
-def tokenize_raw(
-    text: RawText, tokenizer: Any, cache_dir: str | Path, overwrite: bool = False
-) -> TokenStore:
-    """Return the tokens of a text that was read whole, one document without special tokens.
+def _run(documents: range) -> Chunk:
+    dataset, encode, column = _work
+    return _encode_range(dataset, encode, column, documents)
 
-    A vocabulary of bytes needs no tokenizing and no cache; others keep their tokens in
-    ``cache_dir``.
+
+def _encode_range(dataset: Dataset, encode: Encoder, column: str, documents: range) -> Chunk:
+    try:
+        batch = dataset[documents.start : documents.stop]
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"a document from number {documents.start} on is not valid UTF-8: {error}"
+        ) from error
+    kept = [i for i, text in enumerate(batch[column]) if encode.keeps(text)]
+    ids, lengths = encode([batch[column][i] for i in kept])
+    if REFERENCE_COLUMN not in batch:
+        return ids, lengths, None
+    starts, continues = np.cumsum(lengths) - lengths, np.zeros(len(ids), np.uint8)
+    for start, length, i in zip(starts, lengths, kept, strict=True):
+        inside = np.asarray(batch[REFERENCE_COLUMN][i], np.int64)
+        continues[start + inside[inside < length]] = 1  # the rest was truncated
+    return ids, lengths, continues
+
+
+def count_words(
+    dataset: Dataset, column: str, keep_blank: bool = False, line_ends: bool = True
+) -> int:
+    """Count what word-level perplexity divides by: words between whitespace, and line ends.
+
+    Every line ends once, its last one too, whether or not the text ends with a line break. This is
+    the count of WikiText (Merity et al., 2016), where each line has an ``<eos>``. Without
+    ``line_ends`` words alone count, as for PG-19 (Rae et al., 2020).
     """
-    table = byte_ids(tokenizer)
-    pad = tokenizer.pad_token_id or 0
-    if table is not None:
-        return TokenStore(table[text.bytes], np.array([0, len(text)], np.int64), pad)
-    key = blake2b(repr(tokenizer_state(tokenizer)).encode(), digest_size=16)
-    key.update(text.bytes.tobytes())
-    header = {"fingerprint": key.hexdigest(), "pad_token_id": pad}
+    words = 0
+    for text in _kept(dataset, column, keep_blank):
+        ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
+        words += len(text.split()) + ends
+    return words
 
-    def chunks() -> Iterator[Chunk]:
-        parts = [
-            np.asarray(
-                tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"], np.int32
-            )
-            for piece in text.pieces()
-        ]
-        ids = np.concatenate(parts)
-        yield ids, np.array([len(ids)], np.int64), None
 
-    return store.build(Path(cache_dir) / f"raw-{key.hexdigest()}", chunks, header, overwrite)
+def count_bytes(dataset: Dataset, column: str, keep_blank: bool = False) -> int:
+    """Count the bytes of UTF-8 of the documents that are tokenised."""
+    return sum(len(text.encode()) for text in _kept(dataset, column, keep_blank))
+
+
+def _kept(dataset: Dataset, column: str, keep_blank: bool) -> Iterator[str]:
+    for batch in dataset.select_columns([column]).iter(BATCH):
+        yield from (text for text in batch[column] if (text if keep_blank else not is_blank(text)))

@@ -9,60 +9,22 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hfseq.data.batches import derive, permute
 from hfseq.errors import DataError, UsageError, nearest
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers.normalizers import Normalizer
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.data.arguments import TranslationArguments
 logger = logging.getLogger(__name__)
-
-
-def byte_characters() -> list[str]:
-    """Return the character that stands for each byte in byte-level vocabularies.
-
-    Visible characters of Latin-1 stand for themselves, the others for those from U+0100 on (the
-    table of GPT-2, which ``tokenizers`` uses).
-    """
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(visible)]
-    codes = {byte: byte for byte in visible} | {b: 0x100 + i for i, b in enumerate(others)}
-    return [chr(codes[byte]) for byte in range(256)]
-
-
-def byte_backend(specials: Sequence[str]) -> Any:
-    """Return a ``tokenizers.Tokenizer``: special tokens first, then byte *b* as ``specials`` + *b*.
-
-    A byte-level BPE without merges, which takes a text as it is; plain ``tokenizers`` reads it.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    characters = byte_characters()
-    vocabulary = {token: i for i, token in enumerate([*specials, *characters])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def byte_ids(tokenizer: Any) -> np.ndarray | None:
-    """Return the id of each byte, int32 (256,), or None where a token can be more than a byte."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return None
-    state = json.loads(backend.to_str())
-    model = state["model"]
-    if model.get("type") != "BPE" or model.get("merges") or state.get("normalizer"):
-        return None
-    vocabulary = model["vocab"]
-    ids = [vocabulary.get(character) for character in byte_characters()]
-    return None if None in ids else np.array(ids, np.int32)
-
-
 ALGORITHMS = ("bpe", "unigram", "wordpiece", "bytes")
-
-
 UNLIMITED = 10**30  # transformers' number for a model that takes texts of any length
 
 
@@ -103,8 +65,6 @@ _ROBERTA = Family(
     single="<s> $A </s>",
     pair="<s> $A </s> </s> $B </s>",
 )
-
-
 FAMILIES = {
     "roberta": _ROBERTA,
     "bart": _ROBERTA,
@@ -157,10 +117,10 @@ def train_tokenizer(
     *,
     min_frequency: int = 2,
     lowercase: bool = False,
-    normalizer: Any = None,
+    normalizer: str | Normalizer | None = None,
     model_max_length: int | None = None,
     show_progress: bool | None = None,
-) -> Any:
+) -> PreTrainedTokenizerBase:
     """Train a tokenizer with the special tokens of ``family`` and save it in ``output_dir``.
 
     ``algorithm`` is "bpe" (byte-level), "unigram", "wordpiece", or "bytes", which needs no texts
@@ -185,23 +145,19 @@ def train_tokenizer(
     if algorithm not in ALGORITHMS:
         raise UsageError(f"algorithm '{algorithm}': one of {', '.join(ALGORITHMS)}")
     if algorithm == "bytes":
-        tokenizer = _bytes(spec, family, model_max_length, lowercase or bool(normalizer))
+        if lowercase or normalizer or spec.last or spec.single != "$A":
+            raise UsageError(
+                f"a vocabulary of bytes takes a text as it is: '{family}' has tokens around or "
+                "after it, or --lowercase or --normalizer is given; use --model_type "
+                "vq_transformer or gpt2"
+            )
+        tokenizer = wrap(byte_backend(spec.first), spec, family, model_max_length, verbatim=True)
     else:
         backend = train_backend(
             texts, spec, algorithm, vocab_size, min_frequency, lowercase, normalizer, show_progress
         )
         tokenizer = wrap(backend, spec, family, model_max_length)
     return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
-
-
-def _bytes(spec: Family, family: str, model_max_length: int | None, changes: bool) -> Any:
-    """Return the tokenizer whose tokens are bytes, in which no text is a special token."""
-    if changes or spec.last or spec.single != "$A":
-        raise UsageError(
-            f"a vocabulary of bytes takes a text as it is: '{family}' has tokens around or after "
-            "it, or --lowercase or --normalizer is given; use --model_type vq_transformer or gpt2"
-        )
-    return wrap(byte_backend(spec.first), spec, family, model_max_length, verbatim=True)
 
 
 def train_backend(
@@ -211,9 +167,9 @@ def train_backend(
     vocab_size: int,
     min_frequency: int = 2,
     lowercase: bool = False,
-    normalizer: Any = None,
+    normalizer: str | Normalizer | None = None,
     show_progress: bool | None = None,
-) -> Any:
+) -> Tokenizer:
     """Train a ``tokenizers.Tokenizer``; see ``train_tokenizer``."""
     import sys
 
@@ -261,13 +217,16 @@ def train_backend(
 
 
 def _untrained(
-    spec: Family, algorithm: str, lowercase: bool, normalizer: Any
+    spec: Family, algorithm: str, lowercase: bool, normalizer: str | Normalizer | None
 ) -> tuple[Any, Callable, dict]:
     """Return an empty tokenizer, its trainer class, and the options the trainer needs."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     if isinstance(normalizer, str):
-        normalizer = _named_normalizer(normalizer)
+        names = ("nfc", "nfkc", "nfd", "nfkd")
+        if normalizer.lower() not in names:
+            raise UsageError(f"--normalizer {normalizer}: one of {', '.join(names)}")
+        normalizer = getattr(normalizers, normalizer.upper())()
     steps = [normalizer] if normalizer else []
     trainer: Any
     options: dict[str, Any]
@@ -299,22 +258,13 @@ def _untrained(
     return tokenizer, trainer, options
 
 
-def _named_normalizer(name: str) -> Any:
-    from tokenizers import normalizers
-
-    names = ("nfc", "nfkc", "nfd", "nfkd")
-    if name.lower() not in names:
-        raise UsageError(f"--normalizer {name}: one of {', '.join(names)}")
-    return getattr(normalizers, name.upper())()
-
-
 def wrap(
-    backend: Any,
+    backend: Tokenizer,
     spec: Family,
     family: str,
     model_max_length: int | None = None,
     verbatim: bool = False,
-) -> Any:
+) -> PreTrainedTokenizerBase:
     """Make a tokenizer of transformers that knows the roles of the special tokens.
 
     With ``verbatim`` their names in a text are text.
@@ -339,7 +289,7 @@ def wrap(
     return tokenizer
 
 
-def save_generic(tokenizer: Any, directory: Path) -> Any:
+def save_generic(tokenizer: PreTrainedTokenizerBase, directory: Path) -> PreTrainedTokenizerBase:
     """Save ``tokenizer`` as one of no family, and return what ``AutoTokenizer`` makes of it.
 
     Raises:
@@ -365,149 +315,6 @@ def save_generic(tokenizer: Any, directory: Path) -> Any:
     return loaded
 
 
-def check_vocabulary(tokenizer: Any, config: Any) -> None:
-    """Refuse a tokenizer with ids beyond the model's embedding, which would train on NaN.
-
-    Raises:
-        UsageError: the largest id is not below ``config.vocab_size``, or there are special tokens
-            only (what ``AutoTokenizer`` makes of a directory that has no tokenizer files).
-    """
-    if (~special_ids(tokenizer)).sum() <= 1:  # T5 makes a lone "▁" of nothing
-        raise UsageError(
-            f"the tokenizer of '{tokenizer.name_or_path}' has no tokens but special ones; "
-            "--tokenizer_name needs a directory or model with tokenizer files"
-        )
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= config.vocab_size:
-        raise UsageError(
-            f"the tokenizer's largest id is {largest}, but config.vocab_size is "
-            f"{config.vocab_size}; set --config_overrides vocab_size={largest + 1}, or use the "
-            "tokenizer the model was made with"
-        )
-
-
-def _table_size(tokenizer: Any, size: int | None) -> int:
-    return max(size or 0, max(tokenizer.get_vocab().values()) + 1)
-
-
-def special_ids(tokenizer: Any, size: int | None = None) -> np.ndarray:
-    """True for the ids of special tokens; bool (``size`` or the tokenizer's vocabulary,)."""
-    table = np.zeros(_table_size(tokenizer, size), bool)
-    table[tokenizer.all_special_ids] = True
-    table[[i for i, token in tokenizer.added_tokens_decoder.items() if token.special]] = True
-    return table
-
-
-def word_start_table(tokenizer: Any, size: int | None = None) -> np.ndarray:
-    """True for the ids that begin a word; bool (``size`` or the tokenizer's vocabulary,).
-
-    Byte-level vocabularies mark the space before a word (``Ġ``), SentencePiece likewise (``▁``),
-    WordPiece marks what does not begin one (``##``).
-
-    Raises:
-        UsageError: the vocabulary has no such marks.
-    """
-    vocabulary = tokenizer.get_vocab()
-    mark, starts = word_marks(vocabulary)
-    if not mark:
-        raise UsageError(
-            "--whole_word_masking: the tokenizer's vocabulary does not mark where words begin"
-        )
-    table = np.zeros(_table_size(tokenizer, size), bool)
-    for token, i in vocabulary.items():
-        table[i] = token.startswith(starts) if starts else not token.startswith(mark)
-    return table
-
-
-def word_marks(vocabulary: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the mark of a vocabulary ("" if none), and what tokens that begin a word begin with.
-
-    The second is empty where the mark (``##``) is on the tokens that do not begin one.
-    """
-    marks = {mark: sum(token.startswith(mark) for token in vocabulary) for mark in ("Ġ", "▁", "##")}
-    mark = max(marks, key=lambda candidate: marks[candidate])
-    if not marks[mark]:
-        return "", ()
-    # Of byte-level vocabularies: space, line feed, tab, carriage return.
-    return mark, {"Ġ": tuple("ĠĊĉč"), "▁": ("▁",)}.get(mark, ())
-
-
-FILE = "tokenizer.json"
-
-
-BATCH = 1000  # pairs at a time
-
-
-def vocabulary_in(folder: Path, arguments: Any, load: Callable[[], Mapping[str, Any]]) -> Any:
-    """Return the tokenizer in ``folder``; the first process that finds none there trains it.
-
-    ``arguments`` are the flags of translation: the training pairs, and size and kind of the
-    vocabulary.
-
-    Raises:
-        DataError: there is no tokenizer, and no training pair to make it of.
-    """
-    return once(folder, lambda: _train(folder, arguments, load()))
-
-
-def once(folder: Path, train: Callable[[], None]) -> Any:
-    """Return the tokenizer in ``folder``; the first process to find none has it made."""
-    from filelock import FileLock
-    from transformers import AutoTokenizer
-
-    if (folder / FILE).exists():
-        logger.info("the vocabulary in %s is used; remove it to have another trained", folder)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = folder / "tokenizer.lock"
-        with FileLock(str(lock)):
-            if not (folder / FILE).exists():  # another process may have been quicker
-                train()
-        lock.unlink(missing_ok=True)
-    return AutoTokenizer.from_pretrained(str(folder))
-
-
-def _train(folder: Path, arguments: Any, splits: Mapping[str, Any]) -> None:
-
-    if "train" not in splits:
-        raise DataError(
-            f"there are no training pairs to make a vocabulary of, and {folder} has none: give "
-            "--train_file or --tokenizer_name"
-        )
-
-    def make(temporary: Path) -> None:
-        joint_tokenizer(
-            _texts(splits["train"]), arguments.tokenizer_algorithm, arguments.vocab_size,
-            output_dir=temporary, max_corpus_chars=arguments.max_corpus_chars,
-        )  # fmt: skip
-
-    install(folder, make)
-
-
-def install(folder: Path, make: Callable[[Path], Any]) -> None:
-    """Have ``make`` write a tokenizer; its main file appears last, so a killed run leaves none."""
-    temporary = folder / "tokenizer.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    make(temporary)
-    for file in sorted(temporary.iterdir(), key=lambda file: file.name == FILE):
-        os.replace(file, folder / file.name)
-    temporary.rmdir()
-    logger.info("a vocabulary of the training data is saved in %s", folder)
-
-
-def _texts(pairs: Any) -> Iterator[list[str]]:
-    """Both sides in turns, so that a limit takes as much of either; files are often sorted."""
-    count = -(-len(pairs) // BATCH)
-    for number in permute(np.arange(count), count, derive("vocabulary")).tolist():
-        batch = pairs[number * BATCH : (number + 1) * BATCH]
-        yield batch["source"]
-        yield batch["target"]
-
-
-JOINT_ALGORITHMS = ("unigram", "bpe")
-
-
 FAMILY = Family(
     algorithm="unigram",
     first=("<pad>", "<s>", "</s>", "<unk>"),
@@ -515,11 +322,8 @@ FAMILY = Family(
     single="$A </s>",
     pair="$A $B </s>",
 )
-
-
+JOINT_ALGORITHMS = ("unigram", "bpe")
 STEP = 1e-4  # between the scores that the unigram trainer gives to characters it would have pruned
-
-
 DIGITS = 6  # of a score; the order of additions, which varies, changes the 15th
 
 
@@ -532,7 +336,7 @@ def joint_tokenizer(
     *,
     model_max_length: int | None = None,
     show_progress: bool | None = None,
-) -> Any:
+) -> PreTrainedTokenizerBase:
     """Train one vocabulary on sentences of both languages and save it in ``output_dir``.
 
     ``texts`` are lists of sentences, the languages in turns, since only the first
@@ -579,7 +383,7 @@ def _first_characters(texts: Iterable[list[str]], count: int) -> Iterator[list[s
             return
 
 
-def _reproducible(backend: Any) -> Any:
+def _reproducible(backend: Tokenizer) -> Tokenizer:
     """Sort the pieces by score and text, after undoing what hash tables and threads did to scores.
 
     The trainer adds the characters that it pruned in the order of a hash table, each ``STEP`` above
@@ -603,7 +407,7 @@ def _reproducible(backend: Any) -> Any:
     return Tokenizer.from_str(json.dumps(state))
 
 
-def _spaced(backend: Any) -> Any:
+def _spaced(backend: Tokenizer) -> Tokenizer:
     """Begin a byte-level text with a space, so that a word is the same piece wherever it stands."""
     from tokenizers import decoders, pre_tokenizers
 
@@ -620,7 +424,7 @@ WORDS = Family(
 )
 
 
-def word_tokenizer(texts: Iterable[str], vocab_size: int | None = None) -> Any:
+def word_tokenizer(texts: Iterable[str], vocab_size: int | None = None) -> PreTrainedTokenizerBase:
     """Make a vocabulary of the words of ``texts``, the most frequent first.
 
     Words are runs of letters and digits, or of other characters. Ids are ``<pad>`` 0, ``<unk>`` 1,
@@ -644,3 +448,184 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int | None = None) -> Any:
         single=WORDS.single, pair=WORDS.pair, special_tokens=ids
     )
     return wrap(tokenizer, WORDS, "bert")
+
+
+FILE = "tokenizer.json"
+BATCH = 1000  # pairs at a time
+
+
+def vocabulary_in(
+    folder: Path, arguments: TranslationArguments, load: Callable[[], Mapping[str, Dataset]]
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in ``folder``; the first process that finds none there trains it.
+
+    ``arguments`` are the flags of translation: the training pairs, and size and kind of the
+    vocabulary.
+
+    Raises:
+        DataError: there is no tokenizer, and no training pair to make it of.
+    """
+
+    def make(temporary: Path) -> None:
+        splits = load()
+        if "train" not in splits:
+            raise DataError(
+                f"there are no training pairs to make a vocabulary of, and {folder} has none: give "
+                "--train_file or --tokenizer_name"
+            )
+        joint_tokenizer(
+            _texts(splits["train"]), arguments.tokenizer_algorithm, arguments.vocab_size,
+            output_dir=temporary, max_corpus_chars=arguments.max_corpus_chars,
+        )  # fmt: skip
+
+    return once(folder, make)
+
+
+def _texts(pairs: Dataset) -> Iterator[list[str]]:
+    """Both sides in turns, so that a limit takes as much of either; files are often sorted."""
+    count = -(-len(pairs) // BATCH)
+    for number in permute(np.arange(count), count, derive("vocabulary")).tolist():
+        batch = pairs[number * BATCH : (number + 1) * BATCH]
+        yield batch["source"]
+        yield batch["target"]
+
+
+def once(folder: Path, make: Callable[[Path], None]) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in ``folder``; the first process that finds none has ``make`` write it.
+
+    Its main file appears last, so a killed run leaves none.
+    """
+    from filelock import FileLock
+    from transformers import AutoTokenizer
+
+    if (folder / FILE).exists():
+        logger.info("the vocabulary in %s is used; remove it to have another trained", folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = folder / "tokenizer.lock"
+        with FileLock(str(lock)):
+            if not (folder / FILE).exists():  # another process may have been quicker
+                temporary = folder / "tokenizer.tmp"
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir()
+                make(temporary)
+                for file in sorted(temporary.iterdir(), key=lambda file: file.name == FILE):
+                    os.replace(file, folder / file.name)
+                temporary.rmdir()
+                logger.info("a vocabulary of the training data is saved in %s", folder)
+        lock.unlink(missing_ok=True)
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+def byte_backend(specials: Sequence[str]) -> Tokenizer:
+    """Return a ``tokenizers.Tokenizer``: special tokens first, then byte *b* as ``specials`` + *b*.
+
+    A byte-level BPE without merges, which takes a text as it is; plain ``tokenizers`` reads it.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    characters = byte_characters()
+    vocabulary = {token: i for i, token in enumerate([*specials, *characters])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_characters() -> list[str]:
+    """Return the character that stands for each byte in byte-level vocabularies.
+
+    Visible characters of Latin-1 stand for themselves, the others for those from U+0100 on (the
+    table of GPT-2, which ``tokenizers`` uses).
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(visible)]
+    codes = {byte: byte for byte in visible} | {b: 0x100 + i for i, b in enumerate(others)}
+    return [chr(codes[byte]) for byte in range(256)]
+
+
+def byte_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
+    """Return the id of each byte, int32 (256,), or None where a token can be more than a byte."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    state = json.loads(backend.to_str())
+    model = state["model"]
+    if model.get("type") != "BPE" or model.get("merges") or state.get("normalizer"):
+        return None
+    vocabulary = model["vocab"]
+    ids = [vocabulary.get(character) for character in byte_characters()]
+    return None if None in ids else np.array(ids, np.int32)
+
+
+def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id that fills rows up; any id will do where the tokenizer has none (GPT-2)."""
+    return 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Refuse a tokenizer with ids beyond the model's embedding, which would train on NaN.
+
+    Raises:
+        UsageError: the largest id is not below ``config.vocab_size``, or there are special tokens
+            only (what ``AutoTokenizer`` makes of a directory that has no tokenizer files).
+    """
+    if (~special_ids(tokenizer)).sum() <= 1:  # T5 makes a lone "▁" of nothing
+        raise UsageError(
+            f"the tokenizer of '{tokenizer.name_or_path}' has no tokens but special ones; "
+            "--tokenizer_name needs a directory or model with tokenizer files"
+        )
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= config.vocab_size:
+        raise UsageError(
+            f"the tokenizer's largest id is {largest}, but config.vocab_size is "
+            f"{config.vocab_size}; set --config_overrides vocab_size={largest + 1}, or use the "
+            "tokenizer the model was made with"
+        )
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> np.ndarray:
+    """True for the ids of special tokens; bool (``size`` or the tokenizer's vocabulary,)."""
+    table = np.zeros(table_size(tokenizer, size), bool)
+    table[tokenizer.all_special_ids] = True
+    table[[i for i, token in tokenizer.added_tokens_decoder.items() if token.special]] = True
+    return table
+
+
+def word_start_table(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> np.ndarray:
+    """True for the ids that begin a word; bool (``size`` or the tokenizer's vocabulary,).
+
+    Byte-level vocabularies mark the space before a word (``Ġ``), SentencePiece likewise (``▁``),
+    WordPiece marks what does not begin one (``##``).
+
+    Raises:
+        UsageError: the vocabulary has no such marks.
+    """
+    vocabulary = tokenizer.get_vocab()
+    mark, starts = word_marks(vocabulary)
+    if not mark:
+        raise UsageError(
+            "--whole_word_masking: the tokenizer's vocabulary does not mark where words begin"
+        )
+    table = np.zeros(table_size(tokenizer, size), bool)
+    for token, i in vocabulary.items():
+        table[i] = token.startswith(starts) if starts else not token.startswith(mark)
+    return table
+
+
+def word_marks(vocabulary: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the mark of a vocabulary ("" if none), and what tokens that begin a word begin with.
+
+    The second is empty where the mark (``##``) is on the tokens that do not begin one.
+    """
+    marks = {mark: sum(token.startswith(mark) for token in vocabulary) for mark in ("Ġ", "▁", "##")}
+    mark = max(marks, key=lambda candidate: marks[candidate])
+    if not marks[mark]:
+        return "", ()
+    # Of byte-level vocabularies: space, line feed, tab, carriage return.
+    return mark, {"Ġ": tuple("ĠĊĉč"), "▁": ("▁",)}.get(mark, ())
+
+
+def table_size(tokenizer: PreTrainedTokenizerBase, size: int | None) -> int:
+    """Entries of a table by token id: of the tokenizer, and at least ``size``."""
+    return max(size or 0, max(tokenizer.get_vocab().values()) + 1)

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.generation.options import Operands, Options, Plan, build_processors, build_warpers
+from hfseq.generation.logits_process import Length
+from hfseq.generation.options import Operands, Options, Plan
 from hfseq.generation.search import (
     FlaxBeamSearchOutput,
+    GenerativeModel,
     Session,
     column,
     empty_records,
@@ -34,23 +36,16 @@ class Beams(NamedTuple):
 
 
 class BeamState(NamedTuple):
-    """Running and finished beams; ``hopeful`` (batch, 1): could running ones still win?"""
+    """Running and finished beams; ``improvable`` (batch, 1): could running ones still win?"""
 
     length: jax.Array
     running: Beams
     finished: Beams
     is_finished: jax.Array
-    hopeful: jax.Array
+    improvable: jax.Array
     all_ended: jax.Array
     inputs: dict[str, Any]
     recorded: dict[str, jax.Array]
-
-
-class Scored(NamedTuple):
-    """Processed log-probabilities (rows, vocabulary); the maxima of their blocks, if of use."""
-
-    scores: jax.Array
-    maxima: jax.Array | None
 
 
 class Candidates(NamedTuple):
@@ -65,11 +60,11 @@ class Candidates(NamedTuple):
 class BeamSearch:
     """Keeps ``num_beams`` hypotheses a row, extends them, and collects those that end."""
 
-    def __init__(self, model: Any, plan: Plan, operands: Operands):
+    def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
         self.plan, self.operands, self.options = plan, operands, plan.options
         self.session = Session(model, plan, operands)
-        self.processors = build_processors(plan.options, operands, plan.processors)
-        self.processors += build_warpers(plan.options)
+        self.processors = plan.options.processors(operands, plan.processors)
+        self.processors += plan.options.warpers()
         self.beams, self.batch = plan.options.num_beams, operands.prompt.shape[0]
         # So many that num_beams of them go on even if all others end.
         self.candidates = max(2, 1 + len(plan.options.eos_token_id)) * self.beams
@@ -89,37 +84,37 @@ class BeamSearch:
             running=Beams(sequences, scores, parents),
             finished=Beams(sequences, jnp.full_like(scores, NEVER), parents),
             is_finished=jnp.zeros((self.batch, self.beams), bool),
-            hopeful=jnp.ones((self.batch, 1), bool),
+            improvable=jnp.ones((self.batch, 1), bool),
             all_ended=jnp.zeros((), bool),
             inputs=self.session.first_inputs(),
-            recorded=empty_records(self.plan, len(rows), self.session.model.config),
+            recorded=empty_records(self.plan, len(rows), self.session.model.config.vocab_size),
         )
 
     def unfinished(self, state: BeamState) -> jax.Array:
         """Tell whether a better result is possible."""
-        open_beam: Any = True
+        improvable = state.improvable.any()
         if self.options.early_stopping is True:
-            open_beam = ~state.is_finished.all()
-        return state.hopeful.any() & open_beam & ~state.all_ended
+            improvable &= ~state.is_finished.all()
+        return improvable & ~state.all_ended
 
     def done(self, state: BeamState) -> jax.Array:
         """Tell for each row of the input (batch,) that nothing will change its best beams."""
-        done = ~state.hopeful[:, 0]
+        done = ~state.improvable[:, 0]
         return done | state.is_finished.all(-1) if self.options.early_stopping is True else done
 
     def advance(self, state: BeamState) -> BeamState:
         """Add one token to every running beam and move those that end to the finished ones."""
         step = state.length - self.operands.prompt_length
-        scored, inputs, recorded = self._score(state, step)
-        found = self._candidates(state, scored, step)
-        running, parents = self._continue(state, found)
+        scores, maxima, inputs, recorded = self._score(state, step)
+        found = self._candidates(state, scores, maxima, step)
+        running, parents = self._continue(state, found, step)
         rows = (jnp.arange(self.batch)[:, None] * self.beams + parents).reshape(-1)
         inputs |= {"past_key_values": kv_cache.reorder(inputs["past_key_values"], rows)}
         finished, is_finished = self._finish(state, found, step)
-        hopeful = self._hope(state.hopeful, running, finished, is_finished, step + 1)
+        improvable = state.improvable & self._can_improve(running, finished, is_finished, step + 1)
         ended = found.ended.all()
         return BeamState(
-            state.length + 1, running, finished, is_finished, hopeful, ended, inputs, recorded
+            state.length + 1, running, finished, is_finished, improvable, ended, inputs, recorded
         )
 
     def result(self, state: BeamState) -> FlaxBeamSearchOutput:
@@ -138,76 +133,81 @@ class BeamSearch:
             beam_indices=kept.parents if self.keeps_parents else None,
         )
 
-    def _score(self, state: BeamState, step: Any) -> tuple[Scored, dict[str, Any], Any]:
-        """Return processed log-probabilities (rows, vocabulary) of the next tokens."""
+    def _score(
+        self, state: BeamState, step: Length
+    ) -> tuple[jax.Array, jax.Array | None, dict[str, Any], dict[str, jax.Array]]:
+        """Return processed log-probabilities (rows, vocabulary) of the next tokens.
+
+        With them the maxima of their blocks, if of use, the model's inputs and what is recorded.
+        """
         flat = state.running.sequences.reshape(self.batch * self.beams, -1)
         logits, inputs = self.session.next_logits(column(flat, state.length - 1), state.inputs)
         logits = self.session.model._adapt_logits_for_beam_search(logits)
-        scores, maxima = self._log_softmax(logits)
+        width = None if self.options.do_sample else cpu.block_width(logits.shape[-1])
+        maxima = None
+        if width is None:
+            scores = jax.nn.log_softmax(logits, axis=-1)
+        else:
+            top, mass, maxima = cpu.log_softmax_parts(logits, width)
+            scores, maxima = logits - top - mass, maxima - top - mass
         for processor in self.processors:
             scores = processor(flat, scores, state.length)
-        if maxima is not None:
-            maxima = self._maxima(maxima, scores, state.length)
-        kept = record(state.recorded, step, scores=scores, logits=logits)
-        return Scored(scores, maxima), inputs, kept
+        if width is not None and maxima is not None:
+            changed = cpu.changed_blocks(self.processors, scores.shape[-1], width)
+            if changed is None:
+                maxima = cpu.block_maxima(scores, width)
+            else:
+                maxima = cpu.maxima_of_processed(
+                    self.processors, maxima, scores, state.length, changed
+                )
+        recorded = record(state.recorded, step, scores=scores, logits=logits)
+        return scores, maxima, inputs, recorded
 
-    def _log_softmax(self, logits: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        width = None if self.options.do_sample else cpu.block_width(logits.shape[-1])
-        if width is None:
-            return jax.nn.log_softmax(logits, axis=-1), None
-        top, mass, maxima = cpu.log_softmax_parts(logits, width)
-        return logits - top - mass, maxima - top - mass
-
-    def _maxima(self, before: jax.Array, scores: jax.Array, length: Any) -> jax.Array:
-        width = scores.shape[-1] // before.shape[-1]
-        changed = cpu.changed_blocks(self.processors, scores.shape[-1], width)
-        if changed is None:
-            return cpu.block_maxima(scores, width)
-        return cpu.maxima_of_processed(self.processors, before, scores, length, changed)
-
-    def _candidates(self, state: BeamState, scored: Scored, step: Any) -> Candidates:
-        vocab = scored.scores.shape[-1]
+    def _candidates(
+        self, state: BeamState, scores: jax.Array, maxima: jax.Array | None, step: Length
+    ) -> Candidates:
+        vocab = scores.shape[-1]
 
         def totals(scores: jax.Array) -> jax.Array:
             apart = scores.reshape(self.batch, self.beams, -1) + state.running.scores[..., None]
             return apart.reshape(self.batch, -1)
 
-        total = totals(scored.scores)
+        total = totals(scores)
         if self.options.do_sample:
             keys = row_keys(self.operands.key, self.batch, step)
             best, places = sample_without_replacement(keys, total, self.candidates)
-        elif scored.maxima is None:
+        elif maxima is None:
             best, places = jax.lax.top_k(total, self.candidates)
         else:
-            best, places = cpu.top_k(total, self.candidates, totals(scored.maxima))
+            best, places = cpu.top_k(total, self.candidates, totals(maxima))
         beams, tokens = places // vocab, (places % vocab).astype(jnp.int32)
         length = state.length + 1
         ended = self._ended(state, beams, tokens, length) | (length >= self.operands.stop_length)
         return Candidates(best, beams, tokens, ended)
 
-    def _ended(self, state: BeamState, beams: Any, tokens: Any, length: Any) -> jax.Array:
+    def _ended(
+        self, state: BeamState, beams: jax.Array, tokens: jax.Array, length: jax.Array
+    ) -> jax.Array:
         if not (self.plan.criteria or self.options.stop_token_sequences):
             return ends(self.plan, tokens, tokens, length)
         sequences = _write(_pick(state.running.sequences, beams), tokens, length - 1)
         flat = sequences.reshape(-1, sequences.shape[-1])
         return ends(self.plan, flat, tokens.reshape(-1), length).reshape(tokens.shape)
 
-    def _continue(self, state: BeamState, found: Candidates) -> tuple[Beams, jax.Array]:
+    def _continue(
+        self, state: BeamState, found: Candidates, step: Length
+    ) -> tuple[Beams, jax.Array]:
         """Return the best beams that do not end, and the beams that they continue."""
         scores, order = jax.lax.top_k(found.scores + found.ended * NEVER, self.beams)
         parents, tokens = _pick(found.beams, order), _pick(found.tokens, order)
         sequences = _write(_pick(state.running.sequences, parents), tokens, state.length)
-        return Beams(sequences, scores, self._trace(state, parents)), parents
+        history = state.running.parents
+        if self.keeps_parents:  # append the rows that were continued
+            rows = (jnp.arange(self.batch)[:, None] * self.beams + parents).astype(jnp.int32)
+            history = _write(_pick(history, parents), rows, step)
+        return Beams(sequences, scores, history), parents
 
-    def _trace(self, state: BeamState, parents: jax.Array) -> jax.Array:
-        """Append the rows that were continued to the history of each beam."""
-        if not self.keeps_parents:
-            return state.running.parents
-        rows = (jnp.arange(self.batch)[:, None] * self.beams + parents).astype(jnp.int32)
-        step = state.length - self.operands.prompt_length
-        return _write(_pick(state.running.parents, parents), rows, step)
-
-    def _finish(self, state: BeamState, found: Candidates, step: Any) -> tuple[Beams, jax.Array]:
+    def _finish(self, state: BeamState, found: Candidates, step: Length) -> tuple[Beams, jax.Array]:
         """Merge what just ended with what had ended, and keep the best."""
         top = jnp.arange(self.candidates) < self.beams
         ended = found.ended & top
@@ -215,7 +215,7 @@ class BeamSearch:
         full = state.is_finished.all(-1, keepdims=True) & (self.options.early_stopping is True)
         # One after the other, as PyTorch adds them: sums of float32 depend on the order.
         scores = scores + full * NEVER
-        scores = scores + ~state.hopeful * NEVER
+        scores = scores + ~state.improvable * NEVER
         scores = scores + ~ended * NEVER
         merged = jnp.concatenate([state.finished.scores, scores], axis=1)
         scores, order = jax.lax.top_k(merged, self.beams)
@@ -238,11 +238,12 @@ class BeamSearch:
         is_finished = _pick(jnp.concatenate([state.is_finished, ended], axis=1), order)
         return Beams(sequences, scores, history), is_finished
 
-    def _hope(self, before: Any, running: Beams, finished: Beams, is_finished: Any, new: Any):
-        """Tell where the best running beam may still beat a finished one.
+    def _can_improve(
+        self, running: Beams, finished: Beams, is_finished: jax.Array, new: Length
+    ) -> jax.Array:
+        """Tell where (batch, 1) the best running beam may still beat a finished one.
 
         By PyTorch's heuristic, or for certain with ``early_stopping="never"`` and in GNMT's search.
-
         ``new`` is the number of new tokens.
         """
         patient = self.options.early_stopping == "never"
@@ -253,7 +254,7 @@ class BeamSearch:
         place = self.operands.stop_length - self.operands.prompt_length if longest else new
         best = running.scores[:, :1] / self.norms[place]
         worst = jnp.where(is_finished, finished.scores.min(-1, keepdims=True), NEVER)
-        return before & (best > worst).any(-1, keepdims=True)
+        return (best > worst).any(-1, keepdims=True)
 
 
 def norms(options: Options, count: int) -> np.ndarray:
@@ -271,7 +272,9 @@ def _pick(values: jax.Array, places: jax.Array) -> jax.Array:
     return jnp.take_along_axis(values, places, axis=1)
 
 
-def _write(sequences: jax.Array, tokens: jax.Array, place: Any, where: Any = True) -> jax.Array:
+def _write(
+    sequences: jax.Array, tokens: jax.Array, place: Length, where: bool | jax.Array = True
+) -> jax.Array:
     """Write ``tokens`` (batch, beams) into the column ``place``, in beams ``where`` it is True."""
     here = jnp.arange(sequences.shape[-1]) == place
     wanted = here & jnp.broadcast_to(where, tokens.shape)[..., None]

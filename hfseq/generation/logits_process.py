@@ -1,6 +1,6 @@
-"""Warpers of the sampling distribution.
+"""Logits processors and warpers: functions that change the scores of the next token.
 
-None sorts the vocabulary or scatters into it, both slow: they search for a threshold instead. All
+Warpers neither sort the vocabulary nor scatter into it, both slow: they search for a threshold. All
 work on any set of candidates, so that after top-k the others need look at k tokens only.
 """
 
@@ -9,43 +9,20 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = [
-    "FlaxEncoderNoRepeatNGramLogitsProcessor",
-    "FlaxEncoderRepetitionPenaltyLogitsProcessor",
-    "FlaxEpsilonLogitsWarper",
-    "FlaxEtaLogitsWarper",
-    "FlaxExponentialDecayLengthPenalty",
-    "FlaxForceTokensLogitsProcessor",
-    "FlaxForcedBOSTokenLogitsProcessor",
-    "FlaxForcedEOSTokenLogitsProcessor",
-    "FlaxInfNanRemoveLogitsProcessor",
-    "FlaxLogitNormalization",
-    "FlaxLogitsProcessor",
-    "FlaxLogitsProcessorList",
-    "FlaxLogitsWarper",
-    "FlaxMinLengthLogitsProcessor",
-    "FlaxMinNewTokensLengthLogitsProcessor",
-    "FlaxMinPLogitsWarper",
-    "FlaxNoBadWordsLogitsProcessor",
-    "FlaxNoRepeatNGramLogitsProcessor",
-    "FlaxRepetitionPenaltyLogitsProcessor",
-    "FlaxSequenceBiasLogitsProcessor",
-    "FlaxSuppressTokensAtBeginLogitsProcessor",
-    "FlaxSuppressTokensLogitsProcessor",
-    "FlaxTemperatureLogitsWarper",
-    "FlaxTopHLogitsWarper",
-    "FlaxTopKLogitsWarper",
-    "FlaxTopPLogitsWarper",
-    "FlaxTypicalLogitsWarper",
-    "FlaxWhisperTimeStampLogitsProcessor",
-]
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedConfig
+
+#: A number of tokens: known, or an array, inside of the compiled loop a tracer.
+Length = int | jax.Array
+TokenIds = int | Sequence[int]
+Biases = Mapping[tuple[int, ...], float] | Sequence[Sequence[Any]]
 
 
 class FlaxLogitsProcessor(ABC):
@@ -57,18 +34,18 @@ class FlaxLogitsProcessor(ABC):
     loop, a tracer. It returns new scores and must be traceable: ``jnp.where`` instead of ``if``.
     """
 
+    #: The tokens whose scores it may change, in any row; ``None`` if that is unknown.
+    tokens: Sequence[int] | None = None
+
     @abstractmethod
-    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         """Return the new scores."""
 
     def touched(self) -> Sequence[int] | None:
-        """Return the tokens whose scores it may change, in any row; ``None`` if that is unknown.
+        """Return :attr:`tokens`; the search looks at the others once, before all processors."""
+        return self.tokens
 
-        The search then looks at the others once, before all processors.
-        """
-        return None
-
-    def forces(self, cur_len: Any) -> Any:
+    def forces(self, cur_len: Length) -> bool | jax.Array:
         """Tell whether all tokens but the touched ones become impossible at this step."""
         return False
 
@@ -81,7 +58,7 @@ class FlaxLogitsProcessorList(list):
     """Processors that are applied one after the other."""
 
     def __call__(
-        self, input_ids: jax.Array, scores: jax.Array, cur_len: Any, **kwargs: Any
+        self, input_ids: jax.Array, scores: jax.Array, cur_len: Length, **kwargs: Any
     ) -> jax.Array:
         """Apply all; a processor with further parameters gets them from ``kwargs``."""
         for processor in self:
@@ -97,45 +74,7 @@ class FlaxLogitsProcessorList(list):
         return scores
 
 
-def traced(value: Any) -> bool:
-    """Tell whether a number is an array (perhaps a tracer), whose value cannot be checked here."""
-    return isinstance(value, jax.Array)
-
-
-def positive_int(name: str, value: Any, lowest: int = 1) -> Any:
-    """Return ``value`` if it is an integer of at least ``lowest`` (or traced); else ValueError."""
-    if traced(value):
-        return value
-    kind = "strictly positive" if lowest else "non-negative"
-    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-        raise ValueError(f"`{name}` has to be a {kind} integer, but is {value!r}")
-    return value
-
-
-def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Return one or several token ids as a tuple; ValueError if they are not natural numbers."""
-    ids = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    if not all(hasattr(i, "__index__") and not isinstance(i, bool) and int(i) >= 0 for i in ids):
-        raise ValueError(f"`{name}` has to be a (list of) non-negative integers, but is {value!r}")
-    return tuple(map(int, ids))
-
-
-def is_one_of(ids: Sequence[int], size: int) -> jax.Array:
-    """Return a boolean vector of ``size`` with True at ``ids``; ids outside are ignored."""
-    mask = np.zeros(size, bool)  # NumPy: a constant of the compiled program
-    mask[[i for i in ids if i < size]] = True
-    return jnp.asarray(mask)
-
-
-def tokens_present(ids: jax.Array, valid: jax.Array, vocab_size: int) -> jax.Array:
-    """Return (rows, vocabulary): which tokens ``ids`` (rows, width) holds where ``valid``."""
-    places = jnp.where(valid, ids, vocab_size)
-    rows = jnp.arange(ids.shape[0])[:, None]
-    present = jnp.zeros((ids.shape[0], vocab_size), bool)
-    return present.at[rows, places].set(True, mode="drop")
-
-
-INFINITY = float("inf")
+# -- warpers
 
 
 class FlaxTemperatureLogitsWarper(FlaxLogitsWarper):
@@ -149,24 +88,22 @@ class FlaxTemperatureLogitsWarper(FlaxLogitsWarper):
             )
         self.temperature = temperature
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Return ``scores / temperature``."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         return scores / self.temperature
 
 
 class _Filter(FlaxLogitsWarper):
     """A warper that sets the scores of improbable tokens to ``filter_value``."""
 
-    def __init__(self, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1):
+    def __init__(self, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1):
         self.filter_value = filter_value
-        self.min_tokens_to_keep = positive_int("min_tokens_to_keep", min_tokens_to_keep)
+        self.min_tokens_to_keep = _integer("min_tokens_to_keep", min_tokens_to_keep)
 
     def keep(self, scores: jax.Array) -> jax.Array:
         """Return True where a token stays."""
         raise NotImplementedError
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Return ``scores`` with ``filter_value`` at what does not stay."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         return jnp.where(self.keep(scores), scores, self.filter_value)
 
     def best(self, scores: jax.Array) -> jax.Array:
@@ -194,7 +131,7 @@ def smallest_reaching(
     high = bits.max(-1, keepdims=True)
     low = jnp.full_like(high, -1)
 
-    def halve(_: Any, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         middle = low + (high - low) // 2
         enough = reached(jnp.where(bits <= middle, weights, 0.0).sum(-1, keepdims=True))
@@ -204,14 +141,22 @@ def smallest_reaching(
     return lax.bitcast_convert_type(high, jnp.float32)
 
 
+def _entropy_terms(scores: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return log-probabilities, probabilities and what each token adds to the entropy."""
+    log_probabilities = jax.nn.log_softmax(scores, axis=-1)
+    probabilities = jnp.exp(log_probabilities)
+    terms = jnp.where(probabilities > 0, -probabilities * log_probabilities, 0.0)
+    return log_probabilities, probabilities, terms
+
+
 class FlaxTopKLogitsWarper(_Filter):
     """Keeps the ``top_k`` highest scores (and those equal to the last of them)."""
 
     def __init__(
-        self, top_k: int, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1
+        self, top_k: int, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
     ) -> None:
         super().__init__(filter_value, min_tokens_to_keep)
-        self.top_k = max(positive_int("top_k", top_k), min_tokens_to_keep)
+        self.top_k = max(_integer("top_k", top_k), min_tokens_to_keep)
 
     def keep(self, scores: jax.Array) -> jax.Array:
         """Keep what reaches the ``top_k``-th score."""
@@ -222,7 +167,7 @@ class FlaxTopPLogitsWarper(_Filter):
     """Keeps the smallest set of tokens with a probability of ``top_p`` (Holtzman et al., 2019)."""
 
     def __init__(
-        self, top_p: float, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1
+        self, top_p: float, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
     ) -> None:
         super().__init__(filter_value, min_tokens_to_keep)
         if not isinstance(top_p, float) or not 0 <= top_p <= 1:
@@ -235,41 +180,38 @@ class FlaxTopPLogitsWarper(_Filter):
         dropped = jnp.float32(1 - self.top_p)
         least = smallest_reaching(probabilities, probabilities, lambda mass: mass > dropped)
         tied = probabilities == least
+
+        def last_of(probabilities: jax.Array, least: jax.Array, dropped: jax.Array) -> jax.Array:
+            """Of equal ones the last stay, as after a stable sort."""
+            tied = probabilities == least
+            mass = jnp.where(probabilities <= least, probabilities, 0.0).sum(-1, keepdims=True)
+            after = tied.sum(-1, keepdims=True) - jnp.cumsum(tied, axis=-1)
+            return tied & ((after == 0) | (mass - after * least > dropped))
+
         # Equal ones are rare, and to count them takes a while.
         tied = lax.cond(
-            (tied.sum(-1) > 1).any(), _needed, lambda *_: tied, probabilities, least, dropped
+            (tied.sum(-1) > 1).any(), last_of, lambda *_: tied, probabilities, least, dropped
         )
         kept = (probabilities > least) | tied
         return kept if self.min_tokens_to_keep == 1 else kept | self.best(scores)
 
 
-def _needed(probabilities: jax.Array, least: jax.Array, dropped: jax.Array) -> jax.Array:
-    """Return which tokens of probability ``least`` stay: the last ones, as after a stable sort."""
-    tied = probabilities == least
-    mass = jnp.where(probabilities <= least, probabilities, 0.0).sum(-1, keepdims=True)
-    after = tied.sum(-1, keepdims=True) - jnp.cumsum(tied, axis=-1)
-    return tied & ((after == 0) | (mass - after * least > dropped))
-
-
 class FlaxTopHLogitsWarper(FlaxLogitsWarper):
-    """Keeps the most probable tokens up to a part ``top_h`` of the distribution's entropy.
+    """Keeps the most probable tokens, best first, up to a part ``top_h`` of the entropy.
 
     Only the 100 most probable tokens are considered, as in PyTorch.
     """
 
     candidates = 100
 
-    def __init__(self, top_h: float, filter_value: float = -INFINITY):
+    def __init__(self, top_h: float, filter_value: float = -float("inf")):
         if not 0 < top_h <= 1:
             raise ValueError(f"`top_h` has to be a float > 0 and <= 1, but is {top_h!r}")
         self.top_h, self.filter_value = top_h, filter_value
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Keep tokens, best first, until their entropy exceeds the part."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         best = lax.top_k(scores, min(self.candidates, scores.shape[-1]))[0]
-        log_probabilities = jax.nn.log_softmax(best, axis=-1)
-        probabilities = jnp.exp(log_probabilities)
-        terms = jnp.where(probabilities > 0, -probabilities * log_probabilities, 0.0)
+        _, _, terms = _entropy_terms(best)
         kept = jnp.cumsum(terms, -1) <= terms.sum(-1, keepdims=True) * self.top_h
         last = jnp.maximum(kept.sum(-1, keepdims=True) - 1, 0)
         threshold = jnp.take_along_axis(best, last, axis=-1)
@@ -280,7 +222,7 @@ class FlaxMinPLogitsWarper(_Filter):
     """Keeps tokens with at least ``min_p`` times the probability of the most probable one."""
 
     def __init__(
-        self, min_p: float, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1
+        self, min_p: float, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
     ) -> None:
         super().__init__(filter_value, min_tokens_to_keep)
         if not 0 <= min_p <= 1:
@@ -298,7 +240,7 @@ class FlaxTypicalLogitsWarper(_Filter):
     """Keeps tokens of a surprise near the entropy, up to ``mass`` (Meister et al., 2022)."""
 
     def __init__(
-        self, mass: float = 0.9, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1
+        self, mass: float = 0.9, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
     ) -> None:
         super().__init__(filter_value, min_tokens_to_keep)
         if not 0 < mass < 1:
@@ -307,9 +249,7 @@ class FlaxTypicalLogitsWarper(_Filter):
 
     def keep(self, scores: jax.Array) -> jax.Array:
         """Keep the tokens whose surprise is nearest to the entropy until the mass is reached."""
-        log_probabilities = jax.nn.log_softmax(scores, axis=-1)
-        probabilities = jnp.exp(log_probabilities)
-        terms = jnp.where(probabilities > 0, -probabilities * log_probabilities, 0.0)
+        log_probabilities, probabilities, terms = _entropy_terms(scores)
         distance = jnp.abs(-log_probabilities - terms.sum(-1, keepdims=True))
         wanted = jnp.float32(self.mass)
         furthest = smallest_reaching(distance, probabilities, lambda mass: mass >= wanted)
@@ -317,168 +257,142 @@ class FlaxTypicalLogitsWarper(_Filter):
         return distance <= jnp.maximum(furthest, nearest)
 
 
-class _Cutoff(_Filter):
-    option: str
+class FlaxEpsilonLogitsWarper(_Filter):
+    """Drops tokens with a probability below ``epsilon`` (Hewitt et al., 2022)."""
+
+    option = "epsilon_cutoff"
 
     def __init__(
-        self, epsilon: float, filter_value: float = -INFINITY, min_tokens_to_keep: int = 1
+        self, epsilon: float, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
     ) -> None:
         super().__init__(filter_value, min_tokens_to_keep)
         if not 0 < epsilon < 1:
             raise ValueError(f"`{self.option}` has to be a float > 0 and < 1, but is {epsilon!r}")
         self.epsilon = epsilon
 
-
-class FlaxEpsilonLogitsWarper(_Cutoff):
-    """Drops tokens with a probability below ``epsilon`` (Hewitt et al., 2022)."""
-
-    option = "epsilon_cutoff"
-
     def keep(self, scores: jax.Array) -> jax.Array:
         """Compare probabilities with ``epsilon``."""
         return (jax.nn.softmax(scores, axis=-1) >= self.epsilon) | self.best(scores)
 
 
-class FlaxEtaLogitsWarper(_Cutoff):
+class FlaxEtaLogitsWarper(FlaxEpsilonLogitsWarper):
     """Drops tokens below a probability that falls with the entropy (Hewitt et al., 2022)."""
 
     option = "eta_cutoff"
 
     def keep(self, scores: jax.Array) -> jax.Array:
         """Compare probabilities with ``min(epsilon, sqrt(epsilon) * exp(-entropy))``."""
-        log_probabilities = jax.nn.log_softmax(scores, axis=-1)
-        probabilities = jnp.exp(log_probabilities)
-        terms = jnp.where(probabilities > 0, -probabilities * log_probabilities, 0.0)
+        _, probabilities, terms = _entropy_terms(scores)
         entropy = terms.sum(-1, keepdims=True)
         eta = jnp.minimum(self.epsilon, self.epsilon**0.5 * jnp.exp(-entropy))
         return (probabilities >= eta) | self.best(scores)
 
 
+# -- processors of lengths and of single tokens
+
+
 class FlaxInfNanRemoveLogitsProcessor(FlaxLogitsProcessor):
     """Replaces NaN by 0 and infinities by the largest finite numbers."""
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Return finite scores."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         return jnp.nan_to_num(scores)
 
 
 class FlaxLogitNormalization(FlaxLogitsProcessor):
     """Turns scores into log-probabilities."""
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Return the log-softmax."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         return jax.nn.log_softmax(scores, axis=-1)
 
 
-def _forbid(scores: jax.Array, tokens: Sequence[int], when: Any) -> jax.Array:
+def _forbid(scores: jax.Array, tokens: Sequence[int], when: bool | jax.Array) -> jax.Array:
     return jnp.where(is_one_of(tokens, scores.shape[-1]) & when, -jnp.inf, scores)
-
-
-def _force(scores: jax.Array, tokens: Sequence[int], when: Any) -> jax.Array:
-    only = jnp.where(is_one_of(tokens, scores.shape[-1]), 0.0, -jnp.inf)
-    return jnp.where(when, only, scores)
 
 
 class FlaxMinLengthLogitsProcessor(FlaxLogitsProcessor):
     """Forbids the end token before ``min_length`` tokens, the prompt counted."""
 
-    def __init__(self, min_length: int, eos_token_id: int | Sequence[int]):
-        self.min_length = positive_int("min_length", min_length, 0)
-        self.eos_token_id = token_ids("eos_token_id", eos_token_id)
+    def __init__(self, min_length: Length, eos_token_id: TokenIds):
+        self.min_length = _integer("min_length", min_length, 0)
+        self.tokens = self.eos_token_id = token_ids("eos_token_id", eos_token_id)
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Forbid the end while ``cur_len < min_length``."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         return _forbid(scores, self.eos_token_id, cur_len < self.min_length)
-
-    def touched(self) -> tuple[int, ...]:
-        """Return the end tokens."""
-        return self.eos_token_id
 
 
 class FlaxMinNewTokensLengthLogitsProcessor(FlaxLogitsProcessor):
     """Forbids the end token before ``min_new_tokens`` tokens after the prompt."""
 
-    def __init__(
-        self, prompt_length_to_skip: int, min_new_tokens: int, eos_token_id: int | Sequence[int]
-    ):
-        self.prompt_length_to_skip = positive_int("prompt_length_to_skip", prompt_length_to_skip, 0)
-        self.min_new_tokens = positive_int("min_new_tokens", min_new_tokens, 0)
-        self.eos_token_id = token_ids("eos_token_id", eos_token_id)
+    def __init__(self, prompt_length_to_skip: Length, min_new_tokens: int, eos_token_id: TokenIds):
+        self.prompt_length_to_skip = _integer("prompt_length_to_skip", prompt_length_to_skip, 0)
+        self.min_new_tokens = _integer("min_new_tokens", min_new_tokens, 0)
+        self.tokens = self.eos_token_id = token_ids("eos_token_id", eos_token_id)
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Forbid the end while there are too few new tokens."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         new = cur_len - self.prompt_length_to_skip
         return _forbid(scores, self.eos_token_id, new < self.min_new_tokens)
 
-    def touched(self) -> tuple[int, ...]:
-        """Return the end tokens."""
-        return self.eos_token_id
+
+class _Forced(FlaxLogitsProcessor):
+    """Makes ``tokens`` the only possible ones at the steps that :meth:`forces` names."""
+
+    tokens: tuple[int, ...]
+
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
+        only = jnp.where(is_one_of(self.tokens, scores.shape[-1]), 0.0, -jnp.inf)
+        return jnp.where(self.forces(cur_len), only, scores)
 
 
-class FlaxForcedBOSTokenLogitsProcessor(FlaxLogitsProcessor):
+class FlaxForcedBOSTokenLogitsProcessor(_Forced):
     """Makes ``bos_token_id`` the token after a prompt of one token (the decoder start)."""
 
     def __init__(self, bos_token_id: int):
         self.bos_token_id = bos_token_id
+        self.tokens = token_ids("bos_token_id", bos_token_id)
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+    def forces(self, cur_len: Length) -> bool | jax.Array:
         """Force it at ``cur_len == 1``."""
-        return _force(scores, token_ids("bos_token_id", self.bos_token_id), cur_len == 1)
-
-    def touched(self) -> tuple[int, ...]:
-        """Return the forced token."""
-        return token_ids("bos_token_id", self.bos_token_id)
-
-    def forces(self, cur_len: Any) -> Any:
-        """Tell whether this is its step."""
         return cur_len == 1
 
 
-class FlaxForcedEOSTokenLogitsProcessor(FlaxLogitsProcessor):
+class FlaxForcedEOSTokenLogitsProcessor(_Forced):
     """Makes ``eos_token_id`` the last token when ``max_length`` is reached."""
 
-    def __init__(self, max_length: int, eos_token_id: int | Sequence[int]):
+    def __init__(self, max_length: Length, eos_token_id: TokenIds):
         self.max_length = max_length
-        self.eos_token_id = token_ids("eos_token_id", eos_token_id)
+        self.tokens = self.eos_token_id = token_ids("eos_token_id", eos_token_id)
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
+    def forces(self, cur_len: Length) -> bool | jax.Array:
         """Force it at ``cur_len == max_length - 1``."""
-        return _force(scores, self.eos_token_id, cur_len == self.max_length - 1)
-
-    def touched(self) -> tuple[int, ...]:
-        """Return the end tokens."""
-        return self.eos_token_id
-
-    def forces(self, cur_len: Any) -> Any:
-        """Tell whether this is its step."""
         return cur_len == self.max_length - 1
 
 
 class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
     """Forces tokens at places: pairs (place, token); ``offset`` is added to the places."""
 
-    def __init__(self, force_token_map: Any, offset: Any = 0):
-        forced = {int(place): token for place, token in dict(force_token_map).items()}
+    def __init__(
+        self,
+        force_token_map: Mapping[int, int | None] | Sequence[Sequence[int | None]],
+        offset: Length = 0,
+    ):
+        pairs: dict[Any, int | None] = dict(force_token_map)  # type: ignore[arg-type]
+        forced = {int(place): token for place, token in pairs.items()}
         table = [-1] * (max(forced, default=-1) + 1)
         for place, token in forced.items():
             table[place] = -1 if token is None else int(token)
         self.force_token_array, self.offset = table, offset
+        self.tokens = [token for token in table if token >= 0]
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Force the token of the place ``cur_len``, if it has one."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         token = self._token(cur_len)
         only = jnp.where(jnp.arange(scores.shape[-1]) == token, 0.0, -jnp.inf)
         return jnp.where(token >= 0, only, scores)
 
-    def touched(self) -> list[int]:
-        """Return all forced tokens."""
-        return [token for token in self.force_token_array if token >= 0]
-
-    def forces(self, cur_len: Any) -> Any:
+    def forces(self, cur_len: Length) -> bool | jax.Array:
         """Tell whether the place has a token."""
         return self._token(cur_len) >= 0
 
-    def _token(self, cur_len: Any) -> jax.Array:
+    def _token(self, cur_len: Length) -> jax.Array:
         """Return the token of the place, or -1."""
         place = cur_len - self.offset
         table = jnp.asarray(self.force_token_array, jnp.int32)
@@ -487,52 +401,63 @@ class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
 
 
 class FlaxExponentialDecayLengthPenalty(FlaxLogitsProcessor):
-    """Raises the score of the end exponentially after ``start`` new tokens."""
+    """Raises finite scores of the end by ``abs(score) * (factor ** steps - 1)``.
+
+    ``steps`` are the new tokens after the first ``start``.
+    """
 
     def __init__(
         self,
         exponential_decay_length_penalty: tuple[int, float],
-        eos_token_id: int | Sequence[int],
-        input_ids_seq_length: int,
+        eos_token_id: TokenIds,
+        input_ids_seq_length: Length,
     ):
         start, self.factor = exponential_decay_length_penalty
         self.start = start + input_ids_seq_length
-        self.eos_token_id = token_ids("eos_token_id", eos_token_id)
+        self.tokens = self.eos_token_id = token_ids("eos_token_id", eos_token_id)
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Add ``abs(score) * (factor ** steps - 1)`` to finite scores of the end."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         steps = jnp.maximum(cur_len - self.start, 0)
         growth = jnp.power(jnp.float32(self.factor), steps) - 1
         raised = scores + jnp.where(jnp.isfinite(scores), jnp.abs(scores) * growth, 0.0)
         return jnp.where(is_one_of(self.eos_token_id, scores.shape[-1]), raised, scores)
 
-    def touched(self) -> tuple[int, ...]:
-        """Return the end tokens."""
-        return self.eos_token_id
+
+class FlaxSuppressTokensLogitsProcessor(FlaxLogitsProcessor):
+    """Forbids ``suppress_tokens`` everywhere."""
+
+    def __init__(self, suppress_tokens: Sequence[int]):
+        self.tokens = self.suppress_tokens = list(suppress_tokens)
+
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
+        return _forbid(scores, self.suppress_tokens, True)
 
 
-def _check_penalty(penalty: Any) -> float:
-    if not isinstance(penalty, float) or not penalty > 0:
-        raise ValueError(f"`penalty` has to be a strictly positive float, but is {penalty!r}")
-    return penalty
+class FlaxSuppressTokensAtBeginLogitsProcessor(FlaxLogitsProcessor):
+    """Forbids ``begin_suppress_tokens`` as the token at place ``begin_index``."""
+
+    def __init__(self, begin_suppress_tokens: Sequence[int], begin_index: Length):
+        self.tokens = self.begin_suppress_tokens = list(begin_suppress_tokens)
+        self.begin_index = begin_index
+
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
+        return _forbid(scores, self.begin_suppress_tokens, cur_len == self.begin_index)
 
 
-def _penalise(scores: jax.Array, present: jax.Array, penalty: float) -> jax.Array:
-    return jnp.where(present, jnp.where(scores < 0, scores * penalty, scores / penalty), scores)
+# -- processors of repetition and of sequences
 
 
 class FlaxRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
-    """Makes tokens that are there already less probable (Keskar et al., 2019).
+    """Makes tokens that are there already less probable (Keskar et al., 2019), each once.
 
     Positive scores are divided and negative ones multiplied by ``penalty``. The first
     ``prompt_ignore_length`` tokens, a number or an array (rows,), do not count.
     """
 
-    def __init__(self, penalty: float, prompt_ignore_length: Any = None):
-        self.penalty, self.ignored = _check_penalty(penalty), prompt_ignore_length
+    def __init__(self, penalty: float, prompt_ignore_length: Length | None = None):
+        self.penalty, self.ignored = _positive_float(penalty), prompt_ignore_length
 
-    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Penalise every token of the row once."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         places = jnp.arange(input_ids.shape[1])[None]
         start = 0 if self.ignored is None else jnp.reshape(jnp.asarray(self.ignored), (-1, 1))
         valid = jnp.broadcast_to((places >= start) & (places < cur_len), input_ids.shape)
@@ -546,51 +471,58 @@ class FlaxEncoderRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
     row of it serves several rows of scores where there are beams.
     """
 
-    def __init__(self, penalty: float, encoder_input_ids: Any, length: Any = None):
-        self.penalty = 1 / _check_penalty(penalty)
+    def __init__(
+        self, penalty: float, encoder_input_ids: jax.Array, length: Length | None = None
+    ) -> None:
+        self.penalty = 1 / _positive_float(penalty)
         self.ids, self.length = jnp.asarray(encoder_input_ids), length
 
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Raise the scores of the input's tokens."""
-        valid = _columns(self.ids, self.length)
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
+        length = self.ids.shape[1] if self.length is None else self.length
+        valid = jnp.broadcast_to(jnp.arange(self.ids.shape[1])[None] < length, self.ids.shape)
         present = tokens_present(self.ids, valid, scores.shape[-1])
         present = jnp.repeat(present, scores.shape[0] // present.shape[0], axis=0)
         return _penalise(scores, present, self.penalty)
 
 
-def _columns(ids: jax.Array, length: Any) -> jax.Array:
-    length = ids.shape[1] if length is None else length
-    return jnp.broadcast_to(jnp.arange(ids.shape[1])[None] < length, ids.shape)
+def _positive_float(penalty: float) -> float:
+    if not isinstance(penalty, float) or not penalty > 0:
+        raise ValueError(f"`penalty` has to be a strictly positive float, but is {penalty!r}")
+    return penalty
+
+
+def _penalise(scores: jax.Array, present: jax.Array, penalty: float) -> jax.Array:
+    return jnp.where(present, jnp.where(scores < 0, scores * penalty, scores / penalty), scores)
 
 
 class FlaxNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
     """Forbids every n-gram of ``ngram_size`` tokens that the row already has."""
 
     def __init__(self, ngram_size: int):
-        self.ngram_size = positive_int("ngram_size", ngram_size)
+        self.ngram_size = _integer("ngram_size", ngram_size)
 
-    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Forbid what followed earlier occurrences of the last ``ngram_size - 1`` tokens."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         return _forbid_ngrams(input_ids, cur_len, input_ids, cur_len, self.ngram_size, scores)
 
 
 class FlaxEncoderNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
     """Forbids every n-gram of the input; ``length`` columns of ``encoder_input_ids`` count."""
 
-    def __init__(self, encoder_ngram_size: int, encoder_input_ids: Any, length: Any = None):
-        self.ngram_size = positive_int("encoder_ngram_size", encoder_ngram_size)
+    def __init__(
+        self, encoder_ngram_size: int, encoder_input_ids: jax.Array, length: Length | None = None
+    ) -> None:
+        self.ngram_size = _integer("encoder_ngram_size", encoder_ngram_size)
         ids = jnp.asarray(encoder_input_ids)
         self.ids = ids[None] if ids.ndim == 1 else ids
         self.length = self.ids.shape[1] if length is None else length
 
-    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Forbid what follows the last ``ngram_size - 1`` tokens in the input."""
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         source = jnp.repeat(self.ids, scores.shape[0] // self.ids.shape[0], axis=0)
         return _forbid_ngrams(source, self.length, input_ids, cur_len, self.ngram_size, scores)
 
 
 def _forbid_ngrams(
-    source: jax.Array, length: Any, ids: jax.Array, cur_len: Any, size: int, scores: jax.Array
+    source: jax.Array, length: Length, ids: jax.Array, cur_len: Length, size: int, scores: jax.Array
 ) -> jax.Array:
     """Forbid the last tokens of those n-grams of ``source`` that begin as ``ids`` ends."""
     windows = source.shape[1] - size + 1
@@ -598,44 +530,12 @@ def _forbid_ngrams(
         return scores
     matches = jnp.broadcast_to(jnp.arange(windows)[None] + size <= length, (len(ids), windows))
     if size > 1:
-        end = jax.lax.dynamic_slice_in_dim(ids, cur_len - (size - 1), size - 1, axis=1)
+        end = lax.dynamic_slice_in_dim(ids, cur_len - (size - 1), size - 1, axis=1)
         for place in range(size - 1):
             matches &= source[:, place : place + windows] == end[:, place, None]
         matches &= cur_len >= size - 1
     banned = tokens_present(source[:, size - 1 :], matches, scores.shape[-1])
     return jnp.where(banned, -jnp.inf, scores)
-
-
-class FlaxSuppressTokensLogitsProcessor(FlaxLogitsProcessor):
-    """Forbids ``suppress_tokens`` everywhere."""
-
-    def __init__(self, suppress_tokens: Sequence[int]):
-        self.suppress_tokens = list(suppress_tokens)
-
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Forbid them."""
-        return jnp.where(is_one_of(self.suppress_tokens, scores.shape[-1]), -jnp.inf, scores)
-
-    def touched(self) -> list[int]:
-        """Return them."""
-        return self.suppress_tokens
-
-
-class FlaxSuppressTokensAtBeginLogitsProcessor(FlaxLogitsProcessor):
-    """Forbids ``begin_suppress_tokens`` as the token at place ``begin_index``."""
-
-    def __init__(self, begin_suppress_tokens: Sequence[int], begin_index: int):
-        self.begin_suppress_tokens = list(begin_suppress_tokens)
-        self.begin_index = begin_index
-
-    def __call__(self, input_ids: Any, scores: jax.Array, cur_len: Any) -> jax.Array:
-        """Forbid them at ``cur_len == begin_index``."""
-        forbidden = is_one_of(self.begin_suppress_tokens, scores.shape[-1])
-        return jnp.where(forbidden & (cur_len == self.begin_index), -jnp.inf, scores)
-
-    def touched(self) -> list[int]:
-        """Return them."""
-        return self.begin_suppress_tokens
 
 
 class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
@@ -644,10 +544,24 @@ class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
     ``sequence_bias`` maps tuples of tokens to floats, or is a list of ``[tokens, bias]``.
     """
 
-    def __init__(self, sequence_bias: Any):
-        self.sequence_bias = _checked(sequence_bias)
+    def __init__(self, sequence_bias: Biases):
+        if isinstance(sequence_bias, Mapping):
+            pairs: list[Any] = list(sequence_bias.items())
+        else:
+            pairs = list(sequence_bias) if isinstance(sequence_bias, (list, tuple)) else []
+        good = pairs and all(len(pair) == 2 and isinstance(pair[1], float) for pair in pairs)
+        if not good or any(not isinstance(pair[0], (tuple, list)) or not pair[0] for pair in pairs):
+            raise ValueError(
+                "`sequence_bias` has to be a non-empty dict from tuples of tokens to floats, or a "
+                f"list of [tokens, float], but is {sequence_bias!r}"
+            )
+        self._set({token_ids("sequence_bias", tuple(tokens)): bias for tokens, bias in pairs})
 
-    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
+    def _set(self, sequence_bias: dict[tuple[int, ...], float]) -> None:
+        self.sequence_bias = sequence_bias
+        self.tokens = sorted({sequence[-1] for sequence in sequence_bias})
+
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         """Add the biases of all sequences that the next token may complete."""
         size = scores.shape[-1]
         outside = [i for sequence in self.sequence_bias for i in sequence if i >= size]
@@ -656,7 +570,9 @@ class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
                 f"the vocabulary has {size} tokens, but `sequence_bias` (or `bad_words_ids`) names "
                 f"{outside}"
             )
-        groups = _by_length(self.sequence_bias)
+        groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}
+        for sequence, value in self.sequence_bias.items():
+            groups.setdefault(len(sequence), []).append((sequence, value))
         always = np.zeros(size, np.float32)  # a constant: nothing of the scores' size is written
         for (token,), value in groups.pop(1, []):
             always[token] += value
@@ -670,44 +586,6 @@ class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
             bias = bias.at[:, last].add(jnp.where(matches, values, 0.0))
         return scores + bias
 
-    def touched(self) -> list[int]:
-        """Return the last tokens of the sequences."""
-        return sorted({sequence[-1] for sequence in self.sequence_bias})
-
-
-def ends_with(input_ids: jax.Array, cur_len: Any, sequences: jax.Array) -> jax.Array:
-    """Return (rows, sequences): whether the first ``cur_len`` tokens of a row end with a sequence.
-
-    ``sequences`` is (sequences, length), all of one length.
-    """
-    length = sequences.shape[1]
-    if length > input_ids.shape[1]:
-        return jnp.zeros((input_ids.shape[0], sequences.shape[0]), bool)
-    end = jax.lax.dynamic_slice_in_dim(input_ids, cur_len - length, length, axis=1)
-    same = (end[:, None, :] == sequences[None]).all(-1)
-    return same & (cur_len >= length)
-
-
-def _by_length(biases: Mapping[tuple[int, ...], float]) -> dict[int, list[Any]]:
-    groups: dict[int, list[Any]] = {}
-    for sequence, bias in biases.items():
-        groups.setdefault(len(sequence), []).append((sequence, bias))
-    return groups
-
-
-def _checked(sequence_bias: Any) -> dict[tuple[int, ...], float]:
-    if isinstance(sequence_bias, Mapping):
-        pairs: list[Any] = list(sequence_bias.items())
-    else:
-        pairs = list(sequence_bias) if isinstance(sequence_bias, (list, tuple)) else []
-    good = pairs and all(len(pair) == 2 and isinstance(pair[1], float) for pair in pairs)
-    if not good or any(not isinstance(pair[0], (tuple, list)) or not pair[0] for pair in pairs):
-        raise ValueError(
-            "`sequence_bias` has to be a non-empty dict from tuples of tokens to floats, or a list "
-            f"of [tokens, float], but is {sequence_bias!r}"
-        )
-    return {token_ids("sequence_bias", tuple(sequence)): bias for sequence, bias in pairs}
-
 
 class FlaxNoBadWordsLogitsProcessor(FlaxSequenceBiasLogitsProcessor):
     """Forbids sequences of tokens: the last token of each after the others.
@@ -716,9 +594,7 @@ class FlaxNoBadWordsLogitsProcessor(FlaxSequenceBiasLogitsProcessor):
     """
 
     def __init__(
-        self,
-        bad_words_ids: Sequence[Sequence[int]],
-        eos_token_id: int | Sequence[int] | None = None,
+        self, bad_words_ids: Sequence[Sequence[int]], eos_token_id: TokenIds | None = None
     ):
         words = list(bad_words_ids) if isinstance(bad_words_ids, (list, tuple)) else []
         if not words or any(not isinstance(word, (list, tuple)) or not word for word in words):
@@ -728,24 +604,29 @@ class FlaxNoBadWordsLogitsProcessor(FlaxSequenceBiasLogitsProcessor):
             )
         ends = () if eos_token_id is None else token_ids("eos_token_id", eos_token_id)
         sequences = [token_ids("bad_words_ids", tuple(word)) for word in words]
-        kept = [s for s in sequences if len(s) > 1 or s[0] not in ends]
-        self.sequence_bias = {sequence: -float("inf") for sequence in kept}
+        self._set({s: -float("inf") for s in sequences if len(s) > 1 or s[0] not in ends})
 
 
 class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
     """Lets timestamps come in pairs, first at the beginning, and when they are more probable."""
 
-    def __init__(self, generate_config: Any, model_config: Any, decoder_input_length: int):
-        self.eos_token_id = generate_config.eos_token_id
-        self.no_timestamps_token_id = generate_config.no_timestamps_token_id
-        self.timestamp_begin = generate_config.no_timestamps_token_id + 1
+    def __init__(
+        self,
+        generate_config: GenerationConfig,
+        model_config: PreTrainedConfig,
+        decoder_input_length: int,
+    ) -> None:
+        config: Any = generate_config  # with Whisper's own entries
+        self.eos_token_id = config.eos_token_id
+        self.no_timestamps_token_id = config.no_timestamps_token_id
+        self.timestamp_begin = config.no_timestamps_token_id + 1
         self.begin_index = decoder_input_length + 1
-        if generate_config.is_multilingual:
+        if config.is_multilingual:
             self.begin_index += 2  # language and task
-        limit = getattr(generate_config, "max_initial_timestamp_index", None)
+        limit = getattr(config, "max_initial_timestamp_index", None)
         self.max_initial_timestamp_index = model_config.vocab_size if limit is None else limit
 
-    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Any) -> jax.Array:
+    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         """Forbid what breaks the rules."""
         tokens = jnp.arange(scores.shape[-1])[None]
         stamp = tokens >= self.timestamp_begin
@@ -765,7 +646,59 @@ class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
         text = jnp.where(stamp, -jnp.inf, log_probabilities).max(-1, keepdims=True)
         return jnp.where((stamps > text) & ~stamp, -jnp.inf, scores)
 
-    def _was_stamp(self, input_ids: jax.Array, cur_len: Any, back: int) -> jax.Array:
+    def _was_stamp(self, input_ids: jax.Array, cur_len: Length, back: int) -> jax.Array:
         place = jnp.maximum(cur_len - back, 0)
-        column = jax.lax.dynamic_slice_in_dim(input_ids, place, 1, axis=1)
+        column = lax.dynamic_slice_in_dim(input_ids, place, 1, axis=1)
         return column[:, 0] >= self.timestamp_begin
+
+
+# -- what they share
+
+
+def _integer(name: str, value: Any, lowest: int = 1) -> Any:
+    """Return ``value`` if it is an integer of at least ``lowest`` (or traced); else ValueError."""
+    if isinstance(value, jax.Array):  # perhaps a tracer, whose value cannot be checked here
+        return value
+    kind = "strictly positive" if lowest else "non-negative"
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < lowest:
+        raise ValueError(f"`{name}` has to be a {kind} integer, but is {value!r}")
+    return value
+
+
+def token_ids(name: str, value: TokenIds) -> tuple[int, ...]:
+    """Return one or several token ids as a tuple; ValueError if they are not natural numbers."""
+    ids = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    if not all(hasattr(i, "__index__") and not isinstance(i, bool) and int(i) >= 0 for i in ids):
+        raise ValueError(f"`{name}` has to be a (list of) non-negative integers, but is {value!r}")
+    return tuple(map(int, ids))
+
+
+def is_one_of(ids: Sequence[int], size: int) -> jax.Array:
+    """Return a boolean vector of ``size`` with True at ``ids``; ids outside are ignored."""
+    mask = np.zeros(size, bool)  # NumPy: a constant of the compiled program
+    mask[[i for i in ids if i < size]] = True
+    return jnp.asarray(mask)
+
+
+def tokens_present(ids: jax.Array, valid: jax.Array, vocab_size: int) -> jax.Array:
+    """Return (rows, vocabulary): which tokens ``ids`` (rows, width) holds where ``valid``."""
+    places = jnp.where(valid, ids, vocab_size)
+    rows = jnp.arange(ids.shape[0])[:, None]
+    present = jnp.zeros((ids.shape[0], vocab_size), bool)
+    return present.at[rows, places].set(True, mode="drop")
+
+
+def ends_with(input_ids: jax.Array, cur_len: Length, sequences: jax.Array) -> jax.Array:
+    """Return (rows, sequences): whether the first ``cur_len`` tokens of a row end with a sequence.
+
+    ``sequences`` is (sequences, length), all of one length.
+    """
+    length = sequences.shape[1]
+    if length > input_ids.shape[1]:
+        return jnp.zeros((input_ids.shape[0], sequences.shape[0]), bool)
+    end = lax.dynamic_slice_in_dim(input_ids, cur_len - length, length, axis=1)
+    same = (end[:, None, :] == sequences[None]).all(-1)
+    return same & (cur_len >= length)
+
+
+__all__ = [name for name in globals() if name.startswith("Flax")]

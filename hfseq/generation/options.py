@@ -1,25 +1,356 @@
-"""From ``GenerationConfig`` and keyword arguments to one checked, hashable set of options."""
+"""The options of ``generate``: one table, from which checks, processors and the page come.
+
+:class:`Options` has a field for each option that a compiled program depends on. Beside its default
+a field says what the option means, what its value has to be, how it is read, and which processor or
+warper it makes; the order of the fields is the order of the processors. ``documentation`` prints
+the table of docs/generation.md.
+"""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq import plugins
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError
 from hfseq.generation import logits_process as p
-from hfseq.generation.logits_process import FlaxLogitsProcessor, token_ids
-from hfseq.plugins.registry import target_name
+from hfseq.generation.logits_process import FlaxLogitsProcessor, Length, token_ids
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+Tokens = tuple[int, ...]
+Processor = Callable[[jax.Array, jax.Array, Length], jax.Array]
+Criterion = Callable[[jax.Array, Length], jax.Array]
+#: A test of an option's value, and what the value has to be.
+Rule = tuple[Callable[[Any], bool], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What is known about an option beside its default.
+
+    ``differs`` says how it differs from PyTorch; ``off`` is a value that changes nothing, for which
+    nothing is compiled; ``read`` makes a hashable value of what a configuration holds. A value
+    other than the default makes a ``processor``, of (value, options, operands), or when sampling a
+    ``warper``, of (value, ``min_tokens_to_keep``).
+    """
+
+    meaning: str
+    differs: str = "no"
+    rule: Rule | None = None
+    off: int | None = None
+    read: Callable[[str, Any], Any] = lambda name, value: value
+    processor: Callable[[Any, Options, Operands], Processor | None] | None = None
+    warper: Callable[[Any, int], Processor] | None = None
+
+
+def _option(default: bool | float | str | Tokens | None, meaning: str, **more: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"option": Option(meaning, **more)})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+_COUNT: Rule = (lambda n: isinstance(n, int) and n >= 1, "a positive integer")
+_SIZE: Rule = (lambda n: isinstance(n, int) and n >= 0, "0 (off) or a positive integer")
+_PENALTY: Rule = (lambda x: isinstance(x, float) and x > 0, "a float above 0")
+_PART: Rule = (lambda x: _is_number(x) and 0 < x <= 1, "above 0 and at most 1")
+_CUTOFF: Rule = (lambda x: _is_number(x) and 0 < x < 1, "between 0 and 1")
+
+
+def _read_tokens(name: str, value: Any) -> Tokens:
+    return token_ids(name, value)
+
+
+def _read_sequences(name: str, value: Any) -> tuple[Tokens, ...]:
+    rows = list(value) if isinstance(value, (list, tuple)) else []
+    if not rows or any(not isinstance(row, (list, tuple)) or not row for row in rows):
+        raise UsageError(
+            f"{name}={value!r} has to be a list of non-empty lists of token ids, "
+            "such as [[13], [198, 198]]"
+        )
+    return tuple(token_ids(name, tuple(row)) for row in rows)
+
+
+def _ignore_prompt_padding(options: Options, operands: Operands) -> jax.Array | None:
+    """Return how many columns of each row (rows,) are padding before the prompt."""
+    if operands.mask is None:
+        return None
+    return jnp.repeat(jnp.argmax(operands.mask != 0, axis=1), options.rows_per_input)
+
+
+def _suppress_at_begin(tokens: Tokens, options: Options, operands: Operands) -> Processor:
+    begin = operands.prompt_length
+    if options.forced_bos_token_id is not None:
+        begin = begin + jnp.where(begin > 1, 0, 1)
+    if options.forced_decoder_ids:
+        begin = begin + options.forced_decoder_ids[-1][0]
+    return p.FlaxSuppressTokensAtBeginLogitsProcessor(tokens, begin)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the compiled program depends on: hashable, and checked. Names as in GenerationConfig."""
+
+    do_sample: bool = _option(
+        False, "draw tokens instead of taking the best", read=lambda name, value: bool(value)
+    )
+    num_beams: int = _option(1, "beam search with so many hypotheses", rule=_COUNT)
+    num_return_sequences: int = _option(1, "samples or best beams of each row", rule=_COUNT)
+    early_stopping: bool | str = _option(False, 'when beam search ends: `True`, `False`, `"never"`')
+    length_penalty: float = _option(
+        1.0, "above 0 longer beams score higher",
+        rule=(lambda x: _is_number(x) and not isinstance(x, bool), "a number"),
+    )  # fmt: skip
+    length_penalty_type: str = _option(
+        "transformers", '`"transformers"` or `"gnmt"`, [below](#length-penalties)',
+        differs="PyTorch has only the first",
+        rule=(lambda kind: kind in ("transformers", "gnmt"), '"transformers" or "gnmt"'),
+    )  # fmt: skip
+    # Warpers, in PyTorch's order.
+    temperature: float | None = _option(
+        None, "scores are divided by it: below 1 sharper, above 1 flatter", off=1,
+        rule=(_PENALTY[0], "a float above 0; for greedy search set do_sample=False"),
+        warper=lambda value, keep: p.FlaxTemperatureLogitsWarper(value),
+    )  # fmt: skip
+    top_h: float | None = _option(
+        None, "sample up to this part of the entropy", rule=_PART,
+        warper=lambda value, keep: p.FlaxTopHLogitsWarper(value),
+    )  # fmt: skip
+    top_k: int | None = _option(
+        None, "sample from so many tokens; 50 unless you say 0", off=0, rule=_SIZE,
+        differs="of scores equal to the last only as many as fit stay",
+        warper=lambda value, keep: p.FlaxTopKLogitsWarper(value, min_tokens_to_keep=keep),
+    )  # fmt: skip
+    top_p: float | None = _option(
+        None, "sample from the fewest tokens with this probability", off=1, rule=_PART,
+        warper=lambda value, keep: p.FlaxTopPLogitsWarper(value, min_tokens_to_keep=keep),
+    )  # fmt: skip
+    min_p: float | None = _option(
+        None, "sample from tokens with this part of the best one's probability",
+        rule=(lambda x: _is_number(x) and 0 <= x <= 1, "between 0 and 1"),
+        warper=lambda value, keep: p.FlaxMinPLogitsWarper(value, min_tokens_to_keep=keep),
+    )  # fmt: skip
+    typical_p: float | None = _option(
+        None, "sample from tokens of a surprise near the entropy, up to this mass", off=1,
+        rule=_PART,
+        warper=lambda value, keep: p.FlaxTypicalLogitsWarper(value, min_tokens_to_keep=keep),
+    )  # fmt: skip
+    epsilon_cutoff: float | None = _option(
+        None, "no token of a lower probability", off=0, rule=_CUTOFF,
+        warper=lambda value, keep: p.FlaxEpsilonLogitsWarper(value, min_tokens_to_keep=keep),
+    )  # fmt: skip
+    eta_cutoff: float | None = _option(
+        None, "no token below a probability that falls with the entropy", off=0, rule=_CUTOFF,
+        warper=lambda value, keep: p.FlaxEtaLogitsWarper(value, min_tokens_to_keep=keep),
+    )  # fmt: skip
+    # Processors, in PyTorch's order.
+    sequence_bias: tuple[tuple[Tokens, float], ...] | None = _option(
+        None, "what is added to the scores of sequences",
+        read=lambda name, value: tuple(
+            p.FlaxSequenceBiasLogitsProcessor(value).sequence_bias.items()
+        ),
+        processor=lambda value, o, x: p.FlaxSequenceBiasLogitsProcessor(dict(value)),
+    )  # fmt: skip
+    encoder_repetition_penalty: float | None = _option(
+        None, "more of what is in the input", off=1, rule=_PENALTY,
+        processor=lambda value, o, x: p.FlaxEncoderRepetitionPenaltyLogitsProcessor(
+            value, *x.source()
+        ),
+    )  # fmt: skip
+    repetition_penalty: float | None = _option(
+        None, "less of what is there", off=1, rule=_PENALTY,
+        processor=lambda value, o, x: p.FlaxRepetitionPenaltyLogitsProcessor(
+            value, _ignore_prompt_padding(o, x)
+        ),
+    )  # fmt: skip
+    no_repeat_ngram_size: int = _option(
+        0, "no n-gram of this size twice", rule=_SIZE,
+        processor=lambda value, o, x: p.FlaxNoRepeatNGramLogitsProcessor(value),
+    )  # fmt: skip
+    encoder_no_repeat_ngram_size: int = _option(
+        0, "no n-gram of this size from the input", rule=_SIZE,
+        processor=lambda value, o, x: p.FlaxEncoderNoRepeatNGramLogitsProcessor(
+            value, *x.source()
+        ),
+    )  # fmt: skip
+    bad_words_ids: tuple[Tokens, ...] | None = _option(
+        None, "sequences of tokens that must not come",
+        processor=lambda value, o, x: p.FlaxNoBadWordsLogitsProcessor(
+            list(value), o.eos_token_id or None
+        ),
+    )  # fmt: skip
+    has_min_length: bool = _option(
+        False, "",
+        processor=lambda value, o, x: o.eos_token_id
+        and p.FlaxMinLengthLogitsProcessor(x.min_length, o.eos_token_id),
+    )  # fmt: skip
+    min_new_tokens: int = _option(
+        0, "no end before so many new tokens", differs="too large ones are an error",
+        processor=lambda value, o, x: o.eos_token_id
+        and p.FlaxMinNewTokensLengthLogitsProcessor(x.prompt_length, value, o.eos_token_id),
+    )  # fmt: skip
+    forced_bos_token_id: int | None = _option(
+        None, "the first token after the decoder's start",
+        processor=lambda value, o, x: p.FlaxForcedBOSTokenLogitsProcessor(value),
+    )  # fmt: skip
+    forced_eos_token_id: Tokens | None = _option(
+        None, "the last token where `max_length` is reached", read=_read_tokens,
+        processor=lambda value, o, x: p.FlaxForcedEOSTokenLogitsProcessor(x.stop_length, value),
+    )  # fmt: skip
+    remove_invalid_values: bool = _option(
+        False, "repair NaN and infinite scores",
+        processor=lambda value, o, x: p.FlaxInfNanRemoveLogitsProcessor(),
+    )  # fmt: skip
+    exponential_decay_length_penalty: tuple[int, float] | None = _option(
+        None, "hurry to the end: (after so many new tokens, factor)",
+        read=lambda name, value: (int(value[0]), float(value[1])),
+        processor=lambda value, o, x: p.FlaxExponentialDecayLengthPenalty(
+            value, o.eos_token_id, x.prompt_length
+        ),
+    )  # fmt: skip
+    suppress_tokens: Tokens | None = _option(
+        None, "tokens that must not come", read=_read_tokens,
+        processor=lambda value, o, x: p.FlaxSuppressTokensLogitsProcessor(value),
+    )  # fmt: skip
+    begin_suppress_tokens: Tokens | None = _option(
+        None, "tokens that must not come first", read=_read_tokens, processor=_suppress_at_begin
+    )
+    forced_decoder_ids: tuple[tuple[int, int | None], ...] | None = _option(
+        None, "tokens that must come: pairs (place, token)",
+        differs="an option of Transformers 4 only",
+        read=lambda name, value: tuple(map(tuple, value)) or None,
+        processor=lambda value, o, x: p.FlaxForceTokensLogitsProcessor(value, x.prompt_length - 1),
+    )  # fmt: skip
+    # The last one, after the warpers too.
+    renormalize_logits: bool = _option(False, "make the scores log-probabilities")
+    output_scores: bool = _option(
+        False, "keep the scores of each step",
+        differs="`return_dict_in_generate` is not needed: results are always objects",
+    )  # fmt: skip
+    output_logits: bool = _option(False, "keep the scores of each step before the processors")
+    pad_token_id: int | None = _option(None, "fills rows that have ended; by default the first end")
+    eos_token_id: Tokens = _option((), "what ends a row: one token or several", read=_read_tokens)
+    stop_token_sequences: tuple[Tokens, ...] = _option(
+        (), "stop after any of these lists of tokens: `[[13], [198, 198]]`",
+        differs="PyTorch has it not", read=_read_sequences,
+    )  # fmt: skip
+
+    @property
+    def rows_per_input(self) -> int:
+        """Rows that decoding needs for each row of the input."""
+        return self.num_beams if self.num_beams > 1 else self.num_return_sequences
+
+    def check(self, vocab_size: int) -> None:
+        """Raise one UsageError that lists the values and combinations that cannot work."""
+        problems = [
+            f"{name}={value!r} has to be {option.rule[1]}"
+            for name, option in TABLE.items()
+            if option.rule and (value := getattr(self, name)) is not None
+            if not option.rule[0](value)
+        ]
+        if _COUNT[0](self.num_beams) and _COUNT[0](self.num_return_sequences):
+            problems += self._beam_problems(vocab_size)
+        ids = {"forced_bos_token_id": self.forced_bos_token_id}
+        if self.stop_token_sequences or any(token < vocab_size for token in self.eos_token_id):
+            ids["pad_token_id"] = self.pad_token_id  # rows that end are filled up with it
+        problems += [
+            f"{name}={token} is outside of the vocabulary of {vocab_size}"
+            for name, token in ids.items()
+            if token is not None and token >= vocab_size
+        ]
+        if self.exponential_decay_length_penalty is not None and not self.eos_token_id:
+            problems.append("exponential_decay_length_penalty needs eos_token_id: pass one")
+        if problems:
+            raise UsageError("generate: " + "; ".join(problems))
+
+    def _beam_problems(self, vocab_size: int) -> list[str]:
+        problems = []
+        beams, wanted = self.num_beams, self.num_return_sequences
+        if beams > vocab_size:
+            problems.append(
+                f"num_beams={beams} is more than the vocabulary's {vocab_size} tokens: there are "
+                "not so many first tokens; lower num_beams"
+            )
+        ends = max(2, 1 + len(self.eos_token_id))
+        if beams > 1 and ends * beams > beams * vocab_size:
+            problems.append(f"the vocabulary of {vocab_size} is too small for beam search")
+        if beams > 1 and wanted > beams:
+            problems.append(
+                f"num_return_sequences={wanted} is more than num_beams={beams}: raise num_beams"
+            )
+        if beams == 1 and wanted > 1 and not self.do_sample:
+            problems.append(
+                f"num_return_sequences={wanted} needs do_sample=True or num_beams>={wanted}: "
+                "greedy search finds only one"
+            )
+        return problems
+
+    def processors(self, operands: Operands, user: Sequence[Processor]) -> list[Processor]:
+        """Return the processors of a run, without warpers: those of the options, then the user's.
+
+        The lengths in ``operands`` may be traced. UsageError if the user passes one of a type that
+        the options make already.
+        """
+        made = [
+            processor
+            for name, value in self._changed()
+            if (make := TABLE[name].processor) and (processor := make(value, self, operands))
+        ]
+        types = {type(processor) for processor in made}
+        for processor in user:
+            if type(processor) in types:
+                raise UsageError(
+                    f"A custom logits processor of type {type(processor).__name__} was passed to "
+                    "`generate`, but the options make one already: drop the processor or the option"
+                )
+        return [*made, *user]
+
+    def warpers(self) -> list[Processor]:
+        """Return what comes after them: the warpers of sampling, and the normalisation."""
+        keep = 1
+        if self.num_beams > 1:  # at least one token beside the ends must stay
+            keep = len(self.eos_token_id) + 1 if self.eos_token_id else 2
+        made = [
+            make(value, keep)
+            for name, value in self._changed()
+            if self.do_sample and (make := TABLE[name].warper)
+        ]
+        return [*made, p.FlaxLogitNormalization()] if self.renormalize_logits else made
+
+    def _changed(self) -> list[tuple[str, Any]]:
+        values = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return [(field.name, value) for field, value in values if value != field.default]
+
+
+TABLE: dict[str, Option] = {
+    field.name: field.metadata["option"] for field in dataclasses.fields(Options)
+}
+
+#: Options that say what a row begins with and how long it may become: meaning, what differs.
+OF_PROMPTS = {
+    "max_new_tokens": ("how many new tokens", "wins over `max_length`, as there"),
+    "max_length": (
+        "how long, the prompt counted",
+        "20 where nobody says anything, as in Transformers 4 (PyTorch: 20 new ones)",
+    ),
+    "min_length": ("no end before that, the prompt counted", "too large ones are an error"),
+    "bos_token_id": ("begins where there is no prompt", "no"),
+    "decoder_start_token_id": ("begins the output of encoder-decoders", "none is an error"),
+    "stop_strings": (
+        "with `tokenizer`: stop where a string was written",
+        "matches begin and end anywhere, in text that the tokenizer can decode token by token",
+    ),
+    "use_cache": ("no effect", "the cache is always used"),
+    "cache_implementation": ("no effect", "the cache is always static"),
+    "compile_config": ("no effect", "the loop is always compiled"),
+}
 
 #: Options that hfseq has no part for: what they must be left at, and what would work instead.
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -41,7 +372,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "assistant_ensemble_weight": ((None,), "leave it out"),
 }  # fmt: skip
 
-
 #: The same, where a model's own configuration may ask for it without harm.
 UNSUPPORTED_IF_ASKED = {
     name: ((None, False), "call the model on the sequences that generate returns")
@@ -49,231 +379,39 @@ UNSUPPORTED_IF_ASKED = {
 }
 
 
-#: Arguments of PyTorch's ``generate`` that have no counterpart.
-NO_ARGUMENTS = {
-    "assistant_model": "leave it out: the text is the same, only slower",
-    "prefix_allowed_tokens_fn": "use a logits_processor, which is traced with the loop",
-    "inputs_embeds": "pass input_ids",
-    "inputs": "pass input_ids",
-    "negative_prompt_ids": "use a logits_processor that calls the model",
-    "negative_prompt_attention_mask": "use a logits_processor that calls the model",
-    "synced_gpus": "leave it out: sharded models need no such flag in JAX",
-    "past_key_values": "pass the whole prompt; its cache is made inside",
-    "custom_generate": "call your function directly",
-}
+def documentation() -> str:
+    """Return the table of options in docs/generation.md."""
+    rows = {name: (option.meaning, option.differs) for name, option in TABLE.items()}
+    rows = {name: row for name, row in {**OF_PROMPTS, **rows}.items() if row[0]}
+    lines = [f"| `{name}` | {' | '.join(row)} |" for name, row in rows.items()]
+    return "\n".join(["| option | meaning | differs from PyTorch? |", "|---|---|---|", *lines])
 
 
-#: Attributes of any configuration that do not mean generation.
-_NOT_EDITS = (
-    "use_cache", "output_attentions", "output_hidden_states", "return_dict_in_generate",
-    "transformers_version",
-)  # fmt: skip
+def resolve(config: GenerationConfig, extras: Mapping[str, Any]) -> Options:
+    """Turn a complete GenerationConfig, and what goes beyond it, into :class:`Options`.
 
-
-Tokens = tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What the compiled program depends on: hashable, and checked. Names as in GenerationConfig."""
-
-    do_sample: bool = False
-    num_beams: int = 1
-    num_return_sequences: int = 1
-    early_stopping: Any = False
-    length_penalty: float = 1.0
-    length_penalty_type: str = "transformers"
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    top_h: float | None = None
-    typical_p: float | None = None
-    epsilon_cutoff: float | None = None
-    eta_cutoff: float | None = None
-    repetition_penalty: float | None = None
-    encoder_repetition_penalty: float | None = None
-    no_repeat_ngram_size: int = 0
-    encoder_no_repeat_ngram_size: int = 0
-    bad_words_ids: tuple[Tokens, ...] | None = None
-    sequence_bias: tuple[tuple[Tokens, float], ...] | None = None
-    forced_bos_token_id: int | None = None
-    forced_eos_token_id: Tokens | None = None
-    forced_decoder_ids: tuple[tuple[int, int | None], ...] | None = None
-    suppress_tokens: Tokens | None = None
-    begin_suppress_tokens: Tokens | None = None
-    exponential_decay_length_penalty: tuple[int, float] | None = None
-    min_new_tokens: int = 0
-    has_min_length: bool = False
-    remove_invalid_values: bool = False
-    renormalize_logits: bool = False
-    output_scores: bool = False
-    output_logits: bool = False
-    pad_token_id: int | None = None
-    eos_token_id: Tokens = ()
-    stop_token_sequences: tuple[Tokens, ...] = ()
-
-    @property
-    def rows_per_input(self) -> int:
-        """Rows that decoding needs for each row of the input."""
-        return self.num_beams if self.num_beams > 1 else self.num_return_sequences
-
-
-def merge(model: Any, given: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], bool]:
-    """Return a complete GenerationConfig, the keyword arguments that are none of its options, and
-    whether ``max_length`` is nobody's choice.
-
-    What ``kwargs`` say comes first, then ``given``, then the model's own configuration, then the
-    defaults of Transformers. As in Transformers 4, edits of ``model.config`` count as long as the
-    model's generation configuration still is what was made of it.
+    Options that GenerationConfig lacks come from ``extras``, or from a file that has them anyway.
     """
-    from transformers import GenerationConfig
-
-    own = model.generation_config or GenerationConfig()
-    if given is None and getattr(own, "_from_model_config", False):
-        own = _follow_model_config(model, own)
-    config = copy.deepcopy(given) if given is not None else GenerationConfig()
-    explicit = {name for name, value in vars(config).items() if value is not None} | set(kwargs)
-    config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
-    default_length = config.max_length is None and kwargs.get("max_length") is None
-    defaults = GenerationConfig._get_default_generation_params()
-    config.update(**defaults, defaults_only=True)
-    rest = config.update(**kwargs)
-    for name in ("max_length", "min_length"):
-        if getattr(config, name) is None:
-            setattr(config, name, defaults[name])
-    _refuse_unsupported(config, explicit)
-    return config, rest, default_length
-
-
-def _follow_model_config(model: Any, own: Any) -> Any:
-    """Return ``own`` with what was changed in ``model.config`` since it was made."""
-    if getattr(own, "_original_object_hash", None) != hash(own):
-        return own
-    edits = {}
-    for name in vars(own):
-        if name.startswith("_") or name in _NOT_EDITS or not hasattr(model.config, name):
-            continue
-        value = getattr(model.config, name)
-        if value != getattr(own, name) and (value is not None or name.endswith("token_id")):
-            edits[name] = value
-    if not edits:
-        return own
-    logger.warning(
-        "You have modified the pretrained model configuration to control generation (%s). This is "
-        "a deprecated strategy: change model.generation_config instead.",
-        ", ".join(edits),
-    )
-    fresh = copy.deepcopy(own)
-    fresh.update(**edits)
-    fresh._original_object_hash = hash(fresh)
-    model.generation_config = fresh
-    return fresh
-
-
-def _refuse_unsupported(config: Any, explicit: set[str]) -> None:
-    asked = {name: rule for name, rule in UNSUPPORTED_IF_ASKED.items() if name in explicit}
-    problems = [
-        f"{name}={getattr(config, name)!r} is not supported: {hint}"
-        for name, (allowed, hint) in {**UNSUPPORTED, **asked}.items()
-        if hasattr(config, name) and getattr(config, name) not in allowed
-    ]
-    if problems:
-        raise UsageError("generate: " + "; ".join(problems))
-
-
-def resolve(config: Any, extras: Mapping[str, Any]) -> Options:
-    """Turn a complete GenerationConfig, and what goes beyond it, into :class:`Options`."""
-    eos = config.eos_token_id
-    eos = () if eos is None else token_ids("eos_token_id", _plain(eos))
-    pad = _plain(config.pad_token_id)
-    if pad is None and eos:
-        pad = eos[0]
-    forced = _own("forced_decoder_ids", config, extras)
-    values = {
-        "do_sample": bool(config.do_sample),
-        "pad_token_id": pad,
-        "eos_token_id": eos,
-        "forced_eos_token_id": _tokens("forced_eos_token_id", config),
-        "suppress_tokens": _tokens("suppress_tokens", config),
-        "begin_suppress_tokens": _tokens("begin_suppress_tokens", config),
-        "bad_words_ids": _bad_words(config.bad_words_ids, eos),
-        "sequence_bias": _bias(config.sequence_bias),
-        "forced_decoder_ids": tuple(map(tuple, forced)) if forced else None,
-        "exponential_decay_length_penalty": _pair(config.exponential_decay_length_penalty),
-        "min_new_tokens": config.min_new_tokens or 0,
-        "has_min_length": bool(config.min_length),
-        "length_penalty_type": _own("length_penalty_type", config, extras) or "transformers",
-        "stop_token_sequences": _sequences(extras.get("stop_token_sequences")),
-    }
+    given = {**vars(config), "stop_token_sequences": None, **extras}
+    given["has_min_length"] = bool(config.min_length)
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(Options):
-        if field.name not in values:
-            value = _plain(getattr(config, field.name))
-            values[field.name] = field.default if value is None else value
-    return Options(**_neutral(values))
-
-
-def _own(name: str, config: Any, extras: Mapping[str, Any]) -> Any:
-    """Return an option that GenerationConfig lacks: from the call, or a file that has it anyway."""
-    return extras.get(name, getattr(config, name, None))
-
-
-def _neutral(values: dict[str, Any]) -> dict[str, Any]:
-    """Turn values that change nothing into ``None``, so that nothing is compiled for them."""
-    nothing = {
-        "temperature": 1, "top_k": 0, "top_p": 1, "typical_p": 1, "epsilon_cutoff": 0,
-        "eta_cutoff": 0, "repetition_penalty": 1, "encoder_repetition_penalty": 1,
-    }  # fmt: skip
-    neutral = {name: None for name, value in nothing.items() if values[name] == value}
-    if not values["do_sample"]:
-        warpers = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p")
-        neutral |= dict.fromkeys((*warpers, "epsilon_cutoff", "eta_cutoff"))
-    return {**values, **neutral}
-
-
-def _plain(value: Any) -> Any:
-    """Turn NumPy and JAX scalars and arrays into Python's numbers and lists."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _tokens(name: str, config: Any) -> Tokens | None:
-    value = _plain(getattr(config, name))
-    return None if value is None else token_ids(name, value)
-
-
-def _pair(value: Any) -> tuple[int, float] | None:
-    return None if value is None else (int(value[0]), float(value[1]))
-
-
-def _bad_words(words: Any, eos: Tokens) -> tuple[Tokens, ...] | None:
-    from hfseq.generation.logits_process import FlaxNoBadWordsLogitsProcessor
-
-    if words is None:
-        return None
-    return tuple(FlaxNoBadWordsLogitsProcessor(words, eos).sequence_bias)
-
-
-def _bias(bias: Any) -> tuple[tuple[Tokens, float], ...] | None:
-    from hfseq.generation.logits_process import FlaxSequenceBiasLogitsProcessor
-
-    if bias is None:
-        return None
-    return tuple(FlaxSequenceBiasLogitsProcessor(bias).sequence_bias.items())
-
-
-def _sequences(sequences: Any) -> tuple[Tokens, ...]:
-    if sequences is None:
-        return ()
-    rows = list(sequences) if isinstance(sequences, (list, tuple)) else []
-    if not rows or any(not isinstance(row, (list, tuple)) or not row for row in rows):
-        raise UsageError(
-            f"stop_token_sequences={sequences!r} has to be a list of non-empty lists of token ids, "
-            "such as [[13], [198, 198]]"
-        )
-    return tuple(token_ids("stop_token_sequences", tuple(row)) for row in rows)
-
-
-Criterion = Callable[[jax.Array, Any], jax.Array]
+        value: Any = given.get(field.name)
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if value is not None:
+            option = TABLE[field.name]
+            value = option.read(field.name, value)
+            changes_nothing = option.off is not None and value == option.off
+            if changes_nothing or option.warper and not config.do_sample:
+                value = None
+        values[field.name] = field.default if value is None else value
+    ends = values["eos_token_id"]
+    if values["pad_token_id"] is None and ends:
+        values["pad_token_id"] = ends[0]
+    if values["bad_words_ids"] is not None:
+        words = p.FlaxNoBadWordsLogitsProcessor(values["bad_words_ids"], ends)
+        values["bad_words_ids"] = tuple(words.sequence_bias) or None
+    return Options(**values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,7 +426,7 @@ class Plan:
     buffer: int
     steps: int = 0
     encoder_decoder: bool = False
-    processors: tuple[Any, ...] = ()
+    processors: tuple[Processor, ...] = ()
     criteria: tuple[Criterion, ...] = ()
 
     @property
@@ -296,11 +434,32 @@ class Plan:
         """What fills rows after their end; never seen where nothing ends a row early."""
         return 0 if self.options.pad_token_id is None else self.options.pad_token_id
 
-    def key(self) -> Any:
+    def key(self) -> tuple[Any, ...]:
         """Return what tells plans apart: processors of equal type and settings are equal."""
-        parts = tuple(_freeze(part) for part in (*self.processors, *self.criteria))
-        count = len(self.processors)
-        return self.options, self.buffer, self.steps, self.encoder_decoder, count, parts
+        parts = [tuple(map(_settings, held)) for held in (self.processors, self.criteria)]
+        return self.options, self.buffer, self.steps, self.encoder_decoder, *parts
+
+
+def _settings(part: Callable[..., jax.Array]) -> Any:
+    """Return type and attributes of a processor, hashable; functions stand for themselves."""
+
+    def frozen(value: object) -> Any:
+        if isinstance(value, (list, tuple)):
+            return tuple(map(frozen, value))
+        if isinstance(value, dict):
+            return tuple((name, frozen(item)) for name, item in value.items())
+        if isinstance(value, (np.ndarray, jax.Array)):
+            return value.shape, np.asarray(value).tobytes()
+        return value
+
+    if not isinstance(part, FlaxLogitsProcessor):
+        return part
+    try:
+        key = type(part), frozen(vars(part))
+        hash(key)
+    except TypeError:  # an attribute that is not a plain value, or a tracer
+        return part
+    return key
 
 
 class Operands(NamedTuple):
@@ -311,315 +470,21 @@ class Operands(NamedTuple):
     ``extra`` the model's collections.
     """
 
-    params: Any
-    prompt: Any
-    mask: Any
-    key: Any
-    prompt_length: Any
-    stop_length: Any
-    min_length: Any
-    encoder: dict[str, Any]
+    params: Mapping[str, Any]
+    prompt: jax.Array
+    mask: jax.Array | None
+    key: jax.Array
+    prompt_length: Length
+    stop_length: Length
+    min_length: Length
+    encoder: dict[str, jax.Array]
     encoder_outputs: Any
-    encoder_length: Any
+    encoder_length: Length
     model_kwargs: dict[str, Any]
     extra: dict[str, Any]
 
-    def source(self) -> tuple[Any, Any]:
+    def source(self) -> tuple[jax.Array, Length]:
         """Return the tokens that were put in and how many columns of them are real."""
         if "input_ids" in self.encoder:
             return self.encoder["input_ids"], self.encoder_length
         return self.prompt, self.prompt_length
-
-
-def _freeze(part: Any) -> Any:
-    """Return a hashable stand-in for a processor or criterion; functions stand for themselves."""
-    if not isinstance(part, FlaxLogitsProcessor):
-        return part
-    try:
-        key = type(part), tuple((name, _frozen(value)) for name, value in vars(part).items())
-        hash(key)
-    except TypeError:  # an attribute that is not a plain value, or a tracer
-        return part
-    return key
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
-    if isinstance(value, dict):
-        return tuple((name, _frozen(item)) for name, item in value.items())
-    if isinstance(value, (np.ndarray, jax.Array)):
-        return value.shape, np.asarray(value).tobytes()
-    return value
-
-
-Processor = Callable[[jax.Array, jax.Array, Any], jax.Array]
-
-
-def build_processors(
-    options: Options, operands: Operands, user: Sequence[Processor]
-) -> list[Processor]:
-    """Return the processors of a run, without warpers: those of the options, then the user's.
-
-    The lengths in ``operands`` may be traced. UsageError if the user passes one of a type that the
-    options make already.
-    """
-    made = [*_biases(options), *_repetition(options, operands), *_lengths(options, operands)]
-    made += _cleaning(options, operands)
-    types = {type(processor) for processor in made}
-    for processor in user:
-        if type(processor) in types:
-            raise UsageError(
-                f"A custom logits processor of type {type(processor).__name__} was passed to "
-                "`generate`, but the options make one already: drop the processor or the option"
-            )
-    return [*made, *user]
-
-
-def build_warpers(options: Options) -> list[Processor]:
-    """Return what comes after them: the warpers of sampling, and the normalisation."""
-    last = [p.FlaxLogitNormalization()] if options.renormalize_logits else []
-    return [*_warpers(options), *last] if options.do_sample else [*last]
-
-
-def _warpers(options: Options) -> list[Processor]:
-    keep: dict[str, Any] = {"min_tokens_to_keep": 1}
-    if options.num_beams > 1:  # at least one token beside the ends must stay
-        keep = {"min_tokens_to_keep": len(options.eos_token_id) + 1 if options.eos_token_id else 2}
-    makers: list[tuple[Any, Callable[[Any], Any]]] = [
-        (options.temperature, p.FlaxTemperatureLogitsWarper),
-        (options.top_h, p.FlaxTopHLogitsWarper),
-        (options.top_k, lambda k: p.FlaxTopKLogitsWarper(k, **keep)),
-        (options.top_p, lambda mass: p.FlaxTopPLogitsWarper(mass, **keep)),
-        (options.min_p, lambda part: p.FlaxMinPLogitsWarper(part, **keep)),
-        (options.typical_p, lambda mass: p.FlaxTypicalLogitsWarper(mass, **keep)),
-        (options.epsilon_cutoff, lambda least: p.FlaxEpsilonLogitsWarper(least, **keep)),
-        (options.eta_cutoff, lambda least: p.FlaxEtaLogitsWarper(least, **keep)),
-    ]
-    return [make(value) for value, make in makers if value is not None]
-
-
-def _biases(options: Options) -> list[Processor]:
-    bias = options.sequence_bias
-    return [] if bias is None else [p.FlaxSequenceBiasLogitsProcessor(dict(bias))]
-
-
-def _repetition(options: Options, operands: Operands) -> list[Processor]:
-    made: list[Processor] = []
-    source, length = operands.source()
-    if options.encoder_repetition_penalty is not None:
-        penalty = options.encoder_repetition_penalty
-        made.append(p.FlaxEncoderRepetitionPenaltyLogitsProcessor(penalty, source, length))
-    if options.repetition_penalty is not None:
-        ignored = None
-        if operands.mask is not None:
-            ignored = jnp.repeat(jnp.argmax(operands.mask != 0, axis=1), options.rows_per_input)
-        made.append(p.FlaxRepetitionPenaltyLogitsProcessor(options.repetition_penalty, ignored))
-    if options.no_repeat_ngram_size:
-        made.append(p.FlaxNoRepeatNGramLogitsProcessor(options.no_repeat_ngram_size))
-    if options.encoder_no_repeat_ngram_size:
-        size = options.encoder_no_repeat_ngram_size
-        made.append(p.FlaxEncoderNoRepeatNGramLogitsProcessor(size, source, length))
-    return made
-
-
-def _lengths(options: Options, operands: Operands) -> list[Processor]:
-    made: list[Processor] = []
-    eos = options.eos_token_id
-    if options.bad_words_ids:
-        made.append(p.FlaxNoBadWordsLogitsProcessor(list(options.bad_words_ids), eos or None))
-    if options.has_min_length and eos:
-        made.append(p.FlaxMinLengthLogitsProcessor(operands.min_length, eos))
-    if options.min_new_tokens and eos:
-        new, prompt = options.min_new_tokens, operands.prompt_length
-        made.append(p.FlaxMinNewTokensLengthLogitsProcessor(prompt, new, eos))
-    if options.forced_bos_token_id is not None:
-        made.append(p.FlaxForcedBOSTokenLogitsProcessor(options.forced_bos_token_id))
-    if options.forced_eos_token_id is not None:
-        stop, forced = operands.stop_length, options.forced_eos_token_id
-        made.append(p.FlaxForcedEOSTokenLogitsProcessor(stop, forced))
-    return made
-
-
-def _cleaning(options: Options, operands: Operands) -> list[Processor]:
-    made: list[Processor] = []
-    prompt = operands.prompt_length
-    if options.remove_invalid_values:
-        made.append(p.FlaxInfNanRemoveLogitsProcessor())
-    if options.exponential_decay_length_penalty is not None:
-        decay = options.exponential_decay_length_penalty
-        made.append(p.FlaxExponentialDecayLengthPenalty(decay, options.eos_token_id, prompt))
-    if options.suppress_tokens is not None:
-        made.append(p.FlaxSuppressTokensLogitsProcessor(options.suppress_tokens))
-    if options.begin_suppress_tokens is not None:
-        begin = prompt
-        if options.forced_bos_token_id is not None:
-            begin = prompt + jnp.where(prompt > 1, 0, 1)
-        if options.forced_decoder_ids:
-            begin = begin + options.forced_decoder_ids[-1][0]
-        tokens = options.begin_suppress_tokens
-        made.append(p.FlaxSuppressTokensAtBeginLogitsProcessor(tokens, begin))
-    if options.forced_decoder_ids:
-        offset = prompt - 1
-        made.append(p.FlaxForceTokensLogitsProcessor(options.forced_decoder_ids, offset))
-    return made
-
-
-#: How the score of a beam depends on its length: length ** penalty, ((5 + length) / 6) ** penalty.
-LENGTH_PENALTIES = ("transformers", "gnmt")
-
-
-#: Arguments of a model's call that ``generate`` sets itself.
-_OWN = {
-    "self", "params", "train", "dropout_rng", "return_dict", "output_attentions", "extra",
-    "output_hidden_states", "past_key_values", "input_ids", "kwargs", "inputs", "args",
-}  # fmt: skip
-
-
-def check_class(model: Any) -> None:
-    """Raise TypeError for a class without a head, naming those that have one."""
-    if model.can_generate():
-        return
-    architectures, model_type = plugins.load().architectures, model.config.model_type
-    heads = architectures.get(model_type).heads if model_type in architectures else {}
-    tasks = ("ForCausalLM", "ForSeq2SeqLM")
-    names = sorted({target_name(heads[task]) for task in tasks if task in heads})
-    hint = f" Please use one of the following classes instead: {', '.join(names)}" if names else ""
-    raise TypeError(
-        f"The current model class ({type(model).__name__}) is not compatible with `.generate()`, "
-        f"as it doesn't have a language model head.{hint}"
-    )
-
-
-def check_arguments(model: Any, inputs: dict[str, Any], encoder_decoder: bool) -> None:
-    """Refuse arguments that neither an option nor the model knows, all at once."""
-    refused = [f"{name}: {NO_ARGUMENTS[name]}" for name in inputs if name in NO_ARGUMENTS]
-    if refused:
-        raise UsageError(f"generate does not support {'; '.join(refused)}")
-    known = _inputs(model.prepare_inputs_for_generation)
-    if encoder_decoder:
-        known |= {"decoder_input_ids", "decoder_attention_mask", "encoder_outputs"}
-        known |= _inputs(model.encode)
-    known = known - _OWN - {"max_length"}
-    unknown = [name for name in inputs if name not in known]
-    if unknown:
-        from transformers import GenerationConfig
-
-        options = [*known, *vars(GenerationConfig())]
-        raise UsageError(
-            f"The following `model_kwargs` are not used by the model: {unknown} (note: typos in "
-            f"the generate arguments will also show up in this list){nearest(unknown[0], options)}"
-        )
-
-
-def _inputs(function: Any) -> set[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-
-
-def check_options(options: Options, vocab_size: int) -> None:
-    """Refuse values and combinations that cannot work, all at once."""
-    problems = [*_counts(options, vocab_size), *_length_penalty(options), *_numbers(options)]
-    problems += _token_problems(options, vocab_size)
-    if problems:
-        raise UsageError("generate: " + "; ".join(problems))
-
-
-def _counts(options: Options, vocab_size: int) -> list[str]:
-    beams, wanted = options.num_beams, options.num_return_sequences
-    for name, value in (("num_beams", beams), ("num_return_sequences", wanted)):
-        if not isinstance(value, int) or value < 1:
-            return [f"{name}={value!r} has to be a positive integer"]
-    problems = []
-    if beams > vocab_size:
-        problems.append(
-            f"num_beams={beams} is more than the vocabulary's {vocab_size} tokens: there are not "
-            "so many first tokens; lower num_beams"
-        )
-    ends = max(2, 1 + len(options.eos_token_id))
-    if beams > 1 and ends * beams > beams * vocab_size:
-        problems.append(f"the vocabulary of {vocab_size} is too small for beam search")
-    if beams > 1 and wanted > beams:
-        problems.append(
-            f"num_return_sequences={wanted} is more than num_beams={beams}: raise num_beams"
-        )
-    if beams == 1 and wanted > 1 and not options.do_sample:
-        problems.append(
-            f"num_return_sequences={wanted} needs do_sample=True or num_beams>={wanted}: greedy "
-            "search finds only one"
-        )
-    return problems
-
-
-def _length_penalty(options: Options) -> list[str]:
-    kind, penalty = options.length_penalty_type, options.length_penalty
-    problems = []
-    if kind not in LENGTH_PENALTIES:
-        known = " or ".join(f'"{name}"' for name in LENGTH_PENALTIES)
-        problems.append(f"length_penalty_type={kind!r} has to be {known}")
-    if isinstance(penalty, bool) or not isinstance(penalty, (int, float)):
-        problems.append(f"length_penalty={penalty!r} has to be a number")
-    return problems
-
-
-def _positive_float(value: Any) -> bool:
-    return isinstance(value, float) and value > 0
-
-
-def _natural(value: Any) -> bool:
-    return isinstance(value, int) and value >= 0
-
-
-_PART = (lambda value: 0 < value <= 1, "above 0 and at most 1")
-
-
-_CUTOFF = (lambda value: 0 < value < 1, "between 0 and 1")
-
-
-_PENALTY = (_positive_float, "a float above 0")
-
-
-_SIZE = (_natural, "0 (off) or a positive integer")
-
-
-#: What the numbers of the options have to be.
-RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (_positive_float, "a float above 0; for greedy search set do_sample=False"),
-    "top_k": _SIZE,
-    "top_p": _PART,
-    "top_h": _PART,
-    "min_p": (lambda value: 0 <= value <= 1, "between 0 and 1"),
-    "typical_p": _PART,
-    "epsilon_cutoff": _CUTOFF,
-    "eta_cutoff": _CUTOFF,
-    "repetition_penalty": _PENALTY,
-    "encoder_repetition_penalty": _PENALTY,
-    "no_repeat_ngram_size": _SIZE,
-    "encoder_no_repeat_ngram_size": _SIZE,
-}
-
-
-def _numbers(options: Options) -> list[str]:
-    values = {name: getattr(options, name) for name in RULES}
-    return [
-        f"{name}={value!r} has to be {RULES[name][1]}"
-        for name, value in values.items()
-        if value is not None and not _is_right(name, value)
-    ]
-
-
-def _is_right(name: str, value: Any) -> bool:
-    return isinstance(value, (int, float)) and RULES[name][0](value)
-
-
-def _token_problems(options: Options, vocab_size: int) -> list[str]:
-    problems = []
-    ids = {"forced_bos_token_id": options.forced_bos_token_id}
-    if options.stop_token_sequences or any(token < vocab_size for token in options.eos_token_id):
-        ids["pad_token_id"] = options.pad_token_id  # rows that end are filled up with it
-    for name, token in ids.items():
-        if token is not None and token >= vocab_size:
-            problems.append(f"{name}={token} is outside of the vocabulary of {vocab_size}")
-    if options.exponential_decay_length_penalty is not None and not options.eos_token_id:
-        problems.append("exponential_decay_length_penalty needs eos_token_id: pass one")
-    return problems

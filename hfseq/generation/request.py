@@ -1,37 +1,511 @@
-"""From the arguments of ``generate`` to a plan and its operands."""
+"""From the arguments of ``generate`` to a plan and operands: options, prompts, lengths, ends."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import inspect
 import logging
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hfseq.errors import UsageError
+from hfseq import plugins
+from hfseq.errors import UsageError, nearest
+from hfseq.generation.logits_process import Length
 from hfseq.generation.options import (
+    UNSUPPORTED,
+    UNSUPPORTED_IF_ASKED,
+    Criterion,
     Operands,
     Options,
     Plan,
-    check_arguments,
-    check_options,
-    merge,
+    Processor,
     resolve,
 )
-from hfseq.generation.search import make_key
+from hfseq.generation.search import GenerativeModel
+from hfseq.plugins.registry import target_name
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
-SMALLEST_BUCKET = 16
+Array = np.ndarray | jax.Array
+Rows = Array | Sequence[Sequence[int]]
 
+SMALLEST_BUCKET = 16
 
 #: All columns of an encoder are computed, so spare ones cost more than a program for short texts.
 SMALLEST_ENCODER_BUCKET = 8
+
+#: Arguments beyond GenerationConfig that are no inputs of the model.
+EXTRAS = (
+    *("stopping_criteria", "streamer", "tokenizer", "stop_token_sequences"),
+    *("forced_decoder_ids", "length_penalty_type", "compact_finished", "extra"),
+)
+
+#: Arguments of PyTorch's ``generate`` that have no counterpart.
+NO_ARGUMENTS = {
+    "assistant_model": "leave it out: the text is the same, only slower",
+    "prefix_allowed_tokens_fn": "use a logits_processor, which is traced with the loop",
+    "inputs_embeds": "pass input_ids",
+    "inputs": "pass input_ids",
+    "negative_prompt_ids": "use a logits_processor that calls the model",
+    "negative_prompt_attention_mask": "use a logits_processor that calls the model",
+    "synced_gpus": "leave it out: sharded models need no such flag in JAX",
+    "past_key_values": "pass the whole prompt; its cache is made inside",
+    "custom_generate": "call your function directly",
+}
+
+#: Arguments of a model's call that ``generate`` sets itself.
+_SET_INSIDE = {
+    "self", "params", "train", "dropout_rng", "return_dict", "output_attentions", "extra",
+    "output_hidden_states", "past_key_values", "input_ids", "kwargs", "inputs", "args",
+    "max_length",
+}  # fmt: skip
+
+#: Attributes of any configuration that do not mean generation.
+_NOT_EDITS = (
+    "use_cache", "output_attentions", "output_hidden_states", "return_dict_in_generate",
+    "transformers_version",
+)  # fmt: skip
+
+
+class Streamer(Protocol):
+    """What gets tokens as they come, such as Transformers' ``TextStreamer``."""
+
+    def put(self, value: np.ndarray) -> None:
+        """Take the prompt (rows, length), then the tokens (rows,) of each step."""
+
+    def end(self) -> None:
+        """Take note that there are no more."""
+
+
+class Request(NamedTuple):
+    """All that a run needs; ``traced`` if anything is a tracer, so that all is traced."""
+
+    plan: Plan
+    operands: Operands
+    lengths: Lengths
+    traced: bool
+    streamer: Streamer | None
+    compact: bool = False
+
+
+def make_request(
+    model: GenerativeModel,
+    input_ids: Rows | None,
+    generation_config: GenerationConfig | None = None,
+    prng_key: jax.Array | int | None = None,
+    params: Mapping[str, Any] | None = None,
+    logits_processor: Sequence[Processor] | Processor | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Request:
+    """Check everything that can be checked, and put the inputs into their buckets.
+
+    **Raises:** TypeError for a class without a head, UsageError for what cannot work.
+    """
+    check_class(model)
+    config, rest, default_length = merge(model, generation_config, dict(kwargs or {}))
+    extras = {name: rest.pop(name) for name in EXTRAS if name in rest}
+    inputs = {name: value for name, value in rest.items() if value is not None}
+    encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    check_arguments(model, inputs, encoder_decoder)
+    options = resolve(config, extras)
+    options.check(model.config.vocab_size)
+    criteria = stop_criteria(config.stop_strings, extras)
+    traced = is_traced(input_ids, inputs, params, prng_key, extras.get("extra"))
+    read = _read_pair if encoder_decoder else _read_prompt
+    given = read(model, config, options, input_ids, inputs, traced)
+    lengths = resolve_lengths(
+        config, given.prompt.shape[1], model.max_length(), default=default_length, traced=traced,
+        what="decoder_input_ids" if encoder_decoder else "input_ids",
+    )  # fmt: skip
+    new = lengths.stop - lengths.prompt
+    plan = Plan(
+        options=options,
+        buffer=lengths.buffer,
+        steps=(new if traced else bucket(new))
+        if options.output_scores or options.output_logits
+        else 0,
+        encoder_decoder=encoder_decoder,
+        processors=_callables(logits_processor),
+        criteria=criteria,
+    )
+    if (criteria or options.stop_token_sequences) and options.pad_token_id is None:
+        raise UsageError(
+            "generate: rows that stop early are filled up with pad_token_id, but there is neither "
+            "pad_token_id nor eos_token_id: pass pad_token_id=..."
+        )
+    prompt, mask, encoder = given.prompt, given.mask, given.encoder
+    number: Callable[[int], Length] = int
+    if not traced:
+        number = np.int32  # type: ignore[assignment]  # an operand, and no constant of the program
+        prompt = widen(prompt, lengths.prefill)
+        mask = None if mask is None else widen(mask, lengths.prefill, 1)
+        prompt, mask, encoder = place_like(given.source, (prompt, mask, encoder))
+    operands = Operands(
+        params=params or model.params,
+        prompt=prompt,
+        mask=mask,
+        key=make_key(prng_key),
+        prompt_length=number(lengths.prompt),
+        stop_length=number(lengths.stop),
+        min_length=number(lengths.minimum),
+        encoder=encoder,
+        encoder_outputs=given.encoder_outputs,
+        encoder_length=number(given.encoder_length),
+        model_kwargs=inputs,
+        extra=extras.get("extra") or model.extra,
+    )
+    compact = bool(extras.get("compact_finished"))
+    return Request(plan, operands, lengths, traced, extras.get("streamer"), compact)
+
+
+def is_traced(*trees: Any) -> bool:
+    """Tell whether values cannot be looked at: under a transformation, or on other hosts."""
+    return any(
+        isinstance(leaf, jax.core.Tracer)
+        or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable)
+        for leaf in jax.tree.leaves(trees)
+    )
+
+
+def make_key(key: jax.Array | int | None) -> jax.Array:
+    """Return a PRNG key: 0 by default, of a seed, or the key that was given."""
+    if key is None:
+        return jax.random.PRNGKey(0)
+    is_key = getattr(key, "ndim", 0) > 0 or jnp.issubdtype(
+        getattr(key, "dtype", jnp.int32), jax.dtypes.prng_key
+    )
+    if hasattr(key, "__index__") and not is_key:
+        return jax.random.PRNGKey(key)
+    return key  # type: ignore[return-value]
+
+
+def _callables(given: Sequence[Processor] | Processor | None) -> tuple[Processor, ...]:
+    if given is None:
+        return ()
+    items = list(given) if isinstance(given, Sequence) else [given]
+    for item in items:
+        if not callable(item):
+            raise UsageError(
+                f"generate: logits_processor has to be a list of callables, but holds {item!r}"
+            )
+    return tuple(items)
+
+
+# -- options and arguments
+
+
+def merge(
+    model: GenerativeModel, given: GenerationConfig | None, kwargs: dict[str, Any]
+) -> tuple[GenerationConfig, dict[str, Any], bool]:
+    """Return a complete GenerationConfig, the keyword arguments that are none of its options, and
+    whether ``max_length`` is nobody's choice.
+
+    What ``kwargs`` say comes first, then ``given``, then the model's own configuration, then the
+    defaults of Transformers. As in Transformers 4, edits of ``model.config`` count as long as the
+    model's generation configuration still is what was made of it.
+    """
+    from transformers import GenerationConfig
+
+    held = model.generation_config or GenerationConfig()
+    if given is None and getattr(held, "_from_model_config", False):
+        held = _follow_model_config(model, held)
+    config = copy.deepcopy(given) if given is not None else GenerationConfig()
+    explicit = {name for name, value in vars(config).items() if value is not None} | set(kwargs)
+    config.update(**held.to_dict(), defaults_only=True, allow_custom_entries=True)
+    default_length = config.max_length is None and kwargs.get("max_length") is None
+    defaults = GenerationConfig._get_default_generation_params()
+    config.update(**defaults, defaults_only=True)
+    rest = config.update(**kwargs)
+    for name in ("max_length", "min_length"):
+        if getattr(config, name) is None:
+            setattr(config, name, defaults[name])
+    asked = {name: rule for name, rule in UNSUPPORTED_IF_ASKED.items() if name in explicit}
+    problems = [
+        f"{name}={getattr(config, name)!r} is not supported: {hint}"
+        for name, (allowed, hint) in {**UNSUPPORTED, **asked}.items()
+        if hasattr(config, name) and getattr(config, name) not in allowed
+    ]
+    if problems:
+        raise UsageError("generate: " + "; ".join(problems))
+    return config, rest, default_length
+
+
+def _follow_model_config(model: GenerativeModel, held: GenerationConfig) -> GenerationConfig:
+    """Return ``held`` with what was changed in ``model.config`` since it was made."""
+    if getattr(held, "_original_object_hash", None) != hash(held):
+        return held
+    edits = {}
+    for name in vars(held):
+        if name.startswith("_") or name in _NOT_EDITS or not hasattr(model.config, name):
+            continue
+        value = getattr(model.config, name)
+        if value != getattr(held, name) and (value is not None or name.endswith("token_id")):
+            edits[name] = value
+    if not edits:
+        return held
+    logger.warning(
+        "You have modified the pretrained model configuration to control generation (%s). This is "
+        "a deprecated strategy: change model.generation_config instead.",
+        ", ".join(edits),
+    )
+    fresh = copy.deepcopy(held)
+    fresh.update(**edits)
+    fresh._original_object_hash = hash(fresh)
+    model.generation_config = fresh
+    return fresh
+
+
+def check_class(model: GenerativeModel) -> None:
+    """Raise TypeError for a class without a head, naming those that have one."""
+    if model.can_generate():
+        return
+    architectures, model_type = plugins.load().architectures, model.config.model_type
+    heads = architectures.get(model_type).heads if model_type in architectures else {}
+    tasks = ("ForCausalLM", "ForSeq2SeqLM")
+    names = sorted({target_name(heads[task]) for task in tasks if task in heads})
+    hint = f" Please use one of the following classes instead: {', '.join(names)}" if names else ""
+    raise TypeError(
+        f"The current model class ({type(model).__name__}) is not compatible with `.generate()`, "
+        f"as it doesn't have a language model head.{hint}"
+    )
+
+
+def check_arguments(
+    model: GenerativeModel, inputs: Mapping[str, Any], encoder_decoder: bool
+) -> None:
+    """Refuse arguments that neither an option nor the model knows, all at once."""
+    refused = [f"{name}: {NO_ARGUMENTS[name]}" for name in inputs if name in NO_ARGUMENTS]
+    if refused:
+        raise UsageError(f"generate does not support {'; '.join(refused)}")
+    known: set[str] = set()
+    methods = [model.prepare_inputs_for_generation]
+    for method in (*methods, model.encode) if encoder_decoder else methods:
+        parameters = inspect.signature(method).parameters.values()
+        known |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if encoder_decoder:
+        known |= {"decoder_input_ids", "decoder_attention_mask", "encoder_outputs"}
+    known -= _SET_INSIDE
+    unknown = [name for name in inputs if name not in known]
+    if unknown:
+        from transformers import GenerationConfig
+
+        options = [*known, *vars(GenerationConfig())]
+        raise UsageError(
+            f"The following `model_kwargs` are not used by the model: {unknown} (note: typos in "
+            f"the generate arguments will also show up in this list){nearest(unknown[0], options)}"
+        )
+
+
+# -- prompts
+
+
+class _Given(NamedTuple):
+    """Prompts and the input of an encoder; ``source`` is what was passed as ``input_ids``."""
+
+    prompt: Any
+    mask: Any
+    encoder: dict[str, Any]
+    encoder_outputs: Any
+    encoder_length: int
+    source: Rows | None
+
+
+def _read_prompt(
+    model: GenerativeModel, config: GenerationConfig, options: Options, ids: Rows | None,
+    inputs: dict[str, Any], traced: bool,
+) -> _Given:  # fmt: skip
+    """Read the prompt of a decoder, which is the begin token where there is none."""
+    source, mask = ids, inputs.pop("attention_mask", None)
+    prompt = None if ids is None else as_ids("input_ids", ids, traced)
+    if prompt is None or not (prompt.shape[0] and prompt.shape[1]):
+        bos = config.bos_token_id
+        rows = 1 if prompt is None else prompt.shape[0]
+        if bos is None or not rows:
+            raise UsageError(
+                "generate: input_ids holds no tokens, and the model has no bos_token_id to begin "
+                "with: pass a prompt of at least one token, or bos_token_id=..."
+            )
+        prompt = np.full((rows, 1), bos, np.int32)
+    check_vocabulary("input_ids", prompt, model.config.vocab_size)
+    if mask is not None:
+        prompt, mask = pad_left(prompt, as_mask("attention_mask", mask, prompt, traced))
+    elif options.pad_token_id is not None and options.pad_token_id not in options.eos_token_id:
+        mask = (prompt != options.pad_token_id).astype(np.int32)  # padding hides: PyTorch's rule
+    elif not traced:  # so that batches with and without padding share a program
+        mask = np.ones_like(prompt)
+    return _Given(prompt, mask, {}, None, 0, source)
+
+
+def _read_pair(
+    model: GenerativeModel, config: GenerationConfig, options: Options, ids: Rows | None,
+    inputs: dict[str, Any], traced: bool,
+) -> _Given:  # fmt: skip
+    """Read the input of the encoder and the beginning of the decoder's output."""
+    outputs = inputs.pop("encoder_outputs", None)
+    mask, encoder, length = inputs.pop("attention_mask", None), {}, 0
+    if ids is None and outputs is None:
+        raise UsageError("generate: an encoder-decoder needs input_ids (or encoder_outputs)")
+    if ids is not None:
+        ids = as_ids("input_ids", ids, traced)
+        if not ids.size:
+            raise UsageError("generate: input_ids holds no tokens: pass at least one a row")
+        check_vocabulary("input_ids", ids, model.config.vocab_size)
+        if mask is not None:
+            mask = as_mask("attention_mask", mask, ids, traced)
+        exact = traced or outputs is not None  # their mask has their length
+        encoder, length = _encoder_inputs(model, ids, mask, inputs, exact), ids.shape[1]
+    elif mask is not None:
+        encoder = {"attention_mask": jnp.asarray(mask, jnp.int32)}
+    if isinstance(outputs, (tuple, list)):
+        outputs = tuple(outputs)
+    batch = ids.shape[0] if ids is not None else outputs[0].shape[0]
+    prompt = _decoder_prompt(model, config, inputs.pop("decoder_input_ids", None), batch)
+    mask = inputs.pop("decoder_attention_mask", None)
+    if mask is not None:
+        mask = as_mask("decoder_attention_mask", mask, prompt, traced)
+        prompt, mask = pad_left(prompt, mask)
+    return _Given(prompt, mask, encoder, outputs, length, ids)
+
+
+def _encoder_inputs(
+    model: GenerativeModel, ids: Array, mask: Array | None, inputs: dict[str, Any], exact: bool
+) -> dict[str, Any]:
+    """Return the arguments of ``encode``; ``exact`` keeps them out of a bucket."""
+    others = {name: inputs.pop(name) for name in list(inputs) if not name.startswith("decoder_")}
+    length, limit = ids.shape[1], model.max_length()
+    if limit is not None and length > limit:
+        raise UsageError(
+            f"generate: input_ids has {length} tokens, but the model has only {limit} positions: "
+            "shorten the input (a tokenizer does with truncation=True, max_length=...)"
+        )
+    if exact or others:  # other inputs have shapes that are not known here
+        given = {"input_ids": ids, "attention_mask": mask, **others}
+        return {name: value for name, value in given.items() if value is not None}
+    width = bucket(length, limit, SMALLEST_ENCODER_BUCKET)
+    mask = np.ones_like(ids) if mask is None else mask
+    return {"input_ids": widen(ids, width), "attention_mask": widen(mask, width)}
+
+
+def _decoder_prompt(
+    model: GenerativeModel, config: GenerationConfig, given: Rows | None, batch: int
+) -> Array:
+    """Return what the decoder begins with: the caller's tokens, or the start token."""
+    if given is not None:
+        prompt = as_ids("decoder_input_ids", given, is_traced(given))
+        check_vocabulary("decoder_input_ids", prompt, model.config.vocab_size)
+        if prompt.shape[0] != batch or not prompt.shape[1]:
+            raise UsageError(
+                f"generate: decoder_input_ids has the shape {tuple(prompt.shape)}, but the input "
+                f"has {batch} rows: pass (rows, at least one token)"
+            )
+        return prompt
+    start = config.decoder_start_token_id
+    if start is None:
+        raise UsageError(
+            "`decoder_start_token_id` has to be defined for encoder-decoder generation: pass "
+            "decoder_start_token_id=... (or decoder_input_ids), or set it once in "
+            "model.generation_config"
+        )
+    return np.full((batch, 1), start, np.int32)
+
+
+def as_ids(name: str, ids: Rows, traced: bool) -> Array:
+    """Return token ids (rows, length) as int32; UsageError says what else was given."""
+    array: Any = _rectangular(name, ids)
+    if not hasattr(array, "ndim") or array.ndim != 2:
+        shape = (
+            f"the shape {tuple(array.shape)}" if hasattr(array, "shape") else f"type {type(ids)}"
+        )
+        raise UsageError(
+            f"generate: {name} has to be (batch, length), but has {shape}; one prompt is a batch "
+            "of one: ids[None]"
+        )
+    if not traced:
+        array = np.asarray(array)
+    if not jnp.issubdtype(array.dtype, jnp.integer) and array.size:
+        raise UsageError(f"generate: {name} holds {array.dtype}, token ids are integers")
+    return array.astype(np.int32)
+
+
+def as_mask(name: str, mask: Rows, ids: Array, traced: bool) -> Array:
+    """Return an attention mask as int32 of the shape of ``ids``; bool and floats are accepted."""
+    given = _rectangular(name, mask)
+    if tuple(given.shape) != tuple(ids.shape):
+        raise UsageError(
+            f"generate: {name} has the shape {tuple(given.shape)}, the tokens have "
+            f"{tuple(ids.shape)}: pass the mask that the tokenizer gave with them"
+        )
+    if traced:
+        return (jnp.asarray(given) != 0).astype(jnp.int32)
+    real = (np.asarray(given) != 0).astype(np.int32)
+    empty = np.flatnonzero(real.sum(-1) == 0)
+    if real.size and empty.size:
+        raise UsageError(
+            f"generate: {name} hides every token of row {empty[0]}: a prompt needs at least one"
+        )
+    return real
+
+
+def _rectangular(name: str, rows: Rows) -> Array:
+    """Return lists as an array; anything else as it is."""
+    if not isinstance(rows, (list, tuple)):
+        return rows  # type: ignore[return-value]
+    try:
+        return np.asarray(rows)
+    except ValueError:
+        raise UsageError(
+            f"generate: the rows of {name} have different lengths: pad them and pass the "
+            'attention_mask too, as tokenizer(texts, padding=True, return_tensors="np") gives both'
+        ) from None
+
+
+def check_vocabulary(name: str, ids: Array, vocab_size: int | None) -> None:
+    """Refuse ids that have no embedding; JAX would go on with NaN."""
+    if vocab_size and isinstance(ids, np.ndarray) and ids.size:
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= vocab_size:
+            raise UsageError(
+                f"generate: {name} holds {low if low < 0 else high}, outside of the model's "
+                f"vocabulary of {vocab_size}: use the tokenizer that belongs to the model"
+            )
+
+
+def pad_left(ids: Array, mask: Array) -> tuple[Array, Array]:
+    """Move padding at the end of rows to their beginning: new tokens follow the last column."""
+    numpy = isinstance(ids, np.ndarray) and isinstance(mask, np.ndarray)
+    xp: Any = np if numpy else jnp
+    trailing = xp.argmax(mask[:, ::-1] != 0, axis=1)
+    if numpy and not trailing.any():
+        return ids, mask
+    places = (xp.arange(ids.shape[1])[None] - trailing[:, None]) % ids.shape[1]
+    return xp.take_along_axis(ids, places, axis=1), xp.take_along_axis(mask, places, axis=1)
+
+
+def widen(ids: Array, width: int, value: int = 0) -> np.ndarray:
+    """Fill rows up with ``value`` on the right, to a bucket; token 0 has an embedding for sure."""
+    return np.pad(ids, ((0, 0), (0, width - ids.shape[1])), constant_values=value)
+
+
+def place_like(source: Rows | None, arrays: Any) -> Any:
+    """Distribute ``arrays`` over devices as the rows of ``source`` are, if they are."""
+    sharding = getattr(source, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or len(sharding.device_set) == 1:
+        return arrays
+    rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
+    return jax.tree.map(lambda array: jax.device_put(array, rows), arrays)
+
+
+# -- lengths
 
 
 def bucket(length: int, limit: int | None = None, smallest: int = SMALLEST_BUCKET) -> int:
@@ -58,11 +532,12 @@ class Lengths:
 
 
 def resolve_lengths(
-    config: Any, prompt: int, limit: int | None, *, default: bool, static: bool, what: str
-) -> Lengths:
+    config: GenerationConfig, prompt: int, limit: int | None, *, default: bool, traced: bool,
+    what: str,
+) -> Lengths:  # fmt: skip
     """Apply the rules of ``max_length``, ``max_new_tokens`` and their kin to a prompt.
 
-    ``default`` tells that nobody chose ``max_length``; ``static`` that the caller compiles, so that
+    ``default`` tells that nobody chose ``max_length``; ``traced`` that the caller compiles, so that
     buckets would gain nothing; ``limit`` is the model's number of positions. UsageError for
     lengths that cannot be.
     """
@@ -84,7 +559,7 @@ def resolve_lengths(
             f"at most {limit - prompt} new ones"
         )
     minimum = _minimum(config, prompt, stop)
-    if static:
+    if traced:
         return Lengths(prompt, stop, minimum, prompt, stop)
     prefill = bucket(prompt, limit)
     # Neither depends on the prompt's length within its bucket.
@@ -93,33 +568,34 @@ def resolve_lengths(
     return Lengths(prompt, stop, minimum, min(prefill, buffer), buffer)
 
 
-def _stop(config: Any, prompt: int, limit: int | None, default: bool) -> int:
+def _stop(config: GenerationConfig, prompt: int, limit: int | None, default: bool) -> int:
+    longest = config.max_length
     if config.max_new_tokens is not None:
         if not default:
             logger.warning(
                 "Both `max_new_tokens` (=%s) and `max_length` (=%s) have been set: "
                 "`max_new_tokens` takes precedence.",
                 config.max_new_tokens,
-                config.max_length,
+                longest,
             )
         return prompt + config.max_new_tokens
     if not default:
-        return config.max_length
+        return longest
     logger.warning(
         "Using the model-agnostic default `max_length` (=%s) to control the generation length. "
         "We recommend setting `max_new_tokens`.",
-        config.max_length,
+        longest,
     )
-    return config.max_length if limit is None else min(config.max_length, limit)
+    return longest if limit is None else min(longest, limit)
 
 
-def _minimum(config: Any, prompt: int, stop: int) -> int:
-    if config.min_length < 0 or (config.min_new_tokens or 0) < 0:
+def _minimum(config: GenerationConfig, prompt: int, stop: int) -> int:
+    new = config.min_new_tokens
+    if config.min_length < 0 or (new or 0) < 0:
         raise UsageError(
-            f"generate: min_length={config.min_length} and min_new_tokens={config.min_new_tokens} "
+            f"generate: min_length={config.min_length} and min_new_tokens={new} "
             "must not be negative"
         )
-    new = config.min_new_tokens
     minimum = config.min_length if new is None else prompt + new
     if minimum > stop:
         name = f"min_length={minimum}" if new is None else f"min_new_tokens={new}"
@@ -130,109 +606,12 @@ def _minimum(config: Any, prompt: int, stop: int) -> int:
     return minimum
 
 
-def is_static(*trees: Any) -> bool:
-    """Tell whether values cannot be looked at: under a transformation, or on other hosts."""
-    return any(
-        isinstance(leaf, jax.core.Tracer)
-        or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable)
-        for leaf in jax.tree.leaves(trees)
-    )
+# -- stopping
 
 
-def as_ids(name: str, ids: Any, static: bool) -> Any:
-    """Return token ids (rows, length) as int32; UsageError says what else was given."""
-    if isinstance(ids, (list, tuple)):
-        ids = _rectangular(name, ids)
-    if not hasattr(ids, "ndim") or ids.ndim != 2:
-        shape = f"the shape {tuple(ids.shape)}" if hasattr(ids, "shape") else f"type {type(ids)}"
-        raise UsageError(
-            f"generate: {name} has to be (batch, length), but has {shape}; one prompt is a batch "
-            "of one: ids[None]"
-        )
-    if not static:
-        ids = np.asarray(ids)
-    if not jnp.issubdtype(ids.dtype, jnp.integer) and ids.size:
-        raise UsageError(f"generate: {name} holds {ids.dtype}, token ids are integers")
-    return ids.astype(np.int32)
-
-
-def _rectangular(name: str, rows: Any) -> np.ndarray:
-    try:
-        return np.asarray(rows)
-    except ValueError:
-        raise UsageError(
-            f"generate: the rows of {name} have different lengths: pad them and pass the "
-            'attention_mask too, as tokenizer(texts, padding=True, return_tensors="np") gives both'
-        ) from None
-
-
-def check_vocabulary(name: str, ids: Any, vocab_size: int | None) -> None:
-    """Refuse ids that have no embedding; JAX would go on with NaN."""
-    if vocab_size and isinstance(ids, np.ndarray) and ids.size:
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= vocab_size:
-            raise UsageError(
-                f"generate: {name} holds {low if low < 0 else high}, outside of the model's "
-                f"vocabulary of {vocab_size}: use the tokenizer that belongs to the model"
-            )
-
-
-def as_mask(name: str, mask: Any, ids: Any, static: bool) -> Any:
-    """Return an attention mask as int32 of the shape of ``ids``; bool and floats are accepted."""
-    if isinstance(mask, (list, tuple)):
-        mask = _rectangular(name, mask)
-    if tuple(mask.shape) != tuple(ids.shape):
-        raise UsageError(
-            f"generate: {name} has the shape {tuple(mask.shape)}, the tokens have "
-            f"{tuple(ids.shape)}: pass the mask that the tokenizer gave with them"
-        )
-    if static:
-        return (jnp.asarray(mask) != 0).astype(jnp.int32)
-    mask = (np.asarray(mask) != 0).astype(np.int32)
-    empty = np.flatnonzero(mask.sum(-1) == 0)
-    if mask.size and empty.size:
-        raise UsageError(
-            f"generate: {name} hides every token of row {empty[0]}: a prompt needs at least one"
-        )
-    return mask
-
-
-def infer_mask(ids: Any, pad: int | None, eos: tuple[int, ...]) -> Any:
-    """Return the mask of a prompt that came without: padding hides, unless it also ends texts.
-
-    This is PyTorch's rule. ``None`` where all is visible for certain.
-    """
-    if pad is None or pad in eos:
-        return None
-    return (ids != pad).astype(np.int32)
-
-
-def pad_left(ids: Any, mask: Any) -> tuple[Any, Any]:
-    """Move padding at the end of rows to their beginning: new tokens follow the last column."""
-    numpy = isinstance(ids, np.ndarray) and isinstance(mask, np.ndarray)
-    xp: Any = np if numpy else jnp
-    trailing = xp.argmax(mask[:, ::-1] != 0, axis=1)
-    if numpy and not trailing.any():
-        return ids, mask
-    places = (xp.arange(ids.shape[1])[None] - trailing[:, None]) % ids.shape[1]
-    return xp.take_along_axis(ids, places, axis=1), xp.take_along_axis(mask, places, axis=1)
-
-
-def widen(ids: np.ndarray, width: int, value: int = 0) -> np.ndarray:
-    """Fill rows up with ``value`` on the right, to a bucket; token 0 has an embedding for sure."""
-    return np.pad(ids, ((0, 0), (0, width - ids.shape[1])), constant_values=value)
-
-
-def place_like(source: Any, arrays: Any) -> Any:
-    """Distribute ``arrays`` over devices as the rows of ``source`` are, if they are."""
-    sharding = getattr(source, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or len(sharding.device_set) == 1:
-        return arrays
-    rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
-    return jax.tree.map(lambda array: jax.device_put(array, rows), arrays)
-
-
-def stop_criteria(stop_strings: Any, extras: dict[str, Any]) -> tuple[Any, ...]:
+def stop_criteria(
+    stop_strings: str | Sequence[str] | None, extras: Mapping[str, Any]
+) -> tuple[Criterion, ...]:
     """Return the criteria that end rows: the user's, and one for ``stop_strings``."""
     given = extras.get("stopping_criteria")
     given = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
@@ -257,23 +636,24 @@ def stop_criteria(stop_strings: Any, extras: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @functools.lru_cache(maxsize=16)
-def stop_strings_criterion(tokenizer: Any, strings: tuple[str, ...]) -> StopStrings:
+def stop_strings_criterion(
+    tokenizer: PreTrainedTokenizerBase, strings: tuple[str, ...]
+) -> StopStrings:
     """Return the criterion for ``strings``; the same object for the same arguments."""
     return StopStrings(vocabulary(tokenizer), strings)
 
 
 @functools.lru_cache(maxsize=4)
-def vocabulary(tokenizer: Any) -> tuple[str, ...]:
+def vocabulary(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Return the text of every token as it reads inside of a text; empty for special tokens."""
     before = tokenizer.encode("a", add_special_tokens=False)
     special = set(tokenizer.all_special_ids)
     start = len(tokenizer.decode(before))
     options: dict[str, Any] = {"clean_up_tokenization_spaces": False}
-    texts = (
-        "" if i in special else tokenizer.decode([*before, i], **options)[start:]
+    return tuple(
+        "" if i in special else str(tokenizer.decode([*before, i], **options))[start:]
         for i in range(len(tokenizer))
     )
-    return tuple(texts)
 
 
 class StopStrings:
@@ -286,14 +666,16 @@ class StopStrings:
     def __init__(self, vocabulary: Sequence[str], strings: Sequence[str]):
         self.tables = [_tables(string, vocabulary) for string in strings]
 
-    def __call__(self, input_ids: jax.Array, cur_len: Any) -> jax.Array:
+    def __call__(self, input_ids: jax.Array, cur_len: Length) -> jax.Array:
         """Read the last tokens of the first ``cur_len`` columns of ``input_ids``."""
-        found = jnp.zeros(input_ids.shape[0], bool)
+        ended = jnp.zeros(input_ids.shape[0], bool)
         for following, hits in self.tables:
-            found |= self._ends(input_ids, cur_len, jnp.asarray(following), jnp.asarray(hits))
-        return found
+            ended |= self._ends(input_ids, cur_len, jnp.asarray(following), jnp.asarray(hits))
+        return ended
 
-    def _ends(self, ids: jax.Array, cur_len: Any, following: jax.Array, hits: jax.Array):
+    def _ends(
+        self, ids: jax.Array, cur_len: Length, following: jax.Array, hits: jax.Array
+    ) -> jax.Array:
         # A match ends in the last token; every token but an empty one has a character of it.
         window = min(2 * len(following) + 1, ids.shape[1])
         state, hit = jnp.zeros(ids.shape[0], jnp.int32), jnp.zeros(ids.shape[0], bool)
@@ -309,7 +691,13 @@ class StopStrings:
 def _tables(string: str, vocabulary: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return (states, tokens) tables: the state after a token, and whether it completed a match."""
     letters = sorted(set(string))
-    moves = _automaton(string, letters)
+    # How much of the string ends the text after a letter; the last column is any other letter.
+    moves = np.zeros((len(string) + 1, len(letters) + 1), np.int32)
+    for state in range(len(string) + 1):
+        for place, letter in enumerate(letters):
+            text = string[:state] + letter
+            sizes = range(min(len(text), len(string)), 0, -1)
+            moves[state, place] = next((n for n in sizes if text.endswith(string[:n])), 0)
     longest = max(map(len, vocabulary), default=0)
     # Letter numbers of each token; len(letters): any other letter, -1: past the end.
     codes = np.full((len(vocabulary), longest), -1, np.int32)
@@ -323,255 +711,7 @@ def _tables(string: str, vocabulary: Sequence[str]) -> tuple[np.ndarray, np.ndar
         arrived = np.where(code >= 0, moves[states, np.maximum(code, 0)], states)
         hits |= (arrived == len(string)) & (code >= 0)
         states = arrived
-    following = np.where(states == len(string), _border(string), states)
+    # After a match goes on the longest proper prefix of the string that also ends it.
+    border = next((n for n in range(len(string) - 1, 0, -1) if string.endswith(string[:n])), 0)
+    following = np.where(states == len(string), border, states)
     return following.astype(np.int32), hits
-
-
-def _automaton(string: str, letters: Sequence[str]) -> np.ndarray:
-    """Return (states + 1, letters + 1): how much of ``string`` ends the text after a letter."""
-    table = np.zeros((len(string) + 1, len(letters) + 1), np.int32)
-    for state in range(len(string) + 1):
-        for place, letter in enumerate(letters):
-            text = string[:state] + letter
-            sizes = range(min(len(text), len(string)), 0, -1)
-            table[state, place] = next((n for n in sizes if text.endswith(string[:n])), 0)
-    return table
-
-
-def _border(string: str) -> int:
-    """Return the length of the longest proper prefix of ``string`` that also ends it."""
-    return next((n for n in range(len(string) - 1, 0, -1) if string.endswith(string[:n])), 0)
-
-
-#: Arguments beyond GenerationConfig that are no inputs of the model.
-EXTRAS = (
-    "stopping_criteria",
-    "streamer",
-    "tokenizer",
-    "stop_token_sequences",
-    "forced_decoder_ids",
-    "length_penalty_type",
-    "compact_finished",
-    "extra",
-)
-
-
-class Request(NamedTuple):
-    """All that a run needs; ``static`` if anything is a tracer, so that all is traced."""
-
-    plan: Plan
-    operands: Operands
-    lengths: Lengths
-    static: bool
-    streamer: Any
-    compact: bool = False
-
-
-def make_request(
-    model: Any,
-    input_ids: Any,
-    generation_config: Any = None,
-    prng_key: Any = None,
-    params: Any = None,
-    logits_processor: Any = None,
-    kwargs: dict[str, Any] | None = None,
-) -> Request:
-    """Check everything that can be checked, and put the inputs into their buckets."""
-    config, rest, default = merge(model, generation_config, dict(kwargs or {}))
-    extras = {name: rest.pop(name) for name in EXTRAS if name in rest}
-    inputs = {name: value for name, value in rest.items() if value is not None}
-    encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    check_arguments(model, inputs, encoder_decoder)
-    options = resolve(config, extras)
-    check_options(options, model.config.vocab_size)
-    criteria = stop_criteria(config.stop_strings, extras)
-    static = is_static(input_ids, inputs, params, prng_key, extras.get("extra"))
-    read = _read_pair if encoder_decoder else _read_prompt
-    parts = read(model, config, options, input_ids, inputs, static)
-    name = "decoder_input_ids" if encoder_decoder else "input_ids"
-    lengths = resolve_lengths(
-        config, parts.prompt.shape[1], model.max_length(), default=default, static=static, what=name
-    )
-    plan = Plan(
-        options=options,
-        buffer=lengths.buffer,
-        steps=_recorded_steps(options, lengths, static),
-        encoder_decoder=encoder_decoder,
-        processors=_callables("logits_processor", logits_processor),
-        criteria=criteria,
-    )
-    check_padding(plan)
-    key = make_key(prng_key)
-    held = extras.get("extra") or model.extra
-    operands = _operands(parts, lengths, key, params or model.params, held, static)
-    compact = bool(extras.get("compact_finished"))
-    return Request(plan, operands, lengths, static, extras.get("streamer"), compact)
-
-
-class _Parts(NamedTuple):
-    prompt: Any
-    mask: Any
-    encoder: dict[str, Any]
-    encoder_outputs: Any
-    encoder_length: Any
-    model_kwargs: dict[str, Any]
-    source: Any
-
-
-def _read_prompt(
-    model: Any, config: Any, options: Options, ids: Any, inputs: dict[str, Any], static: bool
-) -> _Parts:
-    """Read the prompt of a decoder."""
-    source, mask = ids, inputs.pop("attention_mask", None)
-    ids = _nonempty(ids, config, static)
-    check_vocabulary("input_ids", ids, model.config.vocab_size)
-    if mask is None:
-        mask = infer_mask(ids, options.pad_token_id, options.eos_token_id)
-    else:
-        ids, mask = pad_left(ids, as_mask("attention_mask", mask, ids, static))
-    if mask is None and not static:  # so that batches with and without padding share a program
-        mask = np.ones_like(ids)
-    return _Parts(ids, mask, {}, None, 0, inputs, source)
-
-
-def _nonempty(ids: Any, config: Any, static: bool) -> Any:
-    """Return the prompt, which is the begin token where there is none."""
-    if ids is not None:
-        ids = as_ids("input_ids", ids, static)
-        if ids.shape[0] and ids.shape[1]:
-            return ids
-    bos = config.bos_token_id
-    rows = 1 if ids is None else ids.shape[0]
-    if bos is None or not rows:
-        raise UsageError(
-            "generate: input_ids holds no tokens, and the model has no bos_token_id to begin with: "
-            "pass a prompt of at least one token, or bos_token_id=..."
-        )
-    return np.full((rows, 1), bos, np.int32)
-
-
-def _read_pair(
-    model: Any, config: Any, options: Options, ids: Any, inputs: dict[str, Any], static: bool
-) -> _Parts:
-    """Read the input of the encoder and the beginning of the decoder's output."""
-    outputs = inputs.pop("encoder_outputs", None)
-    mask, encoder, length = inputs.pop("attention_mask", None), {}, 0
-    if ids is None and outputs is None:
-        raise UsageError("generate: an encoder-decoder needs input_ids (or encoder_outputs)")
-    if ids is not None:
-        ids = as_ids("input_ids", ids, static)
-        if not ids.size:
-            raise UsageError("generate: input_ids holds no tokens: pass at least one a row")
-        check_vocabulary("input_ids", ids, model.config.vocab_size)
-        if mask is not None:
-            mask = as_mask("attention_mask", mask, ids, static)
-        exact = static or outputs is not None  # their mask has their length
-        encoder, length = _encoder_inputs(model, ids, mask, inputs, exact), ids.shape[1]
-    elif mask is not None:
-        encoder = {"attention_mask": jnp.asarray(mask, jnp.int32)}
-    if isinstance(outputs, (tuple, list)):
-        outputs = tuple(outputs)
-    batch = ids.shape[0] if ids is not None else outputs[0].shape[0]
-    prompt = _decoder_prompt(model, config, inputs, batch, static)
-    mask = inputs.pop("decoder_attention_mask", None)
-    if mask is not None:
-        mask = as_mask("decoder_attention_mask", mask, prompt, static)
-        prompt, mask = pad_left(prompt, mask)
-    return _Parts(prompt, mask, encoder, outputs, length, inputs, ids)
-
-
-def _encoder_inputs(
-    model: Any, ids: Any, mask: Any, inputs: dict[str, Any], exact: bool
-) -> dict[str, Any]:
-    """Return the arguments of ``encode``; ``exact`` keeps them out of a bucket."""
-    others = {name: inputs.pop(name) for name in list(inputs) if not name.startswith("decoder_")}
-    length, limit = ids.shape[1], model.max_length()
-    if limit is not None and length > limit:
-        raise UsageError(
-            f"generate: input_ids has {length} tokens, but the model has only {limit} positions: "
-            "shorten the input (a tokenizer does with truncation=True, max_length=...)"
-        )
-    if exact or others:  # other inputs have shapes that are not known here
-        given = {"input_ids": ids, "attention_mask": mask, **others}
-        return {name: value for name, value in given.items() if value is not None}
-    width = bucket(length, limit, SMALLEST_ENCODER_BUCKET)
-    mask = np.ones_like(ids) if mask is None else mask
-    wide = {"input_ids": widen(ids, width)}
-    return wide | {"attention_mask": widen(mask, width)}
-
-
-def _decoder_prompt(
-    model: Any, config: Any, inputs: dict[str, Any], batch: int, static: bool
-) -> Any:
-    """Return what the decoder begins with: the caller's tokens, or the start token."""
-    prompt = inputs.pop("decoder_input_ids", None)
-    if prompt is not None:
-        prompt = as_ids("decoder_input_ids", prompt, is_static(prompt))
-        check_vocabulary("decoder_input_ids", prompt, model.config.vocab_size)
-        if prompt.shape[0] != batch or not prompt.shape[1]:
-            raise UsageError(
-                f"generate: decoder_input_ids has the shape {tuple(prompt.shape)}, but the input "
-                f"has {batch} rows: pass (rows, at least one token)"
-            )
-        return prompt
-    start = config.decoder_start_token_id
-    if start is None:
-        raise UsageError(
-            "`decoder_start_token_id` has to be defined for encoder-decoder generation: pass "
-            "decoder_start_token_id=... (or decoder_input_ids), or set it once in "
-            "model.generation_config"
-        )
-    return np.full((batch, 1), start, np.int32)
-
-
-def _recorded_steps(options: Options, lengths: Lengths, static: bool) -> int:
-    if not (options.output_scores or options.output_logits):
-        return 0
-    new = lengths.stop - lengths.prompt
-    return new if static else bucket(new)
-
-
-def _callables(name: str, given: Any) -> tuple[Any, ...]:
-    """Return a list of callables as a tuple."""
-    if given is None:
-        return ()
-    items = list(given) if isinstance(given, Sequence) else [given]
-    wrong = [item for item in items if not callable(item)]
-    if wrong:
-        raise UsageError(f"generate: {name} has to be a list of callables, but holds {wrong[0]!r}")
-    return tuple(items)
-
-
-def check_padding(plan: Plan) -> None:
-    """Refuse stopping early without a token to fill rows up with."""
-    stops = plan.criteria or plan.options.stop_token_sequences
-    if stops and plan.options.pad_token_id is None:
-        raise UsageError(
-            "generate: rows that stop early are filled up with pad_token_id, but there is neither "
-            "pad_token_id nor eos_token_id: pass pad_token_id=..."
-        )
-
-
-def _operands(
-    parts: _Parts, lengths: Lengths, key: Any, params: Any, extra: Any, static: bool
-) -> Operands:
-    prompt, mask = parts.prompt, parts.mask
-    if not static:
-        prompt = widen(prompt, lengths.prefill)
-        mask = None if mask is None else widen(mask, lengths.prefill, 1)
-        prompt, mask = place_like(parts.source, (prompt, mask))
-    number: Any = int if static else np.int32
-    return Operands(
-        params=params,
-        prompt=prompt,
-        mask=mask,
-        key=key,
-        prompt_length=number(lengths.prompt),
-        stop_length=number(lengths.stop),
-        min_length=number(lengths.minimum),
-        encoder=parts.encoder if static else place_like(parts.source, parts.encoder),
-        encoder_outputs=parts.encoder_outputs,
-        encoder_length=number(parts.encoder_length),
-        model_kwargs=parts.model_kwargs,
-        extra=extra,
-    )

@@ -1,4 +1,4 @@
-"""Greedy search and sampling: one token a step for every row."""
+"""Greedy search and sampling, and what all searches share: outputs, the model as they see it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import copy
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from hfseq.generation.logits_process import FlaxTopKLogitsWarper, ends_with
-from hfseq.generation.options import Operands, Plan, build_processors, build_warpers
+from hfseq.generation.logits_process import FlaxTopKLogitsWarper, Length, ends_with
+from hfseq.generation.options import Operands, Plan, Processor
 from hfseq.nn import cpu, kv_cache
-from hfseq.nn.cpu import first_maximum
 from hfseq.nn.outputs import FlaxModelOutput
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 
 @dataclasses.dataclass
@@ -28,9 +30,9 @@ class FlaxGreedySearchOutput(FlaxModelOutput):
     vocabulary): after and before the processors, zeros after the last step.
     """
 
-    sequences: Any = None
-    scores: Any = None
-    logits: Any = None
+    sequences: jax.Array | None = None
+    scores: jax.Array | None = None
+    logits: jax.Array | None = None
 
 
 @dataclasses.dataclass
@@ -40,9 +42,9 @@ class FlaxSampleOutput(FlaxModelOutput):
     There are ``num_return_sequences`` rows for each row of the input, next to each other.
     """
 
-    sequences: Any = None
-    scores: Any = None
-    logits: Any = None
+    sequences: jax.Array | None = None
+    scores: jax.Array | None = None
+    logits: jax.Array | None = None
 
 
 @dataclasses.dataclass
@@ -57,28 +59,15 @@ class FlaxBeamSearchOutput(FlaxModelOutput):
     that a token was chosen from, -1 after the end.
     """
 
-    sequences: Any = None
-    scores: Any = None
-    sequences_scores: Any = None
-    step_scores: Any = None
-    logits: Any = None
-    beam_indices: Any = None
+    sequences: jax.Array | None = None
+    scores: jax.Array | None = None
+    sequences_scores: jax.Array | None = None
+    step_scores: jax.Array | None = None
+    logits: jax.Array | None = None
+    beam_indices: jax.Array | None = None
 
 
-def make_key(key: Any) -> jax.Array:
-    """Return a PRNG key: 0 by default, of a seed, or the key that was given."""
-    if key is None:
-        return jax.random.PRNGKey(0)
-    return jax.random.PRNGKey(key) if hasattr(key, "__index__") and not _is_key(key) else key
-
-
-def _is_key(key: Any) -> bool:
-    return getattr(key, "ndim", 0) > 0 or jnp.issubdtype(
-        getattr(key, "dtype", jnp.int32), jax.dtypes.prng_key
-    )
-
-
-def row_keys(key: jax.Array, rows: int, step: Any) -> jax.Array:
+def row_keys(key: jax.Array, rows: int, step: Length) -> jax.Array:
     """Return a key for each row at this step."""
     at_step = jax.random.fold_in(key, step)
     return jax.vmap(jax.random.fold_in, (None, 0))(at_step, jnp.arange(rows))
@@ -134,14 +123,36 @@ def sample_without_replacement(
     return jnp.take_along_axis(scores, places, axis=1), places
 
 
-#: Where the model keeps positions, one for each column of the prompt.
-_POSITIONS = ("position_ids", "decoder_position_ids")
+class GenerativeModel(Protocol):
+    """What generation asks of a model; encoder-decoders have ``encode`` and ``decode`` too."""
+
+    config: Any
+    generation_config: GenerationConfig | None
+    params: Mapping[str, Any]
+    extra: dict[str, Any]
+    fixed_state: ClassVar[bool]
+    encode: Callable[..., Any]
+    decode: Callable[..., Any]
+    init_cache: Callable[..., dict[str, Any]]
+    prepare_inputs_for_generation: Callable[..., dict[str, Any]]
+    update_inputs_for_generation: Callable[..., dict[str, Any]]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of decoding."""
+
+    def can_generate(self) -> bool:
+        """Tell whether the class has a head to generate with."""
+
+    def max_length(self) -> int | None:
+        """Return the number of positions, if there is a limit."""
+
+    def _adapt_logits_for_beam_search(self, logits: jax.Array) -> jax.Array: ...
 
 
 class Session:
     """A model with the plan and the operands of one run; everything here is traced."""
 
-    def __init__(self, model: Any, plan: Plan, operands: Operands):
+    def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
         self.plan, self.operands = plan, operands
         self.model = model
         if operands.extra:
@@ -169,12 +180,12 @@ class Session:
         cache = self._call(operands.prompt, inputs).past_key_values
         # The bucket's spare columns were cached too: the next tokens overwrite them.
         inputs = {**inputs, "past_key_values": kv_cache.rewind(cache, last)}
-        for name in _POSITIONS:
+        for name in ("position_ids", "decoder_position_ids"):  # one for each column
             if name in inputs:
                 inputs[name] = jax.lax.dynamic_slice_in_dim(inputs[name], last, 1, axis=1)
         return self._expand(inputs) if times > 1 else inputs
 
-    def _read_into_state(self, last: Any) -> dict[str, Any]:
+    def _read_into_state(self, last: Length) -> dict[str, Any]:
         """Return the inputs for the column ``last``, after a state has read those before it.
 
         A state forgets nothing, so the column itself and the bucket's spare ones are hidden.
@@ -184,8 +195,8 @@ class Session:
         before = jnp.where(jnp.arange(prompt.shape[1]) < last, mask, 0)
         inputs = self._prepare(prompt, before)
         following = self.model.update_inputs_for_generation(self._call(prompt, inputs), inputs)
-        own = jax.lax.dynamic_slice_in_dim(mask, last, 1, axis=1)
-        return {**following, "attention_mask": own}
+        column = jax.lax.dynamic_slice_in_dim(mask, last, 1, axis=1)
+        return {**following, "attention_mask": column}
 
     def next_logits(
         self, tokens: jax.Array, inputs: dict[str, Any]
@@ -203,25 +214,22 @@ class Session:
         real = jnp.arange(self.plan.buffer) < self.operands.prompt_length
         return jnp.where(real, sequences, self.plan.pad)
 
-    def _prepare(self, prompt: jax.Array, mask: Any) -> dict[str, Any]:
+    def _prepare(self, prompt: jax.Array, mask: jax.Array | None) -> dict[str, Any]:
         model, operands = self.model, self.operands
         given = dict(operands.model_kwargs)
         if not self.plan.encoder_decoder:
             given["attention_mask"] = mask
             return model.prepare_inputs_for_generation(prompt, self.plan.buffer, **given)
-        given["encoder_outputs"] = self._encode()
+        outputs = operands.encoder_outputs
+        if outputs is None:
+            outputs = model.encode(**operands.encoder, params=operands.params, return_dict=True)
+        given["encoder_outputs"] = outputs
         given["attention_mask"] = operands.encoder.get("attention_mask")
         given["decoder_attention_mask"] = mask
         parameters = inspect.signature(model.prepare_inputs_for_generation).parameters
         if "params" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             given["params"] = operands.params
         return model.prepare_inputs_for_generation(prompt, self.plan.buffer, **given)
-
-    def _encode(self) -> Any:
-        if self.operands.encoder_outputs is not None:
-            return self.operands.encoder_outputs
-        inputs = self.operands.encoder
-        return self.model.encode(**inputs, params=self.operands.params, return_dict=True)
 
     def _call(self, tokens: jax.Array, inputs: dict[str, Any]) -> Any:
         call = self.model.decode if self.plan.encoder_decoder else self.model
@@ -232,9 +240,9 @@ class Session:
         batch = self.operands.prompt.shape[0]
         rows = jnp.repeat(jnp.arange(batch), self.rows_per_input)
 
-        def repeat(leaf: Any) -> Any:
-            ours = getattr(leaf, "ndim", 0) and leaf.shape[0] == batch
-            return jnp.take(leaf, rows, axis=0) if ours else leaf
+        def repeat(leaf: jax.Array) -> jax.Array:
+            has_rows = getattr(leaf, "ndim", 0) and leaf.shape[0] == batch
+            return jnp.take(leaf, rows, axis=0) if has_rows else leaf
 
         expanded = {
             name: value if name.startswith("encoder") else jax.tree.map(repeat, value)
@@ -257,17 +265,19 @@ class SearchState(NamedTuple):
 class TokenSearch:
     """Greedy search, or sampling where the options say so."""
 
-    def __init__(self, model: Any, plan: Plan, operands: Operands):
+    def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
         self.plan, self.operands = plan, operands
         self.session = Session(model, plan, operands)
-        self.processors = build_processors(plan.options, operands, plan.processors)
-        self.warpers = build_warpers(plan.options)
-        self.late: list[Any] = []
+        self.processors = plan.options.processors(operands, plan.processors)
+        self.warpers = plan.options.warpers()
+        self.top_k: int | None = None
+        self.late: list[Processor] = []
         kinds = [type(warper) for warper in self.warpers]
         if FlaxTopKLogitsWarper in kinds and not plan.options.output_scores:
             # Those after top-k look at its candidates only.
             place = kinds.index(FlaxTopKLogitsWarper)
-            self.warpers, self.late = self.warpers[:place], self.warpers[place:]
+            self.top_k = self.warpers[place].top_k  # type: ignore[attr-defined]
+            self.warpers, self.late = self.warpers[:place], self.warpers[place + 1 :]
 
     def begin(self) -> SearchState:
         """Return the state before the first token."""
@@ -277,7 +287,7 @@ class TokenSearch:
             sequences=sequences,
             finished=jnp.zeros(len(sequences), bool),
             inputs=self.session.first_inputs(),
-            recorded=empty_records(self.plan, len(sequences), self.session.model.config),
+            recorded=empty_records(self.plan, len(sequences), self.session.model.config.vocab_size),
         )
 
     def unfinished(self, state: SearchState) -> jax.Array:
@@ -311,34 +321,29 @@ class TokenSearch:
         kind = FlaxSampleOutput if self.plan.options.do_sample else FlaxGreedySearchOutput
         return kind(sequences=state.sequences, **state.recorded)
 
-    def _choose(self, logits: jax.Array, scores: jax.Array, length: Any) -> jax.Array:
+    def _choose(self, logits: jax.Array, scores: jax.Array, length: Length) -> jax.Array:
         """Return a token for each row by ``scores``, which are the processed ``logits``."""
         if not self.plan.options.do_sample:
-            return self._best(logits, scores, length)
+            size = scores.shape[-1]
+            width = None if self.warpers else cpu.block_width(size)
+            changed = None if width is None else cpu.changed_blocks(self.processors, size, width)
+            if width is None or changed is None:
+                return cpu.first_maximum(scores)
+            before = cpu.block_maxima(logits, width)
+            maxima = cpu.maxima_of_processed(self.processors, before, scores, length, changed)
+            return cpu.first_best(scores, maxima)
         keys = row_keys(self.operands.key, len(scores), length - self.operands.prompt_length)
-        if not self.late:
+        if self.top_k is None:
             return sample(keys, scores)
-        top_k, *warpers = self.late
-        return sample_top_k(keys, scores, top_k.top_k, warpers)
-
-    def _best(self, logits: jax.Array, scores: jax.Array, length: Any) -> jax.Array:
-        width = cpu.block_width(scores.shape[-1])
-        if width is None or self.warpers:
-            return first_maximum(scores)
-        changed = cpu.changed_blocks(self.processors, scores.shape[-1], width)
-        if changed is None:
-            return first_maximum(scores)
-        before = cpu.block_maxima(logits, width)
-        maxima = cpu.maxima_of_processed(self.processors, before, scores, length, changed)
-        return cpu.first_best(scores, maxima)
+        return sample_top_k(keys, scores, self.top_k, self.late)
 
 
-def column(sequences: jax.Array, place: Any) -> jax.Array:
+def column(sequences: jax.Array, place: Length) -> jax.Array:
     """Return one column of ``sequences``."""
     return jax.lax.dynamic_slice_in_dim(sequences, place, 1, axis=1)[:, 0]
 
 
-def ends(plan: Plan, sequences: jax.Array, tokens: jax.Array, length: Any) -> jax.Array:
+def ends(plan: Plan, sequences: jax.Array, tokens: jax.Array, length: Length) -> jax.Array:
     """Tell which rows end with the last of their ``length`` tokens."""
     finished = jnp.zeros(tokens.shape, bool)
     for token in plan.options.eos_token_id:
@@ -350,15 +355,17 @@ def ends(plan: Plan, sequences: jax.Array, tokens: jax.Array, length: Any) -> ja
     return finished
 
 
-def empty_records(plan: Plan, rows: int, config: Any) -> dict[str, jax.Array]:
+def empty_records(plan: Plan, rows: int, vocab_size: int) -> dict[str, jax.Array]:
     """Return buffers (steps, rows, vocabulary) for the scores that the user wants to see."""
     options = plan.options
     wanted = {"scores": options.output_scores, "logits": options.output_logits}
-    shape = (plan.steps, rows, config.vocab_size)
+    shape = (plan.steps, rows, vocab_size)
     return {name: jnp.zeros(shape, jnp.float32) for name, want in wanted.items() if want}
 
 
-def record(buffers: dict[str, jax.Array], step: Any, **values: jax.Array) -> dict[str, jax.Array]:
+def record(
+    buffers: dict[str, jax.Array], step: Length, **values: jax.Array
+) -> dict[str, jax.Array]:
     """Write the values of this step into those buffers that exist."""
     return {
         name: jax.lax.dynamic_update_index_in_dim(buffer, values[name], step, axis=0)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from hfseq.data.batches import IGNORED, RowRandom, shift_right
-from hfseq.data.tokenize import pad_token_id
-from hfseq.data.tokenizers import _table_size, special_ids, word_marks
+from hfseq.data.tokenizers import pad_token_id, special_ids, table_size, word_marks
 from hfseq.errors import UsageError
 from hfseq.objectives import base
 from hfseq.objectives.seq2seq import Seq2SeqLM
@@ -71,7 +70,7 @@ def sentence_tables(tokenizer: Any, size: int | None = None) -> SentenceTables:
     texts = {token: _text(tokenizer, token) for token, i in vocabulary.items() if not special[i]}
     cased = any(text.lstrip()[:1].isupper() for text in texts.values())
     mark, starts = word_marks(vocabulary)
-    tables = np.zeros((6, _table_size(tokenizer, size)), bool)
+    tables = np.zeros((6, table_size(tokenizer, size)), bool)
     for token, text in texts.items():
         bare = text.strip().rstrip(CLOSERS)
         marked = token.startswith(starts) if starts else not (mark and token.startswith(mark))

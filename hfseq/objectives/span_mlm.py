@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hfseq.data.batches import IGNORED, RowRandom, shift_right
-from hfseq.data.tokenize import pad_token_id
+from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError
 from hfseq.objectives import base
 from hfseq.objectives.seq2seq import Seq2SeqLM

@@ -13,7 +13,7 @@ import numpy as np
 
 from hfseq.data.batches import IGNORED, Rows, shift_right
 from hfseq.data.pairs import PackedPairs, PairRows, tokenize_pairs
-from hfseq.data.tokenize import pad_token_id
+from hfseq.data.tokenizers import pad_token_id
 from hfseq.objectives.base import Texts
 from hfseq.objectives.cross_entropy import smoothed_cross_entropy
 from hfseq.objectives.seq2seq import Seq2SeqLM

@@ -1,9 +1,8 @@
-"""``hfseq fill-mask``: what a masked language model puts in the place of masks."""
+"""What a masked language model puts in the place of masks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hfseq.errors import UsageError
 
@@ -11,18 +10,35 @@ MASK = "<mask>"
 
 
 def fill_masks(name: str, texts: Sequence[str], top: int) -> list[list[list[tuple[str, float]]]]:
-    """Return for each text and each of its masks the likeliest tokens and their probabilities."""
+    """Return for each text and each of its masks the likeliest tokens and their probabilities.
+
+    ``name`` is a directory or a model on the Hub; a mask is written ``<mask>`` whatever the
+    tokenizer calls it; ``top`` tokens are returned, the likeliest first.
+
+    **Raises:** CheckpointError for what cannot be read; UsageError for a tokenizer without a mask
+    token, a text without a mask, and texts that are too long.
+    """
     import jax
     import numpy as np
+    from transformers import AutoTokenizer
 
+    from hfseq.data.tokenizers import check_vocabulary
     from hfseq.modeling.auto import FlaxAutoModelForMaskedLM, load
 
     model = load(FlaxAutoModelForMaskedLM, name)
-    tokenizer = _tokenizer(name, model.config)
+    tokenizer = load(AutoTokenizer, name)
+    check_vocabulary(tokenizer, model.config)
+    if tokenizer.mask_token_id is None:
+        raise UsageError(f"the tokenizer of {name} has no mask token: take a masked language model")
     filled = [text.replace(MASK, tokenizer.mask_token) for text in texts]
     inputs = dict(tokenizer(filled, return_tensors="np", padding=True))
     masked = inputs["input_ids"] == tokenizer.mask_token_id
-    _check(texts, masked, model.max_length())
+    bare = [text for text, row in zip(texts, masked, strict=True) if not row.any()]
+    if bare:
+        raise UsageError(f"no {MASK} in '{bare[0]}': put one where a token is to be guessed")
+    limit = model.max_length()
+    if limit and masked.shape[1] > limit:
+        raise UsageError(f"a text of {masked.shape[1]} tokens is too long: give at most {limit}")
     probabilities = np.asarray(jax.nn.softmax(model(**inputs).logits[masked]))
     best = np.argsort(-probabilities, axis=-1)[:, :top].tolist()
     guesses = [
@@ -31,24 +47,3 @@ def fill_masks(name: str, texts: Sequence[str], top: int) -> list[list[list[tupl
     ]
     ends = np.cumsum(masked.sum(axis=1)).tolist()
     return [guesses[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _tokenizer(name: str, config: Any) -> Any:
-    from transformers import AutoTokenizer
-
-    from hfseq.data.tokenizers import check_vocabulary
-    from hfseq.modeling.auto import load
-
-    tokenizer = load(AutoTokenizer, name)
-    check_vocabulary(tokenizer, config)
-    if tokenizer.mask_token_id is None:
-        raise UsageError(f"the tokenizer of {name} has no mask token: take a masked language model")
-    return tokenizer
-
-
-def _check(texts: Sequence[str], masked: Any, limit: int | None) -> None:
-    bare = [text for text, row in zip(texts, masked, strict=True) if not row.any()]
-    if bare:
-        raise UsageError(f"no {MASK} in '{bare[0]}': put one where a token is to be guessed")
-    if limit and masked.shape[1] > limit:
-        raise UsageError(f"a text of {masked.shape[1]} tokens is too long: give at most {limit}")

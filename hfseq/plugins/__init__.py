@@ -19,20 +19,18 @@ if TYPE_CHECKING:
     from hfseq.plugins.manager import unload as unload
     from hfseq.plugins.registry import TASKS as TASKS
     from hfseq.plugins.registry import ArchitectureSpec as ArchitectureSpec
+    from hfseq.plugins.transformers_hook import register_auto_classes as register_auto_classes
 
-_MODULES = {
-    "ArchitectureSpec": "registry",
-    "PluginInfo": "manager",
-    "Plugins": "manager",
-    "TASKS": "registry",
-    "hookimpl": "hookspecs",
-    "load": "manager",
-    "register_auto_classes": "transformers_hook",
-    "unload": "manager",
+_PUBLIC = {
+    "hookspecs": ("hookimpl",),
+    "manager": ("PluginInfo", "Plugins", "load", "unload"),
+    "registry": ("TASKS", "ArchitectureSpec"),
+    "transformers_hook": ("register_auto_classes",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'hfseq.plugins' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"hfseq.plugins.{_MODULES[name]}"), name)
+    for module, names in _PUBLIC.items():
+        if name in names:
+            return getattr(importlib.import_module(f"hfseq.plugins.{module}"), name)
+    raise AttributeError(f"module 'hfseq.plugins' has no attribute '{name}'")

@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
+from hfseq.plugins.registry import Target
+
 if TYPE_CHECKING:
     import datasets
 
 hookspec = pluggy.HookspecMarker("hfseq")
-
-
 hookimpl = pluggy.HookimplMarker("hfseq")
-
-
-#: ``"package.module:name"``, or the object itself.
-Target = Any
 
 
 class Register(Protocol):

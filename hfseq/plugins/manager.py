@@ -36,6 +36,7 @@ from hfseq.plugins import builtin, hookspecs
 from hfseq.plugins.registry import (
     ArchitectureSpec,
     Registry,
+    Target,
     __version__,
     broken_plugins,
     check_target,
@@ -45,8 +46,6 @@ from hfseq.plugins.registry import (
 logger = logging.getLogger("hfseq")
 
 GROUP = "hfseq"
-
-
 PROJECT_FILE = "hfseqfile.py"
 
 
@@ -65,14 +64,37 @@ def candidates() -> Iterator[Candidate]:
 
     Names that nobody has, or more than one, come as candidates whose loading fails with the reason.
     """
-    only, without = _names("HFSEQ_PLUGINS"), _names("HFSEQ_DISABLE_PLUGINS")
-    known = _by_name()
-    for name, found in known.items():
-        if name not in without and (not only or name in only):
-            yield found[0] if len(found) == 1 else _conflict(name, found)
-    for name in sorted(only - known.keys()):
-        message = f"HFSEQ_PLUGINS names '{name}', which no plugin is called{nearest(name, known)}"
+    only, without = (
+        {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
+        for variable in ("HFSEQ_PLUGINS", "HFSEQ_DISABLE_PLUGINS")
+    )
+    by_name: dict[str, list[Candidate]] = defaultdict(list)
+    checkout = _checkout()
+    here = [file_candidate(Path(PROJECT_FILE))] if Path(PROJECT_FILE).is_file() else []
+    for candidate in (*checkout, *_installed(without_hfseq=bool(checkout)), *here):
+        by_name[candidate.name].append(candidate)
+    for name, claims in by_name.items():
+        if name in without or only and name not in only:
+            continue
+        if len(claims) == 1:
+            yield claims[0]
+            continue
+        origins = " and ".join(" ".join(filter(None, (c.origin, c.version))) for c in claims)
+        message = (
+            f"the plugin name '{name}' is claimed by {origins}, so none of them is loaded; "
+            f"uninstall one or set HFSEQ_DISABLE_PLUGINS={name}"
+        )
+        yield _failing(name, origins, PluginConflict(message))
+    for name in sorted(only - by_name.keys()):
+        message = f"HFSEQ_PLUGINS names '{name}', which no plugin is called{nearest(name, by_name)}"
         yield _failing(name, "HFSEQ_PLUGINS", PluginError(message))
+
+
+def _failing(name: str, origin: str, error: PluginError) -> Candidate:
+    def load() -> None:
+        raise error
+
+    return Candidate(name, origin, None, load)
 
 
 def file_candidate(path: Path) -> Candidate:
@@ -83,26 +105,11 @@ def file_candidate(path: Path) -> Candidate:
     return Candidate(path.stem, str(path), None, lambda: _import_file(path))
 
 
-def _names(variable: str) -> set[str]:
-    return {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
-
-
-def _by_name() -> dict[str, list[Candidate]]:
-    found: dict[str, list[Candidate]] = defaultdict(list)
-    checkout = _checkout()
-    for candidate in (*checkout, *_installed(skip_own=bool(checkout))):
-        found[candidate.name].append(candidate)
-    if Path(PROJECT_FILE).is_file():
-        candidate = file_candidate(Path(PROJECT_FILE))
-        found[candidate.name].append(candidate)
-    return found
-
-
-def _installed(skip_own: bool) -> Iterator[Candidate]:
+def _installed(without_hfseq: bool) -> Iterator[Candidate]:
     points = metadata.entry_points(group=GROUP)
     for point in sorted(points, key=lambda point: (point.name, point.value)):
         name, version = (point.dist.name, point.dist.version) if point.dist else ("?", None)
-        if not (skip_own and name.lower() == "hfseq"):
+        if not (without_hfseq and name.lower() == "hfseq"):
             yield Candidate(point.name, name, version, point.load)
 
 
@@ -112,7 +119,7 @@ def _checkout() -> list[Candidate]:
     They come before the installed metadata of an editable install, which are as old as that
     install.
     """
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     settings = configparser.ConfigParser()
     if not settings.read(root / "setup.cfg", encoding="utf-8"):
         return []
@@ -126,30 +133,19 @@ def _checkout() -> list[Candidate]:
     return [Candidate(point.name, "hfseq", __version__, point.load) for point in points]
 
 
-def _conflict(name: str, found: list[Candidate]) -> Candidate:
-    origins = " and ".join(" ".join(filter(None, (one.origin, one.version))) for one in found)
-    message = (
-        f"the plugin name '{name}' is claimed by {origins}, so none of them is loaded; "
-        f"uninstall one or set HFSEQ_DISABLE_PLUGINS={name}"
-    )
-    return _failing(name, origins, PluginConflict(message))
-
-
-def _failing(name: str, origin: str, error: PluginError) -> Candidate:
-    def load() -> None:
-        raise error
-
-    return Candidate(name, origin, None, load)
-
-
 def _import_file(path: Path) -> ModuleType:
     """Import ``path`` under its own name if that is free, so that imports agree."""
     name = re.sub(r"\W", "_", path.stem)
+
+    def is_path(file: str | None) -> bool:
+        return file is not None and Path(file).resolve() == path
+
     present = sys.modules.get(name)
-    if present is not None and _is_file(getattr(present, "__file__", None), path):
+    if present is not None and is_path(getattr(present, "__file__", None)):
         return present
-    if present is not None or _importable(name, path):
-        name = f"hfseq_file_{name}"
+    other = None if present is not None else importlib.util.find_spec(name)
+    if present is not None or other is not None and not is_path(other.origin):
+        name = f"hfseq_file_{name}"  # its name means another module
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PluginError(f"plugin file '{path}' is not a Python file")
@@ -163,16 +159,6 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _importable(name: str, path: Path) -> bool:
-    """Tell whether ``import name`` would find something other than ``path``."""
-    spec = importlib.util.find_spec(name)
-    return spec is not None and not _is_file(spec.origin, path)
-
-
-def _is_file(name: str | None, path: Path) -> bool:
-    return name is not None and Path(name).resolve() == path
-
-
 #: Registration hooks and the attribute of `Plugins` that each of them fills.
 REGISTRIES = {
     "register_architectures": "architectures",
@@ -182,8 +168,6 @@ REGISTRIES = {
     "register_precisions": "precisions",
     "register_trackers": "trackers",
 }
-
-
 HOOKS = (*REGISTRIES, "load_dataset", "model_card_sections")
 
 
@@ -201,7 +185,7 @@ class Plugins:
     """All plugins of this process and what they added."""
 
     def __init__(self) -> None:
-        self.errors: dict[str, Exception] = {}
+        self.errors: dict[str, BaseException] = {}
         self.infos: list[PluginInfo] = []
         self.architectures = Registry("architecture", self.errors)
         self.objectives = Registry("objective", self.errors)
@@ -276,7 +260,12 @@ class Plugins:
         try:
             self._load(candidate, info)
         except (Exception, SystemExit) as error:
-            failure = error if isinstance(error, PluginError) else _failure(info, error)
+            failure: BaseException = error
+            if not isinstance(failure, PluginError):
+                failure = PluginError(
+                    f"plugin '{info.name}' ({info.origin}) cannot be loaded: {describe(error)}"
+                )
+                failure.__cause__ = error
             if strict:
                 raise failure from error
             self.errors[info.name] = failure
@@ -302,9 +291,9 @@ class Plugins:
                 getattr(self, kind).discard(info.name)
             raise
 
-    def _check_hooks(self, plugin: str, module: Any) -> tuple[str, ...]:
+    def _check_hooks(self, plugin: str, module: ModuleType) -> tuple[str, ...]:
         """Return the hooks that ``module`` implements; PluginError where one cannot work."""
-        found = []
+        implemented = set()
         for attribute in dir(module):
             options = self.manager.parse_hookimpl_opts(module, attribute)
             if options is None:
@@ -320,16 +309,22 @@ class Plugins:
                 )
             if options.get("wrapper") or options.get("hookwrapper"):
                 raise PluginError(f"plugin '{plugin}': {hook} is a wrapper; write a plain hook")
-            _check_arguments(plugin, hook, getattr(module, attribute))
-            found.append(hook)
-        if not found:
+            offered = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+            for name in inspect.signature(getattr(module, attribute)).parameters:
+                if name not in offered:
+                    raise PluginError(
+                        f"plugin '{plugin}': {hook} takes '{name}', but the hook passes only "
+                        f"({', '.join(offered)}){nearest(name, offered)}"
+                    )
+            implemented.add(hook)
+        if not implemented:
             raise PluginError(f"plugin '{plugin}' implements no hook; hooks: {', '.join(HOOKS)}")
-        return tuple(hook for hook in HOOKS if hook in found)
+        return tuple(hook for hook in HOOKS if hook in implemented)
 
     def _collect(self, hook: str, plugin: str) -> None:
         registry: Registry = getattr(self, REGISTRIES[hook])
 
-        def register(name: str, target: Any) -> None:
+        def register(name: str, target: Target) -> None:
             what = f"the {registry.kind} '{name}'"
             registry.add(name, plugin, check_target(target, plugin, what))
 
@@ -358,27 +353,7 @@ class Plugins:
         return function(**wanted)
 
 
-def _failure(info: PluginInfo, error: BaseException) -> PluginError:
-    failure = PluginError(
-        f"plugin '{info.name}' ({info.origin}) cannot be loaded: {describe(error)}"
-    )
-    failure.__cause__ = error
-    return failure
-
-
-def _check_arguments(plugin: str, hook: str, function: Callable[..., Any]) -> None:
-    offered = list(inspect.signature(getattr(hookspecs, hook)).parameters)
-    for name in inspect.signature(function).parameters:
-        if name not in offered:
-            raise PluginError(
-                f"plugin '{plugin}': {hook} takes '{name}', but the hook passes only "
-                f"({', '.join(offered)}){nearest(name, offered)}"
-            )
-
-
 _lock = threading.RLock()
-
-
 _plugins: Plugins | None = None
 
 

@@ -13,6 +13,9 @@ from hfseq.errors import PluginConflict, PluginError, UsageError, nearest
 
 __version__ = "0.1.0"
 
+#: ``"package.module:name"``, or the object itself.
+Target = object
+
 #: What a head can be for: the suffix of an Auto class, and the name v4 gave its mapping.
 TASKS = {
     "Model": "FLAX_MODEL_MAPPING",
@@ -39,7 +42,7 @@ def describe(error: BaseException) -> str:
     return message if isinstance(error, PluginError) else f"{type(error).__name__}: {message}"
 
 
-def check_target(target: Any, plugin: str, what: str) -> Any:
+def check_target(target: Target, plugin: str, what: str) -> Target:
     """Return ``target``, an object or ``"module:name"``; PluginError if it is neither."""
     if target is None or isinstance(target, str) and not re.fullmatch(r"[\w.]+:[\w.]+", target):
         raise PluginError(
@@ -49,14 +52,14 @@ def check_target(target: Any, plugin: str, what: str) -> Any:
     return target
 
 
-def target_name(target: Any) -> str:
+def target_name(target: Target) -> str:
     """Return the name of the class or function behind ``target`` without importing it."""
     if isinstance(target, str):
         return re.split(r"[.:]", target)[-1]
     return getattr(target, "__name__", type(target).__name__)
 
 
-def resolve(target: Any, plugin: str) -> Any:
+def resolve(target: Target, plugin: str) -> Any:
     """Return the object behind ``target``, importing it if need be; PluginError if that fails."""
     if not isinstance(target, str):
         return target
@@ -75,7 +78,7 @@ class Entry:
 
     name: str
     plugin: str
-    target: Any
+    target: Any  # a Target; of architectures their ArchitectureSpec
 
     def resolve(self) -> Any:
         """Return the object behind the target."""
@@ -90,13 +93,13 @@ class Registry:
     tells why.
     """
 
-    def __init__(self, kind: str, broken: Mapping[str, Exception]) -> None:
+    def __init__(self, kind: str, broken: Mapping[str, BaseException]) -> None:
         self.kind = kind
         self._broken = broken
         self._entries: dict[str, Entry] = {}
         self._conflicts: dict[str, PluginConflict] = {}
 
-    def add(self, name: str, plugin: str, target: Any) -> None:
+    def add(self, name: str, plugin: str, target: Target) -> None:
         """Register ``target`` under ``name`` for ``plugin``; PluginConflict if it is taken."""
         if not isinstance(name, str) or not name:
             raise PluginError(
@@ -154,7 +157,7 @@ class Registry:
         )
 
 
-def broken_plugins(errors: Mapping[str, Exception]) -> str:
+def broken_plugins(errors: Mapping[str, BaseException]) -> str:
     """Return a clause on plugins that could not be loaded, or an empty string."""
     if not errors:
         return ""
@@ -171,9 +174,9 @@ class ArchitectureSpec:
     """
 
     model_type: str
-    config: Any
-    heads: Mapping[str, Any] = field(default_factory=dict)
-    sharding: Any = None
+    config: Target
+    heads: Mapping[str, Target] = field(default_factory=dict)
+    sharding: Target = None
     card: str | None = None
     citation: str = ""
     plugin: str = ""

@@ -15,17 +15,31 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfseq.errors import HfseqError, UsageError
-from hfseq.plugins.registry import ArchitectureSpec, describe
+from hfseq.plugins.registry import (
+    TASKS,
+    ArchitectureSpec,
+    auto_class_name,
+    describe,
+    target_name,
+)
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    Loader = object  # its module is slow to import
 
 logger = logging.getLogger("hfseq")
 
 _AUTO = "transformers.models.auto"
+
+#: Module names of Transformers 4 that programs import from hfseq, and where they lie.
+_ALIASES = {"hfseq.modeling_flax_pytorch_utils": "hfseq.v4.pytorch_utils"}
 
 
 def install() -> None:
@@ -43,10 +57,10 @@ def register_auto_classes() -> None:
         extend(importlib.import_module(name))
 
 
-class Configs(MutableMapping[str, Any]):
+class ConfigMapping(MutableMapping[str, Any]):
     """Model type -> configuration class: those registered by hand, then those of the plugins."""
 
-    def __init__(self, stock: Any, registered: dict[str, Any]) -> None:
+    def __init__(self, stock: Container[str], registered: dict[str, type]) -> None:
         self._stock, self._registered = stock, registered
 
     def __getitem__(self, model_type: str) -> Any:
@@ -57,7 +71,7 @@ class Configs(MutableMapping[str, Any]):
     def __contains__(self, model_type: object) -> bool:
         return model_type in self._registered or model_type in _custom(self._stock)
 
-    def __setitem__(self, model_type: str, config: Any) -> None:
+    def __setitem__(self, model_type: str, config: type) -> None:
         self._registered[model_type] = config
 
     def __delitem__(self, model_type: str) -> None:
@@ -71,7 +85,7 @@ class Configs(MutableMapping[str, Any]):
 
 
 class _LazyClass(type):
-    """Metaclass of stand-ins for a Flax class, which is imported when the stand-in is used."""
+    """Metaclass of placeholders for a Flax class, which is imported when they are used."""
 
     _load: Callable[[], Any]
 
@@ -83,20 +97,19 @@ class _LazyClass(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls._load()(*args, **kwargs)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls._load())
 
 
-def _stand_in(spec: ArchitectureSpec, task: str) -> type:
-    from hfseq.plugins.registry import target_name
-
+def _lazy_class(spec: ArchitectureSpec, task: str) -> type:
+    """Return a placeholder for the class of a task, which is imported when it is used."""
     # The module name makes transformers treat it as one of its own, so that trust_remote_code=True
     # prefers the code that a checkpoint ships.
     content = {"_load": staticmethod(lambda: spec.load_head(task)), "__module__": f"{_AUTO}.hfseq"}
     return _LazyClass(target_name(spec.heads[task]), (), content)
 
 
-def _custom(stock: Any) -> dict[str, ArchitectureSpec]:
+def _custom(stock: Container[str]) -> dict[str, ArchitectureSpec]:
     """Return the architectures whose model type is not among ``stock``, transformers' own."""
     from hfseq.plugins.manager import load
 
@@ -110,18 +123,18 @@ def _custom(stock: Any) -> dict[str, ArchitectureSpec]:
 
 def _extend_configs(module: ModuleType) -> None:
     mapping = module.CONFIG_MAPPING
-    if not isinstance(mapping._extra_content, Configs):
-        mapping._extra_content = Configs(mapping._mapping, mapping._extra_content)
+    if not isinstance(mapping._extra_content, ConfigMapping):
+        mapping._extra_content = ConfigMapping(mapping._mapping, mapping._extra_content)
 
 
 def _extend_models(module: ModuleType) -> None:
-    from hfseq.plugins.registry import TASKS, auto_class_name
-
     stock = sys.modules[f"{_AUTO}.configuration_auto"].CONFIG_MAPPING._mapping
     for task in TASKS:
         mapping = getattr(module, auto_class_name(task))._model_mapping
         if not isinstance(mapping._extra_content, ArchitectureMapping):
-            extra = ArchitectureMapping(task, lambda spec: spec.model_type not in stock, _stand_in)
+            extra = ArchitectureMapping(
+                task, lambda spec: spec.model_type not in stock, _lazy_class
+            )
             extra.update(mapping._extra_content)
             mapping._extra_content = extra
 
@@ -130,10 +143,6 @@ _EXTENSIONS: dict[str, Callable[[ModuleType], None]] = {
     f"{_AUTO}.configuration_auto": _extend_configs,
     f"{_AUTO}.modeling_auto": _extend_models,
 }
-
-
-#: Module names of Transformers 4 that programs import from hfseq, and where they lie.
-_ALIASES = {"hfseq.modeling_flax_pytorch_utils": "hfseq.v4.pytorch_utils"}
 
 
 class _Finder:
@@ -148,28 +157,28 @@ class _Finder:
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
-                loader: Any = _Loader(spec.loader, name)
-                spec.loader = loader
+                if spec.loader is not None:
+                    spec.loader = _PreparingLoader(spec.loader, name)
                 return spec
         return None
 
 
-class _AliasLoader:
+class _AliasLoader(Loader):
     """Gives an old name to a module that has another one now, which stays as it is."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(_ALIASES[spec.name])
-        self._own_spec = module.__spec__
+        self._spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own_spec
+        module.__spec__ = self._spec
 
 
-class _Loader:
+class _PreparingLoader(Loader):
     """Loads as ``loader`` does, leaving no trace of itself; prepares or extends what it loads."""
 
-    def __init__(self, loader: Any, name: str) -> None:
+    def __init__(self, loader: Loader, name: str) -> None:
         self._loader, self._name = loader, name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -217,13 +226,13 @@ class ArchitectureMapping(MutableMapping[type, Any]):
         specs = [entry.target for entry in load().architectures.entries()]
         return [spec for spec in specs if self.task in spec.heads and self._wanted(spec)]
 
-    def register(self, key: type, value: Any, exist_ok: bool = False) -> None:
+    def register(self, key: type, value: type, exist_ok: bool = False) -> None:
         """Add a model class for a configuration class, as ``FlaxAutoModel.register`` does."""
         if key in self and not exist_ok:
             raise UsageError(f"{key.__name__} already has a class for {self.task}: {self[key]}")
         self[key] = value
 
-    def _find(self, key: Any) -> ArchitectureSpec | None:
+    def _find(self, key: object) -> ArchitectureSpec | None:
         model_type, name = getattr(key, "model_type", None), getattr(key, "__name__", None)
         for spec in self.specs():
             if spec.model_type == model_type and spec.config_name == name:
@@ -236,8 +245,8 @@ class ArchitectureMapping(MutableMapping[type, Any]):
         spec = self._find(key)
         if spec is None:
             raise KeyError(key)
-        of, value = self._values.get(spec.model_type, (None, None))
-        if of is not spec:
+        known, value = self._values.get(spec.model_type, (None, None))
+        if known is not spec:
             value = self._value(spec, self.task)
             self._values[spec.model_type] = (spec, value)
         return value
@@ -245,7 +254,7 @@ class ArchitectureMapping(MutableMapping[type, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._registered or self._find(key) is not None
 
-    def __setitem__(self, key: type, value: Any) -> None:
+    def __setitem__(self, key: type, value: type) -> None:
         self._registered[key] = value
 
     def __delitem__(self, key: type) -> None:

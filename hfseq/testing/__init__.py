@@ -1,22 +1,40 @@
-"""The battery that every architecture passes."""
+"""A battery of tests that every architecture passes, in four lines.
+
+::
+
+    from hfseq.testing import check_architecture
+
+    def test_my_model():
+        check_architecture("my_model", MyConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2))
+
+Each check is a small function in :mod:`hfseq.testing.checks` (JAX alone) or
+:mod:`hfseq.testing.torch` (against the PyTorch class of the same name). All of them run, for every
+head that is registered, and one error lists all that failed. The configuration must be tiny: each
+head is compiled about ten times.
+"""
 
 from __future__ import annotations
 
 import copy
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfseq import plugins
 from hfseq.errors import UsageError, nearest
+from hfseq.testing import checks as jax_checks
+from hfseq.testing import torch as torch_checks
 from hfseq.testing.case import ZERO_GRADIENTS, Case, Report, Skipped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def check_architecture(
     name: str,
-    config: Any,
+    config: PreTrainedConfig,
     *,
     heads: Iterable[str] | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
@@ -38,17 +56,37 @@ def check_architecture(
 
     **Returns** a :class:`Report`, whose ``skipped`` says what was not checked and why.
     """
-    spec = plugins.load().architectures.get(name)
-    report = Report()
-    for task, classes in _heads(spec, heads).items():
-        settings = dict((overrides or {}).get(task, _causal(task, config)))
+    skip = dict(skip or {})
+    checks = {
+        check.__name__: check
+        for check in (*jax_checks.CHECKS, *(torch_checks.CHECKS if torch else ()))
+    }
+    for unknown in (check for check in skip if check not in checks):
+        raise UsageError(
+            f"no check '{unknown}'{nearest(unknown, checks)} (checks: {', '.join(checks)})"
+        )
+    spec, report = plugins.load().architectures.get(name), Report()
+    tasks = list(spec.heads if heads is None else heads)
+    # One class may serve two tasks; it is checked once.
+    for kind, task in {spec.load_head(task): task for task in tasks}.items():
+        changed = copy.deepcopy(config)
+        for attribute, value in (overrides or {}).get(task, _alone(task, config)).items():
+            setattr(changed, attribute, value)
         with tempfile.TemporaryDirectory() as folder:
-            case = Case(
-                task, classes, _configured(config, settings), Path(folder), spec,
-                tuple(zero_gradients), tolerance,
-            )  # fmt: skip
-            for check in _checks(torch, skip or {}):
-                _run(check, case, dict(skip or {}), report)
+            case = Case(task, kind, changed, Path(folder), spec, tuple(zero_gradients), tolerance)
+            for check_name, check in checks.items():
+                label = f"{kind.__name__}.{check_name}"
+                try:
+                    if check_name in skip:
+                        raise Skipped(skip[check_name])
+                    check(case)
+                    report.passed.append(label)
+                except Skipped as reason:
+                    report.skipped[label] = str(reason)
+                except AssertionError as error:
+                    report.failed[label] = str(error)
+                except Exception:
+                    report.failed[label] = traceback.format_exc(limit=-4)
     if report.failed:
         lines = [f"{check}: {reason}" for check, reason in report.failed.items()]
         count = f"{len(lines)} of {len(lines) + len(report.passed)} checks failed for '{name}'"
@@ -56,55 +94,10 @@ def check_architecture(
     return report
 
 
-def _heads(spec: Any, wanted: Iterable[str] | None) -> dict[str, Any]:
-    tasks = list(spec.heads if wanted is None else wanted)
-    # One class may serve two tasks; it is checked once.
-    return {task: cls for cls, task in {spec.load_head(task): task for task in tasks}.items()}
-
-
-def _causal(task: str, config: Any) -> dict[str, Any]:
+def _alone(task: str, config: PreTrainedConfig) -> dict[str, bool]:
+    """Return what makes a decoder of a configuration that has ``is_decoder``."""
     if task != "ForCausalLM" or not hasattr(config, "is_decoder"):
         return {}
     if not getattr(config, "is_encoder_decoder", False):
         return {"is_decoder": True}
     return {"is_decoder": True, "is_encoder_decoder": False, "add_cross_attention": True}
-
-
-def _configured(config: Any, settings: Mapping[str, Any]) -> Any:
-    config = copy.deepcopy(config)
-    for name, value in settings.items():
-        setattr(config, name, value)
-    return config
-
-
-def _checks(torch: bool, skip: Mapping[str, str]) -> list[Callable[[Case], None]]:
-    from hfseq.testing import checks as testing_checks
-    from hfseq.testing import checks as testing_decoding
-    from hfseq.testing import torch as testing_torch
-
-    checks: list[Any] = [*testing_checks.CHECKS, *testing_decoding.DECODING_CHECKS]
-    checks += testing_torch.CHECKS if torch else ()
-    names = [check.__name__ for check in checks]
-    for name in skip:
-        if name not in names:
-            raise UsageError(
-                f"no check '{name}'{nearest(name, names)} (checks: {', '.join(names)})"
-            )
-    return checks
-
-
-def _run(
-    check: Callable[[Case], None], case: Case, skip: Mapping[str, str], report: Report
-) -> None:
-    name = f"{case.cls.__name__}.{check.__name__}"
-    try:
-        if check.__name__ in skip:
-            raise Skipped(skip[check.__name__])
-        check(case)
-        report.passed.append(name)
-    except Skipped as reason:
-        report.skipped[name] = str(reason)
-    except AssertionError as error:
-        report.failed[name] = str(error)
-    except Exception:
-        report.failed[name] = traceback.format_exc(limit=-4)

@@ -1,17 +1,4 @@
-"""A battery of tests that every architecture passes, in four lines.
-
-::
-
-    from hfseq.testing import check_architecture
-
-    def test_my_model():
-        check_architecture("my_model", MyConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2))
-
-Each check is a small function in :mod:`hfseq.testing.checks` and :mod:`hfseq.testing.checks` (JAX
-alone) or :mod:`hfseq.testing.torch` (against the PyTorch class of the same name). All of them run,
-for every head that is registered, and one error lists all that failed. The configuration must be
-tiny: each head is compiled about ten times.
-"""
+"""One head under test: its inputs, outputs and gradients, and how results are compared."""
 
 from __future__ import annotations
 
@@ -21,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +16,13 @@ import numpy as np
 
 from hfseq.nn import trees
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from hfseq.plugins import ArchitectureSpec
+
+Batch = Mapping[str, Any]
+Params = Mapping[str, Any]
 ROWS, LENGTH, TARGET_LENGTH = 8, 16, 12
 
 
@@ -36,8 +30,6 @@ NOT_COMPARED = (
     *("past_key_values", "hidden_states", "attentions", "cross_attentions"),
     *("decoder_hidden_states", "decoder_attentions", "encoder_hidden_states", "encoder_attentions"),
 )
-
-
 # Adding a constant to all scores of a query changes nothing, so the gradient of a key's bias is
 # zero; the bias of logits is a buffer in PyTorch, which nobody trains.
 ZERO_GRADIENTS = (r"(key|k_proj)/bias$", r"final_logits_bias$")
@@ -56,8 +48,6 @@ class Side(NamedTuple):
 
 
 SOURCE = Side("input_ids", "attention_mask", "segment_ids")
-
-
 TARGET = Side("decoder_input_ids", "decoder_attention_mask", "decoder_segment_ids")
 
 
@@ -78,7 +68,7 @@ class Case:
     cls: Any
     config: Any
     folder: Path
-    spec: Any
+    spec: ArchitectureSpec
     zero_gradients: tuple[str, ...]
     tolerance: float
     shared: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -120,7 +110,9 @@ class Case:
             )
         return inputs
 
-    def _tokens(self, random: Any, side: Side, shape: tuple[int, ...], padded: int) -> Any:
+    def _tokens(
+        self, random: np.random.Generator, side: Side, shape: tuple[int, ...], padded: int
+    ) -> dict[str, np.ndarray]:
         low, high = 4 if self.config.vocab_size > 8 else 0, self.config.vocab_size
         ids = random.integers(low, high, shape).astype(np.int32)
         mask = np.ones_like(ids)
@@ -195,7 +187,7 @@ class Case:
         return argument in inspect.signature(base.__call__).parameters
 
 
-def arrays(output: Any) -> dict[str, jax.Array]:
+def arrays(output: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Return the outputs that are compared, by name."""
     return {name: value for name, value in output.items() if name not in NOT_COMPARED}
 
@@ -208,15 +200,17 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def compiled(model: Any, **options: Any) -> Callable[..., dict[str, jax.Array]]:
+def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., dict[str, jax.Array]]:
     """Compile ``(params, inputs) -> outputs`` of ``model``."""
     return jit(lambda params, inputs: arrays(model(**inputs, params=params, **options)))
 
 
-def weighted(model: Any, weights: Mapping[str, Any], **options: Any) -> Callable[..., jax.Array]:
+def weighted(
+    model: Callable[..., Any], weights: Mapping[str, np.ndarray], **options: Any
+) -> Callable[..., jax.Array]:
     """Return the loss ``(params, inputs) -> sum(outputs * weights)``."""
 
-    def loss(params: Any, inputs: Any) -> jax.Array:
+    def loss(params: Params, inputs: Batch) -> jax.Array:
         output = arrays(model(**inputs, params=params, **options))
         return sum(jnp.sum(output[name] * weights[name]) for name in weights)  # type: ignore[return-value]
 
@@ -228,7 +222,7 @@ def host(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tree)
 
 
-def error(ours: Any, theirs: Any) -> float:
+def error(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
     """Return ``max|a - b| / max(1, max|b|)``; infinite for other shapes and for NaN."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -240,7 +234,9 @@ def _shown(name: str | trees.Path) -> str:
     return trees.join(name) if isinstance(name, tuple) else name
 
 
-def assert_close(ours: Mapping, theirs: Mapping, tolerance: float, what: str) -> None:
+def assert_close(
+    ours: Mapping[Any, Any], theirs: Mapping[Any, Any], tolerance: float, what: str
+) -> None:
     """Assert that two dicts agree; the message lists every entry that does not, in order."""
     assert list(ours) == list(theirs), f"{what}: {list(ours)} against {list(theirs)}"
     lines = [
@@ -251,7 +247,7 @@ def assert_close(ours: Mapping, theirs: Mapping, tolerance: float, what: str) ->
     assert not lines, f"{what} (allowed: {tolerance:.0e}):\n" + "\n".join(lines)
 
 
-def assert_same(ours: Mapping, theirs: Mapping, what: str) -> None:
+def assert_same(ours: Mapping[Any, Any], theirs: Mapping[Any, Any], what: str) -> None:
     """Assert that two dicts are equal to the last bit, types included."""
     assert set(ours) == set(theirs), f"{what}: names differ: {sorted(set(ours) ^ set(theirs))}"
     lines = [

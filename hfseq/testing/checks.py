@@ -19,7 +19,10 @@ from hfseq.nn import trees
 from hfseq.testing.case import (
     LENGTH,
     ROWS,
+    Batch,
     Case,
+    Params,
+    Side,
     Skipped,
     arrays,
     assert_close,
@@ -28,6 +31,8 @@ from hfseq.testing.case import (
     host,
     jit,
 )
+
+Cache = dict[str, Any]
 
 
 def shapes(case: Case) -> None:
@@ -112,13 +117,13 @@ def _recomputed(case: Case) -> tuple[dict, dict]:
 
 
 def _trained(
-    case: Case, model: Any, params: Any, inputs: Any = None, train: bool = True
+    case: Case, model: Any, params: Params, inputs: Batch | None = None, train: bool = True
 ) -> tuple[dict, dict]:
     """Outputs and gradients of a training step, with dropout or (``train=False``) without."""
     weights = case.weights
     options = {"train": train, "dropout_rng": jax.random.key(3)}
 
-    def run(params: Any, inputs: Any) -> Any:
+    def run(params: Params, inputs: Batch) -> Any:
         output = arrays(model(**inputs, params=params, **options))
         return sum(jnp.sum(output[name] * weights[name]) for name in weights), output
 
@@ -179,7 +184,9 @@ def packing(case: Case) -> None:
         assert_close(ours, theirs, 1e-5, f"packed at place {number} against alone")
 
 
-def _pack(case: Case, side: Any, rows: dict, documents: list[dict]) -> tuple[slice, slice]:
+def _pack(
+    case: Case, side: Side, rows: dict[str, Any], documents: list[dict[str, Any]]
+) -> tuple[slice, slice]:
     """Add to ``rows`` two documents a row, to ``documents`` each of them alone, padded."""
     ids = np.array(case.inputs[side.ids])
     ids[1:3] = ids[3:5, ::-1]  # rows that are padded
@@ -220,12 +227,7 @@ def devices(case: Case) -> None:
     assert_close(gradient, case.gradients, 1e-5, "gradients, eight devices against one")
 
 
-CHECKS = (
-    shapes, eager, gradients, save_and_load, scan_layers, gradient_checkpointing, bfloat16,
-    padding, packing, devices,
-)  # fmt: skip
-
-
+#: Tokens that go into a cache at once, before the others one by one.
 PROMPT = 5
 
 
@@ -252,7 +254,7 @@ def _one_sequence(case: Case) -> tuple[dict, list[dict]]:
     others = {n: v for n, v in case.inputs.items() if n.startswith("encoder_")}
     mask = case.inputs["attention_mask"]
 
-    def place(positions: Any) -> dict[str, Any]:
+    def place(positions: jax.Array | np.ndarray) -> dict[str, Any]:
         if model.fixed_state:  # it knows where it stands, and is told about the new tokens only
             return {"attention_mask": jnp.take_along_axis(mask, positions, axis=1)}
         return {"attention_mask": mask, "position_ids": positions}
@@ -260,7 +262,7 @@ def _one_sequence(case: Case) -> tuple[dict, list[dict]]:
     whole = {**others, "input_ids": ids, **place(_positions(ids))}
     full = host(compiled(model)(model.params, whole))
 
-    def step(params: Any, cache: Any, ids: Any, positions: Any) -> Any:
+    def step(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:
         return model(ids, past_key_values=cache, params=params, **others, **place(positions))
 
     return full, _in_chunks(step, model.params, cache, ids)
@@ -272,14 +274,14 @@ def _source_and_target(case: Case) -> tuple[dict, list[dict]]:
     mask = case.inputs["attention_mask"]
 
     @jit
-    def begin(params: Any) -> Any:
+    def begin(params: Params) -> tuple[Any, Cache]:
         encoded = model.encode(case.inputs["input_ids"], attention_mask=mask, params=params)
         return encoded, model.init_cache(ROWS, ids.shape[1], encoded, params=params)
 
     encoded, cache = begin(model.params)
     positioned = model.takes("decoder_position_ids", "decode")
 
-    def step(params: Any, cache: Any, ids: Any, positions: Any) -> Any:
+    def step(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:
         placed = {"decoder_position_ids": positions} if positioned else {}
         return model.decode(
             ids, encoded, encoder_attention_mask=mask,
@@ -294,11 +296,13 @@ def _positions(ids: np.ndarray) -> np.ndarray:
     return np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
 
 
-def _in_chunks(step: Callable[..., Any], params: Any, cache: Any, ids: np.ndarray) -> list[dict]:
+def _in_chunks(
+    step: Callable[..., Any], params: Params, cache: Cache, ids: np.ndarray
+) -> list[dict]:
     """Feed the prompt, then each token alone; return the outputs of every call."""
 
     @jit
-    def run(params: Any, cache: Any, ids: Any, positions: Any) -> Any:
+    def run(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:
         output = step(params, cache, ids, positions)
         return arrays(output), output.past_key_values
 
@@ -311,4 +315,7 @@ def _in_chunks(step: Callable[..., Any], params: Any, cache: Any, ids: np.ndarra
     return parts
 
 
-DECODING_CHECKS = (cached_decoding,)
+CHECKS = (
+    shapes, eager, gradients, save_and_load, scan_layers, gradient_checkpointing, bfloat16,
+    padding, packing, devices, cached_decoding,
+)  # fmt: skip

@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hfseq.nn import trees
 from hfseq.testing.case import Case, Skipped, assert_same, error, host, jit
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
 # In the order in which a model computes them.
 STATES = ("encoder_hidden_states", "hidden_states", "decoder_hidden_states")
 
 
-def torch_model(case: Case) -> Any:
+def torch_model(case: Case) -> PreTrainedModel:
     """Save the case's model and load it with the PyTorch class: eager attention, evaluation."""
     if "torch" not in case.shared:
         case.shared["torch"] = _load(case)
     return case.shared["torch"]
 
 
-def _load(case: Case) -> Any:
+def _load(case: Case) -> PreTrainedModel:
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -49,7 +54,8 @@ def torch_loads_it(case: Case) -> None:
     """PyTorch loads all that hfseq saved and nothing else, and the way back is the identity."""
     model = torch_model(case)
     before = host(trees.flatten(case.model.params))
-    for name, options in {"single": {}, "sharded": {"max_shard_size": "20KB"}}.items():
+    ways: dict[str, dict[str, Any]] = {"single": {}, "sharded": {"max_shard_size": "20KB"}}
+    for name, options in ways.items():
         folder = case.folder / f"from_torch_{name}"
         model.save_pretrained(folder, **options)
         again = case.cls.from_pretrained(folder)
@@ -79,7 +85,7 @@ def torch_tree(case: Case) -> None:
     )
 
 
-def _stored(case: Case, model: Any) -> dict[str, Any]:
+def _stored(case: Case, model: PreTrainedModel) -> dict[str, Any]:
     """Return PyTorch's parameters and buffers that are saved, without second names."""
     saved = model.state_dict().keys()
     buffers = {name: value for name, value in model.named_buffers() if name in saved}
@@ -120,11 +126,11 @@ def torch_parity(case: Case) -> None:
     )
 
 
-def _run_torch(case: Case, model: Any) -> tuple[dict, dict, dict]:
+def _run_torch(case: Case, model: PreTrainedModel) -> tuple[dict, dict, dict]:
     """Return PyTorch's outputs, hidden states and gradients for the case's inputs and weights."""
     import torch
 
-    def tensor(value: np.ndarray) -> Any:
+    def tensor(value: np.ndarray) -> torch.Tensor:
         copied = torch.from_numpy(np.array(value))
         return copied.long() if copied.dtype == torch.int32 else copied
 
@@ -142,11 +148,11 @@ def _run_torch(case: Case, model: Any) -> tuple[dict, dict, dict]:
     return outputs, states, gradients
 
 
-def _layers(case: Case, theirs: dict) -> list[str]:
+def _layers(case: Case, theirs: Mapping[str, Any]) -> list[str]:
     """Name the first hidden state that differs: 0 is the embeddings, i the output of layer i."""
     run = functools.partial(case.model, output_hidden_states=True)
 
-    def states(inputs: Any) -> dict[str, Any]:
+    def states(inputs: Mapping[str, Any]) -> dict[str, Any]:
         output = run(**inputs)
         return {name: output.get(name) or () for name in STATES}
 
@@ -163,7 +169,7 @@ def _layers(case: Case, theirs: dict) -> list[str]:
     return ["  no hidden state differs: look at the head"]
 
 
-def _gradients(case: Case, theirs: dict) -> list[str]:
+def _gradients(case: Case, theirs: Mapping[str, Any]) -> list[str]:
     ours = case.model.weight_map.to_torch(case.gradients)
     # What PyTorch keeps a copy or constant of has a gradient there that is ours only in part.
     derived = case.model.derived_weights()

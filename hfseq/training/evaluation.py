@@ -219,7 +219,7 @@ def _measure(
         # Masks belong to the row of the data set: every evaluation draws the same.
         numbers, valid = data.indices(step)
         random = RowRandom(loop.training.seed, 0, numbers)
-        batch = loop.objective.collate(data.fetch(step), random, sharding.data_shards(loop.mesh))
+        batch = loop.objective.collate(data[step], random, sharding.data_shards(loop.mesh))
         placed = loader.place_batch(batch, loop.mesh, 1)
         found = jax.device_get(loop.eval_step(loop.state["params"], loop.state["extra"], placed))
         for name in [name for name, value in found.items() if value.ndim]:

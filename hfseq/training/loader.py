@@ -108,7 +108,7 @@ class Loader:
             rows = next(self._stream)
             position = self.source.state()
         else:
-            rows = self.source.fetch(step)
+            rows = self.source[step]
         numbers = np.arange(len(rows["input_ids"]), dtype=np.int32)
         random = RowRandom(self.seed, step, numbers)
         groups = sharding.data_shards(self.mesh) * self.micro

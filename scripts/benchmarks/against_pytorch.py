@@ -268,7 +268,7 @@ def training_batches(loop: Loop, seed: int) -> Iterator[Batch]:
     """Yield the batches of a run with ``seed``, as hfseq's feed makes them."""
     source = Batches(loop.data.train.rows, loop.batch_size, seed)
     for step in range(loop.total_steps):
-        rows = source.fetch(step)
+        rows = source[step]
         random = RowRandom(seed, step, np.arange(len(rows["input_ids"]), dtype=np.int32))
         yield loop.objective.collate(rows, random, 1)
 
@@ -278,7 +278,7 @@ def evaluation_batches(loop: Loop) -> Iterator[Batch]:
     data = loop.data.evaluation
     for step in range(len(data)):
         random = RowRandom(loop.training.seed, 0, data.indices(step)[0])
-        yield loop.objective.collate(data.fetch(step), random, 1)
+        yield loop.objective.collate(data[step], random, 1)
 
 
 # -- PyTorch's class trained as hfseq trains: same weights, batches, masks, AdamW and schedule.

@@ -152,7 +152,7 @@ def hfseq_stage(stage: str, megabytes: float, vocab_size: int) -> Running:
     rows = PackedRows(TokenStore(ids, offsets, tokenizer.pad_token_id), LENGTH)
     batches = Batches(rows, min(ROWS, len(rows)), seed=0)
     special = special_ids(tokenizer, len(tokenizer))
-    ready = [batches.fetch(step) for step in range(len(batches))] if stage == "mask" else []
+    ready = [batches[step] for step in range(len(batches))] if stage == "mask" else []
 
     def mask(step: int, batch: dict[str, Any]) -> None:
         random = RowRandom(0, step, np.arange(len(batch["input_ids"])))
@@ -168,7 +168,7 @@ def hfseq_stage(stage: str, megabytes: float, vocab_size: int) -> Running:
 
     def whole() -> None:
         for step in range(len(batches)):
-            mask(step, batches.fetch(step))
+            mask(step, batches[step])
 
     stages: dict[str, Callable[[], Any]] = {
         "tokenise": lambda: encode(texts), "pack": pack, "whole batch": whole,
@@ -369,7 +369,7 @@ def prepare_corpus(megabytes: float, vocab_size: int, batches: int) -> Running:
         with peak(anonymous_bytes) as fetching:
             started = time.perf_counter()
             for number in range(batches):
-                batch = source.fetch(number)
+                batch = source[number]
                 objective.collate(batch, RowRandom(0, number, np.arange(len(batch["valid"]))), 1)
             seconds = time.perf_counter() - started
         store = sum(p.stat().st_size for p in (home / "cache").rglob("*") if p.is_file())

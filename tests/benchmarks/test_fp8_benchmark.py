@@ -322,6 +322,7 @@ def command(*models):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "models", [["gpt2"], pytest.param(["fp8_encoder", "gpt2"], marks=pytest.mark.slow)]
 )

@@ -81,7 +81,15 @@ RUN = {
 }
 
 
-@pytest.mark.parametrize("suite", harness.SUITES)
+@pytest.mark.parametrize(
+    "suite",
+    [
+        suite
+        if suite in ("limits", "inference", "data_scale")
+        else pytest.param(suite, marks=pytest.mark.slow)
+        for suite in harness.SUITES
+    ],
+)
 def test_a_suite_runs_tiny_and_its_table_is_well_formed(
     suite, inline, tmp_path, capfd, monkeypatch
 ):

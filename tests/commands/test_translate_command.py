@@ -268,6 +268,7 @@ def start(*arguments: str) -> subprocess.Popen:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_standard_input_is_answered_as_it_comes_and_ctrl_c_keeps_what_is_done(tmp_path):
     process = start()
     process.stdin.write(b"one\ntwo\n")
@@ -281,6 +282,7 @@ def test_standard_input_is_answered_as_it_comes_and_ctrl_c_keeps_what_is_done(tm
     assert (process.returncode, out, err) == (130, b"", b"interrupted\n")
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_had_enough_ends_the_work_quietly(tmp_path):
     source = put(tmp_path / "in.txt", b"some words\n" * 20_000)
     process = start("--input_file", str(source))

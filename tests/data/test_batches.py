@@ -90,10 +90,12 @@ def test_too_few_rows_are_an_error():
 
 def test_parts_of_a_batch_make_up_the_whole():
     batches = Batches(make_rows(10), 4, 3)
-    whole = batches.fetch(2)
-    parts = [batches.fetch(2, part) for part in (slice(0, 2), slice(2, 4))]
-    for name, array in whole.items():
-        np.testing.assert_array_equal(array, np.concatenate([part[name] for part in parts]))
+    whole, (indices, valid) = batches[2], batches.indices(2)
+    width = batches.rows.width(indices)
+    parts = [batches.rows.fetch(indices[part], width) for part in (slice(0, 2), slice(2, 4))]
+    for name in parts[0]:
+        np.testing.assert_array_equal(whole[name], np.concatenate([part[name] for part in parts]))
+    assert np.array_equal(whole["valid"], valid)
     assert whole["valid"].tolist() == [True, True, False, False]
 
 

@@ -51,7 +51,7 @@ def test_batches_have_four_widths_at_most_and_hold_their_rows(tokenizer):
     assert len(rows.widths) <= 4 and rows.widths[-1] <= 128
     batches = Batches(rows, 8, seed=0)
     for step in range(len(batches)):
-        found = batches.fetch(step)
+        found = batches[step]
         assert found["input_ids"].shape[1] in rows.widths
         lengths = found["segment_ids"].sum(1)
         wanted = np.diff(rows.offsets)[batches.indices(step)[0]]

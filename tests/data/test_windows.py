@@ -24,7 +24,7 @@ def test_a_step_gets_the_next_window_of_the_same_rows():
         seen = []
         for sequence in range(3):
             first = epoch * 12 + sequence * 4
-            parts = [batches.fetch(step) for step in range(first, first + 4)]
+            parts = [batches[step] for step in range(first, first + 4)]
             order, valid = batches.indices(first)
             whole = rows.fetch(order)
             ids = np.concatenate([part["input_ids"] for part in parts], 1)
@@ -45,7 +45,7 @@ def test_nothing_follows_the_last_token_of_a_short_row():
     rows = packed(8 + 4, 8)  # the second row has four tokens
     batches = WindowBatches(rows, batch_size=2, seed=0, windows=2)
     place = batches.indices(0)[0].tolist().index(1)
-    first, second = batches.fetch(0), batches.fetch(1)
+    first, second = batches[0], batches[1]
     assert first["next_ids"][place] == -1
     assert (second["segment_ids"][place] == 0).all()
 
@@ -63,11 +63,11 @@ def test_streams_read_on_and_begin_anew_at_the_end_of_the_text():
             int(n) if v else None for n, v in zip(numbers[:, place], valid[:, place], strict=True)
         ]
         assert found == text[place * 4 :] + text[: place * 4]
-    first, second = batches.fetch(0), batches.fetch(1)
+    first, second = batches[0], batches[1]
     assert first["fresh"].tolist() == [True, False, False]
     assert first["previous_ids"].tolist() == [-1, 115, 131]
     assert np.array_equal(second["previous_ids"], first["input_ids"][:, -1])
-    again = batches.fetch(8)  # the second place has read the two rows that are not there
+    again = batches[8]  # the second place has read the two rows that are not there
     assert again["fresh"].tolist() == [False, True, False] and again["previous_ids"][1] == -1
 
 

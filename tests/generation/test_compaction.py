@@ -43,8 +43,7 @@ def moves(caplog) -> list[int]:
     ("family", "mode"),
     [
         ("bart", "greedy"),
-        ("bart", "gnmt"),
-        *(pytest.param("bart", mode, marks=SLOW) for mode in list(MODES)[1:] if mode != "gnmt"),
+        *(pytest.param("bart", mode, marks=SLOW) for mode in list(MODES)[1:]),
         *(pytest.param("t5", mode, marks=SLOW) for mode in ("greedy", "beams")),
     ],
 )

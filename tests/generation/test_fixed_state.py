@@ -22,7 +22,9 @@ def model():
     return recurrent.model()
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["loop", "scan"])
+@pytest.fixture(
+    scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["loop", "scan"]
+)
 def either(request):
     return recurrent.model(scan_layers=request.param)
 
@@ -39,7 +41,9 @@ def greedily(model, prompt, steps=7):
     return ids
 
 
-@pytest.mark.parametrize("length", [1, 2, 16, 17])
+@pytest.mark.parametrize(
+    "length", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 16)), 17]
+)
 def test_greedy_search_is_the_best_token_of_a_whole_pass_at_each_step(either, length):
     ids = prompts(2, length)
     found = either.generate(ids, **OPTIONS | {"max_new_tokens": 3}).sequences
@@ -100,10 +104,10 @@ SAMPLING = [
     {"top_p": 0.6},
     {"min_p": 0.1},
     {"typical_p": 0.7},
-    {"epsilon_cutoff": 0.01},
+    pytest.param({"epsilon_cutoff": 0.01}, marks=pytest.mark.slow),
     {"eta_cutoff": 0.01},
-    {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
-    {"num_return_sequences": 4},
+    pytest.param({"repetition_penalty": 1.5, "no_repeat_ngram_size": 2}, marks=pytest.mark.slow),
+    pytest.param({"num_return_sequences": 4}, marks=pytest.mark.slow),
     {"num_beams": 3},
 ]
 
@@ -123,7 +127,7 @@ def test_streams_hold_the_tokens_of_the_whole(model):
     assert np.array_equal(np.stack(list(model.stream_generate(ids, **OPTIONS)), 1), whole[:, 5:])
 
 
-@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("beams", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_finished_rows_leave_the_work(either, beams, monkeypatch):
     monkeypatch.setattr(generate, "SMALLEST_BATCH", 2)
     options = {**OPTIONS, "eos_token_id": [3, 5, 7, 9, 11, 13], "max_new_tokens": 20}

@@ -31,8 +31,15 @@ def tokens(model, ids=IDS, **options):
     return np.asarray(model.generate(ids, **{"max_length": 11, **options}).sequences)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "sample"),
+        ("t5", "beam"),
+        *(pytest.param("llama", name, marks=pytest.mark.slow) for name in ("greedy", "beam")),
+        *(pytest.param("t5", name, marks=pytest.mark.slow) for name in ("greedy", "sample")),
+    ],
+)
 def test_jit_and_own_compilation_agree(family, name):
     model = families.model(family)
     mask = np.ones_like(IDS)
@@ -45,10 +52,20 @@ def test_jit_and_own_compilation_agree(family, name):
     assert (np.asarray(jitted(IDS, mask).sequences) == np.asarray(output.sequences)).all()
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name != "beam" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS],
+)
 def test_python_loop_gives_the_same(name):
     model, options = families.model("llama"), {"max_length": 7, **OPTIONS[name]}
     assert (tokens(model, trace=False, **options) == tokens(model, **options)).all()
+
+
+def test_python_loop_keeps_least_lengths():
+    model = families.model("llama")
+    for least in ({"min_length": 8}, {"min_new_tokens": 3}):
+        options = {"max_length": 9, "eos_token_id": list(range(2, 40)), **least}
+        assert (tokens(model, trace=False, **options) == tokens(model, **options)).all()
 
 
 def test_generate_itself_can_be_jitted():
@@ -276,6 +293,7 @@ def test_user_processors_come_after_those_of_the_options():
         assert (tokens(model, logits_processor=parts, min_length=9)[:, 5:] == token).all()
 
 
+@pytest.mark.slow
 def test_model_in_bfloat16_and_with_scanned_layers():
     kind = families.flax_class("llama")
     scanned = kind(families.config("llama"), scan_layers=True)

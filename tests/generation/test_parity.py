@@ -71,8 +71,20 @@ def _gap(row: int, found: np.ndarray, target: np.ndarray, mine: Any, wanted: Any
     return float(scores[target[place]] - scores[found[place]])
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-@pytest.mark.parametrize("family", (*families.DECODERS, *families.PAIRS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name != "beams, never" else pytest.param(name, marks=pytest.mark.slow)
+        for name in CONFIGURATIONS
+    ],
+)
+@pytest.mark.parametrize(
+    "family",
+    [
+        family if family not in ("llama", "bert") else pytest.param(family, marks=pytest.mark.slow)
+        for family in (*families.DECODERS, *families.PAIRS)
+    ],
+)
 def test_tokens_are_pytorchs(family, name):
     ids = families.prompts(8, 6, seed=len(name))
     mask = families.mask(8, 6, "right" if family in families.PAIRS else "left", seed=1)

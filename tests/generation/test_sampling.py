@@ -11,9 +11,9 @@ from hfseq.generation import (
     FlaxTopKLogitsWarper,
     FlaxTopPLogitsWarper,
     options,
+    request,
     search,
 )
-from hfseq.generation import options as build
 from tests.generation import families
 
 CHAINS = {
@@ -41,13 +41,13 @@ def test_filtered_probabilities_are_pytorchs(name, beams):
 
     ours, theirs = families.pair("llama")
     settings = {"do_sample": True, "num_beams": beams, "eos_token_id": 2, **CHAINS[name]}
-    config, _, _ = options.merge(ours, GenerationConfig(**settings), {})
+    config, _, _ = request.merge(ours, GenerationConfig(**settings), {})
     theirs._prepare_special_tokens(config, device="cpu")
     chain = theirs._get_logits_processor(config, input_ids_seq_length=1)
     logits = (2 * np.random.default_rng(0).normal(size=(6, 5000))).astype(np.float32)
     wanted = torch.softmax(chain(None, torch.tensor(logits)), -1).numpy()
     scores = logits
-    for warper in build.build_warpers(options.resolve(config, {})):
+    for warper in options.resolve(config, {}).warpers():
         scores = warper(None, scores, None)
     np.testing.assert_allclose(jax.nn.softmax(scores), wanted, atol=1e-7)
     assert ((np.asarray(scores) > -np.inf) == (wanted > 0)).all()

@@ -29,6 +29,12 @@ OPTIONS = {
     "two beams a row": {"num_beams": 2, "num_return_sequences": 2},
 }  # fmt: skip
 
+# One family for each kind of search.
+QUICK = {
+    ("greedy", "bart"), ("greedy with processors", "t5"), ("sampling with warpers", "t5"),
+    ("beams", "gpt2"), ("two beams a row", "gpt2"),
+}  # fmt: skip
+
 
 def configured(family, options):
     cls, make = MODELS[family]
@@ -40,8 +46,15 @@ def configured(family, options):
     return cls(config), length
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    ("options", "family"),
+    [
+        (options, family) if (options, family) in QUICK
+        else pytest.param(options, family, marks=pytest.mark.slow)
+        for options in OPTIONS
+        for family in MODELS
+    ],
+)  # fmt: skip
 def test_generate_equals_its_jitted_self_and_fills_max_length(family, options):
     model, length = configured(family, OPTIONS[options])
     tokens = jnp.asarray(ids(2, 7))

@@ -49,7 +49,16 @@ def sharded(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "shard", ["../saved/model.safetensors", "/etc/passwd", "..", "a/b.safetensors", "a\\b", "", 3]
+    "shard",
+    [
+        pytest.param("../saved/model.safetensors", marks=pytest.mark.slow),
+        "/etc/passwd",
+        pytest.param("..", marks=pytest.mark.slow),
+        pytest.param("a/b.safetensors", marks=pytest.mark.slow),
+        pytest.param("a\\b", marks=pytest.mark.slow),
+        "",
+        pytest.param(3, marks=pytest.mark.slow),
+    ],
 )
 def test_shards_lie_beside_their_index(sharded, saved, shard):
     index = sharded / files.SAFETENSORS_INDEX
@@ -231,21 +240,43 @@ def test_files_of_other_libraries_beside_the_weights_are_not_opened(saved, tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size": 10**12}, "hidden_size is 1e.12, at most"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers is -1, a size"),
+        pytest.param(
+            {"hidden_size": 10**12}, "hidden_size is 1e.12, at most", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"num_hidden_layers": -1}, "num_hidden_layers is -1, a size", marks=pytest.mark.slow
+        ),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1e.09, at most 2048"),
         ({"num_hidden_layers": 2000}, "has 2000 layers, and the file"),
-        ({"max_position_embeddings": 2**30}, "1073741824 places of 32 numbers"),
+        pytest.param(
+            {"max_position_embeddings": 2**30},
+            "1073741824 places of 32 numbers",
+            marks=pytest.mark.slow,
+        ),
         ({"vocab_size": 2**31 - 1}, "differ in shape"),
-        ({"hidden_size": 33}, "describes no model|differ in shape"),
-        ({"num_attention_heads": 0}, "describes no model"),
+        pytest.param(
+            {"hidden_size": 33}, "describes no model|differ in shape", marks=pytest.mark.slow
+        ),
+        pytest.param({"num_attention_heads": 0}, "describes no model", marks=pytest.mark.slow),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan"),
-        ({"initializer_range": float("inf")}, "initializer_range is inf"),
-        ({"hidden_act": "__import__('os')"}, "hidden_act|unknown activation|describes no model"),
+        pytest.param(
+            {"initializer_range": float("inf")}, "initializer_range is inf", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"hidden_act": "__import__('os')"},
+            "hidden_act|unknown activation|describes no model",
+            marks=pytest.mark.slow,
+        ),
         ({"__class__": "x"}, "has the name '__class__'"),
-        ({"vocab_size": "\ud800"}, "cannot read the configuration"),
-        ({"model_type": "../../bert"}, "model_type|not recognize|Unrecognized"),
-        ({"architectures": "[" * 10**5}, None),
+        pytest.param(
+            {"vocab_size": "\ud800"}, "cannot read the configuration", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"model_type": "../../bert"},
+            "model_type|not recognize|Unrecognized",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"architectures": "[" * 10**5}, None, marks=pytest.mark.slow),
     ],
 )
 def test_absurd_configurations_are_refused_at_once(saved, change, message):

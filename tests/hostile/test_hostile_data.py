@@ -66,7 +66,13 @@ def bomb():
     return {suffix: pack(b"a" * BOMB) for suffix, pack in PACK.items()}
 
 
-@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        suffix if suffix == ".gz" else pytest.param(suffix, marks=pytest.mark.slow)
+        for suffix in PACK
+    ],
+)
 def test_a_decompression_bomb_is_refused_before_it_has_unpacked(tmp_path, bomb, suffix, peak):
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(bomb[suffix])
@@ -94,7 +100,13 @@ def test_a_bomb_is_not_handed_to_others_that_unpack_it(tmp_path, bomb, streaming
         texts(path, streaming=streaming, data_cache_dir=str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        suffix if suffix == ".gz" else pytest.param(suffix, marks=pytest.mark.slow)
+        for suffix in PACK
+    ],
+)
 def test_text_that_packs_well_is_read_whole(tmp_path, suffix):
     content = "".join(f"line {i % 700} of a log, time {i}\n" for i in range(60_000)).encode()
     path = tmp_path / f"a.txt{suffix}"
@@ -169,7 +181,14 @@ LINES = {
 
 
 @pytest.mark.parametrize("name", LINES)
-@pytest.mark.parametrize("read", [texts, pairs, table])
+@pytest.mark.parametrize(
+    "read",
+    [
+        texts,
+        pytest.param(pairs, marks=pytest.mark.slow),
+        pytest.param(table, marks=pytest.mark.slow),
+    ],
+)
 def test_lines_that_deceive_are_read_or_named(tmp_path, name, read):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine", "label": 0}\n{"text": "good"}\n' + LINES[name] + "\n")

@@ -57,7 +57,7 @@ def scored(values):
 
 
 def batch_of(objective, rows, size=8):
-    found = Batches(rows, size, 0, shuffle=False).fetch(0)
+    found = Batches(rows, size, 0, shuffle=False)[0]
     return objective.collate(found, numbers(found), 1)
 
 
@@ -134,7 +134,10 @@ def test_gradients_are_those_of_pytorchs_loss(made, tmp_path, numbers):
 
 @pytest.mark.parametrize(
     ("config", "family"),
-    [(roberta_config, "roberta"), (vq_transformer_config, "vq_transformer")],
+    [
+        (roberta_config, "roberta"),
+        pytest.param(vq_transformer_config, "vq_transformer", marks=pytest.mark.slow),
+    ],
 )
 def test_encoders_without_token_types_train_too(made, config, family):
     objective, model, rows = made(pairs(), config, family)

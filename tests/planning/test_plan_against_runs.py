@@ -39,7 +39,7 @@ def first_batch(loop):
     ("mesh", "objective", "optimizer"),
     [
         ("fsdp=8", "mlm", "adamw"),
-        ("data=2,fsdp=2,tensor=2", "span_mlm", "adafactor"),
+        pytest.param("data=2,fsdp=2,tensor=2", "span_mlm", "adafactor", marks=pytest.mark.slow),
     ],
 )
 def test_bytes_on_a_device_are_those_of_the_arrays_of_a_run(train, mesh, objective, optimizer):

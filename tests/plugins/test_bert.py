@@ -23,7 +23,13 @@ HEADS = (
 )
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    "head",
+    [
+        head if head == "ForMaskedLM" else pytest.param(head, marks=pytest.mark.slow)
+        for head in HEADS
+    ],
+)
 def test_battery(head):
     check_architecture("bert", bert_config(num_labels=2), heads=[head])
 

@@ -18,7 +18,13 @@ HEADS = ("Model", "ForCausalLM")
 QUIET = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    "head",
+    [
+        head if head == "ForCausalLM" else pytest.param(head, marks=pytest.mark.slow)
+        for head in HEADS
+    ],
+)
 def test_battery(head):
     check_architecture("gpt2", gpt2_config(), heads=[head])
 
@@ -29,6 +35,7 @@ def test_battery_covers_every_registered_head():
     assert set(HEADS) == set(plugins.load().architectures["gpt2"].target.heads)
 
 
+@pytest.mark.slow
 def test_battery_with_cross_attention_untied_head_and_scores_scaled_by_layer():
     config = gpt2_config(
         add_cross_attention=True, tie_word_embeddings=False, n_inner=48,

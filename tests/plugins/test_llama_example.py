@@ -87,6 +87,7 @@ def test_trained_llama_gives_its_reference_logits(installed, shared):
     assert found["nll"] == pytest.approx(reference["mean_nll"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_battery(installed):
     passed, skipped = run(BATTERY, installed)
     assert "FlaxLlamaForCausalLM.cached_decoding" in passed

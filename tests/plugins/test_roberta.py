@@ -16,7 +16,15 @@ HEADS = (
 )
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    "head",
+    [
+        head
+        if head not in ("Model", "ForCausalLM", "ForSequenceClassification")
+        else pytest.param(head, marks=pytest.mark.slow)
+        for head in HEADS
+    ],
+)
 def test_battery(head):
     check_architecture("roberta", roberta_config(num_labels=2), heads=[head])
 
@@ -29,6 +37,7 @@ def test_battery_covers_every_registered_head():
     assert heads["ForPreTraining"] == heads["ForMaskedLM"]
 
 
+@pytest.mark.slow
 def test_battery_with_cross_attention_and_untied_embeddings():
     config = roberta_config(
         num_hidden_layers=1, is_decoder=True, add_cross_attention=True, tie_word_embeddings=False

@@ -25,11 +25,14 @@ V1_1 = {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}
 TABLE = ("layer", "0", "SelfAttention", "relative_attention_bias", "embedding")
 
 
-@pytest.mark.parametrize(("head", "depth"), [("Model", 1), ("ForSeq2SeqLM", 2)])
+@pytest.mark.parametrize(
+    ("head", "depth"), [pytest.param("Model", 1, marks=pytest.mark.slow), ("ForSeq2SeqLM", 2)]
+)
 def test_battery(head, depth):
     check_architecture("t5", t5_config(num_layers=depth), heads=[head])
 
 
+@pytest.mark.slow
 def test_battery_of_v1_1_with_other_depths_and_widths():
     config = t5_config(**V1_1, num_layers=1, num_decoder_layers=2, d_kv=16)
     check_architecture("t5", config, heads=["ForSeq2SeqLM"])
@@ -99,7 +102,7 @@ def test_table_of_the_first_block_serves_all_and_is_scanned_under_its_name(tmp_p
     assert same(again.params, model.params)
 
 
-@pytest.mark.parametrize("filled", [True, False])
+@pytest.mark.parametrize("filled", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_scanned_decoding_with_a_cache_gives_the_full_forward(filled):
     model = FlaxT5ForConditionalGeneration(t5_config(), scan_layers=True)
     tokens, targets, mask = ids(), ids(2, 9, seed=1), np.ones((2, 9), np.int32)
@@ -193,6 +196,7 @@ def test_module_offers_shift_tokens_right():
     assert np.array_equal(modeling.shift_tokens_right(np.array([[-100, 6]]), 0, 3), [[3, 0]])
 
 
+@pytest.mark.slow
 def test_no_length_is_too_long():
     model = FlaxT5Model(t5_config(num_layers=1))
     assert model.max_length() is None

@@ -11,7 +11,6 @@ from hfseq.checkpoints.config import override
 from hfseq.errors import UsageError
 from hfseq.testing import case, check_architecture
 from hfseq.testing import checks as testing_checks
-from hfseq.testing import checks as testing_decoding
 from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
 from hfseq_plugins.wmt_transformer.differential import initial_lambdas
 from hfseq_plugins.wmt_transformer.modeling import (
@@ -165,7 +164,7 @@ VARIANTS = {
 def test_battery_of_variants(name):
     kept = {"gradients", "save_and_load", "cached_decoding", "padding", "torch_loads_it"}
     kept |= {"torch_tree", "torch_parity"}
-    checks = (*testing_checks.CHECKS, *testing_decoding.DECODING_CHECKS)
+    checks = testing_checks.CHECKS
     check_architecture(
         "wmt_transformer", wmt_transformer_config(**SHALLOW, **VARIANTS[name]),
         heads=["ForSeq2SeqLM"],

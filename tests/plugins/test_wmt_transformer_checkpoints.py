@@ -95,7 +95,7 @@ def test_pytorch_computes_the_same_and_saves_it_back(name, tmp_path):
     assert same(again.params, jax.tree.map(np.asarray, model.params))
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
 def test_greedy_and_beam_search_equal_pytorch(norm, tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForSeq2SeqLM
@@ -184,13 +184,15 @@ def test_native_checkpoints_say_so_and_load(changes, tmp_path, messages):
 @pytest.mark.parametrize(
     ("changes", "tensor", "remedy"),
     [
-        (
+        pytest.param(
             {"attention_bias": False},
             "model.decoder.layers.0.encoder_attn.q_proj.bias", {"attention_bias": True},
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             {"logits_via_embedding": False},
             "model.encoder.embed_tokens.weight", {"share_embeddings": False},
+            marks=pytest.mark.slow,
         ),
         (
             {"share_embeddings": False}, "lm_head.weight", {"logits_via_embedding": False},

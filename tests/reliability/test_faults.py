@@ -125,14 +125,14 @@ def test_an_error_of_the_thread_that_makes_batches_ends_the_run_with_it(train, t
     def breaks(loop):
         def install(loop):
             if loop.progress.step == 1:  # some batches are made already
-                real = loop.data.train.fetch
+                real = loop.data.train.indices
 
-                def fetch(step, *part):
+                def indices(step):
                     if step >= 7:
                         raise DataError("the disk with the data is gone")
-                    return real(step, *part)
+                    return real(step)
 
-                loop.data.train.fetch = fetch
+                loop.data.train.indices = indices
 
         loop.add_callback(install)
 

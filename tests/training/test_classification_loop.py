@@ -108,6 +108,7 @@ def test_a_run_learns_reports_each_part_and_leaves_what_both_worlds_load(classif
     assert classifier("no dog ran")[0]["label"] == "unacceptable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -127,7 +128,15 @@ def test_every_encoder_with_the_head_learns(classify, folder, changes):
     assert loop.metrics["eval_loss"] < 0.62 and loop.metrics["eval_accuracy"] > 0.85
 
 
-@pytest.mark.parametrize("mesh", ["data=4", "data=2,tensor=2", "fsdp=2,tensor=2,sequence=2"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param("data=4", marks=pytest.mark.slow),
+        pytest.param("data=2,tensor=2", marks=pytest.mark.slow),
+        "fsdp=2,tensor=2,sequence=2",
+    ],
+)
 def test_neither_devices_nor_micro_batches_change_losses_and_scores(classify, mesh):
     one = classify("one", do_train=True, do_eval=True)
     devices = int(np.prod([int(part[-1]) for part in mesh.split(",")]))
@@ -139,6 +148,7 @@ def test_neither_devices_nor_micro_batches_change_losses_and_scores(classify, me
             assert many.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(classify):
     options = {"tokenizer_name": None, "vocabulary": "words", "do_train": True, "save_steps": 2}
     whole = classify("whole", **options)
@@ -231,6 +241,7 @@ def test_a_model_of_other_classes_needs_a_new_classifier(classify, folder, tmp_p
     assert loop.model.config.id2label == {0: "0", 1: "1", 2: "2"}
 
 
+@pytest.mark.slow
 def test_batches_of_other_widths_compile_four_times_at_most(classify):
     loop = classify(max_steps=14, per_device_eval_batch_size=1)
     widths = loop.data.train.rows.widths

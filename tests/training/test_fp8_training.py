@@ -39,11 +39,11 @@ def alone(train, kept):
     ("devices", "options"),
     [
         (4, {"mesh": "data=2,tensor=2"}),
-        (8, {"mesh": "data=8"}),
-        (8, {"mesh": "data=2,fsdp=2,sequence=2"}),
-        (1, {"gradient_accumulation_steps": 4}),
-        (1, {"scan_layers": True}),
-        (1, {"gradient_checkpointing": True}),
+        pytest.param(8, {"mesh": "data=8"}, marks=pytest.mark.slow),
+        pytest.param(8, {"mesh": "data=2,fsdp=2,sequence=2"}, marks=pytest.mark.slow),
+        pytest.param(1, {"gradient_accumulation_steps": 4}, marks=pytest.mark.slow),
+        pytest.param(1, {"scan_layers": True}, marks=pytest.mark.slow),
+        pytest.param(1, {"gradient_checkpointing": True}, marks=pytest.mark.slow),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
@@ -82,6 +82,7 @@ def test_the_first_step_is_calibrated(train, kept):
         assert leaf.shape == (4,) and (leaf > 0).all(), path
 
 
+@pytest.mark.slow
 def test_training_follows_bfloat16(train):
     curves = {
         name: losses(train(name, devices=1, max_steps=12, precision=name, do_train=True).folder)
@@ -108,7 +109,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(train, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"precision": "bfloat16"}, {"precision": "fp8_delayed"}],
+    [pytest.param({"precision": "bfloat16"}, marks=pytest.mark.slow), {"precision": "fp8_delayed"}],
     ids=lambda c: c["precision"],
 )
 def test_a_run_cannot_change_its_collections_on_the_way(train, change):

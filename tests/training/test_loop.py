@@ -36,11 +36,11 @@ def one_device(train, reference):
 @pytest.mark.parametrize(
     "mesh",
     [
-        "data=8",
-        "data=2,fsdp=4",
-        "data=4,tensor=2",
+        pytest.param("data=8", marks=pytest.mark.slow),
+        pytest.param("data=2,fsdp=4", marks=pytest.mark.slow),
+        pytest.param("data=4,tensor=2", marks=pytest.mark.slow),
         "fsdp=2,tensor=2,sequence=2",
-        "data=-1,sequence=4",
+        pytest.param("data=-1,sequence=4", marks=pytest.mark.slow),
     ],
 )
 def test_losses_are_those_of_one_device_on_every_mesh(train, reference, mesh):
@@ -48,7 +48,7 @@ def test_losses_are_those_of_one_device_on_every_mesh(train, reference, mesh):
     assert_same(losses(train("many", mesh=mesh).folder), expected)
 
 
-@pytest.mark.parametrize("micro", [2, 4])
+@pytest.mark.parametrize("micro", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradient_accumulation_does_not_change_the_losses_even_with_dropout(
     train, reference, micro
 ):
@@ -58,12 +58,14 @@ def test_gradient_accumulation_does_not_change_the_losses_even_with_dropout(
     assert_same(losses(loop.folder), expected)
 
 
+@pytest.mark.slow
 def test_scanned_and_rematerialised_layers_give_the_same_losses(train, reference):
     expected = one_device(train, reference)
     assert_same(losses(train("scan", devices=1, scan_layers=True).folder), expected)
     assert_same(losses(train("remat", devices=1, gradient_checkpointing=True).folder), expected)
 
 
+@pytest.mark.slow
 def test_fsdp_leaves_each_device_its_share_of_parameters_and_optimizer_state(train):
     loop = train("fsdp", mesh="fsdp=8", max_steps=2)
     for part in ("params", "opt_state"):
@@ -143,6 +145,7 @@ def stop_at(step):
     return install
 
 
+@pytest.mark.slow
 def test_the_next_twenty_losses_are_the_same_on_another_number_of_devices(train):
     options = {"global_batch_size": None, "per_device_train_batch_size": 2, "max_steps": 24}
     expected = losses(train("whole", mesh="data=8", **options).folder)
@@ -272,6 +275,7 @@ def test_overwriting_moves_the_old_run_aside(train):
     assert (moved[0] / "checkpoints" / "6").is_dir() and list(losses(old.folder)) == [1, 2]
 
 
+@pytest.mark.slow
 def test_streaming_resumes_at_the_very_row(train):
     options = {"devices": 1, "streaming": True, "save_steps": 2, "max_steps": 8}
     whole = losses(train("stream", **options).folder)
@@ -296,7 +300,17 @@ def test_a_frozen_parameter_stays_as_it_was(train):
         assert np.array_equal(leaf, last[path]) == frozen, trees.join(path)
 
 
-@pytest.mark.parametrize("optim", ["adafactor", "lion", "sgd", "muon", "lamb"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "optim",
+    [
+        "adafactor",
+        pytest.param("lion", marks=pytest.mark.slow),
+        pytest.param("sgd", marks=pytest.mark.slow),
+        "muon",
+        pytest.param("lamb", marks=pytest.mark.slow),
+    ],
+)
 def test_every_kind_of_optimizer_takes_steps(train, optim):
     loop = train("optim", devices=1, optim=optim, max_steps=2, weight_decay=0.01)
     assert np.isfinite(list(losses(loop.folder).values())).all()

@@ -17,6 +17,11 @@ from tests.training.test_loop import assert_same, stop_at
 NEW = [name for name in OBJECTIVES if name != "mlm"]  # test_loop.py has the first
 
 
+def quick(*names):
+    """All new objectives; those that are not named are slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NEW]
+
+
 @pytest.fixture(scope="module")
 def references():
     """Losses and folder of six steps on one device, by objective."""
@@ -34,6 +39,7 @@ def reference(train, references):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", NEW)
 @pytest.mark.parametrize(
     ("mesh", "micro"),
@@ -49,7 +55,7 @@ def test_neither_devices_nor_micro_batches_change_the_losses(
     assert_same(losses(loop.folder), reference(objective)[0])
 
 
-@pytest.mark.parametrize("objective", NEW)
+@pytest.mark.parametrize("objective", quick("translation"))
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train, reference, objective):
     expected, whole = reference(objective)
     with pytest.raises(SystemExit):
@@ -61,7 +67,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train, reference
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("objective", NEW)
+@pytest.mark.parametrize("objective", quick("clm", "translation"))
 def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(
     train, reference, objective
 ):
@@ -75,7 +81,7 @@ def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(
         assert again.metrics[name] == pytest.approx(loop.metrics[name], rel=1e-5)
 
 
-@pytest.mark.parametrize("objective", [name for name in NEW if name != "translation"])
+@pytest.mark.parametrize("objective", quick("clm")[:-1])  # streams hold no pairs
 def test_streaming_resumes_at_the_very_row(train, objective):
     options = {"streaming": True, "save_steps": 2, "max_steps": 4, "do_train": True}
     whole = losses(train("stream", 1, objective, **options).folder)
@@ -84,7 +90,7 @@ def test_streaming_resumes_at_the_very_row(train, objective):
     assert losses(train("cut", 1, objective, **options).folder) == whole
 
 
-@pytest.mark.parametrize("objective", NEW)
+@pytest.mark.parametrize("objective", quick("span_mlm", "denoising"))
 def test_lines_are_rows(train, objective):
     loop = train("lines", 1, objective, line_by_line=True, pad_to_max_length=True, max_steps=2)
     assert loop.data.description["validation"]["documents"] == len(loop.data.evaluation.rows) == 20
@@ -92,7 +98,7 @@ def test_lines_are_rows(train, objective):
     assert math.isfinite(loop.metrics["eval_loss"])
 
 
-@pytest.mark.parametrize("objective", NEW)
+@pytest.mark.parametrize("objective", quick("clm", "span_mlm"))
 def test_training_learns_and_pytorch_gives_the_same_logits(train, objective):
     loop = train("full", 1, objective, max_steps=40, logging_steps=10, learning_rate=1e-2)
     seen = losses(loop.folder)

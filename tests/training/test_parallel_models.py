@@ -13,8 +13,11 @@ from tests.support import parallel
 NAMES = sorted(plugins.load().architectures)
 ALL_AXES = "data=2,fsdp=2,tensor=2"
 MESHES = ("data=8", "data=4,tensor=2", ALL_AXES, "tensor=8", "data=2,sequence=4")
-# Quick for every family; the others are slow.
-DEFAULT = {(ALL_AXES, False), ("data=4,tensor=2", True)}
+# One layout for each way to build a model; families that share its code and other layouts are slow.
+DEFAULT = {
+    *((name, ALL_AXES, False) for name in ("bert", "fp8_encoder", "gpt2", "t5")),
+    *((name, "data=4,tensor=2", True) for name in ("bart", "vq_transformer")),
+}
 SPLIT_LENGTH = ("data=4,tensor=2", "data=2,tensor=2,sequence=2", "tensor=8")
 
 
@@ -24,7 +27,7 @@ def cases():
             *((mesh, False) for mesh in MESHES),
             *((mesh, True) for mesh in SPLIT_LENGTH),
         ):
-            quick = (mesh, parallel_length) in DEFAULT
+            quick = (name, mesh, parallel_length) in DEFAULT
             label = f"{name}-{mesh}{'-sequence_parallel' if parallel_length else ''}"
             marks = () if quick else pytest.mark.slow
             yield pytest.param(name, mesh, parallel_length, marks=marks, id=label)
@@ -56,7 +59,15 @@ def test_nothing_is_gathered_that_no_rule_asks_for(name, mesh, split_length):
             and one in unasked_gathers(found, layout, model)] == []  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if (name, "data=4,tensor=2", True) in DEFAULT
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in NAMES
+    ],
+)
 def test_neither_logits_nor_tables_of_words_come_together_on_a_device(name):
     """The vocabulary is split in the look-up, the head and the loss."""
     task = parallel.main_head(name)

@@ -30,9 +30,11 @@ OPTIONS = {
 @pytest.fixture
 def trainings(monkeypatch):
     """How often a vocabulary was trained."""
-    calls, train = [], tokenizers._train
+    calls, train = [], tokenizers.joint_tokenizer
     monkeypatch.setattr(
-        tokenizers, "_train", lambda *given: (calls.append(given), train(*given))[1]
+        tokenizers,
+        "joint_tokenizer",
+        lambda *given, **options: (calls.append(given), train(*given, **options))[1],
     )
     return calls
 

@@ -100,7 +100,10 @@ def test_the_codebook_moves_and_its_batch_sums_are_empty_after_a_step(run, kept)
     assert all(leaf.max() > 1.0 for leaf in counts)
 
 
-@pytest.mark.parametrize("micro", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "micro", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_micro_batches_give_the_same_losses_state_and_codebook(run, kept, micro):
     whole = reference(run, kept)
     loop = run("micro", gradient_accumulation_steps=micro)
@@ -108,6 +111,7 @@ def test_micro_batches_give_the_same_losses_state_and_codebook(run, kept, micro)
     assert_same_state(loop.state, whole["state"])
 
 
+@pytest.mark.slow
 def test_a_mesh_with_accumulation_gives_the_same_losses_state_and_codebook(run, kept):
     whole = reference(run, kept)
     loop = run("mesh", devices=2, mesh="data=2", gradient_accumulation_steps=2)
@@ -142,6 +146,7 @@ def test_streams_resume_and_carry_their_state_over_the_end_of_a_row(run):
     assert positions.tolist() == [320, 320, 320, 80]
 
 
+@pytest.mark.slow
 def test_without_dropout_windows_see_what_the_whole_row_sees(run):
     """At learning rate 0 four windows have the loss of the row, of which the state knows all."""
     quiet = ",".join(part for part in TINY.split(",") if "dropout" not in part)

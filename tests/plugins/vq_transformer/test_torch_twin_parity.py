@@ -26,11 +26,18 @@ OPTIONS = {
 CASES = [(head, {}) for head in HEADS]
 CASES += [(head, changes) for head in ("shga", "gqa") for changes in OPTIONS.values()]
 NAMES = [*HEADS, *(f"{head} {name}" for head in ("shga", "gqa") for name in OPTIONS)]
+QUICK = ("shga", "mqa", "gqa full", "gqa no cache")
 BEAMS = {"num_beams": 3, "num_return_sequences": 3}
 MASK = np.array([[1] * 21, [0] * 6 + [1] * 15, [1, 0, 1] * 7, [1] * 9 + [0] * 12], np.int32)
 
 
-@pytest.mark.parametrize(("head", "changes"), CASES, ids=NAMES)
+@pytest.mark.parametrize(
+    ("head", "changes"),
+    [
+        pytest.param(*case, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for case, name in zip(CASES, NAMES, strict=True)
+    ],
+)
 def test_logits_and_hidden_states_are_those_of_jax(head, changes):
     ours, params, extra, model = pair(head, num_hidden_layers=2, **changes)
     tokens, mask = ids(4, 21), torch.from_numpy(MASK)
@@ -48,7 +55,10 @@ def test_logits_and_hidden_states_are_those_of_jax(head, changes):
         assert apart(a.detach().numpy() * shown, b * shown) <= 1e-5
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    "head",
+    [head if head == "gqa" else pytest.param(head, marks=pytest.mark.slow) for head in HEADS],
+)
 def test_gradients_commitment_and_statistics_are_those_of_jax(head):
     ours, params, extra, model = pair(head, sinusoid_base=100.0)
     tokens, counted = ids(4, 21), torch.from_numpy(MASK[::-1].copy())
@@ -74,7 +84,10 @@ def test_gradients_commitment_and_statistics_are_those_of_jax(head):
         assert apart(model.state_dict()[name], leaf) <= 1e-5, name
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    "head",
+    [head if head == "shga" else pytest.param(head, marks=pytest.mark.slow) for head in HEADS],
+)
 def test_states_are_those_of_jax(head):
     ours, params, extra, model = pair(head, window_size=3)
     tokens, mask = ids(4, 21), torch.from_numpy(MASK)
@@ -96,11 +109,9 @@ def test_states_are_those_of_jax(head):
 @pytest.mark.parametrize(
     ("head", "options"),
     [
-        ("shga", {}),
         ("gqa", {}),
-        ("shga", BEAMS),
-        *(pytest.param(head, {}, marks=pytest.mark.slow) for head in ("mhga", "mha", "mqa")),
-        *(pytest.param(head, BEAMS, marks=pytest.mark.slow) for head in HEADS[1:]),
+        *(pytest.param(head, {}, marks=pytest.mark.slow) for head in HEADS if head != "gqa"),
+        *(pytest.param(head, BEAMS, marks=pytest.mark.slow) for head in HEADS),
     ],
 )
 def test_generated_tokens_are_those_of_jax(head, options):

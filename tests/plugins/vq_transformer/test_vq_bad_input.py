@@ -118,6 +118,7 @@ def test_presets_have_the_sizes_of_the_reference(name):
     assert (found.window_size, found.block_size) == (512, 512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, total",
     [
@@ -182,6 +183,7 @@ def test_states_of_another_kind_of_layer_are_refused():
         call_with(model("mqa", num_hidden_layers=2), model("shga", value_dim=8).init_cache(2))
 
 
+@pytest.mark.slow
 def test_states_of_another_head_are_refused(made):
     base = FlaxVQTransformerModel(made[0].config, _do_init=False)
     with pytest.raises(UsageError, match=r"\(model/layers/0/attention\).*\(layers/0/attention\)"):

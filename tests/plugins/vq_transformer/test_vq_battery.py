@@ -8,10 +8,11 @@ from hfseq.testing import check_architecture
 from tests.plugins.vq_transformer import vq_cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "tasks"),
     [
-        ("mqa", ["ForCausalLM"]),
+        pytest.param("mqa", ["ForCausalLM"], marks=pytest.mark.slow),
         pytest.param("shga", None, marks=pytest.mark.slow),
         pytest.param("gqa", ["ForCausalLM"], marks=pytest.mark.slow),
     ],

@@ -1,0 +1,627 @@
+"""How many small faults do the tests notice? Mutation testing with a seeded sample.
+
+    pip install pytest-cov
+    python scripts/mutants.py measure          # once: which test runs which line, in what time
+    python scripts/mutants.py make --count 120 # .mutants/mutants.jsonl
+    python scripts/mutants.py run              # .mutants/results.jsonl; again: goes on from there
+    python scripts/mutants.py summary
+
+A mutant is one change of the code: an operator, a comparison, a constant, a condition, a dropped
+statement, two arguments swapped. The tests that run its line are run against it, quick ones before
+long ones, until one fails; those of the slow tier follow where none of the default suite did.
+Mutants lie in a copy of the tree, never in the checkout. They are kept as text with the lines
+around them, so that they are found again after the code has moved to other files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import bisect
+import difflib
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import random
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("hfseq", "plugins")
+# Imported once and forked; nothing of them may start jax's backend.
+LIBRARIES = (
+    "jax", "flax.nnx", "flax.linen", "optax", "orbax.checkpoint", "torch", "datasets", "evaluate",
+    "transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert",
+    "transformers.models.bart.modeling_bart", "transformers.trainer", "tokenizers", "sacrebleu",
+    "safetensors.numpy", "safetensors.torch", "matplotlib.pyplot", "hypothesis", "pluggy",
+)  # fmt: skip
+
+# ---------------------------------------------------------------------------- what a mutant is
+
+
+@dataclass
+class Mutant:
+    """The lines ``before`` become ``after``; ``above`` and ``below`` stand around them."""
+
+    number: int
+    file: str
+    line: int
+    room: str
+    kind: str
+    before: list[str]
+    after: list[str]
+    above: list[str] = field(default_factory=list)
+    below: list[str] = field(default_factory=list)
+
+
+OPERATORS = {
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*",
+    ast.Pow: "*", ast.LShift: ">>", ast.RShift: "<<", ast.BitAnd: "|", ast.BitOr: "&",
+    ast.MatMult: "*", ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=",
+    ast.NotEq: "==", ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
+    ast.And: "or", ast.Or: "and",
+}  # fmt: skip
+TOKEN = re.compile(rb"[-+*/%@<>=!&|^]+|\b(not in|is not|and|or|in|is)\b")
+SPEAKING = re.compile(r"(^|\.)(print|warn|warning|info|debug|error|exception|echo|say|field)$")
+
+
+class Mutations(ast.NodeVisitor):
+    """Collects (kind, start, end, replacement) with offsets into ``source``."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source.encode()
+        self.starts = [0]
+        for line in self.source.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line))
+        self.found: list[tuple[str, int, int, str]] = []
+        self.visit(ast.parse(source))
+
+    def start(self, node: Any) -> int:
+        return self.starts[node.lineno - 1] + node.col_offset
+
+    def end(self, node: Any) -> int:
+        return self.starts[node.end_lineno - 1] + node.end_col_offset
+
+    def text(self, node: ast.AST) -> str:
+        return self.source[self.start(node) : self.end(node)].decode()
+
+    def replace(self, kind: str, node: ast.AST, by: str) -> None:
+        self.found.append((kind, self.start(node), self.end(node), by))
+
+    def between(self, kind: str, left: ast.AST, right: ast.AST, operator: ast.AST) -> None:
+        """The operator stands between its operands; whatever brackets are there stay."""
+        start, end = self.end(left), self.start(right)
+        match = TOKEN.search(self.source, start, end)
+        if match and type(operator) in OPERATORS:
+            self.found.append((kind, *match.span(), OPERATORS[type(operator)]))
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        text = isinstance(node.left, (ast.JoinedStr, ast.Constant))
+        if not (text and isinstance(node.op, ast.Add)):
+            self.between("operator", node.left, node.right, node.op)
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        operands = [node.left, *node.comparators]
+        for left, right, operator in zip(operands, operands[1:], node.ops, strict=False):
+            self.between("comparison", left, right, operator)
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        for left, right in zip(node.values, node.values[1:], strict=False):
+            self.between("boolean", left, right, node.op)
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, bool):
+            self.replace("constant", node, str(not node.value))
+        elif isinstance(node.value, (int, float)):
+            self.replace("constant", node, repr(node.value + 1))
+
+    def condition(self, node: Any) -> None:
+        if "TYPE_CHECKING" in self.text(node.test) or "__name__" in self.text(node.test):
+            return
+        self.replace("condition", node.test, f"(not ({self.text(node.test)}))")
+        self.generic_visit(node)
+
+    visit_If = visit_While = visit_IfExp = condition
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if SPEAKING.search(self.text(node.func)):
+            return
+        first = node.args[:2]
+        if len(first) == 2 and not any(isinstance(argument, ast.Starred) for argument in first):
+            a, b = self.text(first[0]), self.text(first[1])
+            gap = self.source[self.end(first[0]) : self.start(first[1])].decode()
+            if a != b:
+                place = self.start(first[0]), self.end(first[1])
+                self.found.append(("arguments", *place, b + gap + a))
+        self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Call) and not SPEAKING.search(self.text(node.value.func)):
+            self.replace("statement", node, "pass")
+            self.generic_visit(node)
+        elif isinstance(node.value, (ast.Yield, ast.Await)):
+            self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        # Without its assignment a local name would only be a NameError.
+        if any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets):
+            self.replace("statement", node, "pass")
+        self.visit(node.value)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.replace("statement", node, "pass")
+        self.visit(node.value)
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        self.replace("statement", node, "pass")  # what it says is not changed
+
+    def visit_Continue(self, node: ast.Continue) -> None:
+        self.replace("statement", node, "pass")
+
+    def visit_Break(self, node: ast.Break) -> None:
+        self.replace("statement", node, "pass")
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value:
+            self.visit(node.value)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        for part in (*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body):
+            self.visit(part)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """A message, or a name made of parts."""
+
+
+def mutants_of(
+    root: Path, file: str, room: str
+) -> Iterator[tuple[str, Callable[[], Mutant | None]]]:
+    """The kind of every mutant of a file and how to make it; None is no other program, or none."""
+    source = (root / file).read_text(encoding="utf-8")
+    lines, mutations = source.splitlines(keepends=True), Mutations(source)
+
+    def make(kind: str, start: int, end: int, text: str) -> Mutant | None:
+        first = bisect.bisect_right(mutations.starts, start) - 1
+        last = bisect.bisect_right(mutations.starts, max(start, end - 1)) - 1
+        changed = mutations.source[:start] + text.encode() + mutations.source[end:]
+        try:
+            if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source)):
+                return None
+        except SyntaxError:
+            return None
+        count = last + 1 - first + changed.count(b"\n") - mutations.source.count(b"\n")
+        after = changed.decode().splitlines(keepends=True)[first : first + count]
+        return Mutant(
+            0, file, first + 1, room, kind, lines[first : last + 1], after,
+            lines[max(0, first - 4) : first], lines[last + 1 : last + 5],
+        )  # fmt: skip
+
+    for mutation in mutations.found:
+        yield mutation[0], functools.partial(make, *mutation)
+
+
+def sample(root: Path, count: int, seed: int, least: int = 4) -> list[Mutant]:
+    """``count`` mutants: ``least`` for each room, the rest by the rooms' sizes, all kinds alike."""
+    rooms: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for folder in SOURCES:
+        for path in sorted((root / folder).rglob("*.py")):
+            file = path.relative_to(root).as_posix()
+            room = "hfseq/*.py" if file.count("/") == 1 else "/".join(file.split("/")[:2])
+            for kind, make in mutants_of(root, file, room):
+                rooms[room][kind].append(make)
+    rng, chosen = random.Random(seed), []
+    sizes = {room: sum(map(len, kinds.values())) for room, kinds in rooms.items()}
+    free = count - least * len(rooms)
+    shares = {room: least + free * size / sum(sizes.values()) for room, size in sizes.items()}
+    wanted = {room: int(share) for room, share in shares.items()}
+    for room in sorted(shares, key=lambda room: wanted[room] - shares[room]):
+        wanted[room] += sum(wanted.values()) < count
+    for room in sorted(rooms):
+        kinds = sorted(rooms[room])
+        rng.shuffle(kinds)
+        for index in range(wanted[room]):
+            of_kind, mutant = rooms[room][kinds[index % len(kinds)]], None
+            while mutant is None:
+                mutant = of_kind.pop(rng.randrange(len(of_kind)))()
+            chosen.append(mutant)
+    for number, mutant in enumerate(chosen):
+        mutant.number = number
+    return chosen
+
+
+def find(root: Path, mutant: Mutant) -> tuple[str, int, int] | None:
+    """(file, line, indent) of its text today: where it was, or where what is around fits best."""
+
+    def plain(lines: list[str]) -> str:
+        return textwrap.dedent("".join(lines)).strip()
+
+    wanted = plain(mutant.before)
+    around = [line.strip() for line in mutant.above + mutant.below]
+    best: tuple[float, str, int, int] | None = None
+    for path in (path for folder in SOURCES for path in sorted((root / folder).rglob("*.py"))):
+        file = path.relative_to(root).as_posix()
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        for index in range(len(lines) - len(mutant.before) + 1):
+            here = lines[index : index + len(mutant.before)]
+            if lines[index].strip() != mutant.before[0].strip() or plain(here) != wanted:
+                continue
+            near = lines[max(0, index - 4) : index] + lines[index + len(here) :][:4]
+            both = difflib.SequenceMatcher(None, around, [line.strip() for line in near])
+            likeness = (
+                both.ratio() + 0.1 * (file == mutant.file) + 0.01 * (index + 1 == mutant.line)
+            )
+            indent = len(here[0]) - len(here[0].lstrip())
+            if best is None or likeness > best[0]:
+                best = (likeness, file, index + 1, indent)
+    return best and best[1:]
+
+
+# ---------------------------------------------------------------- which test runs which line
+
+
+PHASE = re.compile(r"(\|| \()(setup|call|run|teardown)\)?$")
+
+
+@dataclass
+class Suite:
+    """What ``measure`` found: seconds and tier of each test, tests of each line."""
+
+    seconds: dict[str, float]
+    slow: set[str]
+    lines: dict[str, dict[int, list[str]]]  # file -> line -> tests
+
+    @classmethod
+    def read(cls, folder: Path) -> Suite:
+        from coverage import CoverageData
+
+        seconds: dict[str, float] = defaultdict(float)
+        slow = set()
+        for text in (folder / "tests.jsonl").read_text().splitlines():
+            record = json.loads(text)
+            seconds[record["test"]] += record["seconds"]
+            if record["slow"]:
+                slow.add(record["test"])
+        data, lines = CoverageData(str(folder / "coverage")), {}
+        data.read()
+        for path in data.measured_files():
+            # A worker's context is "test|call", a subprocess' one "test (call)".
+            lines[Path(path).relative_to(ROOT).as_posix()] = {
+                line: sorted({PHASE.sub("", context) for context in contexts})
+                for line, contexts in data.contexts_by_lineno(path).items()
+            }
+        return cls(dict(seconds), slow, lines)
+
+    def covering(self, mutant: Mutant) -> list[str]:
+        """The tests that run a line of it, quickest first.
+
+        A statement's lines count as its first. What runs when its module is imported has the tests
+        of all lines of the module.
+        """
+        of_file = self.lines.get(mutant.file, {})
+        source = (ROOT / mutant.file).read_text(encoding="utf-8")
+        within = [
+            (node.end_lineno - node.lineno, node.lineno)  # type: ignore[operator]
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.stmt) and node.lineno <= mutant.line <= (node.end_lineno or 0)
+        ]
+        tests = set(of_file.get(min(within)[1], ())) | set(of_file.get(mutant.line, ()))
+        if not tests & self.seconds.keys() and _on_import(ast.parse(source), mutant.line):
+            tests = {test for tests in of_file.values() for test in tests}
+        return sorted(tests & self.seconds.keys(), key=self.seconds.__getitem__)
+
+
+def _on_import(tree: ast.Module, line: int) -> bool:
+    return not any(
+        isinstance(node, ast.FunctionDef) and node.body[0].lineno <= line <= (node.end_lineno or 0)
+        for node in ast.walk(tree)
+    )
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """In ``measure`` this file is a pytest plugin of the process that collects the reports."""
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        return
+    record = {"test": report.nodeid, "seconds": report.duration, "slow": "slow" in report.keywords}
+    with open(os.environ["HFSEQ_MUTANTS"] + "/tests.jsonl", "a") as file:
+        print(json.dumps(record), file=file)
+
+
+def measure(folder: Path, tests: list[str]) -> int:
+    """Run the tests, all of both tiers unless told otherwise, with a coverage context for each."""
+    shutil.rmtree(folder / "measured", ignore_errors=True)
+    (folder / "measured").mkdir(parents=True)
+    settings = (
+        "[run]\nsource = hfseq, plugins\npatch = subprocess\nsigterm = true\n"
+        f"data_file = {folder}/measured/coverage\ncontext = ${{PYTEST_CURRENT_TEST-}}\n"
+    )
+    (folder / "coveragerc").write_text(settings)
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-p", "mutants", "-p", "no:cacheprovider",
+        "-n", "auto", "--dist", "loadfile", "--cov", f"--cov-config={folder}/coveragerc",
+        "--cov-context=test", "--cov-report=", *(tests or ["-m", "slow or not slow"]),
+    ]  # fmt: skip
+    path = os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "HFSEQ_MUTANTS": str(folder / "measured")}
+    code = subprocess.run(command, cwd=ROOT, env=environment).returncode
+    for name in ("coverage", "tests.jsonl"):
+        (folder / "measured" / name).replace(folder / name)
+    return code
+
+
+# ------------------------------------------------------------------- tests against a mutant
+
+
+class Watch:
+    """A pytest plugin that leaves only the wanted tests and tells what becomes of them."""
+
+    def __init__(self, wanted: list[str], write: int) -> None:
+        self.wanted, self.pipe = set(wanted), write
+
+    def tell(self, *words: str) -> None:
+        os.write(self.pipe, (json.dumps(words) + "\n").encode())
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = [item for item in items if item.nodeid in self.wanted]
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.tell("failed", f"collection of {report.nodeid}")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.tell("start", nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.tell("failed", report.nodeid)
+
+
+@dataclass
+class Outcome:
+    """What became of a mutant in one tier: killed, survived, timeout (a test did not come back)."""
+
+    outcome: str
+    test: str = ""
+    ran: int = 0
+    of: int = 0
+    seconds: float = 0.0
+
+
+def run_tests(tree: Path, tests: list[str], expected: float, deadline: float, log: Path) -> Outcome:
+    """Run the tests in a fork of this process, up to the first that fails."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setsid()
+        os.close(read)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        code = 99
+        try:
+            import pytest
+
+            files = list(dict.fromkeys(test.split("::")[0] for test in tests))
+            arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov"]
+            every = ["-m", "slow or not slow", "--rootdir", str(tree), "--tb=short"]
+            code = pytest.main([*arguments, *every, *files], plugins=[Watch(tests, write)])
+        finally:
+            os._exit(int(code))
+    os.close(write)
+    said, started, result = b"", [], Outcome("survived", of=len(tests))
+    while result.outcome == "survived":
+        if not select.select([read], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            # A test that hangs, or only no time for the rest of them?
+            lasted = time.monotonic() - started[-1][1] if started else expected
+            result.outcome = "timeout" if lasted > max(60.0, 10 * expected) else "survived"
+            result.test = started[-1][0] if started else ""
+            break
+        chunk = os.read(read, 65536)
+        said += chunk
+        *whole, said = said.split(b"\n")
+        for event, test in map(json.loads, whole):
+            if event == "start":
+                started.append((test, time.monotonic()))
+            else:
+                result.outcome, result.test = "killed", test
+                break
+        if not chunk:
+            break
+    os.close(read)
+    finished = result.outcome == "survived" and not result.test
+    if not finished:
+        _kill(child)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    _kill(child)  # what the tests left running
+    if finished and code not in (0, 5):
+        result.outcome = "killed"
+        result.test = started[-1][0] if started else f"pytest ended with {code}"
+    result.ran = len(started)
+    return result
+
+
+def _kill(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def rounds(tests: list[str], seconds: Callable[[str], float]) -> Iterator[list[str]]:
+    """Tests of some five seconds together, of four times as many, and so on; files not mixed."""
+    budget, batch, spent = 5.0, [], 0.0
+    for test in tests:
+        if batch and spent + seconds(test) > budget:
+            yield sorted(batch)
+            budget, batch, spent = 4 * budget, [], 0.0
+        batch.append(test)
+        spent += seconds(test)
+    if batch:
+        yield sorted(batch)
+
+
+class Tree:
+    """A copy of the checkout in which one mutant at a time stands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.log = folder / "work" / ROOT.name, folder / "pytest.log"
+        shutil.rmtree(self.root.parent, ignore_errors=True)
+        names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+        for name in filter(None, names.stdout.split("\0")):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
+        if (ROOT.parent / "shared").exists():  # real data of the tests
+            (self.root.parent / "shared").symlink_to(ROOT.parent / "shared")
+        os.chdir(self.root)
+        sys.path[:0] = [str(self.root), str(self.root / "plugins")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+        importlib.import_module("tests.support.environment")  # which jax reads when it is imported
+        for name in LIBRARIES:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                print(f"{name} cannot be imported; going on without")
+
+    def write(self, file: str, text: str) -> None:
+        path = self.root / file
+        path.write_text(text, encoding="utf-8")
+        # Two mutants of one second and size would share their bytecode.
+        Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+    def test(self, tests: list[str], suite: Suite, limit: float) -> Outcome:
+        begin, result = time.monotonic(), Outcome("survived", of=len(tests))
+        for batch in rounds(tests, suite.seconds.__getitem__):
+            longest = max(suite.seconds[test] for test in batch)
+            part = run_tests(self.root, batch, longest, begin + limit, self.log)
+            result.outcome, result.test, result.ran = part.outcome, part.test, result.ran + part.ran
+            if result.outcome != "survived" or time.monotonic() - begin > limit:
+                break
+        result.seconds = round(time.monotonic() - begin, 1)
+        return result
+
+
+def run(folder: Path, limit: float) -> None:
+    """Run the tests against every mutant that has no result yet."""
+    suite = Suite.read(folder)
+    mutants = read(folder / "mutants.jsonl")
+    results = folder / "results.jsonl"
+    done = {record["number"] for record in _records(results)}
+    tree = Tree(folder)
+    for mutant in mutants:
+        if mutant.number in done:
+            continue
+        place = find(ROOT, mutant)
+        record: dict[str, Any] = asdict(mutant)
+        if place is None:
+            record["outcome"] = "not found"
+        else:
+            mutant.file, mutant.line, indent = place
+            source = (ROOT / mutant.file).read_text(encoding="utf-8")
+            lines = source.splitlines(keepends=True)
+            after = textwrap.dedent("".join(mutant.after))
+            first = mutant.line - 1
+            lines[first : first + len(mutant.before)] = [textwrap.indent(after, " " * indent)]
+            covering = suite.covering(mutant)
+            tree.write(mutant.file, "".join(lines))
+            record |= {"file": mutant.file, "line": mutant.line, "outcome": "survived"}
+            for tier in ("default", "slow"):
+                tests = [test for test in covering if (test in suite.slow) == (tier == "slow")]
+                outcome = tree.test(tests, suite, limit)
+                record[tier], record["outcome"] = asdict(outcome), outcome.outcome
+                if outcome.outcome != "survived":
+                    break
+            tree.write(mutant.file, source)
+        with results.open("a") as file:
+            print(json.dumps(record), file=file)
+        place = f"{mutant.number:4} {mutant.file}:{mutant.line} {mutant.kind}"
+        print(f"{place}: {record['outcome']}", flush=True)
+
+
+def verify(folder: Path) -> None:
+    """Run the tests that killed something against the code as it is: they must pass."""
+    suite, tree = Suite.read(folder), Tree(folder)
+    killers = {
+        record[tier]["test"]
+        for record in _records(folder / "results.jsonl")
+        for tier in ("default", "slow")
+        if record.get(tier, {}).get("outcome") == "killed"
+    }
+    for test in sorted(killers & suite.seconds.keys(), key=suite.seconds.__getitem__):
+        outcome = tree.test([test], suite, 600)
+        if outcome.outcome != "survived" or not outcome.ran:
+            print(f"{test}: {outcome.outcome} without a mutant, {outcome.ran} ran")
+
+
+# --------------------------------------------------------------------------------- the command
+
+
+def read(path: Path) -> list[Mutant]:
+    return [Mutant(**record) for record in _records(path)]
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+def summary(folder: Path) -> None:
+    records = _records(folder / "results.jsonl")
+    print(f"{'room':24} mutants  default suite  with slow tier  timeout  survived")
+    for room in [*sorted({record["room"] for record in records}), ""]:
+        of_room = [record for record in records if room in ("", record["room"])]
+        default = sum(r.get("default", {}).get("outcome") == "killed" for r in of_room)
+        count = Counter(record["outcome"] for record in of_room)
+        print(
+            f"{room or 'all':24} {len(of_room):7}  {default:13}  {count['killed']:14}"
+            f"  {count['timeout']:7}  {count['survived']:8}"
+        )
+    for record in records:
+        if record["outcome"] != "killed":
+            print(f"\n{record['file']}:{record['line']} {record['kind']}: {record['outcome']}")
+            print("- " + "- ".join(record["before"]) + "+ " + "+ ".join(record["after"]), end="")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["measure", "make", "run", "verify", "summary"])
+    parser.add_argument("tests", nargs="*", help="measure: only these, or other pytest arguments")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".mutants", help="of all files")
+    parser.add_argument("--count", type=int, default=120, help="how many mutants to make")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for a mutant and tier")
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if arguments.command == "measure":
+        sys.exit(measure(folder, arguments.tests))
+    elif arguments.command == "make":
+        mutants = sample(ROOT, arguments.count, arguments.seed)
+        text = "".join(json.dumps(asdict(mutant)) + "\n" for mutant in mutants)
+        (folder / "mutants.jsonl").write_text(text)
+        print(f"{len(mutants)} mutants of {len({m.room for m in mutants})} rooms")
+    elif arguments.command == "run":
+        run(folder, arguments.limit)
+    elif arguments.command == "verify":
+        verify(folder)
+    summary(folder)
+
+
+if __name__ == "__main__":
+    main()

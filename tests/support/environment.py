@@ -1,0 +1,28 @@
+"""The environment of the tests: eight host devices, one compilation cache, no network by default.
+
+It is set before jax is imported, which reads it then, and inherited by the subprocesses that tests
+start.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+CACHE = os.environ.get("HFSEQ_TEST_CACHE") or f"{tempfile.gettempdir()}/hfseq-tests-{os.getuid()}"
+DEVICES = "--xla_force_host_platform_device_count=8"
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}".strip()
+# Most of the suite's time is XLA's optimisation of programs that run once (0 there turns it on).
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{CACHE}/jax")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# No test may reach the network; the ``hub`` fixture turns this off for its own server.
+for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
+    os.environ.setdefault(name, "1")
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
