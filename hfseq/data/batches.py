@@ -333,22 +333,19 @@ def permute(indices: np.ndarray, n: int, key: int) -> np.ndarray:
     """
     bits = max(2, (n - 1).bit_length())
     low_bits = bits - bits // 2
+    masks = [np.uint64((1 << size) - 1) for size in (bits - low_bits, low_bits)]
     keys = [np.uint64(derive(key, i)) for i in range(ROUNDS)]
     result = np.asarray(indices).astype(np.uint64)
     outside = np.ones(result.shape, bool)
     while outside.any():
-        result[outside] = _feistel(result[outside], bits - low_bits, low_bits, keys)
+        high, low = result[outside] >> np.uint64(low_bits), result[outside] & masks[1]
+        # An even number of rounds brings unequal halves back in place.
+        for i, round_key in enumerate(keys):
+            noise = mix((low + np.uint64(1)) * np.uint64(GOLDEN) ^ round_key)
+            high, low = low, high ^ (noise & masks[i % 2])
+        result[outside] = high << np.uint64(low_bits) | low
         outside = result >= np.uint64(n)
     return result.astype(np.int64)
-
-
-def _feistel(x: np.ndarray, high_bits: int, low_bits: int, keys: list[np.uint64]) -> np.ndarray:
-    high, low = x >> np.uint64(low_bits), x & np.uint64((1 << low_bits) - 1)
-    masks = [np.uint64((1 << bits) - 1) for bits in (high_bits, low_bits)]
-    for i, key in enumerate(keys):  # an even number of rounds brings unequal halves back in place
-        noise = mix((low + np.uint64(1)) * np.uint64(GOLDEN) ^ key)
-        high, low = low, high ^ (noise & masks[i % 2])
-    return high << np.uint64(low_bits) | low
 
 
 def mix(x: np.ndarray) -> np.ndarray:

@@ -110,7 +110,13 @@ def _load(arguments: ClassificationArguments, plugins: Plugins | None) -> Labell
         raise UsageError("no data: give --task_name, --train_file or --dataset_name")
     tables: dict[str, dict[str, Table]] = {}
     if arguments.dataset_name:
-        tables = _named(arguments, plugins)
+        # MNLI has two validation and two test splits.
+        endings = GLUE[arguments.task_name].parts if arguments.task_name else ()
+        wanted = [*SPLITS, *(f"{split}_{part}" for split in SPLITS[1:] for part in endings)]
+        for name, dataset in load_named(arguments, plugins, wanted).items():
+            split, _, part = name.partition("_")
+            origin = f"--dataset_name {arguments.dataset_name}, split {name}"
+            tables.setdefault(split, {})[part or name] = table_of(dataset, origin)
     for split, patterns in named.items():
         if patterns:
             flag = f"--{split}_file"
@@ -139,21 +145,6 @@ def _load(arguments: ClassificationArguments, plugins: Plugins | None) -> Labell
     recognised = {table.task for parts in tables.values() for table in parts.values()}
     task = arguments.task_name or (recognised.pop() if len(recognised) == 1 else None)
     return LabelledSplits(splits, task, None)
-
-
-def _named(
-    arguments: ClassificationArguments, plugins: Plugins | None
-) -> dict[str, dict[str, Table]]:
-    """Load a dataset by name; MNLI has two validation and two test splits."""
-    endings = GLUE[arguments.task_name].parts if arguments.task_name else ()
-    wanted = [*SPLITS, *(f"{split}_{part}" for split in SPLITS[1:] for part in endings)]
-    found = load_named(arguments, plugins, wanted)
-    tables: dict[str, dict[str, Table]] = {}
-    for name, dataset in found.items():
-        split, _, part = name.partition("_")
-        origin = f"--dataset_name {arguments.dataset_name}, split {name}"
-        tables.setdefault(split, {})[part or name] = table_of(dataset, origin)
-    return tables
 
 
 def table_of(dataset: Dataset, origin: str) -> Table:
@@ -319,9 +310,12 @@ def _usual(
 def _set_aside(splits: dict[str, Examples], arguments: ClassificationArguments) -> None:
     """Cut what has no split of its own off the training examples, by the hash of an example."""
     whole = splits["train"]
-    places = np.array(
-        [_place(whole.first[i], whole.second[i] if whole.second else "") for i in range(len(whole))]
-    )
+    # Where each example lies between 0 and 1, always the same.
+    places = np.empty(len(whole))
+    for i, first in enumerate(whole.first):
+        content = f"{first}\0{whole.second[i] if whole.second else ''}"
+        digest = blake2b(content.encode(errors="surrogatepass"), digest_size=8).digest()
+        places[i] = int.from_bytes(digest, "little") / 2**64
     kept = np.ones(len(whole), bool)
     for split in SPLITS[1:]:
         share = getattr(arguments, f"{split}_split_percentage")
@@ -339,12 +333,6 @@ def _set_aside(splits: dict[str, Examples], arguments: ClassificationArguments) 
         splits[split] = whole.select(np.flatnonzero(taken))
     if not kept.all():
         splits["train"] = whole.select(np.flatnonzero(kept))
-
-
-def _place(first: str, second: str) -> float:
-    """Return where an example lies between 0 and 1, always the same."""
-    content = f"{first}\0{second}".encode(errors="surrogatepass")
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") / 2**64
 
 
 FRACTION = re.compile(r"\s*[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)\s*")
@@ -377,7 +365,14 @@ def class_names(splits: LabelledSplits, config: PreTrainedConfig) -> list[str]:
     Raises:
         DataError: training examples of one class alone.
     """
-    names = _known_names(splits)
+    names: list[str] = []
+    classes = next((c for e in splits.values() if (c := e.tables[0][1].classes)), ())
+    if splits.task and GLUE[splits.task].labels:
+        names = list(GLUE[splits.task].labels)
+    elif classes:
+        names = list(classes)
+    elif "train" in splits:
+        names = sorted_names(class_name(x) for x in splits["train"].labels if x is not None)
     own = [config.id2label[number] for number in sorted(config.id2label)]
     default = all(re.fullmatch(r"LABEL_\d+", name) for name in own)
     if not names:  # an evaluation alone: the model knows
@@ -391,17 +386,6 @@ def class_names(splits: LabelledSplits, config: PreTrainedConfig) -> list[str]:
                 "--label_column, or give examples of at least two classes"
             )
     return names if default or not set(names) <= set(own) else own
-
-
-def _known_names(splits: LabelledSplits) -> list[str]:
-    if splits.task and GLUE[splits.task].labels:
-        return list(GLUE[splits.task].labels)
-    for examples in splits.values():
-        if classes := examples.tables[0][1].classes:
-            return list(classes)
-    if "train" not in splits:
-        return []
-    return sorted_names(class_name(x) for x in splits["train"].labels if x is not None)
 
 
 def sorted_names(labels: Iterable[str]) -> list[str]:
@@ -449,7 +433,21 @@ class Labels:
                 raise DataError(f"{examples.place(row)} has no label")
             return float("nan") if self.names is None else IGNORED
         if self.names is None:
-            return _score(label, examples, row)
+            try:
+                value = float(label)
+            except (TypeError, ValueError):
+                value = float("nan")
+            if not math.isfinite(value):
+                raise DataError(
+                    f"{examples.place(row)}: the label {label!r} is no number, which regression "
+                    "needs; correct it, or give --task_type classification"
+                )
+            if abs(value) > float(np.finfo(np.float32).max):
+                raise DataError(
+                    f"{examples.place(row)}: the label {label!r} is beyond float32, in which "
+                    "models compute; scale the labels"
+                )
+            return value
         text = class_name(label)
         number = self._numbers.get(text)
         if number is None:
@@ -459,24 +457,6 @@ class Labels:
                 "of it"
             )
         return number
-
-
-def _score(label: str | float, examples: Examples, row: int) -> float:
-    try:
-        value = float(label)
-    except (TypeError, ValueError):
-        value = float("nan")
-    if math.isfinite(value) and abs(value) > float(np.finfo(np.float32).max):
-        raise DataError(
-            f"{examples.place(row)}: the label {label!r} is beyond float32, in which models "
-            "compute; scale the labels"
-        )
-    if not math.isfinite(value):
-        raise DataError(
-            f"{examples.place(row)}: the label {label!r} is no number, which regression needs; "
-            "correct it, or give --task_type classification"
-        )
-    return value
 
 
 BATCH = 4096  # examples a call of the tokenizer
@@ -563,36 +543,33 @@ def encode(
     ids: list[list[int]] = []
     kinds: list[list[int]] = []
     cut = 0
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_padding()
+        backend.enable_truncation(max_length)
+    rows: Iterable[tuple[list[int], list[int], bool]]
     for start in range(0, len(examples), BATCH):
-        part = slice(start, start + BATCH)
-        second = examples.second[part] if examples.second is not None else None
-        for row, kind, longer in _encode(examples.first[part], second, tokenizer, max_length):
+        first = examples.first[start : start + BATCH]
+        second = examples.second and examples.second[start : start + BATCH]
+        if backend is not None:
+            texts = list(zip(first, second, strict=True)) if second else first
+            encodings = backend.encode_batch_fast(texts)
+            rows = [(e.ids, e.type_ids, bool(e.overflowing)) for e in encodings]
+        else:
+            found = tokenizer(
+                first, second, truncation="longest_first", max_length=max_length,
+                return_token_type_ids=True, return_overflowing_tokens=False, verbose=False,
+            )  # fmt: skip
+            # A tokenizer in Python does not say what it cut.
+            longest = [len(row) == max_length for row in found["input_ids"]]
+            rows = zip(found["input_ids"], found["token_type_ids"], longest, strict=True)
+        for row, kind, longer in rows:
             ids.append(row or [nothing])
             kinds.append(kind if row else [0])
             cut += longer
+    if backend is not None:
+        backend.no_truncation()
     return ids, kinds, cut
-
-
-def _encode(
-    first: list[str], second: list[str] | None, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> list[tuple[list[int], list[int], bool]]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        found = tokenizer(
-            first, second, truncation="longest_first", max_length=max_length,
-            return_token_type_ids=True, return_overflowing_tokens=False, verbose=False,
-        )  # fmt: skip
-        # A tokenizer in Python does not say what it cut.
-        return [
-            (ids, kinds, len(ids) == max_length)
-            for ids, kinds in zip(found["input_ids"], found["token_type_ids"], strict=True)
-        ]
-    backend.no_padding()
-    backend.enable_truncation(max_length)
-    texts = first if second is None else list(zip(first, second, strict=True))
-    rows = [(e.ids, e.type_ids, bool(e.overflowing)) for e in backend.encode_batch_fast(texts)]
-    backend.no_truncation()
-    return rows
 
 
 def words_in(

@@ -357,8 +357,20 @@ def explain(error: Exception, files: Sequence[str], builder: str, flag: str) -> 
         try:
             if builder != "parquet":
                 check_utf8(file, flag)
-            if builder == "json":
-                _check_json(file, flag)
+            if builder != "json":
+                continue
+            with open_binary(file) as stream:
+                array = stream.readline().lstrip().startswith(b"[")  # one array of objects
+            with open_binary(file) as stream:
+                for number, text in enumerate([stream.read()] if array else stream, 1):
+                    where = f"{flag} {file}" if array else f"{flag} {file}, line {number}"
+                    try:
+                        record = errors.parse_json(text) if text.strip() else {}
+                    except json.JSONDecodeError as problem:
+                        reason = str(problem) if array else problem.msg
+                        raise DataError(f"{where} is not valid JSON: {reason}") from problem
+                    if not (array or isinstance(record, dict)):
+                        raise DataError(f"{where} is not a JSON object with named columns")
         except DataError as found:
             return found
     cause = error.__cause__ or error.__context__ or error
@@ -366,27 +378,3 @@ def explain(error: Exception, files: Sequence[str], builder: str, flag: str) -> 
     return DataError(
         f"{flag} {where} is not valid {builder}: {str(cause).strip() or type(cause).__name__}"
     )
-
-
-def _check_json(file: str, flag: str) -> None:
-    with open_binary(file) as stream:
-        first = stream.readline().lstrip()
-    if first.startswith(b"["):  # one array of objects
-        with open_binary(file) as stream:
-            try:
-                errors.parse_json(stream.read())
-            except json.JSONDecodeError as error:
-                raise DataError(f"{flag} {file} is not valid JSON: {error}") from error
-        return
-    with open_binary(file) as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                record = errors.parse_json(line) if line.strip() else {}
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{flag} {file}, line {number} is not valid JSON: {error.msg}"
-                ) from error
-            if not isinstance(record, dict):
-                raise DataError(
-                    f"{flag} {file}, line {number} is not a JSON object with named columns"
-                )

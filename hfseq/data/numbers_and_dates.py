@@ -60,25 +60,23 @@ def generate(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     for item, source, text in pairs:
         if source not in seen:  # English spells some years as it does the number
             seen.add(source)
-            splits[_split(item)].append((source, text))
+            place = int(sha256(item.encode()).hexdigest()[:8], 16) % 100
+            split = "test" if place < HELD_OUT else "train"
+            if HELD_OUT <= place < 2 * HELD_OUT:
+                split = "validation"
+            splits[split].append((source, text))
     return splits
 
 
 def versions() -> list[str | None]:
     """Return what the pairs depend on: what was tokenised of others is made anew."""
-    return [REVISION, *(_version(package) for package in ("num2words", "Babel"))]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _split(item: str) -> str:
-    place = int(sha256(item.encode()).hexdigest()[:8], 16) % 100
-    return "test" if place < HELD_OUT else "validation" if place < 2 * HELD_OUT else "train"
+    found: list[str | None] = [REVISION]
+    for package in ("num2words", "Babel"):
+        try:
+            found.append(metadata.version(package))
+        except metadata.PackageNotFoundError:
+            found.append(None)
+    return found
 
 
 def _numbers(target: str, chooser: random.Random) -> Iterator[tuple[str, str, str]]:

@@ -321,11 +321,28 @@ class PackedPairs:
         rank = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         chosen = self.order[self.offsets[indices][rows] + rank]
         source, target = (
-            _packed(side, rows, rank, chosen, (len(indices), columns))
+            self._laid_out(side, rows, rank, chosen, (len(indices), columns))
             for side, columns in zip(self.pairs.sides, self.room, strict=True)
         )
         found = {f"target_{name}": array for name, array in target.items()}
         return {"input_ids": source.pop("ids"), **source, **found}
+
+    @staticmethod
+    def _laid_out(
+        side: Side, rows: np.ndarray, rank: np.ndarray, chosen: np.ndarray, shape: tuple[int, int]
+    ) -> dict[str, np.ndarray]:
+        """Lay out one side; ``rows`` and ``rank`` say where each of the ``chosen`` pairs stands."""
+        lengths = side.lengths[chosen].astype(np.int64)
+        before = np.cumsum(lengths) - lengths
+        first = np.flatnonzero(rank == 0)
+        starts = before - before[first][rows]
+        within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
+        flat = np.repeat(rows * shape[1] + starts, lengths) + within
+        segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        segments.reshape(-1)[flat] = np.repeat(rank + 1, lengths)
+        positions.reshape(-1)[flat] = within
+        ids = place(side, rows, starts, chosen, shape)
+        return {"ids": ids, "segment_ids": segments, "position_ids": positions}
 
 
 GROUP = 2048  # pairs that share rows
@@ -407,20 +424,3 @@ def place(
     for row, start, length, pair in places:
         side.copy(pair, ids[row, start : start + length])
     return ids
-
-
-def _packed(
-    side: Side, rows: np.ndarray, rank: np.ndarray, chosen: np.ndarray, shape: tuple[int, int]
-) -> dict[str, np.ndarray]:
-    """Lay out one side; ``rows`` and ``rank`` say where each of the ``chosen`` pairs stands."""
-    lengths = side.lengths[chosen].astype(np.int64)
-    before = np.cumsum(lengths) - lengths
-    first = np.flatnonzero(rank == 0)
-    starts = before - before[first][rows]
-    within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
-    flat = np.repeat(rows * shape[1] + starts, lengths) + within
-    segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    segments.reshape(-1)[flat] = np.repeat(rank + 1, lengths)
-    positions.reshape(-1)[flat] = within
-    ids = place(side, rows, starts, chosen, shape)
-    return {"ids": ids, "segment_ids": segments, "position_ids": positions}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfseq import errors
 from hfseq.data import files, sources, tfds
-from hfseq.data.arguments import TranslationArguments
+from hfseq.data.arguments import SPLITS, TranslationArguments
 from hfseq.data.languages import code_of, find_language, same_language
 from hfseq.data.store import write_once
 from hfseq.data.tables import (
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
-SPLITS = ("train", "validation", "test")
 GENERATED = "generated numbers and dates"
 NO_SCRIPTS = (
     "`datasets` no longer runs loading scripts, which is how {name} was distributed. Use parallel "
@@ -83,7 +82,21 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
     Raises:
         DataError: the data is missing, unreadable, empty, or lacks a side.
     """
-    origins = _origins(arguments, plugins)
+    origins: dict[str, Origin] = {}
+    if name := arguments.dataset_name:
+        flag = f"--dataset_name {name}"
+        if name.startswith(tfds.PREFIX):
+            origins = tfds.origins(name, flag, arguments)
+        else:
+            found = sources.load_named(arguments, plugins, SPLITS, NO_SCRIPTS)
+            origins = {
+                split: _from_dataset(dataset, f"{flag} ({split})", arguments)
+                for split, dataset in found.items()
+            }
+    for split in SPLITS:
+        if patterns := getattr(arguments, f"{split}_file"):
+            origins[split] = _from_files(patterns, split, arguments)
+    origins = origins or _generated(arguments)
     stored = _store(origins, arguments)
     splits = {name: pairs.dataset(name) for name, pairs in stored.items()}
     splits = {name: split for name, split in splits.items() if split is not None}
@@ -116,26 +129,6 @@ def _common_sides(origins: list[Origin]) -> PairColumns:
                     f"{first[1].target_lang}: say which with --source_lang and --target_lang"
                 )
     return first[1]
-
-
-def _origins(arguments: TranslationArguments, plugins: Plugins | None) -> dict[str, Origin]:
-    """Return the parts of each split that the flags name."""
-    origins: dict[str, Origin] = {}
-    if arguments.dataset_name:
-        origins = _named(arguments, plugins)
-    for split in SPLITS:
-        if patterns := getattr(arguments, f"{split}_file"):
-            origins[split] = _from_files(patterns, split, arguments)
-    return origins or _generated(arguments)
-
-
-def _named(arguments: TranslationArguments, plugins: Plugins | None) -> dict[str, Origin]:
-    name = str(arguments.dataset_name)
-    flag = f"--dataset_name {name}"
-    if name.startswith(tfds.PREFIX):
-        return tfds.origins(name, flag, arguments)
-    found = sources.load_named(arguments, plugins, SPLITS, NO_SCRIPTS)
-    return {split: _from_dataset(found[split], f"{flag} ({split})", arguments) for split in found}
 
 
 def _from_dataset(dataset: Dataset, where: str, arguments: TranslationArguments) -> Origin:
@@ -391,6 +384,17 @@ class PairFiles:
     directory: Path
     report: dict[str, Any]
 
+    @classmethod
+    def open(cls, directory: Path) -> PairFiles:
+        """Read the report of a directory; DataError if it holds no pairs."""
+        try:
+            report = errors.parse_json((directory / REPORT).read_bytes())
+            if not all(isinstance(report[name], dict) for name in ("pairs", "fingerprints")):
+                raise ValueError("its report counts nothing")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{directory} holds no pairs: {error}") from error
+        return cls(directory, report)
+
     def dataset(self, split: str) -> Dataset | None:
         """Return a split as a memory-mapped ``datasets.Dataset``, or None where it is empty.
 
@@ -426,17 +430,7 @@ def store_pairs(
             writer.add(part)
         (directory / REPORT).write_text(json.dumps(writer.close(), indent=2))
 
-    return write_once(Path(cache_dir) / f"pairs-{key}", _open, write, overwrite)
-
-
-def _open(directory: Path) -> PairFiles:
-    try:
-        report = errors.parse_json((directory / REPORT).read_bytes())
-        if not all(isinstance(report[name], dict) for name in ("pairs", "fingerprints")):
-            raise ValueError("its report counts nothing")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{directory} holds no pairs: {error}") from error
-    return PairFiles(directory, report)
+    return write_once(Path(cache_dir) / f"pairs-{key}", PairFiles.open, write, overwrite)
 
 
 _BREAKS = re.compile(r"\s*[\r\n]+\s*")

@@ -115,8 +115,7 @@ def _split_stream(
 
     def goes(text: str | None) -> bool:
         digest = blake2b((text or "").encode(errors="surrogatepass"), digest_size=8).digest()
-        place = int.from_bytes(digest, "little") % 10_000
-        return low * 100 <= place < (low + share) * 100
+        return low * 100 <= int.from_bytes(digest, "little") % 10_000 < (low + share) * 100
 
     def stays(text: str | None) -> bool:
         return not goes(text)
@@ -235,7 +234,12 @@ def _datasets_cache(arguments: TextArguments) -> str | None:
 
 def text_column(dataset: Dataset | IterableDataset, arguments: TextArguments) -> str:
     """Return the column to read: the one asked for, else "text", else the first one of strings."""
-    types = _column_types(dataset)
+    if dataset.features:
+        kinds = {n: getattr(f, "dtype", type(f).__name__) for n, f in dataset.features.items()}
+        types = {name: "text" if "string" in kind else kind for name, kind in kinds.items()}
+    else:
+        example: dict[str, Any] = next(iter(dataset), {})
+        types = {n: "text" if isinstance(v, str) else type(v).__name__ for n, v in example.items()}
     asked = arguments.text_column_name
     if asked and asked not in types:
         raise DataError(
@@ -250,19 +254,6 @@ def text_column(dataset: Dataset | IterableDataset, arguments: TextArguments) ->
             raise DataError(f"--text_column_name {asked} holds no text; the columns are {listing}")
         raise DataError(f"no column holds text; the columns are {listing or 'none'}")
     return column
-
-
-def _column_types(dataset: Any) -> dict[str, str]:
-    if dataset.features:
-        kinds = {
-            name: getattr(f, "dtype", type(f).__name__) for name, f in dataset.features.items()
-        }
-        return {name: "text" if "string" in kind else kind for name, kind in kinds.items()}
-    example: dict[str, Any] = next(iter(dataset), {})
-    return {
-        name: "text" if isinstance(value, str) else type(value).__name__
-        for name, value in example.items()
-    }
 
 
 def _with_references(dataset: Dataset, column: str, file: str, flag: str) -> Dataset:

@@ -100,8 +100,38 @@ def build(
     """
 
     def write(directory: Path) -> None:
-        counts = _write_arrays(directory, chunks())
-        content = {"version": VERSION, **header, **counts}
+        lengths: list[np.ndarray] = []
+        largest, has_continues = -1, False
+        with (
+            open(directory / TOKENS, "wb") as tokens,
+            open(directory / CONTINUES, "wb") as continuations,
+        ):
+            for ids, chunk_lengths, continues in chunks():
+                if not len(ids):
+                    continue
+                lengths.append(chunk_lengths[chunk_lengths > 0])
+                largest = max(largest, int(ids.max()))
+                tokens.write(np.ascontiguousarray(ids, "<i4").data)
+                if continues is not None:
+                    has_continues = True
+                    continuations.write(np.ascontiguousarray(continues, np.uint8).data)
+            for stream in (tokens, continuations):
+                stream.flush()
+                os.fsync(stream.fileno())
+        if not lengths:
+            raise DataError("no document is left: every one of them is blank or has no tokens")
+        if not has_continues:
+            (directory / CONTINUES).unlink()
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype="<i8")]).astype(
+            "<i8"
+        )
+        with open(directory / OFFSETS, "wb") as stream:
+            stream.write(offsets.data)
+            os.fsync(stream.fileno())
+        content = {
+            "version": VERSION, **header, "documents": len(offsets) - 1, "tokens": int(offsets[-1]),
+            "largest_id": largest, "continues": has_continues,
+        }  # fmt: skip
         (directory / HEADER).write_text(json.dumps(content, indent=2))
 
     return write_once(Path(path), TokenStore.open, write, overwrite)
@@ -130,7 +160,16 @@ def write_once(
                 return whole
             for leftover in path.parent.glob(f"{path.name}.tmp-*"):  # of a writer that was killed
                 shutil.rmtree(leftover, ignore_errors=True)
-            _replace(path, write)
+            temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex[:8]}")
+            temporary.mkdir()
+            try:
+                write(temporary)
+                if path.exists():
+                    path.rename(temporary / "replaced")  # readers keep their maps of it
+                temporary.rename(path)
+                shutil.rmtree(path / "replaced", ignore_errors=True)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise DataError(
             f"cannot write the cache {path}: {error.strerror or error}; free some space, or "
@@ -144,51 +183,3 @@ def _open_whole(path: Path, opened: Callable[[Path], Opened]) -> Opened | None:
         return opened(path)
     except DataError:
         return None
-
-
-def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex[:8]}")
-    temporary.mkdir()
-    try:
-        write(temporary)
-        if path.exists():
-            path.rename(temporary / "replaced")  # readers keep their maps of it
-        temporary.rename(path)
-        shutil.rmtree(path / "replaced", ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write_arrays(directory: Path, chunks: Iterable[Chunk]) -> dict:
-    lengths: list[np.ndarray] = []
-    largest, has_continues = -1, False
-    with (
-        open(directory / TOKENS, "wb") as tokens,
-        open(directory / CONTINUES, "wb") as continuations,
-    ):
-        for ids, chunk_lengths, continues in chunks:
-            if not len(ids):
-                continue
-            lengths.append(chunk_lengths[chunk_lengths > 0])
-            largest = max(largest, int(ids.max()))
-            tokens.write(np.ascontiguousarray(ids, "<i4").data)
-            if continues is not None:
-                has_continues = True
-                continuations.write(np.ascontiguousarray(continues, np.uint8).data)
-        for stream in (tokens, continuations):
-            stream.flush()
-            os.fsync(stream.fileno())
-    if not lengths:
-        raise DataError("no document is left: every one of them is blank or has no tokens")
-    if not has_continues:
-        (directory / CONTINUES).unlink()
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype="<i8")]).astype("<i8")
-    with open(directory / OFFSETS, "wb") as stream:
-        stream.write(offsets.data)
-        os.fsync(stream.fileno())
-    return {
-        "documents": len(offsets) - 1,
-        "tokens": int(offsets[-1]),
-        "largest_id": largest,
-        "continues": has_continues,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from hfseq.data.store import TokenStore
 from hfseq.data.tokenize import Encoder
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+    from transformers import PreTrainedTokenizerBase
 
 CHUNK = 256  # documents read and tokenised at a time
 
@@ -33,8 +37,8 @@ class StreamingBatches:
 
     def __init__(
         self,
-        dataset: Any,
-        tokenizer: Any,
+        dataset: Dataset | IterableDataset,
+        tokenizer: PreTrainedTokenizerBase,
         text_column: str,
         length: int,
         batch_size: int,
@@ -50,11 +54,8 @@ class StreamingBatches:
         self.source = _Source(dataset, text_column, seed, shuffle)
         limit = length if line_by_line else None
         self.encode = Encoder(tokenizer, limit, keep_blank, append_eos)
-        self.pad_token_id, self.length, self.line_by_line = (
-            pad_token_id(tokenizer),
-            length,
-            line_by_line,
-        )
+        self.pad_token_id = pad_token_id(tokenizer)
+        self.length, self.line_by_line = length, line_by_line
         self.cross_documents = cross_documents
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.block_rows = max(1, block_rows // batch_size) * batch_size
@@ -170,7 +171,7 @@ class StreamingBatches:
 class _Source:
     """Documents of an IterableDataset, shard after shard, from any state that it has given."""
 
-    def __init__(self, dataset: Any, column: str, seed: int, shuffle: bool):
+    def __init__(self, dataset: Dataset | IterableDataset, column: str, seed: int, shuffle: bool):
         if hasattr(dataset, "to_iterable_dataset"):
             dataset = dataset.to_iterable_dataset()
         self.dataset, self.column, self.seed = dataset, column, seed

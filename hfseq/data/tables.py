@@ -201,7 +201,16 @@ def _table_of_cells(source: TableFile, arguments: ClassificationArguments) -> Ta
             )
     if not rows:
         raise DataError(f"{source.origin} is empty; give a file with examples in it")
-    cola = source.kind == ".tsv" and _is_cola(rows, arguments)
+    # CoLA's own files: a source, 0 or 1, the author's mark, a sentence; no header.
+    named = arguments.sentence1_column or arguments.sentence2_column or arguments.label_column
+    cola = (
+        source.kind == ".tsv"
+        and not (named or arguments.header or arguments.task_name not in (None, "cola"))
+        and all(
+            len(row) == 4 and row[1] in ("0", "1") and not any(map(str.isalnum, row[2]))
+            for row in rows
+        )
+    )
     if cola:
         names: tuple[str, ...] = COLA
     elif arguments.header is False or (arguments.header is None and arguments.by_number):
@@ -226,16 +235,6 @@ def _table_of_cells(source: TableFile, arguments: ClassificationArguments) -> Ta
         )
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
     return Table(columns, source.origin, numbers, "cola" if cola else None)
-
-
-def _is_cola(rows: list[list[str]], arguments: ClassificationArguments) -> bool:
-    """Recognise CoLA's own files: a source, 0 or 1, the author's mark, a sentence; no header."""
-    named = arguments.sentence1_column or arguments.sentence2_column or arguments.label_column
-    if named or arguments.header or arguments.task_name not in (None, "cola"):
-        return False
-    return all(
-        len(row) == 4 and row[1] in ("0", "1") and not any(map(str.isalnum, row[2])) for row in rows
-    )
 
 
 def column_number(name: str | None, count: int) -> int | None:

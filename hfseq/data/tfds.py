@@ -11,11 +11,10 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from hfseq import errors
-from hfseq.data import files as data_files
-from hfseq.data.files import open_binary
+from hfseq.data import files
+from hfseq.data.arguments import SPLITS, TranslationArguments
 from hfseq.data.tables import Pair, PairColumns, Part, choose_columns
 from hfseq.errors import DataError, UsageError, nearest
 
@@ -28,7 +27,7 @@ def read_records(file: str, flag: str) -> Iterator[bytes]:
     """
     number = 0
     try:
-        with open_binary(file) as stream:
+        with files.open_binary(file) as stream:
             while header := stream.read(12):
                 number += 1
                 known = struct.pack("<I", masked_crc32c(header[:8]))
@@ -92,7 +91,12 @@ def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
     while at < end:
         tag, at = _varint(data, at)
         if tag & 7 != 2:
-            at = _skip(data, at, tag & 7)
+            if tag & 7 == 0:
+                at = _varint(data, at)[1]
+            elif tag & 7 in (1, 5):
+                at += 8 if tag & 7 == 1 else 4
+            else:
+                raise ValueError(f"a field of the unknown kind {tag & 7}")
             continue
         length, at = _varint(data, at)
         if at + length > end:
@@ -100,14 +104,6 @@ def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
         found.append((tag >> 3, at, at + length))
         at += length
     return found
-
-
-def _skip(data: bytes, at: int, kind: int) -> int:
-    if kind == 0:
-        return _varint(data, at)[1]
-    if kind in (1, 5):
-        return at + (8 if kind == 1 else 4)
-    raise ValueError(f"a field of the unknown kind {kind}")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -129,9 +125,6 @@ PREFIX = "tfds:"
 INFO = "dataset_info.json"
 
 
-SPLITS = ("train", "validation", "test")
-
-
 TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
@@ -140,7 +133,9 @@ _NAME = re.compile(
 )
 
 
-def origins(name: str, flag: str, arguments: Any) -> dict[str, tuple[list[Part], PairColumns]]:
+def origins(
+    name: str, flag: str, arguments: TranslationArguments
+) -> dict[str, tuple[list[Part], PairColumns]]:
     """Return how to read the splits of ``tfds:NAME/CONFIG[:VERSION]``.
 
     Raises:
@@ -154,7 +149,9 @@ def origins(name: str, flag: str, arguments: Any) -> dict[str, tuple[list[Part],
     return {found: dataset.origin(found, arguments) for found in splits}
 
 
-def origin(name: str, flag: str, arguments: Any, split: str) -> tuple[list[Part], PairColumns]:
+def origin(
+    name: str, flag: str, arguments: TranslationArguments, split: str
+) -> tuple[list[Part], PairColumns]:
     """Return how to read one split: the one after ``#`` in ``name``, else ``split``."""
     dataset, asked = _find(name, flag)
     return dataset.origin(asked or split, arguments)
@@ -205,7 +202,7 @@ class _Prepared:
         self.directory, self.flag = directory, flag
         file = f"{directory}/{INFO}"
         try:
-            self.info = errors.parse_json("".join(data_files.read_lines(file, flag)))
+            self.info = errors.parse_json("".join(files.read_lines(file, flag)))
             self.splits = {split["name"]: split for split in self.info["splits"]}
             if not all(isinstance(name, str) for name in self.splits):
                 raise TypeError("a split's name is no text")
@@ -218,7 +215,7 @@ class _Prepared:
             f"{self.flag}: {self.directory}/{INFO} is not the description of a dataset"
         )
 
-    def origin(self, split: str, arguments: Any) -> tuple[list[Part], PairColumns]:
+    def origin(self, split: str, arguments: TranslationArguments) -> tuple[list[Part], PairColumns]:
         """Return how to read a split, and its languages; the dataset's own source comes first."""
         if split not in self.splits:
             raise DataError(
@@ -259,18 +256,14 @@ class _Prepared:
                 "DATASET": self.info["name"], "SPLIT": split, "FILEFORMAT": self.format,
                 "SHARD_X_OF_Y": f"{index}-of-{number}", "SHARD_INDEX": index, "NUM_SHARDS": number,
             }  # fmt: skip
-            name = _filled(template, values)
+            # Not with str.format, which reads attributes and pads to any width.
+            name = re.sub(r"\{(\w+)\}", lambda match, values=values: values[match[1]], template)
             if re.search(r"[/\\\0]|^\.*$", name):
                 raise DataError(
                     f"{self.flag}: {self.directory}/{INFO} names the file {name!r:.80}: files "
                     "must lie beside it"
                 )
             yield name
-
-
-def _filled(template: str, values: dict[str, str]) -> str:
-    """Fill in names; not with str.format, which reads attributes and pads to any width."""
-    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], template)
 
 
 @dataclass(frozen=True)
@@ -283,7 +276,7 @@ class _Records:
 
     def part(self, sides: PairColumns) -> Part:
         try:
-            key = [*data_files.identity(self.file), sides.source, sides.target]
+            key = [*files.identity(self.file), sides.source, sides.target]
         except FileNotFoundError:
             raise DataError(
                 f"{self.flag}: {self.file} is missing; prepare the dataset anew"
@@ -321,7 +314,7 @@ class _Foreign:
     flag: str
 
     def part(self, sides: PairColumns) -> Part:
-        info = data_files.identity(f"{self.directory}/{INFO}")
+        info = files.identity(f"{self.directory}/{INFO}")
         key = [*info, self.split, sides.source, sides.target]
         name = f"{self.flag} {self.directory} ({self.split})"
         return Part(name, key, partial(_pairs, self, sides), "record")

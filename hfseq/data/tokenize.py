@@ -162,8 +162,14 @@ class Encoder:
         if self.bytes is not None:
             return self._bytes(texts, self.bytes)
         rows: list[list[int]] = []
-        for batch in _by_size(texts):
-            rows += self._rows(batch)
+        batch: list[str] = []
+        size = 0
+        for number, text in enumerate(texts, 1):
+            batch.append(text)
+            size += len(text)
+            if size >= CHARACTERS or number == len(texts):  # a thousand books would not fit
+                rows += self._rows(batch)
+                batch, size = [], 0
         if self.append_eos:
             end = self.tokenizer.eos_token_id
             room = None if self.max_length is None else self.max_length - 1
@@ -195,19 +201,6 @@ class Encoder:
         rows = [encoding.ids for encoding in backend.encode_batch_fast(texts)]
         backend.no_truncation()
         return rows
-
-
-def _by_size(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Cut texts into lists of about CHARACTERS: a thousand books at once would not fit."""
-    batch, size = [], 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> Any:

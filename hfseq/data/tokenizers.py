@@ -173,9 +173,51 @@ def train_backend(
     """Train a ``tokenizers.Tokenizer``; see ``train_tokenizer``."""
     import sys
 
-    from tokenizers import AddedToken, processors
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )  # fmt: skip
 
-    tokenizer, trainer_class, options = _untrained(spec, algorithm, lowercase, normalizer)
+    if isinstance(normalizer, str):
+        names = ("nfc", "nfkc", "nfd", "nfkd")
+        if normalizer.lower() not in names:
+            raise UsageError(f"--normalizer {normalizer}: one of {', '.join(names)}")
+        normalizer = getattr(normalizers, normalizer.upper())()
+    steps = [normalizer] if normalizer else []
+    trainer_class: Callable[..., Any]
+    options: dict[str, Any]
+    if algorithm == "bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer_class, options = (
+            trainers.BpeTrainer,
+            {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()},
+        )
+    elif algorithm == "unigram":
+        tokenizer = Tokenizer(models.Unigram())
+        steps = steps or [normalizers.Nmt(), normalizers.NFKC()]
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        trainer_class, options = trainers.UnigramTrainer, {"unk_token": spec.unknown}
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token=spec.unknown))
+        steps.append(normalizers.BertNormalizer(lowercase=lowercase))
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        trainer_class, options = trainers.WordPieceTrainer, {"continuing_subword_prefix": "##"}
+    if lowercase and algorithm != "wordpiece":
+        steps.append(normalizers.Lowercase())
+    if steps:
+        tokenizer.normalizer = normalizers.Sequence(steps)
     least = len(spec.first) + len(spec.last) + len(options.get("initial_alphabet", ()))
     if vocab_size <= least:
         raise UsageError(
@@ -214,48 +256,6 @@ def train_backend(
         bytes_trimmed = [processors.ByteLevel(trim_offsets=True)] if algorithm == "bpe" else []
         tokenizer.post_processor = processors.Sequence([*bytes_trimmed, template])
     return tokenizer
-
-
-def _untrained(
-    spec: Family, algorithm: str, lowercase: bool, normalizer: str | Normalizer | None
-) -> tuple[Any, Callable, dict]:
-    """Return an empty tokenizer, its trainer class, and the options the trainer needs."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    if isinstance(normalizer, str):
-        names = ("nfc", "nfkc", "nfd", "nfkd")
-        if normalizer.lower() not in names:
-            raise UsageError(f"--normalizer {normalizer}: one of {', '.join(names)}")
-        normalizer = getattr(normalizers, normalizer.upper())()
-    steps = [normalizer] if normalizer else []
-    trainer: Any
-    options: dict[str, Any]
-    if algorithm == "bpe":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer, options = (
-            trainers.BpeTrainer,
-            {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()},
-        )
-    elif algorithm == "unigram":
-        tokenizer = Tokenizer(models.Unigram())
-        steps = steps or [normalizers.Nmt(), normalizers.NFKC()]
-        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.Metaspace()
-        trainer, options = trainers.UnigramTrainer, {"unk_token": spec.unknown}
-    else:
-        tokenizer = Tokenizer(models.WordPiece(unk_token=spec.unknown))
-        steps.append(normalizers.BertNormalizer(lowercase=lowercase))
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = decoders.WordPiece()
-        trainer, options = trainers.WordPieceTrainer, {"continuing_subword_prefix": "##"}
-    if lowercase and algorithm != "wordpiece":
-        steps.append(normalizers.Lowercase())
-    if steps:
-        tokenizer.normalizer = normalizers.Sequence(steps)
-    return tokenizer, trainer, options
 
 
 def wrap(
@@ -352,35 +352,42 @@ def joint_tokenizer(
     Raises:
         UsageError: an unknown algorithm, or a size that does not hold the characters.
     """
-    from tokenizers import normalizers
+    from tokenizers import decoders, normalizers, pre_tokenizers
 
     if algorithm not in JOINT_ALGORITHMS:
         raise UsageError(f"--tokenizer_algorithm {algorithm}: one of {', '.join(JOINT_ALGORITHMS)}")
     # Not NFKC: it would turn "…" into "...", "½" into "1⁄2", and references are not so written.
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFC()])
-    texts = _first_characters(texts, max_corpus_chars)
-    if algorithm == "bpe":  # see _spaced
-        texts = ([f" {text}" for text in batch] for batch in texts)
+
+    def beginning() -> Iterator[list[str]]:
+        left = max_corpus_chars
+        for batch in texts:
+            kept = []
+            for text in batch:
+                if left <= 0:
+                    break
+                kept.append((" " if algorithm == "bpe" else "") + text[:left])
+                left -= len(text)
+            if kept:
+                yield kept
+            if left <= 0:
+                return
+
     backend = train_backend(
-        texts, FAMILY, algorithm, vocab_size, normalizer=normalizer, show_progress=show_progress
+        beginning(),
+        FAMILY,
+        algorithm,
+        vocab_size,
+        normalizer=normalizer,
+        show_progress=show_progress,
     )
-    backend = _reproducible(backend) if algorithm == "unigram" else _spaced(backend)
+    if algorithm == "unigram":
+        backend = _reproducible(backend)
+    else:  # a text begins with a space, so that a word is the same piece wherever it stands
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     tokenizer = wrap(backend, FAMILY, "translation", model_max_length)
     return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
-
-
-def _first_characters(texts: Iterable[list[str]], count: int) -> Iterator[list[str]]:
-    for batch in texts:
-        kept = []
-        for text in batch:
-            if count <= 0:
-                break
-            kept.append(text[:count])
-            count -= len(text)
-        if kept:
-            yield kept
-        if count <= 0:
-            return
 
 
 def _reproducible(backend: Tokenizer) -> Tokenizer:
@@ -405,15 +412,6 @@ def _reproducible(backend: Tokenizer) -> Tokenizer:
     scored.sort(key=lambda entry: (-entry[1], entry[0]))
     state["model"]["vocab"] = special + scored
     return Tokenizer.from_str(json.dumps(state))
-
-
-def _spaced(backend: Tokenizer) -> Tokenizer:
-    """Begin a byte-level text with a space, so that a word is the same piece wherever it stands."""
-    from tokenizers import decoders, pre_tokenizers
-
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    return backend
 
 
 WORDS = Family(
@@ -466,6 +464,14 @@ def vocabulary_in(
         DataError: there is no tokenizer, and no training pair to make it of.
     """
 
+    def texts(pairs: Dataset) -> Iterator[list[str]]:
+        # Both sides in turns, so that a limit takes as much of either; files are often sorted.
+        count = -(-len(pairs) // BATCH)
+        for number in permute(np.arange(count), count, derive("vocabulary")).tolist():
+            batch = pairs[number * BATCH : (number + 1) * BATCH]
+            yield batch["source"]
+            yield batch["target"]
+
     def make(temporary: Path) -> None:
         splits = load()
         if "train" not in splits:
@@ -474,20 +480,11 @@ def vocabulary_in(
                 "--train_file or --tokenizer_name"
             )
         joint_tokenizer(
-            _texts(splits["train"]), arguments.tokenizer_algorithm, arguments.vocab_size,
+            texts(splits["train"]), arguments.tokenizer_algorithm, arguments.vocab_size,
             output_dir=temporary, max_corpus_chars=arguments.max_corpus_chars,
         )  # fmt: skip
 
     return once(folder, make)
-
-
-def _texts(pairs: Dataset) -> Iterator[list[str]]:
-    """Both sides in turns, so that a limit takes as much of either; files are often sorted."""
-    count = -(-len(pairs) // BATCH)
-    for number in permute(np.arange(count), count, derive("vocabulary")).tolist():
-        batch = pairs[number * BATCH : (number + 1) * BATCH]
-        yield batch["source"]
-        yield batch["target"]
 
 
 def once(folder: Path, make: Callable[[Path], None]) -> PreTrainedTokenizerBase:

@@ -1,11 +1,11 @@
-"""What an objective is."""
+"""What an objective is: it turns rows into batches, and batches into sums that are divided once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,48 @@ import numpy as np
 from hfseq.data import tokenize
 from hfseq.data.arguments import TextArguments
 from hfseq.data.batches import LineRows, PackedRows, RowRandom, Rows
-from hfseq.data.sources import ImageRows, Images, RawText, load_splits
-from hfseq.data.store import TokenStore
+from hfseq.data.sources import ImageRows, Images, RawText, Splits, load_splits
 from hfseq.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.modeling import FlaxPreTrainedModel
+    from hfseq.plugins import Plugins
+
+#: A batch on the host, and on devices: arrays whose first axis is rows, or groups of them.
+Arrays = dict[str, np.ndarray]
+Batch = Mapping[str, jax.Array]
+#: A tree of parameters, or of the collections beside them, by name.
+Params = Mapping[str, Any]
+#: What a model was given, and what it answered.
+Sample = tuple[str, str]
+
+
+class LossExtra(TypedDict, total=False):
+    """What a loss returns beside its sum and count.
+
+    totals: sums by name; a "loss" among them is reported instead of what is minimised; in
+    evaluation also arrays with an entry for each row, which :meth:`Objective.row_metrics` gets for
+    the whole split. extra: the collections after the call. memory: what the model knows after the
+    batch, where the batch has a "memory" of before. divisor: what the sum is divided by, if not by
+    the number of targets.
+    """
+
+    totals: dict[str, jax.Array]
+    extra: Params
+    memory: Params
+    divisor: jax.Array
+
+
+#: What is minimised (a sum), the number of targets, and what else is new.
+Loss = tuple[jax.Array, jax.Array, LossExtra]
 
 
 def text_row_length(
     data: TextArguments,
     limit: int | None,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     longest: int,
     natural: int | None = None,
 ) -> int:
@@ -45,7 +78,12 @@ def text_row_length(
 
 
 def text_rows(
-    data: TextArguments, tokenizer: Any, splits: Any, split: str, length: int, cross: bool
+    data: TextArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    splits: Splits,
+    split: str,
+    length: int,
+    cross: bool,
 ) -> tuple[Rows, dict[str, Any]]:
     """Tokenise a split into packed rows, or a row a line; returns facts on it, too."""
     column, dataset = splits.text_column, splits[split]
@@ -53,48 +91,38 @@ def text_rows(
         rows = ImageRows(dataset, tokenizer, length)
         total = len(dataset) * dataset.size
         return rows, {"documents": len(dataset), "tokens": total, "bytes": total}
+    evaluated = split != "train"
+    words, by_bytes = (
+        evaluated and getattr(data, name, False) for name in ("word_perplexity", "bits_per_byte")
+    )
+    ends = getattr(data, "count_line_ends", True)
+    facts: dict[str, Any] = {}  # what the metrics of an evaluation divide by
     if isinstance(dataset, RawText):
         store = tokenize.tokenize_raw(
             dataset, tokenizer, data.cache_directory, data.overwrite_cache
         )
-        return PackedRows(store, length, cross), _facts(data, split, dataset, column, store)
-    if not hasattr(dataset, "__len__"):  # a streamed validation split is read once
-        dataset = _materialise(dataset)
-    store = tokenize.tokenize(
-        dataset, tokenizer, column, cache_dir=data.cache_directory,
-        line_by_line=data.line_by_line, max_length=length, num_proc=data.preprocessing_num_workers,
-        overwrite=data.overwrite_cache, keep_blank=data.keep_blank,
-        append_eos=getattr(data, "append_eos", False), description=f"Tokenising {split}",
-    )  # fmt: skip
-    facts = _facts(data, split, dataset, column, store)
-    if data.line_by_line:
+        facts |= {"words": dataset.count_words(ends)} if words else {}
+        facts["bytes"] = len(dataset)
+    else:
+        if not hasattr(dataset, "__len__"):  # a streamed validation split is read once
+            from datasets import Dataset
+
+            dataset = Dataset.from_list(list(dataset))
+        store = tokenize.tokenize(
+            dataset, tokenizer, column, cache_dir=data.cache_directory,
+            line_by_line=data.line_by_line, max_length=length,
+            num_proc=data.preprocessing_num_workers, overwrite=data.overwrite_cache,
+            keep_blank=data.keep_blank, append_eos=getattr(data, "append_eos", False),
+            description=f"Tokenising {split}",
+        )  # fmt: skip
+        if words:
+            facts["words"] = tokenize.count_words(dataset, column, data.keep_blank, ends)
+        if by_bytes:
+            facts["bytes"] = tokenize.count_bytes(dataset, column, data.keep_blank)
+    facts = {"documents": len(store), "tokens": store.total_tokens} | facts
+    if data.line_by_line:  # which raw text refuses
         return LineRows(store, length, data.pad_to_max_length), facts
     return PackedRows(store, length, cross), facts
-
-
-def _facts(
-    data: TextArguments, split: str, dataset: Any, column: str, store: TokenStore
-) -> dict[str, Any]:
-    """Count what the metrics of an evaluation divide by."""
-    facts = {"documents": len(store), "tokens": store.total_tokens}
-    raw = isinstance(dataset, RawText)
-    if split != "train" and getattr(data, "word_perplexity", False):
-        ends = getattr(data, "count_line_ends", True)
-        facts["words"] = (
-            dataset.count_words(ends) if raw
-            else tokenize.count_words(dataset, column, data.keep_blank, ends)
-        )  # fmt: skip
-    if raw:
-        facts["bytes"] = len(dataset)
-    elif split != "train" and getattr(data, "bits_per_byte", False):
-        facts["bytes"] = tokenize.count_bytes(dataset, column, data.keep_blank)
-    return facts
-
-
-def _materialise(stream: Any) -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_list(list(stream))
 
 
 class Texts(NamedTuple):
@@ -131,29 +159,37 @@ class Objective:
     # Whether `loss` takes a "memory" of the windows before and returns the one after this.
     carries_state: ClassVar[bool] = False
 
-    def __init__(self, arguments: Any, tokenizer: Any, config: Any):
+    arguments: TextArguments
+
+    def __init__(
+        self, arguments: TextArguments, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+    ):
         self.arguments, self.tokenizer, self.config = arguments, tokenizer, config
 
     @classmethod
-    def configure(cls, config: Any, tokenizer: Any, fresh: bool) -> None:
+    def configure(
+        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, fresh: bool
+    ) -> None:
         """Set what the objective needs in ``config`` (``fresh``: no weights are loaded)."""
 
     @classmethod
-    def configure_data(cls, config: Any, arguments: Any, plugins: Any) -> None:
+    def configure_data(
+        cls, config: PreTrainedConfig, arguments: TextArguments, plugins: Plugins | None
+    ) -> None:
         """Set what the data decides in ``config``, e.g. its classes, before the model is made."""
 
     @classmethod
-    def make_tokenizer(cls, arguments: Any, folder: Path, plugins: Any) -> Any:
+    def make_tokenizer(cls, arguments: TextArguments, folder: Path, plugins: Plugins | None) -> Any:
         """Return the tokenizer of a run that names none, or None where one must be named.
 
         ``arguments`` are the data flags, ``folder`` is where the run leaves its model.
         """
         return None
 
-    def prepare(self, model: Any) -> None:
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Get to know the model, before any data is read."""
 
-    def load_splits(self, plugins: Any) -> Mapping[str, Any]:
+    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
         """Load "train" and "validation" (either may be absent), as the flags say."""
         return load_splits(self.arguments, plugins)
 
@@ -161,17 +197,21 @@ class Objective:
         """Return how many tokens the model is to see, with a position table of ``limit``."""
         return text_row_length(self.arguments, limit, self.tokenizer, self.default_length)
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(
+        self, splits: Mapping[str, Any], split: str, length: int
+    ) -> tuple[Rows, dict[str, Any]]:
         """Tokenise a split into rows of ``length`` tokens of text; returns facts on it, too."""
         return text_rows(
             self.arguments, self.tokenizer, splits, split, length, self.cross_documents
         )
 
-    def write_texts(self, model: Any, params: Any, split: str) -> Texts | None:
+    def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
         """Let the model write texts for a split that :meth:`load_splits` gave, and judge them."""
         return None
 
-    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[tuple[str, str]]:
+    def samples(
+        self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
+    ) -> list[Sample]:
         """Return up to ``count`` pairs of what the model was given and what it answered.
 
         ``rows`` are of :meth:`make_rows`; the pairs are for the card.
@@ -191,9 +231,7 @@ class Objective:
         """Return the decoder's positions for a row that the encoder sees ``length`` of, or 0."""
         return 0
 
-    def collate(
-        self, rows: dict[str, np.ndarray], random: Any, groups: int
-    ) -> dict[str, np.ndarray]:
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Turn fetched rows into a batch of arrays whose first axis is rows, or ``groups``.
 
         What is drawn from ``random`` for a row must depend on that row alone.
@@ -202,20 +240,17 @@ class Objective:
 
     def loss(
         self,
-        model: Any,
-        params: Any,
-        batch: dict[str, jax.Array],
-        rngs: Any,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
         train: bool,
-        extra: Any = None,
-    ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-        """Return what is minimised (a sum), the number of targets, and a dict of what else is new.
+        extra: Params | None = None,
+    ) -> Loss:
+        """Return what is minimised (a sum), the number of targets, and what else is new.
 
-        The dict may have ``totals`` (sums by name; a "loss" among them is reported instead of what
-        is minimised; in evaluation also arrays with an entry for each row, which
-        :meth:`row_metrics` gets for the whole split), ``extra`` (the collections after the call),
-        ``memory`` (what the model knows after the batch, where the batch has a "memory" of
-        before), and ``divisor`` (what the sum is divided by, if not by the number of targets).
+        Called under ``jit`` and ``grad``. ``params`` are what is differentiated, ``rngs`` the key
+        of dropout, ``extra`` the collections beside the parameters (the model's own by default).
         """
         raise NotImplementedError
 
@@ -224,10 +259,12 @@ class Objective:
 
         An evaluation's may hold ``words``, ``bytes`` and ``tokens`` of the text that it is of.
         """
-        loss = totals["loss"] / max(totals["count"], 1)
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        count = max(totals["count"], 1)
+        loss = totals["loss"] / count
+        found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        return found | ({"accuracy": totals["correct"] / count} if "correct" in totals else {})
 
-    def row_metrics(self, rows: dict[str, np.ndarray], split: str) -> dict[str, float]:
+    def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Return metrics that are no sums, from arrays with an entry for each row of the split."""
         return {}
 
@@ -235,10 +272,10 @@ class Objective:
         """Return the names of all metrics of a split; None where that is not known beforehand."""
         return None
 
-    def save_predictions(self, rows: dict[str, np.ndarray], split: str, folder: Path) -> None:
+    def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
         """Write what was predicted for the rows of a split into the run's ``folder``."""
 
-    def tokens(self, rows: dict[str, np.ndarray]) -> int:
+    def tokens(self, rows: Arrays) -> int:
         """Return how many real tokens the rows hold."""
         return int((rows["segment_ids"] > 0)[rows["valid"]].sum())
 
@@ -247,97 +284,26 @@ class Objective:
         return 1.0
 
 
-def visible(model: Any, segment_ids: jax.Array, prefix: str = "") -> dict[str, jax.Array]:
+def visible(
+    model: FlaxPreTrainedModel, segment_ids: jax.Array, prefix: str = ""
+) -> dict[str, jax.Array]:
     """Say which tokens are real and, to models that take it, which document each belongs to."""
     inputs = {f"{prefix}attention_mask": (segment_ids > 0).astype(jnp.int32)}
     name = f"{prefix}segment_ids"
     return inputs | ({name: segment_ids} if model.takes(name) else {})
 
 
-#: Tokens of a row that an example shows, and that a model writes for it.
-SHOWN, WRITTEN = 32, 32
+#: Tokens of a row that a sample shows.
+SHOWN = 32
 
 
-GUESSES = 3
-
-
-Sample = tuple[str, str]
-
-
-def pick(rows: Any, count: int) -> dict[str, np.ndarray]:
+def sample_rows(rows: Rows, count: int) -> Arrays:
     """Return the beginnings of ``count`` rows spread over ``rows``, cut where a document ends.
 
     "input_ids" and "segment_ids" (1 on what is shown, 0 after it) are int32 (count, width).
     """
-    places = sorted({number * len(rows) // count for number in range(count)})
-    fetched = rows.fetch(np.array(places, np.int64))
+    chosen = sorted({number * len(rows) // count for number in range(count)})
+    fetched = rows.fetch(np.array(chosen, np.int64))
     ids, segments = (fetched[name][:, :SHOWN] for name in ("input_ids", "segment_ids"))
     shown = (segments > 0) & (segments == segments[:, :1])
     return {"input_ids": ids, "segment_ids": shown.astype(np.int32)}
-
-
-def filled(model: Any, params: Any, tokenizer: Any, rows: Any, special: np.ndarray) -> list[Sample]:
-    """Hide a token in the middle of each row and let the model guess it."""
-    ids, shown = rows["input_ids"].copy(), rows["segment_ids"] > 0
-    ordinary = shown & ~special[ids]
-    kept = ordinary.any(axis=1)
-    ids, shown, ordinary = ids[kept], shown[kept], ordinary[kept]
-    if not len(ids):
-        return []
-    hidden = [int(np.flatnonzero(row)[row.sum() // 2]) for row in ordinary]
-    row_numbers = np.arange(len(ids))
-    ids[row_numbers, hidden] = tokenizer.mask_token_id
-    logits = model(ids, attention_mask=shown.astype(np.int32), params=params).logits
-    chances = np.asarray(jax.nn.softmax(logits[row_numbers, np.array(hidden)], axis=-1))
-    best = np.argsort(-chances, axis=-1)[:, :GUESSES].tolist()
-    visible = ordinary | (ids == tokenizer.mask_token_id)
-    return [
-        (
-            tokenizer.decode(row[mask].tolist()).strip(),
-            ", ".join(f"{tokenizer.decode([i]).strip()} ({chance[i]:.0%})" for i in guesses),
-        )
-        for row, mask, guesses, chance in zip(ids, visible, best, chances, strict=True)
-    ]
-
-
-def continued(model: Any, params: Any, tokenizer: Any, rows: Any) -> list[Sample]:
-    """Let the model go on, greedily, where the first half of each row ends."""
-    lengths = np.maximum(rows["segment_ids"].sum(axis=1) // 2, 1)
-    limit = model.max_length()
-    most = WRITTEN if limit is None else min(WRITTEN, limit - int(lengths.max()))
-    if most < 1:
-        return []
-    samples = []
-    for ids, length in zip(rows["input_ids"], lengths, strict=True):
-        prompt = ids[None, :length]
-        made = model.generate(
-            prompt, params=params, max_new_tokens=most, do_sample=False, num_beams=1
-        ).sequences
-        texts = [
-            tokenizer.decode(np.asarray(part).tolist(), skip_special_tokens=True).strip()
-            for part in (prompt[0], made[0, length:])
-        ]
-        samples.append((texts[0], texts[1]))
-    return samples
-
-
-def restored(model: Any, params: Any, objective: Any, rows: Any) -> list[Sample]:
-    """Noise the rows as in training and let the model write what they were, greedily."""
-    tokenizer = objective.tokenizer
-    batch = objective.collate(dict(rows), RowRandom(0, 0, np.arange(len(rows["input_ids"]))), 1)
-    inputs, real = batch["input_ids"], batch["segment_ids"] > 0
-    limit = model.max_length()
-    most = 2 * SHOWN if limit is None else min(2 * SHOWN, limit - 1)
-    made = model.generate(
-        inputs, attention_mask=real.astype(np.int32), params=params, max_new_tokens=most,
-        do_sample=False, num_beams=1,
-    ).sequences  # fmt: skip
-    roles = ("bos", "eos", "pad")
-    # Masks and sentinels are what the task is about: they are shown.
-    unseen = {getattr(tokenizer, f"{role}_token_id") for role in roles}
-    unseen.add(getattr(model.config, "decoder_start_token_id", None))
-
-    def text(ids: np.ndarray) -> str:
-        return tokenizer.decode([i for i in np.asarray(ids).tolist() if i not in unseen]).strip()
-
-    return [(text(row[mask]), text(out)) for row, mask, out in zip(inputs, real, made, strict=True)]

@@ -6,14 +6,14 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.arguments import GLUE
-from hfseq.data.batches import IGNORED, Rows
+from hfseq.data.arguments import GLUE, ClassificationArguments
+from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.classification import (
     ExampleRows,
     Labels,
@@ -23,9 +23,15 @@ from hfseq.data.classification import (
     words_in,
 )
 from hfseq.errors import UsageError, write_whole
-from hfseq.objectives.base import Objective
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.metrics import Metric, judge, load_metric
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.modeling import FlaxPreTrainedModel
+    from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
 
@@ -48,53 +54,60 @@ class Classification(Objective):
     predicts = True
     judges_test = True
 
-    def __init__(self, arguments: Any, tokenizer: Any, config: Any):
+    arguments: ClassificationArguments
+
+    def __init__(
+        self,
+        arguments: ClassificationArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PreTrainedConfig,
+    ):
         super().__init__(arguments, tokenizer, config)
         self.splits = load_examples(arguments)
         self.regression = config.problem_type == "regression"
         names = None if self.regression else [config.id2label[i] for i in range(config.num_labels)]
         self.labels = Labels(names, by_number="train" not in self.splits)
         self.sums = () if self.regression else ("correct",)  # type: ignore[misc]
-        self.metric_names = self._metric_names()
-        self.scores = [load_metric(name) for name in self.metric_names]
-        self._check_metrics()
-        self.types = False
-        self._numbers: dict[str, np.ndarray] = {}  # the labels of each split
-
-    def _metric_names(self) -> tuple[str, ...]:
         task = GLUE.get(self.splits.task or "")
-        if self.arguments.metrics:
-            return tuple(self.arguments.metrics)
-        if task:
-            return task.metrics
-        if self.regression:
-            return NUMBERS
-        return TWO_CLASSES if self.config.num_labels == 2 else MORE_CLASSES
-
-    def _check_metrics(self) -> None:
-        """Refuse metrics that the first evaluation would stumble over."""
-        own = [metric for metric in self.scores if isinstance(metric, Metric)]
-        for metric in own:
+        self.metric_names: tuple[str, ...]
+        if arguments.metrics:
+            self.metric_names = tuple(arguments.metrics)
+        elif task:
+            self.metric_names = task.metrics
+        elif self.regression:
+            self.metric_names = NUMBERS
+        else:
+            self.metric_names = TWO_CLASSES if config.num_labels == 2 else MORE_CLASSES
+        self.scores = [load_metric(name) for name in self.metric_names]
+        for metric in self.scores:  # which the first evaluation would stumble over
+            if not isinstance(metric, Metric):
+                continue
             if self.regression and not metric.of_numbers:
                 raise UsageError(
                     f"--metrics {metric.name} is of classes, and numbers are predicted here: give "
                     f"{', '.join(NUMBERS)}, or --task_type classification"
                 )
-            if metric.name == "f1" and self.config.num_labels > 2:
+            if metric.name == "f1" and config.num_labels > 2:
                 raise UsageError(
-                    f"--metrics f1 is of two classes and there are {self.config.num_labels}: use "
+                    f"--metrics f1 is of two classes and there are {config.num_labels}: use "
                     "f1_macro"
                 )
+        self.types = False
+        self._numbers: dict[str, np.ndarray] = {}  # the labels of each split
 
     @classmethod
-    def make_tokenizer(cls, arguments: Any, folder: Path, plugins: Any) -> Any:
+    def make_tokenizer(
+        cls, arguments: ClassificationArguments, folder: Path, plugins: Plugins | None
+    ) -> PreTrainedTokenizerBase | None:
         """Load the words that the run found when it first began, or find them, if it may."""
         if arguments.vocabulary is None:
             return None
         return words_in(folder, arguments, lambda: load_examples(arguments, plugins))
 
     @classmethod
-    def configure_data(cls, config: Any, arguments: Any, plugins: Any) -> None:
+    def configure_data(
+        cls, config: PreTrainedConfig, arguments: ClassificationArguments, plugins: Plugins | None
+    ) -> None:
         """Let the model have the classes of the data, or one number to predict."""
         splits = load_examples(arguments, plugins)
         if is_regression(splits, arguments, config):
@@ -108,7 +121,7 @@ class Classification(Objective):
             config.label2id = {name: number for number, name in enumerate(names)}
         config.problem_type = "single_label_classification"
 
-    def prepare(self, model: Any) -> None:
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Learn whether the model tells the sentences of a pair apart."""
         pairs = any(examples.second is not None for examples in self.splits.values())
         kinds = getattr(self.config, "type_vocab_size", 0) or 0
@@ -116,11 +129,13 @@ class Classification(Objective):
         given = "token_type_ids" in self.tokenizer.model_input_names
         self.types = pairs and given and kinds > 1 and model.takes("token_type_ids")
 
-    def load_splits(self, plugins: Any) -> Mapping[str, Any]:
+    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
         """Return the examples, which the model's classes were made of already."""
         return self.splits
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(
+        self, splits: Mapping[str, Any], split: str, length: int
+    ) -> tuple[Rows, dict[str, Any]]:
         """Tokenise a split, an example a row; log how many examples each class has."""
         examples = splits[split]
         labels = self._numbers[split] = self.labels.numbers(examples, split)
@@ -131,26 +146,19 @@ class Classification(Objective):
                 "%d of the %d %s examples are longer than %d tokens and were cut",
                 rows.truncated, len(rows), split, length,
             )  # fmt: skip
-        self._log_classes(labels, split)
+        if self.labels.names is not None:
+            counts = Counter(labels.tolist())
+            shown = [f"{name} {counts[number]}" for number, name in enumerate(self.labels.names)]
+            shown += [f"without a label {counts[IGNORED]}"] if IGNORED in counts else []
+            logger.info("%s: %d examples: %s", split, len(labels), ", ".join(shown))
+        elif len(known := labels[~np.isnan(labels)]):
+            logger.info(
+                "%s: %d examples, numbers from %g to %g, mean %.4g",
+                split, len(labels), known.min(), known.max(), known.mean(),
+            )  # fmt: skip
         return rows, {"documents": len(rows), "tokens": rows.total_tokens}
 
-    def _log_classes(self, labels: np.ndarray, split: str) -> None:
-        if self.labels.names is None:
-            known = labels[~np.isnan(labels)]
-            if len(known):
-                logger.info(
-                    "%s: %d examples, numbers from %g to %g, mean %.4g",
-                    split, len(labels), known.min(), known.max(), known.mean(),
-                )  # fmt: skip
-            return
-        counts = Counter(labels.tolist())
-        shown = [f"{name} {counts[number]}" for number, name in enumerate(self.labels.names)]
-        shown += [f"without a label {counts[IGNORED]}"] if IGNORED in counts else []
-        logger.info("%s: %d examples: %s", split, len(labels), ", ".join(shown))
-
-    def collate(
-        self, rows: dict[str, np.ndarray], random: Any, groups: int
-    ) -> dict[str, np.ndarray]:
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Hide the labels of rows that only fill a batch up."""
         labels = rows["labels"]
         known = ~np.isnan(labels) if self.regression else labels != IGNORED
@@ -164,13 +172,13 @@ class Classification(Objective):
 
     def loss(
         self,
-        model: Any,
-        params: Any,
-        batch: dict[str, jax.Array],
-        rngs: Any,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
         train: bool,
-        extra: Any = None,
-    ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the loss over examples; in evaluation the outputs of each row come along."""
         inputs = {"token_type_ids": batch["token_type_ids"]} if self.types else {}
         mask, counts = batch["attention_mask"], batch["counts"]
@@ -180,33 +188,32 @@ class Classification(Objective):
             batch["input_ids"], attention_mask=mask, params=params, dropout_rng=rngs, train=train,
             extra=model.extra if extra is None else extra, **inputs,
         )  # fmt: skip
-        total, totals = self._sums(output.logits, batch["labels"], counts)
+        logits, labels = output.logits, batch["labels"]
+        totals: dict[str, jax.Array] = {}
+        if self.regression:
+            errors = jnp.where(counts, logits[:, 0].astype(jnp.float32) - labels, 0.0)
+            total = jnp.square(errors).sum()
+        else:
+            total, _, right = cross_entropy(logits, jnp.where(counts, labels, IGNORED))
+            totals["correct"] = right
         count = counts.sum()
         added = getattr(output, "auxiliary_loss", None)
         if train and added is not None:  # a sum over tokens, and this one is over examples
             totals["loss"] = jax.lax.stop_gradient(total)
             total = total + added * count / jnp.maximum(mask.sum(), 1)
         if not train:
-            totals["row_outputs"] = output.logits.astype(jnp.float32)
+            totals["row_outputs"] = logits.astype(jnp.float32)
         return total, count, {"extra": changed, "totals": totals}
-
-    def _sums(
-        self, logits: jax.Array, labels: jax.Array, counts: jax.Array
-    ) -> tuple[jax.Array, dict[str, Any]]:
-        if not self.regression:
-            total, _, right = cross_entropy(logits, jnp.where(counts, labels, IGNORED))
-            return total, {"correct": right}
-        errors = jnp.where(counts, logits[:, 0].astype(jnp.float32) - labels, 0.0)
-        return jnp.square(errors).sum(), {}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Return the loss, and of classes the accuracy; nothing where there were no labels."""
         if not totals["count"]:
             return {}
-        found = {"loss": totals["loss"] / totals["count"]}
-        return found | ({"accuracy": totals["correct"] / totals["count"]} if self.sums else {})
+        found = super().metrics(totals)
+        del found["perplexity"]
+        return found
 
-    def row_metrics(self, rows: dict[str, np.ndarray], split: str) -> dict[str, float]:
+    def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Judge the predictions for a split, and for each of its parts (``in_domain_dev_…``)."""
         outputs = rows["row_outputs"]
         labels = self._numbers[split][: len(outputs)]
@@ -233,21 +240,20 @@ class Classification(Objective):
             return {}
         outputs, labels = outputs[known], labels[known]
         found = judge(self.scores, self.predictions(outputs), labels)
-        return found | ({"loss": self._mean_loss(outputs, labels)} if with_loss else {})
-
-    def _mean_loss(self, outputs: np.ndarray, labels: np.ndarray) -> float:
+        if not with_loss:
+            return found
         wide = outputs.astype(np.float64)
         if self.regression:
-            return float(np.square(wide[:, 0] - labels).mean())
+            return found | {"loss": float(np.square(wide[:, 0] - labels).mean())}
         top = wide.max(1, keepdims=True)
         totals = np.log(np.exp(wide - top).sum(1)) + top[:, 0]
-        return float((totals - wide[np.arange(len(labels)), labels]).mean())
+        return found | {"loss": float((totals - wide[np.arange(len(labels)), labels]).mean())}
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         """Return the class of each row of logits, or its number."""
         return outputs[:, 0] if self.regression else outputs.argmax(1)
 
-    def save_predictions(self, rows: dict[str, np.ndarray], split: str, folder: Path) -> None:
+    def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
         """Write ``test_results_<task>.tsv`` (index, prediction), a file for each part."""
         predictions = self.predictions(rows["row_outputs"])
         names = self.labels.names
@@ -259,7 +265,7 @@ class Classification(Objective):
             lines = [f"{number}\t{shown[row]}\n" for number, row in enumerate(part)]
             write_whole(path, "index\tprediction\n" + "".join(lines))
 
-    def tokens(self, rows: dict[str, np.ndarray]) -> int:
+    def tokens(self, rows: Arrays) -> int:
         """Return how many real tokens the rows hold."""
         return int(rows["segment_ids"][rows["valid"]].sum())
 

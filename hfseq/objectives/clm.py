@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.arguments import has_arrays
-from hfseq.data.batches import IGNORED
+from hfseq.data.arguments import CausalArguments, has_arrays
+from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.sources import is_raw
 from hfseq.errors import UsageError
-from hfseq.objectives import base
-from hfseq.objectives.base import Objective, text_row_length, visible
+from hfseq.objectives.base import (
+    Arrays,
+    Batch,
+    Loss,
+    LossExtra,
+    Objective,
+    Params,
+    Sample,
+    sample_rows,
+    text_row_length,
+    visible,
+)
 from hfseq.objectives.cross_entropy import cross_entropy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.modeling import FlaxPreTrainedModel
+    from hfseq.plugins import Plugins
+
+#: Tokens that the model writes for a sample.
+WRITTEN = 32
 
 
 class CausalLM(Objective):
@@ -36,7 +55,14 @@ class CausalLM(Objective):
     judges_test = True
     carries_state = True
 
-    def __init__(self, arguments: Any, tokenizer: Any, config: Any):
+    arguments: CausalArguments
+
+    def __init__(
+        self,
+        arguments: CausalArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PreTrainedConfig,
+    ):
         super().__init__(arguments, tokenizer, config)
         self.counts_rows = False  # whether the model asks which tokens count in its statistics
         self.first_id = None
@@ -49,19 +75,29 @@ class CausalLM(Objective):
                 )
 
     @classmethod
-    def configure(cls, config: Any, tokenizer: Any, fresh: bool) -> None:
+    def configure(
+        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, fresh: bool
+    ) -> None:
         """Make an encoder (BERT, RoBERTa) a decoder: nothing else could predict the next token."""
         if hasattr(config, "is_decoder"):
             config.is_decoder = True
 
-    def prepare(self, model: Any) -> None:
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Learn whether the model adds to the loss, and what it wants to know of a batch."""
         # A model without statistics has nothing to count, even where it takes inputs of any name.
         self.counts_rows = bool(model.statistics) and model.takes("code_mask")
-        if _adds_loss(model):
+
+        def call(params: Params, extra: Params) -> object:
+            ids, key = jnp.zeros((1, 2), jnp.int32), jax.random.key(0)
+            return model(ids, params=params, extra=extra, dropout_rng=key, train=True)[0]
+
+        if not model.statistics:
+            return
+        output = jax.eval_shape(call, model.params_shape_tree, model.extra_shape_tree)
+        if getattr(output, "auxiliary_loss", None) is not None:
             self.sums = (*type(self).sums, "auxiliary_loss")  # type: ignore[misc]
 
-    def load_splits(self, plugins: Any) -> Mapping[str, Any]:
+    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
         """Load the splits; arrays are opened once."""
         return super().load_splits(plugins) if self._arrays is None else self._arrays
 
@@ -79,15 +115,19 @@ class CausalLM(Objective):
         """Whether a row is one sequence; raw text has no documents, an image is one."""
         return super().cross_documents or is_raw(self.arguments)
 
-    def collate(
-        self, rows: dict[str, np.ndarray], random: Any, groups: int
-    ) -> dict[str, np.ndarray]:
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Set each token's label to its successor, so that every position's logits are used."""
         ids, segments = rows["input_ids"], rows["segment_ids"]
         if self.first_id is not None:
             ids, labels = self._behind(rows, self.first_id)
         else:
-            labels = _following(rows)
+            # The token after each one of the same document.
+            labels = np.full_like(ids, IGNORED)
+            same = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+            labels[:, :-1] = np.where(same, ids[:, 1:], IGNORED)
+            if "next_ids" in rows:
+                follows = rows["next_ids"]
+                labels[:, -1] = np.where((segments[:, -1] > 0) & (follows >= 0), follows, IGNORED)
         if "valid" in rows:
             labels[~rows["valid"]] = IGNORED
         batch = {"input_ids": ids, "segment_ids": segments, "labels": labels}
@@ -101,7 +141,7 @@ class CausalLM(Objective):
     def _per_position(self) -> bool:
         return getattr(self.arguments, "loss_per_position", False)
 
-    def _behind(self, rows: dict[str, np.ndarray], first: int) -> tuple[np.ndarray, np.ndarray]:
+    def _behind(self, rows: Arrays, first: int) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs one token behind the row, and the row as labels."""
         ids, segments = rows["input_ids"], rows["segment_ids"]
         inputs = np.empty_like(ids)
@@ -113,13 +153,13 @@ class CausalLM(Objective):
 
     def loss(
         self,
-        model: Any,
-        params: Any,
-        batch: dict[str, jax.Array],
-        rngs: Any,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
         train: bool,
-        extra: Any = None,
-    ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the cross-entropy of the labels, and in training what the model adds to it."""
         output, changed = model(
             input_ids=batch["input_ids"], **self._inputs(model, batch), params=params,
@@ -127,7 +167,7 @@ class CausalLM(Objective):
         )  # fmt: skip
         labels = batch["labels"]
         total, count, right = cross_entropy(output.logits, labels, model.config.vocab_size)
-        more: dict[str, Any] = {"extra": changed, "totals": {"correct": right}}
+        more: LossExtra = {"extra": changed, "totals": {"correct": right}}
         added = getattr(output, "auxiliary_loss", None)
         if added is not None:
             plain = {"loss": total, "auxiliary_loss": added}
@@ -140,7 +180,7 @@ class CausalLM(Objective):
             more["memory"] = output.past_key_values
         return total, count, more
 
-    def _inputs(self, model: Any, batch: dict[str, jax.Array]) -> dict[str, Any]:
+    def _inputs(self, model: FlaxPreTrainedModel, batch: Batch) -> dict[str, Any]:
         """Say which tokens are real and which count, and what is known of the windows before."""
         inputs: dict[str, Any] = visible(model, batch["segment_ids"])
         if self.counts_rows and "valid" in batch:
@@ -155,10 +195,9 @@ class CausalLM(Objective):
 
         Bits per byte are nats a token x tokens of the text / bytes of the text / ln 2.
         """
-        count = max(totals["count"], 1)
-        found = {**super().metrics(totals), "accuracy": totals["correct"] / count}
+        found = super().metrics(totals)
         if "auxiliary_loss" in totals:
-            found["auxiliary_loss"] = totals["auxiliary_loss"] / count
+            found["auxiliary_loss"] = totals["auxiliary_loss"] / max(totals["count"], 1)
         if "words" in totals:
             nats = totals["loss"] / max(totals["words"], 1)
             found["word_perplexity"] = math.exp(min(nats, 700.0))
@@ -167,34 +206,27 @@ class CausalLM(Objective):
             found["bits_per_byte"] = found["loss"] * rate / math.log(2)
         return found
 
-    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[base.Sample]:
-        """Go on with a text; images are no text."""
+    def samples(
+        self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
+    ) -> list[Sample]:
+        """Let the model go on, greedily, where the first half of each row of text ends."""
         if has_arrays(self.arguments):
             return []
-        return base.continued(model, params, self.tokenizer, base.pick(rows, count))
-
-
-def _following(rows: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the token after each one of the same document, or -100."""
-    ids, segments = rows["input_ids"], rows["segment_ids"]
-    labels = np.full_like(ids, IGNORED)
-    same = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-    labels[:, :-1] = np.where(same, ids[:, 1:], IGNORED)
-    if "next_ids" in rows:
-        follows = rows["next_ids"]
-        labels[:, -1] = np.where((segments[:, -1] > 0) & (follows >= 0), follows, IGNORED)
-    return labels
-
-
-def _adds_loss(model: Any) -> bool:
-    """Tell whether the output of a training call has an ``auxiliary_loss``, by its shapes alone."""
-    if not model.statistics:
-        return False
-
-    def call(params: Any, extra: Any) -> Any:
-        ids = jnp.zeros((1, 2), jnp.int32)
-        key = jax.random.key(0)
-        return model(ids, params=params, extra=extra, dropout_rng=key, train=True)[0]
-
-    output = jax.eval_shape(call, model.params_shape_tree, model.extra_shape_tree)
-    return getattr(output, "auxiliary_loss", None) is not None
+        shown = sample_rows(rows, count)
+        lengths = np.maximum(shown["segment_ids"].sum(axis=1) // 2, 1)
+        limit = model.max_length()
+        most = WRITTEN if limit is None else min(WRITTEN, limit - int(lengths.max()))
+        if most < 1:
+            return []
+        samples = []
+        for ids, length in zip(shown["input_ids"], lengths, strict=True):
+            prompt = ids[None, :length]
+            made = model.generate(
+                prompt, params=params, max_new_tokens=most, do_sample=False, num_beams=1
+            ).sequences
+            begun, written = (
+                self.tokenizer.decode(np.asarray(part).tolist(), skip_special_tokens=True).strip()
+                for part in (prompt[0], made[0, length:])
+            )
+            samples.append((begun, written))
+        return samples

@@ -5,22 +5,92 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hfseq.data.batches import IGNORED, RowRandom, shift_right
+from hfseq.data.arguments import DenoisingArguments
+from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.tokenizers import pad_token_id, special_ids, table_size, word_marks
 from hfseq.errors import UsageError
-from hfseq.objectives import base
+from hfseq.objectives.base import Arrays, Params, Sample
 from hfseq.objectives.seq2seq import Seq2SeqLM
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.modeling import FlaxPreTrainedModel
+
+
+class Denoising(Seq2SeqLM):
+    """Shuffled sentences with masks for spans in, the original row out.
+
+    Documents of a packed row keep to themselves, in the encoder, the decoder and between the two,
+    unless ``--cross_documents`` makes the row one sequence.
+    """
+
+    name = "denoising"
+    default_model_type = "bart"
+
+    arguments: DenoisingArguments
+
+    def __init__(
+        self,
+        arguments: DenoisingArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PreTrainedConfig,
+    ):
+        super().__init__(arguments, tokenizer, config)
+        if tokenizer.mask_token_id is None:
+            raise UsageError(
+                "denoising needs a tokenizer with a mask token; this one has none: train one with "
+                "scripts/train_tokenizer.py --model_type bart, or set tokenizer.mask_token"
+            )
+        self.pad = pad_token_id(tokenizer)
+        self.special = special_ids(tokenizer, config.vocab_size)
+        roles = ("bos", "eos", "pad", "cls", "sep", "mask")
+        if tokenizer.unk_token_id not in [getattr(tokenizer, f"{r}_token_id") for r in roles]:
+            self.special[tokenizer.unk_token_id] = False  # it stands for text
+        self.sentences = sentence_tables(tokenizer, config.vocab_size)
+
+    def target_length(self, length: int) -> int:
+        """The decoder writes the whole row."""
+        return length
+
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
+        """Shuffle and mask; labels are the rows as they were, special tokens included."""
+        ids, segments = rows["input_ids"], rows["segment_ids"]
+        inputs, documents = self.noise(ids, segments, random)
+        labels = np.where(segments > 0, ids, np.int32(IGNORED))
+        batch = {"input_ids": inputs, "segment_ids": documents}
+        batch |= self.decoder_arrays(rows, labels, self.pad, segments)
+        return batch | ({} if self.cross_documents else {"decoder_segment_ids": segments})
+
+    def noise(
+        self, ids: np.ndarray, segments: np.ndarray, random: RowRandom
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Shuffle the sentences of each document and replace spans by masks."""
+        arguments, real = self.arguments, segments > 0
+        ordinary = real & ~self.special[ids]
+        columns = permute_sentences(
+            real, real & ~ordinary, segments, self.sentences.ends(ids, ordinary), random,
+            arguments.permute_sentence_ratio,
+        )  # fmt: skip
+        return infill(
+            np.take_along_axis(ids, columns, axis=1), ordinary, segments, random,
+            mask_id=self.tokenizer.mask_token_id, pad=self.pad,
+            probability=arguments.mlm_probability, poisson_lambda=arguments.poisson_lambda,
+        )  # fmt: skip
+
+    def samples(
+        self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
+    ) -> list[Sample]:
+        """Restore noised text."""
+        return self.restored(model, params, rows, count)
+
+
 STOPS = ".?!…‽؟۔։।॥።፧᙮"
-
-
 FULL_WIDTH = "。．！？｡"
-
-
 CLOSERS = "\"'”’»›)]}」』）］〉》\n\r"
 
 
@@ -60,14 +130,20 @@ class SentenceTables:
         return stops & following
 
 
-def sentence_tables(tokenizer: Any, size: int | None = None) -> SentenceTables:
+def sentence_tables(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> SentenceTables:
     """Read the tables off a vocabulary with byte-level, SentencePiece or WordPiece marks.
 
     Where it marks no words, any token that is not in lower case may begin a sentence.
     """
     vocabulary = tokenizer.get_vocab()
     special = special_ids(tokenizer)
-    texts = {token: _text(tokenizer, token) for token, i in vocabulary.items() if not special[i]}
+
+    def text_of(token: str) -> str:
+        if token.startswith("##"):
+            return token[2:]
+        return str(tokenizer.convert_tokens_to_string([token])).replace("▁", " ")
+
+    texts = {token: text_of(token) for token, i in vocabulary.items() if not special[i]}
     cased = any(text.lstrip()[:1].isupper() for text in texts.values())
     mark, starts = word_marks(vocabulary)
     tables = np.zeros((6, table_size(tokenizer, size)), bool)
@@ -84,12 +160,6 @@ def sentence_tables(tokenizer: Any, size: int | None = None) -> SentenceTables:
             cased and text.lstrip()[:1].islower(),
         )
     return SentenceTables(*tables)
-
-
-def _text(tokenizer: Any, token: str) -> str:
-    if token.startswith("##"):
-        return token[2:]
-    return str(tokenizer.convert_tokens_to_string([token])).replace("▁", " ")
 
 
 def permute_sentences(
@@ -116,52 +186,31 @@ def permute_sentences(
     if not len(row):
         return np.broadcast_to(np.arange(real.shape[1]), real.shape)
     number = np.arange(len(row)) - np.searchsorted(row, row)
-    length = _lengths(row, start, real)
-    moves = ~fixed[row, start]
-    moves &= _first_few(row, np.where(moves, keys[row, number], np.inf), moves, ratio)
-    group = np.cumsum(_new_group(row, start, fixed, segments))[moves]
+    # Tokens of each sentence: up to the next one, or to the end of the row's text.
+    new_row = np.concatenate([[True], row[1:] != row[:-1]])
+    last = np.concatenate([new_row[1:], [True]])
+    length = np.where(last, real.sum(axis=1)[row], np.concatenate([start[1:], [0]])) - start
+    # In each row the ceil(n * ratio) of its n movable sentences with the lowest keys move.
+    still = fixed[row, start]
+    moves = ~still
+    counts = np.bincount(row, moves, minlength=row[-1] + 1)
+    by_key = np.lexsort((np.where(moves, keys[row, number], np.inf), row))
+    rank = np.empty(len(row), np.int64)
+    rank[by_key] = number
+    moves &= rank < np.ceil(counts * ratio - 1e-9)[row]
+    # Sentences do not pass a token that keeps its place, nor the border of a document or a row.
+    document = segments[row, start]
+    new_group = new_row | still
+    new_group[1:] |= still[:-1] | (document[1:] != document[:-1])
+    group = np.cumsum(new_group)[moves]
     content = np.arange(len(row))
     chosen = content[moves]
     content[moves] = chosen[np.lexsort((order[row, number][moves], group))]
-    return _read(row, start, length, content, real)
-
-
-def _lengths(row: np.ndarray, start: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Tokens of each sentence: up to the next one, or to the end of the row's text."""
-    stop = np.concatenate([start[1:], [0]])
-    last = np.concatenate([row[1:] != row[:-1], [True]])
-    return np.where(last, real.sum(axis=1)[row], stop) - start
-
-
-def _first_few(row: np.ndarray, keys: np.ndarray, moves: np.ndarray, ratio: float) -> np.ndarray:
-    """Mark, in each row, the ceil(n * ratio) of its n movable sentences with the lowest keys."""
-    counts = np.bincount(row, moves, minlength=row[-1] + 1)
-    allowed = np.ceil(counts * ratio - 1e-9)
-    sorted_by_key = np.lexsort((keys, row))
-    rank = np.empty(len(row), np.int64)
-    rank[sorted_by_key] = np.arange(len(row)) - np.searchsorted(row, row)
-    return rank < allowed[row]
-
-
-def _new_group(
-    row: np.ndarray, start: np.ndarray, fixed: np.ndarray, segments: np.ndarray
-) -> np.ndarray:
-    """Mark the sentences before which none of the earlier ones can come."""
-    new = fixed[row, start]
-    before = np.concatenate([[True], (row[1:] != row[:-1]) | new[:-1]])
-    document = segments[row, start]
-    return new | before | np.concatenate([[True], document[1:] != document[:-1]])
-
-
-def _read(
-    row: np.ndarray, start: np.ndarray, length: np.ndarray, content: np.ndarray, real: np.ndarray
-) -> np.ndarray:
-    """Lay sentences ``content`` end to end; padding is read from where it is."""
+    # Sentences are laid end to end; padding is read from where it is.
     length, start = length[content], start[content]
     offset = np.cumsum(length) - length
     columns = np.broadcast_to(np.arange(real.shape[1]), real.shape).copy()
-    flat = np.repeat(start - offset, length) + np.arange(length.sum())
-    columns[real] = flat
+    columns[real] = np.repeat(start - offset, length) + np.arange(length.sum())
     return columns
 
 
@@ -191,8 +240,8 @@ def infill(
     inserted = np.diff(np.minimum(np.cumsum(inserted, axis=1), room[:, None]), axis=1, prepend=0)
     real = segments > 0
     emitted = np.where(real & (~hidden | first), 1, 0) + inserted[:, :-1]
-    # What is inserted behind the last ordinary token stands after it.
-    last = _last(ordinary)
+    # What is inserted behind the last ordinary token (else column 0) stands after it.
+    last = np.where(ordinary, np.arange(ordinary.shape[1]), 0).max(axis=1)
     emitted[np.arange(len(ids)), last] += inserted[:, -1]
     place = np.cumsum(emitted, axis=1) - 1
     place[np.arange(len(ids)), last] -= inserted[:, -1]
@@ -203,14 +252,6 @@ def infill(
     documents = np.zeros_like(segments)
     documents[filled] = np.repeat(segments.ravel(), emitted.ravel())
     return result, documents
-
-
-@functools.cache
-def _poisson(mean: float) -> np.ndarray:
-    """The distribution function up to where it is one: P(length <= k)."""
-    most = math.ceil(mean + 12 * math.sqrt(mean) + 12)
-    terms = [-mean + k * math.log(mean) - math.lgamma(k + 1) for k in range(most)]
-    return np.cumsum(np.exp(terms))
 
 
 def _span_lengths(
@@ -229,6 +270,14 @@ def _span_lengths(
     lengths[too_long, 0] = budget[too_long]
     used[too_long] = 1
     return lengths, np.where(budget > 0, used, 0)
+
+
+@functools.cache
+def _poisson(mean: float) -> np.ndarray:
+    """The distribution function up to where it is one: P(length <= k)."""
+    most = math.ceil(mean + 12 * math.sqrt(mean) + 12)
+    terms = [-mean + k * math.log(mean) - math.lgamma(k + 1) for k in range(most)]
+    return np.cumsum(np.exp(terms))
 
 
 def _span_starts(
@@ -277,74 +326,3 @@ def _place(
     inserted = np.where(ordinary, np.take_along_axis(added, at, axis=1), 0)
     end = np.take_along_axis(added, ordinary.sum(axis=1, keepdims=True), axis=1)
     return hidden, first, np.concatenate([inserted, end], axis=1)
-
-
-def _last(ordinary: np.ndarray) -> np.ndarray:
-    """The column of the last ordinary token of each row, 0 where there is none."""
-    return np.where(ordinary, np.arange(ordinary.shape[1]), 0).max(axis=1)
-
-
-class Denoising(Seq2SeqLM):
-    """Shuffled sentences with masks for spans in, the original row out.
-
-    Documents of a packed row keep to themselves, in the encoder, the decoder and between the two,
-    unless ``--cross_documents`` makes the row one sequence.
-    """
-
-    name = "denoising"
-    default_model_type = "bart"
-
-    def __init__(self, arguments: Any, tokenizer: Any, config: Any):
-        super().__init__(arguments, tokenizer, config)
-        if tokenizer.mask_token_id is None:
-            raise UsageError(
-                "denoising needs a tokenizer with a mask token; this one has none: train one with "
-                "scripts/train_tokenizer.py --model_type bart, or set tokenizer.mask_token"
-            )
-        self.pad = pad_token_id(tokenizer)
-        self.special = special_ids(tokenizer, config.vocab_size)
-        roles = ("bos", "eos", "pad", "cls", "sep", "mask")
-        if tokenizer.unk_token_id not in [getattr(tokenizer, f"{r}_token_id") for r in roles]:
-            self.special[tokenizer.unk_token_id] = False  # it stands for text
-        self.sentences = sentence_tables(tokenizer, config.vocab_size)
-
-    def target_length(self, length: int) -> int:
-        """The decoder writes the whole row."""
-        return length
-
-    def collate(
-        self, rows: dict[str, np.ndarray], random: Any, groups: int
-    ) -> dict[str, np.ndarray]:
-        """Shuffle and mask; labels are the rows as they were, special tokens included."""
-        ids, segments = rows["input_ids"], rows["segment_ids"]
-        inputs, documents = self.noise(ids, segments, random)
-        labels = np.where(segments > 0, ids, np.int32(IGNORED))
-        start = self.config.decoder_start_token_id
-        decoder = shift_right(labels, self.pad, start)
-        # Each document starts as if it were alone.
-        decoder[:, 1:][segments[:, 1:] > segments[:, :-1]] = start
-        if "valid" in rows:
-            labels[~rows["valid"]] = IGNORED
-        batch = {"input_ids": inputs, "segment_ids": documents, "decoder_input_ids": decoder,
-                 "labels": labels}  # fmt: skip
-        return batch | ({} if self.cross_documents else {"decoder_segment_ids": segments})
-
-    def noise(
-        self, ids: np.ndarray, segments: np.ndarray, random: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Shuffle the sentences of each document and replace spans by masks."""
-        arguments, real = self.arguments, segments > 0
-        ordinary = real & ~self.special[ids]
-        columns = permute_sentences(
-            real, real & ~ordinary, segments, self.sentences.ends(ids, ordinary), random,
-            arguments.permute_sentence_ratio,
-        )  # fmt: skip
-        return infill(
-            np.take_along_axis(ids, columns, axis=1), ordinary, segments, random,
-            mask_id=self.tokenizer.mask_token_id, pad=self.pad,
-            probability=arguments.mlm_probability, poisson_lambda=arguments.poisson_lambda,
-        )  # fmt: skip
-
-    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[base.Sample]:
-        """Restore noised text."""
-        return base.restored(model, params, self, base.pick(rows, count))

@@ -1,15 +1,17 @@
-"""Scores of predicted classes and numbers, computed offline with NumPy.
+"""Scores of predicted classes, numbers and translations, computed offline.
 
-They are called as those of the ``evaluate`` library, ``compute(predictions=, references=)``, and
-give the same numbers under the same names.
+Those of classes and numbers are called as those of the ``evaluate`` library,
+``compute(predictions=, references=)``, and give the same numbers under the same names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hfseq.errors import UsageError
 
@@ -20,7 +22,9 @@ class Metric:
     def __init__(self, name: str, function: Callable[..., float], of_numbers: bool = False):
         self.name, self.of_numbers, self._function = name, of_numbers, function
 
-    def compute(self, *, predictions: Any, references: Any, **options: Any) -> dict[str, float]:
+    def compute(
+        self, *, predictions: ArrayLike, references: ArrayLike, **options: str | int
+    ) -> dict[str, float]:
         """Judge ``predictions`` (examples,) by ``references`` (examples,).
 
         Raises:
@@ -58,12 +62,12 @@ def f1(
         classes = present
     elif len(present) > 2:
         raise UsageError(f"f1 is of two classes and there are {len(present)}: use f1_macro")
-    return float(np.mean([_f1_of(predictions == one, references == one) for one in classes]))
-
-
-def _f1_of(found: np.ndarray, right: np.ndarray) -> float:
-    marked = int(found.sum() + right.sum())
-    return 2 * int((found & right).sum()) / marked if marked else 0.0
+    scores = []
+    for one in classes:
+        found, right = predictions == one, references == one
+        marked = int(found.sum() + right.sum())
+        scores.append(2 * int((found & right).sum()) / marked if marked else 0.0)
+    return float(np.mean(scores))
 
 
 def matthews_correlation(predictions: np.ndarray, references: np.ndarray) -> float:
@@ -104,15 +108,12 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return (ends - (counts - 1) / 2)[places]
 
 
-def _f1_macro(predictions: np.ndarray, references: np.ndarray) -> float:
-    return f1(predictions, references, average="macro")
-
-
 #: Our own metrics by name.
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", accuracy), Metric("f1", f1), Metric("f1_macro", _f1_macro),
+        Metric("accuracy", accuracy), Metric("f1", f1),
+        Metric("f1_macro", partial(f1, average="macro")),
         Metric("matthews_correlation", matthews_correlation),
         Metric("pearson", pearson, of_numbers=True), Metric("spearmanr", spearmanr, True),
     )
@@ -148,10 +149,6 @@ def judge(
         scores = metric.compute(predictions=predictions, references=references)
         found |= {k: float(v) for k, v in scores.items() if np.ndim(v) == 0}
     return found
-
-
-#: Metrics of which less is better, and all that end with "_loss".
-SMALLER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 
 
 class Scores(NamedTuple):

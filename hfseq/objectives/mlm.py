@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.batches import IGNORED, RowRandom
+from hfseq.data.arguments import DataArguments
+from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.tokenizers import special_ids, word_start_table
 from hfseq.errors import UsageError
-from hfseq.objectives import base
-from hfseq.objectives.base import Objective, visible
+from hfseq.objectives.base import (
+    Arrays,
+    Batch,
+    Loss,
+    Objective,
+    Params,
+    Sample,
+    sample_rows,
+    visible,
+)
 from hfseq.objectives.cross_entropy import cross_entropy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.modeling import FlaxPreTrainedModel
+
+#: Answers that a sample shows.
+GUESSES = 3
 
 
 def mask_tokens(
-    rows: dict[str, np.ndarray],
+    rows: Arrays,
     random: RowRandom,
     *,
     mask_id: int,
@@ -44,24 +61,18 @@ def mask_tokens(
         candidates &= rows["valid"][:, None]
     draw = random.uniform(length)
     if word_starts is not None:
-        draw = np.take_along_axis(draw, _word_begins(rows, candidates, word_starts), axis=1)
+        # A token draws what the first one of its word does; special tokens and documents end words.
+        starts = word_starts[ids]
+        if "continues" in rows:
+            starts &= rows["continues"] == 0
+        starts[:, 0] = True
+        starts[:, 1:] |= ~candidates[:, :-1] | (segments[:, 1:] != segments[:, :-1])
+        begins = np.maximum.accumulate(np.where(starts, np.arange(length), 0), axis=1)
+        draw = np.take_along_axis(draw, begins, axis=1)
     chosen = candidates & (draw < probability)
     kind, others = random.uniform(length), random.integers(vocab_size, length)
     hidden = np.where(kind < 0.8, np.int32(mask_id), np.where(kind < 0.9, others, ids))
     return np.where(chosen, hidden, ids), np.where(chosen, ids, np.int32(IGNORED))
-
-
-def _word_begins(
-    rows: dict[str, np.ndarray], candidates: np.ndarray, word_starts: np.ndarray
-) -> np.ndarray:
-    """The column where the word of each token begins; words end at special tokens and documents."""
-    starts = word_starts[rows["input_ids"]]
-    if "continues" in rows:
-        starts &= rows["continues"] == 0
-    segments = rows["segment_ids"]
-    starts[:, 0] = True
-    starts[:, 1:] |= ~candidates[:, :-1] | (segments[:, 1:] != segments[:, :-1])
-    return np.maximum.accumulate(np.where(starts, np.arange(starts.shape[1]), 0), axis=1)
 
 
 def capacity(tokens: int, probability: float) -> int:
@@ -102,7 +113,11 @@ class MaskedLM(Objective):
     auto_class = "ForMaskedLM"
     sums = ("correct",)
 
-    def __init__(self, arguments: Any, tokenizer: Any, config: Any):
+    arguments: DataArguments
+
+    def __init__(
+        self, arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+    ):
         super().__init__(arguments, tokenizer, config)
         if tokenizer.mask_token_id is None:
             raise UsageError(
@@ -114,9 +129,7 @@ class MaskedLM(Objective):
         whole = arguments.whole_word_masking or arguments.train_ref_file
         self.word_starts = word_start_table(tokenizer, config.vocab_size) if whole else None
 
-    def collate(
-        self, rows: dict[str, np.ndarray], random: Any, groups: int
-    ) -> dict[str, np.ndarray]:
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Mask the rows; targets are gathered in ``groups`` equal parts, one a data shard."""
         inputs, labels = mask_tokens(
             rows, random, mask_id=self.tokenizer.mask_token_id, vocab_size=len(self.tokenizer),
@@ -133,22 +146,23 @@ class MaskedLM(Objective):
 
     def loss(
         self,
-        model: Any,
-        params: Any,
-        batch: dict[str, jax.Array],
-        rngs: Any,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
         train: bool,
-        extra: Any = None,
-    ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the cross-entropy at the masked positions."""
         positions, labels = batch["masked_positions"], batch["labels"]
-        inputs = {
+        inputs: dict[str, Any] = {
             "input_ids": batch["input_ids"],
             "dropout_rng": rngs,
             "train": train,
             "params": params,
         }
-        gathers = takes_masked_positions(model)
+        # Whether the head can run at given positions only.
+        gathers = "masked_positions" in inspect.signature(model.module_class.__call__).parameters
         if gathers:
             inputs["masked_positions"] = positions
         if "segment_ids" in batch:
@@ -161,20 +175,32 @@ class MaskedLM(Objective):
         total, count, right = cross_entropy(logits, labels, model.config.vocab_size)
         return total, count, {"extra": changed, "totals": {"correct": right}}
 
-    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss, accuracy over masked tokens, and perplexity."""
-        return {**super().metrics(totals), "accuracy": totals["correct"] / max(totals["count"], 1)}
-
-    def samples(self, model: Any, params: Any, rows: Any, count: int) -> list[base.Sample]:
-        """Guess a hidden token."""
-        shown = base.pick(rows, count)
-        return base.filled(model, params, self.tokenizer, shown, self.special)
+    def samples(
+        self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
+    ) -> list[Sample]:
+        """Hide a token in the middle of each row and let the model guess it."""
+        shown, tokenizer = sample_rows(rows, count), self.tokenizer
+        ids, real = shown["input_ids"].copy(), shown["segment_ids"] > 0
+        ordinary = real & ~self.special[ids]
+        kept = ordinary.any(axis=1)
+        ids, real, ordinary = ids[kept], real[kept], ordinary[kept]
+        if not len(ids):
+            return []
+        hidden = [int(np.flatnonzero(row)[row.sum() // 2]) for row in ordinary]
+        row_numbers = np.arange(len(ids))
+        ids[row_numbers, hidden] = tokenizer.mask_token_id
+        logits = model(ids, attention_mask=real.astype(np.int32), params=params).logits
+        chances = np.asarray(jax.nn.softmax(logits[row_numbers, np.array(hidden)], axis=-1))
+        best = np.argsort(-chances, axis=-1)[:, :GUESSES].tolist()
+        legible = ordinary | (ids == tokenizer.mask_token_id)
+        return [
+            (
+                tokenizer.decode(row[mask].tolist()).strip(),
+                ", ".join(f"{tokenizer.decode([i]).strip()} ({chance[i]:.0%})" for i in guesses),
+            )
+            for row, mask, guesses, chance in zip(ids, legible, best, chances, strict=True)
+        ]
 
     def head_share(self) -> float:
         """The head sees masked positions only."""
         return self.arguments.mlm_probability
-
-
-def takes_masked_positions(model: Any) -> bool:
-    """Tell whether the model's head can run at given positions only."""
-    return "masked_positions" in inspect.signature(model.module_class.__call__).parameters

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
+import numpy as np
 
+from hfseq.data.arguments import TextArguments
+from hfseq.data.batches import IGNORED, RowRandom, Rows, shift_right
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Objective, visible
+from hfseq.objectives.base import (
+    SHOWN,
+    Arrays,
+    Batch,
+    Loss,
+    Objective,
+    Params,
+    Sample,
+    sample_rows,
+    visible,
+)
 from hfseq.objectives.cross_entropy import cross_entropy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.modeling import FlaxPreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +42,9 @@ class Seq2SeqLM(Objective):
     auto_class = "ForSeq2SeqLM"
     sums: ClassVar[tuple[str, ...]] = ("correct",)
 
-    def __init__(self, arguments: Any, tokenizer: Any, config: Any):
+    def __init__(
+        self, arguments: TextArguments, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+    ):
         super().__init__(arguments, tokenizer, config)
         for name in ("train_ref_file", "validation_ref_file"):
             if getattr(arguments, name, None):
@@ -34,7 +54,9 @@ class Seq2SeqLM(Objective):
                 )
 
     @classmethod
-    def configure(cls, config: Any, tokenizer: Any, fresh: bool) -> None:
+    def configure(
+        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, fresh: bool
+    ) -> None:
         """Fill in a decoder start that is missing: the padding token, as in T5."""
         if getattr(config, "decoder_start_token_id", None) is not None:
             return
@@ -53,22 +75,27 @@ class Seq2SeqLM(Objective):
 
     def loss(
         self,
-        model: Any,
-        params: Any,
-        batch: dict[str, jax.Array],
-        rngs: Any,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
         train: bool,
-        extra: Any = None,
-    ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the cross-entropy of the labels."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
         total, count, right = cross_entropy(logits, batch["labels"], model.config.vocab_size)
         return total, count, {"extra": changed, "totals": {"correct": right}}
 
     def logits(
-        self, model: Any, params: Any, batch: dict[str, jax.Array], rngs: Any, train: bool,
-        extra: Any,
-    ) -> tuple[jax.Array, Any]:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None,
+    ) -> tuple[jax.Array, Params]:
         """Run the model on a batch; returns its logits and the new ``extra``."""
         if "decoder_segment_ids" in batch:
             inputs = visible(model, batch["segment_ids"])
@@ -82,6 +109,43 @@ class Seq2SeqLM(Objective):
         )  # fmt: skip
         return output.logits, changed
 
-    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss, perplexity and accuracy over the targets."""
-        return {**super().metrics(totals), "accuracy": totals["correct"] / max(totals["count"], 1)}
+    def decoder_arrays(
+        self, rows: Arrays, labels: np.ndarray, pad: int, segments: np.ndarray | None = None
+    ) -> Arrays:
+        """Return the decoder's inputs and labels of a batch, (rows, length).
+
+        With ``segments`` each document starts as if it were alone. Rows that only fill the batch up
+        have no labels, which are changed in place.
+        """
+        start = self.config.decoder_start_token_id
+        decoder = shift_right(labels, pad, start)
+        if segments is not None:
+            decoder[:, 1:][segments[:, 1:] > segments[:, :-1]] = start
+        if "valid" in rows:
+            labels[~rows["valid"]] = IGNORED
+        return {"decoder_input_ids": decoder, "labels": labels}
+
+    def restored(
+        self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
+    ) -> list[Sample]:
+        """Noise rows as in training and let the model write what they were, greedily."""
+        tokenizer, shown = self.tokenizer, sample_rows(rows, count)
+        batch = self.collate(shown, RowRandom(0, 0, np.arange(len(shown["input_ids"]))), 1)
+        inputs, real = batch["input_ids"], batch["segment_ids"] > 0
+        limit = model.max_length()
+        most = 2 * SHOWN if limit is None else min(2 * SHOWN, limit - 1)
+        made = model.generate(
+            inputs, attention_mask=real.astype(np.int32), params=params, max_new_tokens=most,
+            do_sample=False, num_beams=1,
+        ).sequences  # fmt: skip
+        # Masks and sentinels are what the task is about: they are shown.
+        unseen = {getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+        unseen.add(getattr(model.config, "decoder_start_token_id", None))
+
+        def text(ids: np.ndarray) -> str:
+            kept = [i for i in np.asarray(ids).tolist() if i not in unseen]
+            return tokenizer.decode(kept).strip()
+
+        return [
+            (text(row[mask]), text(out)) for row, mask, out in zip(inputs, real, made, strict=True)
+        ]

@@ -6,17 +6,27 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from hfseq.data.batches import IGNORED, Rows, shift_right
+from hfseq.data.arguments import TranslationArguments
+from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.pairs import PackedPairs, PairRows, tokenize_pairs
-from hfseq.data.tokenizers import pad_token_id
-from hfseq.objectives.base import Texts
+from hfseq.data.parallel import PairSplits, load_pairs
+from hfseq.data.tokenizers import pad_token_id, vocabulary_in
+from hfseq.objectives.base import Arrays, Batch, Loss, Params, Texts
 from hfseq.objectives.cross_entropy import smoothed_cross_entropy
+from hfseq.objectives.metrics import translation_scores
 from hfseq.objectives.seq2seq import Seq2SeqLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.modeling import FlaxPreTrainedModel
+    from hfseq.pipelines.translation import Translator
+    from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +45,24 @@ class Translation(Seq2SeqLM):
     streams = False
     sums = ("correct", "cross_entropy")
 
-    def __init__(self, arguments: Any, tokenizer: Any, config: Any):
+    arguments: TranslationArguments
+
+    def __init__(
+        self,
+        arguments: TranslationArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PreTrainedConfig,
+    ):
         super().__init__(arguments, tokenizer, config)
         self.pad = pad_token_id(tokenizer)
         self.lengths: tuple[int, int] = arguments.lengths(None)
         self.packs = not arguments.line_by_line
-        self.splits: Mapping[str, Any] = {}
+        self.splits = PairSplits({})
 
     @classmethod
-    def configure(cls, config: Any, tokenizer: Any, fresh: bool) -> None:
+    def configure(
+        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, fresh: bool
+    ) -> None:
         """Give a fresh model the tokenizer's special tokens; most start with padding."""
         if fresh and tokenizer.pad_token_id is not None:
             before = {None, config.pad_token_id, getattr(type(config)(), "pad_token_id", None)}
@@ -56,13 +75,13 @@ class Translation(Seq2SeqLM):
         super().configure(config, tokenizer, fresh)
 
     @classmethod
-    def make_tokenizer(cls, arguments: Any, folder: Path, plugins: Any) -> Any:
+    def make_tokenizer(
+        cls, arguments: TranslationArguments, folder: Path, plugins: Plugins | None
+    ) -> PreTrainedTokenizerBase:
         """Load the vocabulary that the run made when it first began, or make it of both sides."""
-        from hfseq.data.tokenizers import vocabulary_in
-
         return vocabulary_in(folder, arguments, lambda: pairs_of(arguments, plugins))
 
-    def prepare(self, model: Any) -> None:
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Settle the lengths, whether pairs are packed, and how the model will generate."""
         self.lengths = self.arguments.lengths(model.max_length())
         apart = all(model.takes(name) for name in ("segment_ids", "decoder_segment_ids"))
@@ -72,10 +91,7 @@ class Translation(Seq2SeqLM):
                 "has one pair", model.config.model_type,
             )  # fmt: skip
             self.packs = False
-        self._set_generation(model)
-
-    def _set_generation(self, model: Any) -> None:
-        """Let whoever loads the model translate as its evaluation does."""
+        # Whoever loads the model translates as its evaluation does.
         data, room = self.arguments, model.max_length()
         generation = model.generation_config
         longest = (data.max_new_tokens or self.lengths[1]) + 1  # the start token counts
@@ -86,7 +102,7 @@ class Translation(Seq2SeqLM):
             if data.length_penalty_type != "transformers":  # PyTorch's generate knows no other
                 generation.length_penalty_type = data.length_penalty_type
 
-    def load_splits(self, plugins: Any) -> Mapping[str, Any]:
+    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
         """Load the pairs; the configuration says from now on what the model translates."""
         self.splits = splits = pairs_of(self.arguments, plugins)
         for name in ("source_lang", "target_lang"):
@@ -104,7 +120,9 @@ class Translation(Seq2SeqLM):
         """Return tokens of a target row."""
         return self.lengths[1]
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(
+        self, splits: Mapping[str, Any], split: str, length: int
+    ) -> tuple[Rows, dict[str, Any]]:
         """Pack the training pairs; validation pairs have a row each, the short ones first."""
         data, training = self.arguments, split == "train"
         pairs = tokenize_pairs(
@@ -125,31 +143,24 @@ class Translation(Seq2SeqLM):
         filled = {"rows": len(packed), "source_fill": source, "target_fill": target}
         return packed, pairs.facts | filled
 
-    def collate(
-        self, rows: dict[str, np.ndarray], random: Any, groups: int
-    ) -> dict[str, np.ndarray]:
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Make labels of the targets; what the decoder reads starts anew in every pair."""
         segments = rows["target_segment_ids"]
         labels = np.where(segments > 0, rows["target_ids"], np.int32(IGNORED))
-        start = self.config.decoder_start_token_id
-        decoder = shift_right(labels, self.pad, start)
-        decoder[:, 1:][segments[:, 1:] > segments[:, :-1]] = start
-        if "valid" in rows:
-            labels[~rows["valid"]] = IGNORED
-        batch = {"input_ids": rows["input_ids"], "segment_ids": rows["segment_ids"],
-                 "decoder_input_ids": decoder, "labels": labels}  # fmt: skip
+        batch = {"input_ids": rows["input_ids"], "segment_ids": rows["segment_ids"]}
+        batch |= self.decoder_arrays(rows, labels, self.pad, segments)
         packed = "target_position_ids" in rows
         return batch | ({"decoder_segment_ids": segments} if packed else {})
 
     def loss(
         self,
-        model: Any,
-        params: Any,
-        batch: dict[str, jax.Array],
-        rngs: Any,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
         train: bool,
-        extra: Any = None,
-    ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
         smoothing = self.arguments.label_smoothing_factor if train else 0.0
@@ -165,19 +176,19 @@ class Translation(Seq2SeqLM):
         found = {**super().metrics(totals), "perplexity": math.exp(min(plain, 700.0))}
         return found if plain == found["loss"] else {**found, "cross_entropy": plain}
 
-    def tokens(self, rows: dict[str, np.ndarray]) -> int:
+    def tokens(self, rows: Arrays) -> int:
         """Return how many tokens the sources and targets of the rows have."""
         names = ("segment_ids", "target_segment_ids")
         return sum(int((rows[name] > 0)[rows["valid"]].sum()) for name in names)
 
-    def write_texts(self, model: Any, params: Any, split: str) -> Texts | None:
+    def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
         """Translate the pairs of a split, or samples spread evenly over it; BLEU and chrF."""
-        from hfseq.objectives.metrics import translation_scores
-
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
             return None
-        pairs = self._written_pairs(split)
+        pairs, most = self.splits[split], data.max_generate_samples
+        if split == "validation" and most is not None and most < len(pairs):
+            pairs = pairs.select([place * len(pairs) // most for place in range(most)])
         sources, references = list(pairs["source"]), list(pairs["target"])
         best = [found[0] for found in self._translator(model)(sources, params)]
         hypotheses = [hypothesis.text for hypothesis in best]
@@ -186,14 +197,7 @@ class Translation(Seq2SeqLM):
         )
         return Texts(sources, references, hypotheses, scores.values, scores.signatures)
 
-    def _written_pairs(self, split: str) -> Any:
-        """Return the pairs of a split that are to be translated."""
-        pairs, most = self.splits[split], self.arguments.max_generate_samples
-        if split != "validation" or most is None or most >= len(pairs):
-            return pairs
-        return pairs.select([place * len(pairs) // most for place in range(most)])
-
-    def _translator(self, model: Any) -> Any:
+    def _translator(self, model: FlaxPreTrainedModel) -> Translator:
         from hfseq.pipelines.translation import Translator
 
         data = self.arguments
@@ -207,10 +211,8 @@ class Translation(Seq2SeqLM):
         )  # fmt: skip
 
 
-def pairs_of(arguments: Any, plugins: Any) -> Any:
+def pairs_of(arguments: TranslationArguments, plugins: Plugins | None) -> PairSplits:
     """Load the pairs that the flags ask for, once a run: vocabulary and rows need them."""
-    from hfseq.data.parallel import load_pairs
-
     kept = vars(arguments)  # beside the fields, so logs and cards do not see it
     if "_pairs" not in kept:
         kept["_pairs"] = load_pairs(arguments, plugins)

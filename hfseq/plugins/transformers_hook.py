@@ -21,13 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hfseq.errors import HfseqError, UsageError
-from hfseq.plugins.registry import (
-    TASKS,
-    ArchitectureSpec,
-    auto_class_name,
-    describe,
-    target_name,
-)
+from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, describe, target_name
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
@@ -158,7 +152,7 @@ class _Finder:
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
                 if spec.loader is not None:
-                    spec.loader = _PreparingLoader(spec.loader, name)
+                    spec.loader = _WrappedLoader(spec.loader, name)
                 return spec
         return None
 
@@ -175,7 +169,7 @@ class _AliasLoader(Loader):
         module.__spec__ = self._spec
 
 
-class _PreparingLoader(Loader):
+class _WrappedLoader(Loader):
     """Loads as ``loader`` does, leaving no trace of itself; prepares or extends what it loads."""
 
     def __init__(self, loader: Loader, name: str) -> None:

@@ -16,7 +16,9 @@ from typing import Any
 
 from hfseq import errors
 from hfseq.errors import DataError
-from hfseq.objectives.metrics import SMALLER
+
+#: Metrics of which less is better, and all that end with "_loss".
+SMALLER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 
 
 def smaller_is_better(name: str) -> bool:

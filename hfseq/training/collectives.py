@@ -18,7 +18,8 @@ from hfseq.nn import trees
 from hfseq.nn.sharding import Layout
 
 if TYPE_CHECKING:
-    from hfseq.training.run import Loop
+    from hfseq.training.setup import Run
+    from hfseq.training.state import Batch, TrainState
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -196,20 +197,20 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def report(loop: Loop, step: Any, batch: Any) -> None:
-    """Print where parameters, optimizer state and the batch lie, and the collectives of ``step``.
+def report(run: Run, state: TrainState, batch: Batch) -> None:
+    """Print where parameters, optimizer state and the batch lie, and the collectives of a step.
 
     The step is compiled once more for it. Process 0 prints.
     """
-    text = step.lower(loop.state, batch).compile().as_text()
-    found = collectives(text, loop.mesh)
-    unasked = unasked_gathers(found, loop.layout, loop.model)
+    text = run.step_function().lower(state, run.frozen, batch).compile().as_text()
+    exchanged = collectives(text, run.mesh)
+    unasked = unasked_gathers(exchanged, run.layout, run.model)
     if jax.process_index() == 0:
         for line in (
-            *describe_parameters(loop.layout, loop.state["params"]),
-            *_describe_optimizer(loop.state["opt_state"], loop.state["params"]),
+            *describe_parameters(run.layout, state.params),
+            *_describe_optimizer(state.opt_state, state.params),
             *_describe_batch(batch),
-            *describe_collectives(found, unasked),
+            *describe_collectives(exchanged, unasked),
         ):
             print(line, flush=True)
 

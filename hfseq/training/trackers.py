@@ -55,6 +55,30 @@ class Tracker(Protocol):
         """Finish writing."""
 
 
+class Trackers(list["Guarded"]):
+    """All trackers of a run, as one."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record the metrics of a step."""
+        for tracker in self:
+            tracker.log(dict(metrics), step)
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Record a text sample."""
+        for tracker in self:
+            tracker.text(tag, text, step)
+
+    def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
+        """Record histograms, where a tracker can."""
+        for tracker in self:
+            tracker.histograms(values, step)
+
+    def close(self) -> None:
+        """Finish writing."""
+        for tracker in self:
+            tracker.close()
+
+
 def tracker_names(report_to: str | Iterable[str] | None) -> list[str]:
     """Return the trackers that ``--report_to`` names: a list, "all" (as installed) or "none"."""
     given = [report_to] if isinstance(report_to, str) else list(report_to or ["none"])
@@ -73,7 +97,7 @@ def make_trackers(
     arguments: Any,
     run_config: Mapping[str, Any],
     resume_step: int | None = None,
-) -> list[Tracker]:
+) -> Trackers:
     """Open the trackers of a run.
 
     With ``resume_step`` they forget what they hold of later steps (0: of any training step);
@@ -82,7 +106,7 @@ def make_trackers(
     wanted, registry = tracker_names(names), plugins.load().trackers
     everything = wanted == ["all"]
     config = private_config(without_secrets(run_config))
-    trackers: list[Tracker] = []
+    trackers = Trackers()
     for name in list(registry) if everything else wanted:
         factory = registry.get(name)
         try:

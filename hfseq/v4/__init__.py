@@ -1,1 +1,5 @@
-"""What programs for Transformers 4 import beside models."""
+"""What programs for Transformers 4 import beside models.
+
+``pytorch_utils`` (``modeling_flax_pytorch_utils`` there), and the classes that v4's example scripts
+defined: ``collators`` and ``sentencepiece``. Their names come from ``hfseq`` itself, too.
+"""

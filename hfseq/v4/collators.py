@@ -1,4 +1,4 @@
-"""The collator classes of transformers 4's T5 and BART scripts, for loops of one's own.
+"""The collator classes of transformers 4's MLM, T5 and BART scripts, for loops of one's own.
 
 They take lists of examples and return NumPy arrays. Their noise is that of the objectives; what
 they draw depends on their seed and on how many batches came before.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from hfseq.objectives.span_mlm import (
     noise_mask,
     sentinel_ids,
 )
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
 class _Draws:
@@ -49,7 +52,7 @@ class FlaxDataCollatorForT5MLM:
             spans than the tokenizer has sentinels.
     """
 
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     noise_density: float
     mean_noise_span_length: float
     input_length: int
@@ -62,7 +65,7 @@ class FlaxDataCollatorForT5MLM:
     def __post_init__(self) -> None:
         self.draws, self.sentinels = _Draws(self.seed), sentinel_ids(self.tokenizer)
 
-    def __call__(self, examples: Sequence[dict]) -> Any:
+    def __call__(self, examples: Sequence[dict]) -> BatchEncoding:
         """Corrupt the examples' "input_ids"."""
         from transformers import BatchEncoding
 
@@ -112,7 +115,7 @@ class FlaxDataCollatorForBartDenoisingLM:
         ValueError: the tokenizer has no mask or no end-of-sequence token.
     """
 
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     decoder_start_token_id: int
     mask_ratio: float = 0.3
     poisson_lambda: float = 3.0
@@ -130,7 +133,7 @@ class FlaxDataCollatorForBartDenoisingLM:
         self.special = special_ids(self.tokenizer)
         self.sentences: SentenceTables = sentence_tables(self.tokenizer)
 
-    def __call__(self, examples: Sequence[dict]) -> Any:
+    def __call__(self, examples: Sequence[dict]) -> BatchEncoding:
         """Noise the examples' "input_ids"."""
         from transformers import BatchEncoding
 
@@ -167,14 +170,14 @@ class FlaxDataCollatorForLanguageModeling:
     """Pad examples and mask tokens at random: 80 % mask, 10 % random, 10 % unchanged.
 
     Labels are -100 wherever nothing is to be predicted. Without ``mlm`` the labels are the inputs,
-    -100 on padding. The scripts of hfseq use ``objectives.masking``, whose masks depend on the step
+    -100 on padding. The scripts of hfseq use ``objectives.mlm``, whose masks depend on the step
     and the row only; this one draws from a generator of its own.
 
     Raises:
         ValueError: masking is asked for and the tokenizer has no mask token.
     """
 
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     mlm: bool = True
     mlm_probability: float = 0.15
     seed: int | None = None

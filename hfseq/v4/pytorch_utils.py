@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +17,16 @@ from hfseq import errors
 from hfseq.checkpoints import files, weights
 from hfseq.nn import trees
 
+if TYPE_CHECKING:
+    import torch
+
+    from hfseq.modeling import FlaxPreTrainedModel
+
 logger = logging.getLogger(__name__)
 
 
 def convert_pytorch_state_dict_to_flax(
-    pt_state_dict: Mapping[str, Any], flax_model: Any
+    pt_state_dict: Mapping[str, torch.Tensor | np.ndarray], flax_model: FlaxPreTrainedModel
 ) -> dict[str, Any]:
     """Return the parameter tree of ``flax_model`` filled from a PyTorch state dict.
 
@@ -31,12 +36,16 @@ def convert_pytorch_state_dict_to_flax(
 
     **Raises:** :class:`~hfseq.errors.WeightsError` (a ValueError) for tensors of other shapes.
     """
-    tensors = {name: files.in_memory(_numpy(value)) for name, value in pt_state_dict.items()}
+    arrays = {
+        name: files.from_torch_tensor(value) if hasattr(value, "detach") else np.asarray(value)
+        for name, value in pt_state_dict.items()
+    }
+    tensors = {name: files.in_memory(array) for name, array in arrays.items()}
     return _fill(tensors, flax_model, "the PyTorch state dict")
 
 
 def load_pytorch_checkpoint_in_flax_state_dict(
-    flax_model: Any,
+    flax_model: FlaxPreTrainedModel,
     pytorch_checkpoint_path: str | os.PathLike[str] | Sequence[str],
     is_sharded: bool = False,
     allow_missing_keys: bool = False,
@@ -62,15 +71,17 @@ def load_pytorch_checkpoint_in_flax_state_dict(
 
 
 def load_flax_checkpoint_in_pytorch_model(
-    model: Any, flax_checkpoint_path: str | os.PathLike[str]
-) -> Any:
+    model: torch.nn.Module, flax_checkpoint_path: str | os.PathLike[str]
+) -> torch.nn.Module:
     """Load a ``flax_model.msgpack`` (or its index) into a PyTorch model in place; returns it."""
     tensors = files.open_file(os.path.abspath(flax_checkpoint_path)).tensors
     flat = {tuple(name.split(".")): tensor.read(...) for name, tensor in tensors.items()}
     return load_flax_weights_in_pytorch_model(model, trees.unflatten(flat))
 
 
-def load_flax_weights_in_pytorch_model(pt_model: Any, flax_state: Mapping[str, Any]) -> Any:
+def load_flax_weights_in_pytorch_model(
+    pt_model: torch.nn.Module, flax_state: Mapping[str, Any]
+) -> torch.nn.Module:
     """Copy a Flax parameter tree into a PyTorch model in place; returns the model.
 
     A head's parameters fit its base, and the other way round. Half-precision leaves arrive in the
@@ -97,7 +108,20 @@ def load_flax_weights_in_pytorch_model(pt_model: Any, flax_state: Mapping[str, A
         loaded[found[0]] = torch.tensor(np.asarray(array, np.float32)).to(target.dtype)
     pt_model.load_state_dict(loaded, strict=False)
     pt_model.tie_weights()
-    _tell(pt_model, set(wanted) - set(loaded) - _tied(pt_model, loaded), unexpected)
+    state, kind = pt_model.state_dict(), type(pt_model).__name__
+    # Names whose storage belongs to a tensor that was loaded under another name are not missing.
+    storages = {state[name].data_ptr() for name in loaded}
+    tied = {name for name, tensor in state.items() if tensor.data_ptr() in storages}
+    if unexpected:
+        logger.warning(
+            "Some weights of the Flax model were not used when initializing the PyTorch model "
+            "%s: %s", kind, sorted(unexpected),
+        )  # fmt: skip
+    if missing := set(wanted) - set(loaded) - tied:
+        logger.warning(
+            "Some weights of %s were not initialized from the Flax model and are newly "
+            "initialized: %s", kind, sorted(missing),
+        )  # fmt: skip
     return pt_model
 
 
@@ -124,11 +148,9 @@ def rename_key_and_reshape_tensor(
     return (*head, last), pt_tensor
 
 
-def _numpy(value: Any) -> np.ndarray:
-    return files.from_torch_tensor(value) if hasattr(value, "detach") else np.asarray(value)
-
-
-def _fill(tensors: dict[str, weights.Tensor], model: Any, source: str) -> dict[str, Any]:
+def _fill(
+    tensors: dict[str, weights.Tensor], model: FlaxPreTrainedModel, source: str
+) -> dict[str, Any]:
     names = model.weight_map
     found, report = names.match(tensors)
     weights.check(report, source, type(model).__name__, ignore_mismatched=False)
@@ -140,24 +162,3 @@ def _fill(tensors: dict[str, weights.Tensor], model: Any, source: str) -> dict[s
     absent = set(report.missing)
     paths = [path for path in names.shapes if path not in absent]
     return trees.unflatten({path: np.asarray(names.fill(found, path)) for path in paths})
-
-
-def _tied(model: Any, loaded: Mapping[str, Any]) -> set[str]:
-    """The names whose storage belongs to a tensor that was loaded under another name."""
-    state = model.state_dict()
-    storages = {state[name].data_ptr() for name in loaded}
-    return {name for name, tensor in state.items() if tensor.data_ptr() in storages}
-
-
-def _tell(model: Any, missing: set[str], unexpected: list[str]) -> None:
-    name = type(model).__name__
-    if unexpected:
-        logger.warning(
-            "Some weights of the Flax model were not used when initializing the PyTorch model "
-            "%s: %s", name, sorted(unexpected),
-        )  # fmt: skip
-    if missing:
-        logger.warning(
-            "Some weights of %s were not initialized from the Flax model and are newly "
-            "initialized: %s", name, sorted(missing),
-        )  # fmt: skip

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from tokenizers.implementations import BaseTokenizer
 from tokenizers.models import Unigram
 
@@ -25,9 +34,9 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
         self,
         replacement: str = "▁",
         add_prefix_space: bool = True,
-        unk_token: Any = "<unk>",
-        eos_token: Any = "</s>",
-        pad_token: Any = "<pad>",
+        unk_token: str | AddedToken = "<unk>",
+        eos_token: str | AddedToken = "</s>",
+        pad_token: str | AddedToken = "<pad>",
     ):
         self.special_tokens = {
             "pad": {"id": 0, "token": pad_token},

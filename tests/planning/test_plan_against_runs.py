@@ -21,18 +21,24 @@ def local_bytes(tree) -> int:
 
 def planned(loop, **changes) -> Options:
     """The options of a plan of the run that ``loop`` made."""
-    training = loop.training
+    training = loop.run.arguments.training
     return Options(
-        config=str(loop.folder), devices=f"h200:{loop.mesh.size}", mesh=training.mesh,
-        objective=loop.objective_name, length=32, global_batch_size=loop.batch_size,
-        gradient_accumulation_steps=loop.micro, optim=training.optim, precision="float32",
+        config=str(loop.folder), devices=f"h200:{loop.run.mesh.size}", mesh=training.mesh,
+        objective=loop.objective_name, length=32, global_batch_size=loop.run.batch.rows,
+        gradient_accumulation_steps=loop.run.batch.micro, optim=training.optim, precision="float32",
         **({"no_compile": True} | changes),
     )  # fmt: skip
 
 
 def first_batch(loop):
-    data = loop.data.train
-    return Loader(data, loop.objective, loop.mesh, loop.micro, loop.training.seed)._make(0)[0]
+    data = loop.run.data.train
+    return Loader(
+        data,
+        loop.run.objective,
+        loop.run.mesh,
+        loop.run.batch.micro,
+        loop.run.arguments.training.seed,
+    )._make(0)[0]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_a_program_of_the_plan_is_that_of_the_run(train):
     batch = first_batch(loop)
     memory = compile_step(loop).lower(loop.state, batch).compile().memory_analysis()
     options = planned(loop)
-    found = compile.measure(options, loop.batch_size // 8, False, jax.devices())
+    found = compile.measure(options, loop.run.batch.rows // 8, False, jax.devices())
     assert found["arguments"] == memory.argument_size_in_bytes
     assert found["temporary"] == memory.temp_size_in_bytes
     arrays = local_bytes(loop.state) + local_bytes(batch)

@@ -192,6 +192,3 @@ def seconds(value: float) -> str:
 
 def _places(value: float) -> int:
     return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-
-
-__all__ = ["check_fit", "describe"]
