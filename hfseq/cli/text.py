@@ -47,7 +47,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write seconds as people do: 42 s, 3:07 min, 2:30 h, 3.1 days; nothing where there are none."""
+    """Write seconds as people do: 42 s, 3:07 min, 2:30 h, 3.1 days; nothing for None."""
     if seconds is None:
         return ""
     if seconds < 60:
@@ -90,7 +90,13 @@ def draw(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> 
     across = max(10, columns - margin - 1)
     if braille:
         dots = _dots(points, 2 * across, 4 * rows, low, high)
-        body = [_braille(dots[4 * row : 4 * row + 4]) for row in range(rows)]
+        body = []
+        for top in range(0, 4 * rows, 4):
+            bits = [
+                sum(_DOTS[y][x] for y in range(4) for x in range(2) if dots[top + y][left + x])
+                for left in range(0, 2 * across, 2)
+            ]
+            body.append("".join(chr(_BLANK + cell) if cell else " " for cell in bits).rstrip())
     else:
         dots = _dots(points, across, rows, low, high)
         body = ["".join("*" if dot else " " for dot in row).rstrip() for row in dots]
@@ -125,15 +131,6 @@ def _dots(
             for y in range(*sorted((heights[before], heights[column]))):
                 dots[down - 1 - y][column] = True
     return dots
-
-
-def _braille(dots: Sequence[Sequence[bool]]) -> str:
-    """Return a line of characters for four rows of dots."""
-    cells = []
-    for column in range(0, len(dots[0]), 2):
-        bits = sum(_DOTS[y][x] for y in range(4) for x in range(2) if dots[y][column + x])
-        cells.append(chr(_BLANK + bits) if bits else " ")
-    return "".join(cells).rstrip()
 
 
 def _label(value: float) -> str:

@@ -7,17 +7,21 @@ transformers; this module and `hfseq.plugins.transformers_hook` alone touch such
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-from hfseq import errors, plugins
+from hfseq import plugins
 from hfseq.checkpoints import config as configs
-from hfseq.checkpoints.config import native_description, refuse_untrusted_config, require_config
+from hfseq.checkpoints.config import (
+    check_directory,
+    model_type,
+    native_description,
+    refuse_untrusted_config,
+    require_config,
+)
 from hfseq.errors import CheckpointError, HfseqError, UsageError, first_line, nearest
 from hfseq.plugins import ArchitectureSpec
 from hfseq.plugins.registry import auto_class_name, target_name
@@ -68,7 +72,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         an architecture that has no Flax class for this task.
         """
         name = os.path.expanduser(os.fspath(pretrained_model_name_or_path))
-        _check_directory(name)
+        check_directory(name)
         hub = {key: kwargs.pop(key) for key in HUB_ARGUMENTS if key in kwargs}
         held = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
         trust = {key: kwargs.pop(key) for key in CODE_ARGUMENTS if key in kwargs}
@@ -106,17 +110,6 @@ class _FlaxAutoModel(_BaseAutoModelClass):
             f"Unrecognized configuration class {type(config)} for this kind of AutoModel: "
             f"{cls.__name__}. Its model type is '{getattr(config, 'model_type', '')}'; known are: "
             f"{', '.join(sorted(known)) or 'none'}{plugins.load().broken()}"
-        )
-
-
-def _check_directory(name: str) -> None:
-    """Tell an absent directory from a name on the Hub, which transformers does not."""
-    path = os.path.expanduser(name)
-    looks_local = os.path.isabs(path) or name.startswith(".") or name.count("/") > 1
-    if looks_local and not os.path.exists(path):
-        raise CheckpointError(
-            f"there is no directory '{name}' (in '{Path.cwd()}'); give an existing directory or "
-            "the name of a model on the Hub, such as 'FacebookAI/roberta-base'"
         )
 
 
@@ -223,61 +216,6 @@ def load(auto: PretrainedClass, name: str, **options: Any) -> Any:
     except Exception as error:  # transformers' and tokenizers' own; the latter are no more exact
         first = first_line(error)
         raise CheckpointError(f"{auto.__name__} cannot load '{name}': {first}") from error
-
-
-WEIGHT_FILES = (".safetensors", ".msgpack", ".bin", ".index.json")
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A checkpoint: where its files are, and the one weight file of it, if it is one file."""
-
-    place: str
-    file: str | None = None
-
-    @classmethod
-    def of(cls, name: str) -> Source:
-        """Take ``name`` apart: a directory, a Hub name, or a weight file beside its config.json."""
-        expanded = os.path.expanduser(name)
-        if os.path.isfile(expanded):
-            if not expanded.endswith(WEIGHT_FILES):
-                raise UsageError(
-                    f"{name} is no weight file ({', '.join(WEIGHT_FILES)}): give a directory"
-                )
-            return cls(os.path.dirname(expanded) or ".", expanded)
-        if os.path.isdir(expanded):
-            return cls(expanded)
-        _check_directory(name)
-        return cls(name)
-
-    @property
-    def weights(self) -> str:
-        """What the weights are loaded from."""
-        return self.file or self.place
-
-
-def read_config(place: str) -> dict[str, Any]:
-    """Return config.json of a directory or a Hub name.
-
-    **Raises:** :class:`~hfseq.errors.CheckpointError` where there is none, or it is no JSON object.
-    """
-    path = configs.fetcher(place, {})("config.json")
-    if path is None:
-        raise CheckpointError(
-            f"{place} has no config.json: is it a directory that a model was saved to?"
-        )
-    try:
-        stored = errors.parse_json(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not readable JSON: {first_line(error)}") from error
-    if not isinstance(stored, dict):
-        raise CheckpointError(f"{path} is no JSON object")
-    return stored
-
-
-def model_type(stored: Mapping[str, Any]) -> str | None:
-    """Return the architecture that a config.json names: the native one, where it names both."""
-    return configs.native_type(stored) or stored.get("model_type")
 
 
 def find_class(

@@ -203,7 +203,7 @@ def report(run: Run, state: TrainState, batch: Batch) -> None:
     The step is compiled once more for it. Process 0 prints.
     """
     text = run.step_function().lower(state, run.frozen, batch).compile().as_text()
-    exchanged = collectives(text, run.mesh)
+    exchanged = collectives(text or "", run.mesh)
     unasked = unasked_gathers(exchanged, run.layout, run.model)
     if jax.process_index() == 0:
         for line in (

@@ -98,17 +98,19 @@ def answering(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTrainedModel
     The collections are the model's for this while only: the next step will donate their buffers.
     One of several processes answers by itself, on one device: none waits for another's.
     """
-    model, extra = run.model, state.extra
+    model, extra = run.model, dict(state.extra)
     if jax.process_count() == 1:
         # Without the rows that pad the vocabulary: those must not be written.
         flat = trees.flatten(state.params)
-        params = trees.unflatten({path: run.layout.cut(path, leaf) for path, leaf in flat.items()})
+        params: Tree = trees.unflatten(
+            {path: run.layout.cut(path, leaf) for path, leaf in flat.items()}
+        )
     else:
         model = copy.copy(model)
         model.use_mesh(None)
         extra = jax.tree.map(np.asarray, extra)  # replicated: every process has it
-        held = (to_host(state.params, run.layout), extra)
-        params, extra = jax.device_put(held, jax.local_devices()[0])
+        params = to_host(state.params, run.layout)
+        params, extra = jax.device_put((params, extra), jax.local_devices()[0])
     before, model.extra = model.extra, extra
     try:
         yield model, params

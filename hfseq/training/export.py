@@ -1,4 +1,4 @@
-"""What a run leaves behind: the model, the chosen weights, results, curve, card, and the push."""
+"""What a run leaves: the model, the weights that count, results, curve, card, and the push."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def samples(run: Run, state: TrainState, texts: Texts | None) -> list[tuple[str,
     From ``texts``, the last that were written; without any, to rows of the validation data.
     """
     count = run.arguments.training.card_samples
-    judged = run.data and run.data.evaluation
+    judged = run.data.evaluation if run.data else None
     pairs: Sequence[tuple[str, str]] = []
     if texts is not None:
         pairs = [(source, text) for source, _, text in evaluation.samples_of(texts, count)]

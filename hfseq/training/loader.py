@@ -109,7 +109,7 @@ class Loader:
     ):
         self.source, self.objective, self.mesh = source, objective, mesh
         self.micro, self.seed = micro, seed
-        self._stream: Iterator[Mapping[str, np.ndarray]] | None = None
+        self._stream: Iterator[dict[str, np.ndarray]] | None = None
         if isinstance(source, StreamingBatches) and position is not None:
             source.restore(position)
 

@@ -174,7 +174,7 @@ def train(
 
     ``progress`` moves along, and callbacks read and write ``metrics``. ``state`` is used up.
     """
-    assert run.data is not None
+    assert run.data is not None and run.data.train is not None
     seed, micro = run.arguments.training.seed, run.batch.micro
     loader = Loader(run.data.train, run.objective, run.mesh, micro, seed, progress.stream)
     step = run.step_function()

@@ -195,9 +195,8 @@ def build_run(
     """Build the run that the flags ask for, to leave its model in ``output``.
 
     ``progress`` is that of the checkpoint to go on from: a resumed run keeps its batch, its windows
-    and its collections, and these are recorded there. ``devices`` are all by default; a run that
-    is planned takes devices that are only described, ``tokenizer`` and ``config`` made up, and no
-    data.
+    and its collections, and these are recorded there. ``devices`` are all by default; a run that is
+    planned takes devices that are only described, a made-up ``tokenizer`` and ``config``, no data.
 
     Raises:
         UsageError: flags, model, data and mesh do not fit each other.
@@ -272,7 +271,7 @@ def begin(run: Run, checkpointer: Checkpointer, progress: Progress) -> TrainStat
 # -- tokenizer, configuration, model
 
 
-def _hub_options(arguments: Arguments) -> dict[str, str]:
+def _hub_options(arguments: Arguments) -> dict[str, Any]:
     model = arguments.model
     options = {"cache_dir": model.cache_dir, "revision": model.model_revision}
     return {name: value for name, value in options.items() if value is not None}
@@ -629,7 +628,7 @@ def load_data(
     """
     data, training = arguments.data, arguments.training
     length, windows = objective.row_length(batch.length), batch.windows
-    splits = objective.load_splits(plugins.load())
+    splits: Any = objective.load_splits(plugins.load())
     wanted = {"train": training.do_train, "test": training.do_predict,
               "validation": training.do_eval or training.eval_strategy != "no"}  # fmt: skip
     for split, instead in (

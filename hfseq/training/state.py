@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -56,14 +56,8 @@ jax.tree_util.register_dataclass(
 )
 
 
-class Step(Protocol):
-    """One step of training; ``frozen`` are parameters that it uses and leaves as they are."""
-
-    def __call__(
-        self, state: TrainState, frozen: Tree, batch: Batch
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Return the next state, and what was measured."""
-        ...
+#: ``step(state, frozen, batch) -> (state, measured)``; ``frozen`` are parameters that it only uses.
+Step: TypeAlias = Callable[[TrainState, Tree, Batch], tuple[TrainState, dict[str, jax.Array]]]
 
 
 # -- the loss scale of float16: losses are sums over thousands of targets
@@ -189,15 +183,12 @@ def state_shardings(
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(abstract.params).items()}
     replicated = NamedSharding(mesh, PartitionSpec())
-    small = jax.tree.map(
-        lambda _: replicated,
-        dataclasses.replace(abstract, params=None, opt_state=None, memory=None),
-    )
+    everywhere: TrainState = jax.tree.map(lambda _: replicated, abstract)
     return dataclasses.replace(
-        small,
+        everywhere,
         params=trees.unflatten(params),
         opt_state=sharding.like_params(abstract.opt_state, params, shapes, mesh),
-        memory=carry and carry.shardings(abstract.memory or {}, mesh),
+        memory=carry.shardings(abstract.memory or {}, mesh) if carry else None,
     )
 
 
@@ -295,7 +286,7 @@ def make_step(
             memory = jax.tree.map(lambda x: x[None], memory)
             return grads, sums, extra | fp8.overwrite(scales, after), memory
 
-        def body(total: tuple, part: Batch) -> tuple[tuple, Tree]:
+        def body(total: tuple[Any, ...], part: Batch) -> tuple[tuple[Any, ...], Tree]:
             *sums, after, extra, memory = micro_step(
                 state.params, scales, frozen, total[3], part, keys, factor
             )
@@ -305,8 +296,11 @@ def make_step(
         shapes = jax.eval_shape(
             micro_step, state.params, scales, frozen, extra, first, keys, factor
         )
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3])
-        (grads, sums, after, extra), memory = jax.lax.scan(body, (*zeros, extra), batch)
+        zeros: tuple[Any, ...] = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3]
+        )
+        start: tuple[Any, ...] = (*zeros, extra)
+        (grads, sums, after, extra), memory = jax.lax.scan(body, start, batch)
         return grads, sums, extra | fp8.overwrite(scales, after), memory
 
     def keys_of(step: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -319,7 +313,7 @@ def make_step(
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         scaling = state.loss_scale
         factor = None if scaling is None else scaling["factor"]
-        whole = dict(batch)
+        whole: dict[str, Any] = dict(batch)
         if carry is not None:
             whole["memory"] = carry.cut(state.memory or {}, batch["row"].shape[0])
         grads, sums, extra, memory = accumulate(state, frozen, whole, keys_of(state.step), factor)

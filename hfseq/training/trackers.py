@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from hfseq import plugins
 from hfseq.errors import UsageError, private
-from hfseq.reports.log import _lines
+from hfseq.reports.log import read_lines
 from hfseq.training.event_file import FAILURE, SUCCESS, AppendFile, EventFile, Histogram
 
 logger = logging.getLogger("hfseq.tracking")
@@ -230,7 +230,7 @@ class JsonlTracker:
 
     def resume(self, step: int) -> None:
         """Drop the lines of later steps, replacing the file as a whole."""
-        kept = [line for line, record in _lines(self.path) if record["step"] <= step]
+        kept = [line for line, record in read_lines(self.path) if record["step"] <= step]
         self._file.close()
         temporary = self.path.with_name(f"{METRICS_FILE}.tmp")
         try:
