@@ -15,8 +15,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
 CORE=(
-    tests/test_weights.py tests/test_checkpoint_files.py tests/test_pretrained.py
-    tests/test_auto.py tests/test_hub.py tests/test_storage.py tests/test_plots.py
+    tests/checkpoints/test_weights.py tests/checkpoints/test_checkpoint_files.py tests/modeling/test_pretrained.py
+    tests/modeling/test_auto.py tests/checkpoints/test_hub.py tests/checkpoints/test_storage.py tests/reports/test_plots.py
     tests/test_metrics.py tests/data/test_sources.py tests/data/test_store.py
     tests/data/test_tokenization.py tests/data/test_tokenizers.py tests/data/test_parallel.py
     tests/training/test_tracking.py tests/training/test_loop.py tests/training/test_optimizers.py

@@ -27,6 +27,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,7 @@ def main() -> int:
         parser.error(f"--data {arguments.data} is no directory")
     if arguments.keep and arguments.keep.exists() and any(arguments.keep.iterdir()):
         parser.error(f"--keep {arguments.keep} is not empty")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaving no worktree behind
     with tempfile.TemporaryDirectory() as temporary:
         work = (arguments.keep or Path(temporary)).resolve()
         with checkout(arguments.old, work) as old, checkout(arguments.new, work) as new:
@@ -132,10 +134,7 @@ def compare_card(
     output = training[training.index("--output_dir") + 1]
     half = arguments.steps // 2
     for side, tree in (("old-went-on", old), ("new-went-on", new)):
-        shutil.copytree(folders["old"], folders[side])
-        for checkpoint in (folders[side] / output / "checkpoints").iterdir():
-            if int(checkpoint.name) > half:
-                shutil.rmtree(checkpoint)
+        cut_back(folders["old"], folders[side], output, half)
         run_python(tree, training, folders[side], work)
     saved = {side: folder / output for side, folder in folders.items()}
     logs = {side: read_log(folder / "metrics.jsonl") for side, folder in saved.items()}
@@ -161,6 +160,20 @@ def compare_card(
         for column, given in pairs.items()
     }
     return {column: sum(len(one) for one, _ in given) for column, given in pairs.items()}, wrong
+
+
+def cut_back(whole: Path, target: Path, output: str, step: int) -> None:
+    """Copy the folder of a run as if it had been killed after the checkpoint of ``step``.
+
+    Its log and its weights are of later steps: a run that goes on replaces both.
+    """
+    shutil.copytree(whole, target)
+    for path in (target / output / "checkpoints").iterdir():
+        if int(path.name) > step:
+            shutil.rmtree(path)
+    for pattern in ("*_results.json", "generated_*.txt", "README.md", "*.png"):
+        for path in (target / output).glob(pattern):
+            path.unlink()
 
 
 def commands(card: str, arguments: argparse.Namespace, work: Path) -> list[list[str]]:

@@ -44,9 +44,9 @@ def main() -> int:
 
     arguments = parse(description=__doc__, objective=OBJECTIVE)
 
-    from hfseq.training.run import Loop
+    from hfseq.training.run import main as train
 
-    Loop(arguments, OBJECTIVE).run()
+    train(arguments, OBJECTIVE)
     return 0
 
 

@@ -25,9 +25,9 @@ def main() -> int:
 
     arguments = parse(description=__doc__)
 
-    from hfseq.training.run import Loop
+    from hfseq.training.run import main as train
 
-    Loop(arguments, objective="mlm").run()
+    train(arguments, "mlm")
     return 0
 
 

@@ -53,9 +53,9 @@ def main() -> int:
 
     arguments = parse(with_demonstration(sys.argv[1:]), __doc__, OBJECTIVE)
 
-    from hfseq.training.run import Loop
+    from hfseq.training.run import main as train
 
-    Loop(arguments, OBJECTIVE).run()
+    train(arguments, OBJECTIVE)
     return 0
 
 

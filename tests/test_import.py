@@ -111,7 +111,7 @@ def test_a_star_import_is_harmless():
 def test_prepare_jax_gives_placeholders_for_what_jax_removed(monkeypatch):
     from jax.experimental import hijax
 
-    from hfseq.nn import compat
+    from hfseq.plugins import jax_compat as compat
 
     monkeypatch.setattr(compat.metadata, "version", lambda name: "0.12.8")
     for name in compat.HIJAX_NAMES:
@@ -125,7 +125,7 @@ def test_prepare_jax_gives_placeholders_for_what_jax_removed(monkeypatch):
 def test_prepare_jax_touches_nothing_where_flax_needs_nothing(monkeypatch):
     from jax.experimental import hijax
 
-    from hfseq.nn import compat
+    from hfseq.plugins import jax_compat as compat
 
     monkeypatch.setattr(compat.metadata, "version", lambda name: "0.12.12")
     for name in compat.HIJAX_NAMES:
@@ -139,12 +139,23 @@ def test_prepare_jax_leaves_alone_what_is_there():
     code = (
         "from jax.experimental import hijax\n"
         "before = dict(vars(hijax))\n"
-        "from hfseq.nn.compat import HIJAX_NAMES, prepare_jax\n"
+        "from hfseq.plugins.jax_compat import HIJAX_NAMES, prepare_jax\n"
         "prepare_jax()\n"
         "print(all(vars(hijax)[name] is before[name] for name in HIJAX_NAMES if name in before))"
     )
     assert run(code).strip() == "True"
 
 
-def test_flax_imports_after_prepare_jax():
-    run("from hfseq.nn.compat import prepare_jax; prepare_jax(); from flax import nnx; nnx.Module")
+def test_flax_imports_after_hfseq_which_prepares_jax_first():
+    code = (
+        "import importlib.util, sys, hfseq\n"
+        "from hfseq.plugins import jax_compat\n"
+        "known = sys.modules\n"
+        "jax_compat.prepare_jax = lambda: print('flax' in known, 'flax.core' in known)\n"
+        "importlib.util.find_spec('flax')\n"
+        "assert 'jax' not in sys.modules\n"
+        "from flax import nnx; nnx.Module\n"
+        "import flax; print('hfseq' in type(flax.__loader__).__module__)"
+    )
+    # Its module exists, nothing in it has run yet; asking whether flax is there imports nothing.
+    assert run(code).split() == ["True", "False", "False"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,8 +20,10 @@ from hfseq.errors import (
     HfseqError,
     UsageError,
     WeightsError,
+    first_line,
     nearest,
     one_line,
+    parse_json,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +38,35 @@ _SIZES = re.compile(
     r"layers?$|heads$|_size$|_dim$|positions$|position_embeddings$|buckets$|^d_|^n_|^num_"
 )
 _LAYERS = re.compile(r"(^|_)layers?$")
+WEIGHT_FILES = (".safetensors", ".msgpack", ".bin", ".index.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A checkpoint: where its files are, and the one weight file of it, if it is one file."""
+
+    place: str
+    file: str | None = None
+
+    @classmethod
+    def of(cls, name: str) -> Source:
+        """Take ``name`` apart: a directory, a Hub name, or a weight file beside its config.json."""
+        expanded = os.path.expanduser(name)
+        if os.path.isfile(expanded):
+            if not expanded.endswith(WEIGHT_FILES):
+                raise UsageError(
+                    f"{name} is no weight file ({', '.join(WEIGHT_FILES)}): give a directory"
+                )
+            return cls(os.path.dirname(expanded) or ".", expanded)
+        if os.path.isdir(expanded):
+            return cls(expanded)
+        check_directory(name)
+        return cls(name)
+
+    @property
+    def weights(self) -> str:
+        """What the weights are loaded from."""
+        return self.file or self.place
 
 
 @contextlib.contextmanager
@@ -296,6 +329,17 @@ def _check_family(cls: Any, model_type: str | None, place: str) -> None:
         )
 
 
+def check_directory(name: str) -> None:
+    """Tell an absent directory from a name on the Hub, which transformers does not."""
+    path = os.path.expanduser(name)
+    looks_local = os.path.isabs(path) or name.startswith(".") or name.count("/") > 1
+    if looks_local and not os.path.exists(path):
+        raise CheckpointError(
+            f"there is no directory '{name}' (in '{Path.cwd()}'); give an existing directory or "
+            "the name of a model on the Hub, such as 'FacebookAI/roberta-base'"
+        )
+
+
 def require_config(place: str, download: Mapping[str, Any]) -> None:
     """Refuse a directory without ``config.json``, which Transformers would look up on the Hub."""
     folder = Path(place) / (download.get("subfolder") or "")
@@ -339,3 +383,27 @@ def refuse_untrusted_config(stored: Mapping[str, Any], trusted: bool, place: str
     wants_code = isinstance(auto_map, Mapping) and "AutoConfig" in auto_map
     if wants_code and not trusted and stored.get("model_type") not in CONFIG_MAPPING:
         refuse_code(auto_map, place)
+
+
+def read_config(place: str) -> dict[str, Any]:
+    """Return config.json of a directory or a Hub name.
+
+    **Raises:** :class:`~hfseq.errors.CheckpointError` where there is none, or it is no JSON object.
+    """
+    path = fetcher(place, {})("config.json")
+    if path is None:
+        raise CheckpointError(
+            f"{place} has no config.json: is it a directory that a model was saved to?"
+        )
+    try:
+        stored = parse_json(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable JSON: {first_line(error)}") from error
+    if not isinstance(stored, dict):
+        raise CheckpointError(f"{path} is no JSON object")
+    return stored
+
+
+def model_type(stored: Mapping[str, Any]) -> str | None:
+    """Return the architecture that a config.json names: the native one, where it names both."""
+    return native_type(stored) or stored.get("model_type")

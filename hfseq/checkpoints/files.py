@@ -17,7 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -85,7 +85,19 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
 
 
 def _open_shards(index: str, fetch: Fetch) -> OpenedWeights:
-    where = _weight_map(index)
+    try:
+        where = read_index(index, unique=True)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{index} is not an index of weight shards ({type(error).__name__}: {error})"
+        ) from error
+    for shard in where.values():
+        if not isinstance(shard, str) or re.search(r"[/\\]|\.index\.json$|^\.*$", shard):
+            raise CheckpointError(
+                f"{index} names the shard {shard!r}: shards must lie beside their index"
+            )
+    if not where:
+        raise CheckpointError(f"{index} names no shards")
     parts: dict[str, OpenedWeights] = {}
     for shard in sorted(set(where.values())):
         path = fetch(shard)
@@ -105,25 +117,6 @@ def _open_shards(index: str, fetch: Fetch) -> OpenedWeights:
         )
     tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
     return OpenedWeights(tensors, next(iter(parts.values())).native, index)
-
-
-def _weight_map(index: str) -> dict[str, str]:
-    """Read an index: tensor name -> shard, which must be a plain file name."""
-    try:
-        where = read_index(index, unique=True)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{index} is not an index of weight shards ({type(error).__name__}: {error})"
-        ) from error
-    for shard in where.values():
-        plain = isinstance(shard, str) and not re.search(r"[/\\]|\.index\.json$|^\.*$", shard)
-        if not plain:
-            raise CheckpointError(
-                f"{index} names the shard {shard!r}: shards must lie beside their index"
-            )
-    if not where:
-        raise CheckpointError(f"{index} names no shards")
-    return where
 
 
 def read_index(index: str | os.PathLike[str], unique: bool = False) -> dict[str, str]:
@@ -164,35 +157,32 @@ def _read_safetensors(path: str) -> OpenedWeights:
     return OpenedWeights(tensors, form == "flax", path)
 
 
-def _lazy(file: SafetensorsFile, name: str, path: str, begin: int) -> Tensor:
-    view = file.get_slice(name)
+def _lazy(opened: SafetensorsFile, name: str, path: str, begin: int) -> Tensor:
+    view = opened.get_slice(name)
     code, shape = view.get_dtype(), tuple(view.get_shape())
 
     def read(index: Index) -> np.ndarray:
         if index is not ... and index:
             return np.asarray(view[index])
         if code not in _DTYPES:
-            return file.get_tensor(name)
-        return _read_array(path, begin, np.dtype(_DTYPES[code]), shape)
+            return opened.get_tensor(name)
+        # Into memory that XLA can take over: it wants addresses that 64 divides. Not through the
+        # map of the file, whose pages would count as memory beside the array.
+        dtype = np.dtype(_DTYPES[code])
+        size = math.prod(shape) * dtype.itemsize
+        room = np.empty(size + 64, np.uint8)
+        start = -room.ctypes.data % 64
+        content = room[start : start + size]
+        with open(path, "rb") as file:
+            file.seek(begin)
+            if file.readinto(content) < size:  # type: ignore[arg-type]
+                raise CheckpointError(
+                    f"{path} was cut while it was read: download or save it again"
+                )
+        return content.view(dtype).reshape(shape)
 
     # Buffers of other types are ignored by name, so a type is judged only where it is wanted.
     return Tensor(shape, _DTYPES.get(code, code), read)
-
-
-def _read_array(path: str, begin: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Read an array into memory that XLA can take over: it wants addresses that 64 divides.
-
-    Not through the map of the file, whose pages would count as memory beside the array.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    room = np.empty(size + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    content = room[start : start + size]
-    with open(path, "rb") as file:
-        file.seek(begin)
-        if file.readinto(content) < size:  # type: ignore[arg-type]
-            raise CheckpointError(f"{path} was cut while it was read: download or save it again")
-    return content.view(dtype).reshape(shape)
 
 
 def _read_msgpack(path: str) -> dict[str, Tensor]:

@@ -17,12 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from hfseq.errors import CheckpointError, HfseqError, UsageError, one_line, redact
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 logger = logging.getLogger("hfseq.checkpoints.hub")
 
@@ -158,58 +155,49 @@ def push_folder(
 
     With ``checkpoint`` the newest training checkpoint goes along and replaces the one on the Hub.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     files = dict(files_to_push(Path(folder), allow_patterns, ignore_patterns, checkpoint))
     if not files:
         raise UsageError(f"nothing to push: {folder} holds no file of a model")
     api = HfApi(token=token, library_name="hfseq")
+
+    def create() -> str:
+        """Create repository and branch where absent; return the full name ("user/model")."""
+        # `None` leaves the choice to the organisation's own default; `False` would force "public".
+        name = api.create_repo(repo_id, private=private or None, exist_ok=True).repo_id
+        if private and not api.repo_info(name).private:
+            raise HubError(
+                f"'{name}' exists already and is public, but a private repository was asked for; "
+                "make it private on the Hub or choose another name"
+            )
+        if revision and revision != "main":
+            api.create_branch(name, branch=revision, exist_ok=True)
+        return name
+
+    def commit() -> str:
+        # Not upload_folder: with Xet, which is on by default, it makes several commits of a folder.
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
+            CommitOperationAdd(path_in_repo=file, path_or_fileobj=path)
+            for file, path in files.items()
+        ]
+        if checkpoint:
+            # Two checkpoints side by side would be taken for a run's own history.
+            there = api.list_repo_files(name, revision=revision)
+            old = {file for file in there if file.startswith(f"{CHECKPOINTS}/")} - files.keys()
+            operations += [CommitOperationDelete(path_in_repo=file) for file in sorted(old)]
+        return api.create_commit(
+            name, operations, commit_message=message or "Upload with hfseq", revision=revision
+        ).commit_url
+
     try:
-        name = with_retries(lambda: _create(api, repo_id, private, revision))
-        return with_retries(lambda: _commit(api, name, files, message, revision, checkpoint))
+        name = with_retries(create)
+        return with_retries(commit)
     except Exception as error:
         if isinstance(error, HfseqError) or not is_hub_error(error):
             raise
         reason = redact(explain(error), token)
         raise HubError(f"cannot push {folder} to '{repo_id}': {reason}") from error
-
-
-def _create(api: HfApi, repo_id: str, private: bool, revision: str | None) -> str:
-    """Create repository and branch where absent; return the full name ("user/model")."""
-    # `None` leaves the choice to the organisation's own default; `False` would force "public".
-    name = api.create_repo(repo_id, private=private or None, exist_ok=True).repo_id
-    if private and not api.repo_info(name).private:
-        raise HubError(
-            f"'{name}' exists already and is public, but a private repository was asked for; "
-            "make it private on the Hub or choose another name"
-        )
-    if revision and revision != "main":
-        api.create_branch(name, branch=revision, exist_ok=True)
-    return name
-
-
-def _commit(
-    api: HfApi,
-    name: str,
-    files: Mapping[str, Path],
-    message: str,
-    revision: str | None,
-    checkpoint: bool,
-) -> str:
-    # Not upload_folder: with Xet, which is on by default, it makes several commits of one folder.
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-    operations: list[Any] = [
-        CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()
-    ]
-    if checkpoint:
-        # Two checkpoints side by side would be taken for a run's own history.
-        there = api.list_repo_files(name, revision=revision)
-        old = {file for file in there if file.startswith(f"{CHECKPOINTS}/")} - files.keys()
-        operations += [CommitOperationDelete(path_in_repo=file) for file in sorted(old)]
-    return api.create_commit(
-        name, operations, commit_message=message or "Upload with hfseq", revision=revision
-    ).commit_url
 
 
 def files_to_push(
@@ -235,20 +223,16 @@ def files_to_push(
         if not in_checkpoint and any(fnmatch(name, pattern) for pattern in ignore or ()):
             continue
         if in_checkpoint or allow is None or any(fnmatch(name, pattern) for pattern in allow):
-            _refuse_foreign(path, folder)
+            # What a link points to elsewhere is not published; the Hub's cache is made of links.
+            if path.is_symlink():
+                real, root = path.resolve(), folder.resolve()
+                places = (root, root.parents[1] / "blobs")
+                if not any(real.is_relative_to(place) for place in places):
+                    raise UsageError(
+                        f"{path} is a link to {real}, outside of the folder: put a copy there if "
+                        "it is to be published, or remove the link"
+                    )
             yield name, path
-
-
-def _refuse_foreign(path: Path, folder: Path) -> None:
-    """Refuse to publish what a link points to elsewhere; the Hub's own cache is made of links."""
-    if not path.is_symlink():
-        return
-    real, root = path.resolve(), folder.resolve()
-    if not any(real.is_relative_to(place) for place in (root, root.parents[1] / "blobs")):
-        raise UsageError(
-            f"{path} is a link to {real}, outside of the folder: put a copy there if it is to be "
-            "published, or remove the link"
-        )
 
 
 # -- pushing as training goes

@@ -67,7 +67,10 @@ class Workspace:
             self.path = Path(rest if separator else self.url)
             return
         self._fs, self._root = _file_system(self.url, protocol)
-        self.path = scratch or _local_copy(self.url)
+        cache = Path(os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq").expanduser()
+        name = re.sub(r"[^\w.-]", "-", self.url.rstrip("/").rpartition("/")[2]) or "run"
+        digest = hashlib.sha256(self.url.rstrip("/").encode()).hexdigest()[:12]
+        self.path = scratch or cache / "workspaces" / f"{name}-{digest}"
         # What both sides have: the id of the remote state, and size and time of each local file.
         try:
             sync = parse_json((self.path / SYNC).read_bytes())
@@ -220,13 +223,6 @@ def _file_system(url: str, protocol: str) -> tuple[AbstractFileSystem, str]:
             "or another file system of fsspec"
         ) from error
     return fs, root.rstrip("/")
-
-
-def _local_copy(url: str) -> Path:
-    cache = Path(os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq").expanduser()
-    name = re.sub(r"[^\w.-]", "-", url.rstrip("/").rpartition("/")[2]) or "run"
-    digest = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]
-    return cache / "workspaces" / f"{name}-{digest}"
 
 
 def _skipped(name: str) -> bool:

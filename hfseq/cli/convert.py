@@ -1,7 +1,8 @@
-"""From a checkpoint in one format to the same model in another: ``hfseq convert``.
+"""``hfseq convert``: from a checkpoint in one format to the same model in another.
 
 Everything goes through the model's class, which knows the names, transpositions and ties of both
-sides; values are not touched unless another type is asked for.
+sides; values are not touched unless another type is asked for. What is heavy is imported inside the
+functions, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -9,228 +10,56 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from hfseq.checkpoints import config as resolve
-from hfseq.checkpoints import files, weights
-from hfseq.checkpoints.storage import PREPARED, matches
+from hfseq import plugins
+from hfseq.cli.text import add_json, print_json
 from hfseq.errors import CheckpointError, UsageError, WeightsError, first_line
-from hfseq.modeling.auto import Source, find_class, read_config
 
-#: What is written beside the weights already, or is not the model's own.
-LEFT_BEHIND = (
-    "config.json",
-    ".*",
-    "__pycache__",
-    "previous-*",
-    "*.tmp*",
-    "*.log",
-    "*.out",
-    "*.err",
-)
-
-
-SIDECARS = ("fp8_params.safetensors",)
-
-
-@dataclasses.dataclass
-class Done:
-    """What a conversion wrote."""
-
-    model_class: str
-    files: dict[str, int]
-    tensors: int
-    dtypes: dict[str, int]
-    carried: list[str]
-    initialised: list[str]
-    dropped: list[str]
-
-
-def structure(cls: Any, place: str, opened: files.OpenedWeights) -> Any:
-    """Return the model of a checkpoint without parameters."""
-    config, _ = resolve.load_config(cls, place, None, {}, {})
-    return cls(config, _do_init=False, **cls.checkpoint_options(opened.tensors))
-
-
-def problems(model: Any, report: weights.LoadReport) -> list[str]:
-    """Say of every name that is missing, left over or of another shape or type what is wrong."""
-    name = type(model).__name__
-    found = [
-        f"{given}: {shape} in the file, {expected} in {name}"
-        for given, shape, expected in report.mismatched
-    ]
-    found += [f"missing:{line[1:]}" for line in weights.describe_missing(report).splitlines()]
-    found += [f"unexpected: {left}" for left in sorted(report.unexpected)]
-    return found + [f"{left}: type {code} is no parameter" for left, code in report.untyped.items()]
-
-
-def convert(
-    source: str,
-    destination: str | os.PathLike[str],
-    *,
-    to: str = "safetensors",
-    dtype: str | None = None,
-    max_shard_size: int | str = "5GB",
-    strict: bool = False,
-    task: str | None = None,
-    model_class: str | None = None,
-    overwrite: bool = False,
-) -> Done:
-    """Write the model at ``source`` to ``destination``, whole or not at all.
-
-    **Arguments:** ``source`` a directory, a Hub name or a weight file beside its config.json;
-    ``to`` "safetensors" (PyTorch's names) or "msgpack" (Transformers 4's Flax); ``dtype`` of the
-    parameters, those of the files by default; ``strict`` makes every missing, unexpected or
-    mis-shaped name an error; ``overwrite`` replaces the model in a directory that is not empty.
-
-    **Raises:** UsageError, CheckpointError and WeightsError, each before anything is written.
-    """
-    import jax.numpy as jnp
-
-    found, target = Source.of(source), Path(destination)
-    check_destination(target, overwrite)
-    files.parse_size(max_shard_size)
-    stored = read_config(found.place)
-    cls = find_class(stored, found.place, task=task, model_class=model_class)
-    opened = resolve.open_source(found.weights, {}, from_pt=True)
-    model = structure(cls, found.place, opened)
-    _, report = model.file_map.match(opened.tensors, native=opened.native)
-    if strict and (wrong := problems(model, report)):
-        lines = "".join(f"\n  {line}" for line in wrong)
-        raise WeightsError(f"{opened.source} does not fit {cls.__name__} (--strict):{lines}")
-    model = cls.from_pretrained(
-        found.weights,
-        config=model.config,
-        from_pt=True,
-        param_dtype=None if dtype is None else jnp.dtype(dtype),
-    )
-    if found.file:
-        model.load_generation_config(found.place)
-    if dtype is not None:
-        model.config.dtype = dtype
-    origin = Path(found.place) if Path(found.place).is_dir() else _downloaded(found.place)
-    with _written(target) as folder:
-        model.save_pretrained(
-            folder, max_shard_size=max_shard_size, safe_serialization=to == "safetensors"
-        )
-        carried = _carry(origin, folder)
-        sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    kept = files.open_weights(lambda name: _existing(target / name), str(target)).tensors
-    types: dict[str, int] = {}
-    for tensor in kept.values():
-        types[tensor.dtype] = types.get(tensor.dtype, 0) + 1
-    lost = [] if strict else sorted(report.unexpected)
-    fresh = sorted(".".join(path) for path in report.missing)
-    return Done(cls.__name__, sizes, len(kept), types, carried, fresh, lost)
-
-
-def check_destination(target: Path, overwrite: bool) -> None:
-    """Refuse a file, and a directory with anything in it unless that may be overwritten."""
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{target} is a file: give a directory to write to")
-    if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise UsageError(
-            f"{target} is not empty: give another directory, or --overwrite to replace its model"
-        )
-
-
-@contextlib.contextmanager
-def _written(target: Path) -> Iterator[Path]:
-    """Give a directory whose files come to ``target`` together, if all of them were written."""
-    try:
-        with _staged(target) as stage:
-            yield stage
-    except CheckpointError as error:
-        reason: BaseException = error
-        while isinstance(reason, CheckpointError) and reason.__cause__ is not None:
-            reason = reason.__cause__  # what the directories under way are called helps nobody
-        raise CheckpointError(
-            f"cannot write {target} ({first_line(reason)}): what was there is untouched; free "
-            "some space or give another directory"
-        ) from error
-
-
-@contextlib.contextmanager
-def _staged(target: Path) -> Iterator[Path]:
-    if target.is_dir() and any(target.iterdir()):
-        with files.staged(target) as stage:
-            yield stage
-        return
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        parent = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
-    except OSError as error:
-        raise CheckpointError(str(error)) from error
-    try:
-        fresh = Path(parent) / target.name
-        fresh.mkdir()
-        with files.staged(fresh) as stage:
-            yield stage
-        os.replace(fresh, target)
-    finally:
-        shutil.rmtree(parent, ignore_errors=True)
-
-
-def _carry(origin: Path, folder: Path) -> list[str]:
-    """Copy tokenizer, card and what else is small and the model's own; returns the names."""
-    carried = []
-    for path in sorted(origin.iterdir()):
-        own = matches(path, PREPARED) and not matches(path, LEFT_BEHIND)
-        if (own or path.name in SIDECARS) and path.is_file() and not (folder / path.name).exists():
-            shutil.copyfile(path, folder / path.name)
-            carried.append(path.name)
-    return carried
-
-
-def _downloaded(name: str) -> Path:
-    """Return a snapshot of a repository's small files."""
-    from huggingface_hub import snapshot_download
-
-    wanted = [pattern for pattern in (*PREPARED, *SIDECARS) if pattern not in LEFT_BEHIND]
-    try:
-        return Path(snapshot_download(name, allow_patterns=wanted, library_name="hfseq"))
-    except Exception as error:  # the client's own, and those of its HTTP library
-        raise CheckpointError(
-            f"cannot load the tokenizer files of '{name}': {first_line(error)}"
-        ) from error
-
-
-def _existing(path: Path) -> str | None:
-    return str(path) if path.is_file() else None
-
+if TYPE_CHECKING:
+    from hfseq.checkpoints.weights import LoadReport, Tensor
+    from hfseq.modeling import FlaxPreTrainedModel
 
 EXAMPLES = """hfseq convert old-flax-model new-model
 hfseq convert my-roberta my-roberta-flax --to msgpack
 hfseq convert my-gpt2 my-gpt2-bf16 --dtype bfloat16 --max_shard_size 2GB
 hfseq convert my-bert my-encoder --base --strict"""
 
+#: What is written beside the weights already, or is not the model's own.
+LEFT_BEHIND = (
+    *("config.json", ".*", "__pycache__", "previous-*"),
+    *("*.tmp*", "*.log", "*.out", "*.err"),
+)
 
-FORMATS = ("safetensors", "msgpack")
+#: Small files that belong to the weights although they are no tokenizer and no card.
+SIDECARS = ("fp8_params.safetensors",)
 
-
-TYPES = ("float32", "bfloat16", "float16")
+#: Names that a warning lists before it counts the rest.
+LISTED = 8
 
 
 def add_convert(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of ``hfseq convert``."""
     parser.add_argument(
         "source", metavar="SRC", help="directory, Hub name, or a weight file beside its config.json"
     )
     parser.add_argument("destination", metavar="DST", help="directory to write")
     parser.add_argument(
-        "--to", choices=FORMATS, default="safetensors",
+        "--to", choices=("safetensors", "msgpack"), default="safetensors",
         help="safetensors, which PyTorch and hfseq load, or msgpack, which Transformers 4's Flax "
         "classes and hfseq load (safetensors)",
     )  # fmt: skip
-    parser.add_argument("--dtype", choices=TYPES, help="type of the parameters; default: as stored")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"),
+        help="type of the parameters; default: as stored",
+    )  # fmt: skip
     parser.add_argument(
         "--max_shard_size", default="5GB", metavar="SIZE", help="largest weight file (5GB)"
     )
@@ -248,17 +77,19 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace the model in a directory that has one"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
+
+
+def use_cpu() -> None:
+    """Keep jax off accelerators: nothing is for them here, and none is taken from their users."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
 
 
 def run_convert(arguments: argparse.Namespace) -> int:
     """Convert, and print what was written and what did not fit."""
-    import jax
-
-    # Nothing here is for an accelerator, and none is to be taken from those who use it.
-    jax.config.update("jax_platforms", "cpu")
-    from hfseq import plugins
-
+    use_cpu()
     plugins.load(arguments.plugin)
     # What these would say of names is in the result.
     logging.getLogger("hfseq.modeling").setLevel(logging.ERROR)
@@ -279,23 +110,200 @@ def run_convert(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--{error}") from None
         raise
     if arguments.json:
-        print(json.dumps({"destination": arguments.destination, **dataclasses.asdict(done)}))
-    else:
-        _tell(done, arguments.destination)
-    return 0
-
-
-def _tell(done: Done, destination: str) -> None:
+        print_json(
+            {"destination": arguments.destination, **dataclasses.asdict(done)}, one_line=True
+        )
+        return 0
     types = ", ".join(f"{count} {name}" for name, count in sorted(done.dtypes.items()))
-    total = sum(done.files.values())
-    print(f"wrote {destination}: {done.model_class}, {done.tensors} tensors ({types})")
+    print(f"wrote {arguments.destination}: {done.model_class}, {done.tensors} tensors ({types})")
     for name, size in done.files.items():
         print(f"  {size:>14,}  {name}{' (carried along)' if name in done.carried else ''}")
-    print(f"  {total:>14,}  bytes in {len(done.files)} files")
+    print(f"  {sum(done.files.values()):>14,}  bytes in {len(done.files)} files")
     for text, names in (
         ("not in the source, so newly initialised", done.initialised),
         ("in the source, but not in this class, so left out", done.dropped),
     ):
         if names:
-            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "")
-            print(f"warning: {text}: {shown}", file=sys.stderr)
+            more = f" and {len(names) - LISTED} more" if names[LISTED:] else ""
+            print(f"warning: {text}: {', '.join(names[:LISTED])}{more}", file=sys.stderr)
+    return 0
+
+
+@dataclasses.dataclass
+class Conversion:
+    """What a conversion wrote.
+
+    ``files`` are sizes in bytes by name, ``dtypes`` numbers of tensors by type, ``carried`` the
+    files that were copied, ``initialised`` parameters that the source lacked, ``dropped`` names in
+    the source that the class has no place for.
+    """
+
+    model_class: str
+    files: dict[str, int]
+    tensors: int
+    dtypes: dict[str, int]
+    carried: list[str]
+    initialised: list[str]
+    dropped: list[str]
+
+
+def convert(
+    source: str,
+    destination: str | os.PathLike[str],
+    *,
+    to: str = "safetensors",
+    dtype: str | None = None,
+    max_shard_size: int | str = "5GB",
+    strict: bool = False,
+    task: str | None = None,
+    model_class: str | None = None,
+    overwrite: bool = False,
+) -> Conversion:
+    """Write the model at ``source`` to ``destination``, whole or not at all.
+
+    **Arguments:** ``source`` a directory, a Hub name or a weight file beside its config.json;
+    ``to`` "safetensors" (PyTorch's names) or "msgpack" (Transformers 4's Flax); ``dtype`` of the
+    parameters, those of the files by default; ``strict`` makes every missing, unexpected or
+    mis-shaped name an error; ``overwrite`` replaces the model in a directory that is not empty.
+
+    **Raises:** UsageError, CheckpointError and WeightsError, each before anything is written.
+    """
+    import jax.numpy as jnp
+
+    from hfseq.checkpoints.config import Source, open_source, read_config
+    from hfseq.checkpoints.files import parse_size
+    from hfseq.modeling.auto import find_class
+
+    checkpoint, target = Source.of(source), Path(destination)
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target} is a file: give a directory to write to")
+    if target.is_dir() and any(target.iterdir()) and not overwrite:
+        raise UsageError(
+            f"{target} is not empty: give another directory, or --overwrite to replace its model"
+        )
+    parse_size(max_shard_size)
+    stored = read_config(checkpoint.place)
+    cls = find_class(stored, checkpoint.place, task=task, model_class=model_class)
+    opened = open_source(checkpoint.weights, {}, from_pt=True)
+    model = without_parameters(cls, checkpoint.place, opened.tensors)
+    _, report = model.file_map.match(opened.tensors, native=opened.native)
+    if strict and (wrong := problems(model, report)):
+        lines = "".join(f"\n  {line}" for line in wrong)
+        raise WeightsError(f"{opened.source} does not fit {cls.__name__} (--strict):{lines}")
+    model = cls.from_pretrained(
+        checkpoint.weights,
+        config=model.config,
+        from_pt=True,
+        param_dtype=None if dtype is None else jnp.dtype(dtype),
+    )
+    if checkpoint.file:
+        model.load_generation_config(checkpoint.place)
+    if dtype is not None:
+        model.config.dtype = dtype
+    carried: list[str] = []
+    small_files = _small_files(checkpoint.place)
+    with _whole(target) as folder:
+        model.save_pretrained(
+            folder, max_shard_size=max_shard_size, safe_serialization=to == "safetensors"
+        )
+        for path in small_files:
+            if not (folder / path.name).exists():
+                shutil.copyfile(path, folder / path.name)
+                carried.append(path.name)
+        sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    written = open_source(str(target), {}, from_pt=False).tensors
+    types: dict[str, int] = {}
+    for tensor in written.values():
+        types[tensor.dtype] = types.get(tensor.dtype, 0) + 1
+    return Conversion(
+        model_class=cls.__name__,
+        files=sizes,
+        tensors=len(written),
+        dtypes=types,
+        carried=carried,
+        initialised=sorted(".".join(path) for path in report.missing),
+        dropped=[] if strict else sorted(report.unexpected),
+    )
+
+
+def without_parameters(
+    cls: type[FlaxPreTrainedModel], place: str, tensors: Mapping[str, Tensor]
+) -> FlaxPreTrainedModel:
+    """Return the model of the checkpoint in ``place``, which holds ``tensors``, without values."""
+    from hfseq.checkpoints.config import load_config
+    from hfseq.checkpoints.headers import NotHere
+
+    config, _ = load_config(cls, place, None, {}, {})
+    try:
+        options = cls.checkpoint_options(tensors)
+    except NotHere:  # of a model on the Hub only the headers are read
+        options = {}
+    return cls(config, _do_init=False, **options)
+
+
+def problems(model: FlaxPreTrainedModel, report: LoadReport) -> list[str]:
+    """Say of every name that is missing, left over or of another shape or type what is wrong."""
+    from hfseq.checkpoints.weights import describe_missing
+
+    name = type(model).__name__
+    return [
+        *(
+            f"{given}: {shape} in the file, {expected} in {name}"
+            for given, shape, expected in report.mismatched
+        ),
+        *(f"missing:{line[1:]}" for line in describe_missing(report).splitlines()),
+        *(f"unexpected: {left}" for left in sorted(report.unexpected)),
+        *(f"{left}: type {code} is no parameter" for left, code in report.untyped.items()),
+    ]
+
+
+def _small_files(place: str) -> list[Path]:
+    """Return tokenizer, card and what else lies beside the weights and is the model's own."""
+    from hfseq.checkpoints.storage import PREPARED, matches
+
+    folder = Path(place)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        patterns = [pattern for pattern in (*PREPARED, *SIDECARS) if pattern not in LEFT_BEHIND]
+        try:
+            folder = Path(snapshot_download(place, allow_patterns=patterns, library_name="hfseq"))
+        except Exception as error:  # the client's own, and those of its HTTP library
+            raise CheckpointError(
+                f"cannot load the tokenizer files of '{place}': {first_line(error)}"
+            ) from error
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+        and (path.name in SIDECARS or (matches(path, PREPARED) and not matches(path, LEFT_BEHIND)))
+    ]
+
+
+@contextlib.contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """Give a directory whose files come to ``target`` together, if all of them were written."""
+    from hfseq.checkpoints.files import staged
+
+    folder, parent = target, None
+    try:
+        if not (target.is_dir() and any(target.iterdir())):  # then the directory comes whole, too
+            target.parent.mkdir(parents=True, exist_ok=True)
+            parent = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+            folder = parent / target.name
+            folder.mkdir()
+        with staged(folder) as stage:
+            yield stage
+        if folder != target:
+            os.replace(folder, target)
+    except OSError as error:  # CheckpointError is one
+        reason: BaseException = error
+        while isinstance(reason, CheckpointError) and reason.__cause__ is not None:
+            reason = reason.__cause__  # what the directories under way are called helps nobody
+        raise CheckpointError(
+            f"cannot write {target} ({first_line(reason)}): what was there is untouched; free "
+            "some space or give another directory"
+        ) from error
+    finally:
+        if parent is not None:
+            shutil.rmtree(parent, ignore_errors=True)

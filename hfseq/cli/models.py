@@ -156,7 +156,17 @@ def run_generate(arguments: argparse.Namespace) -> int:
     if arguments.do_sample:
         options |= {"do_sample": True, "prng_key": arguments.seed}
     _check_generate(arguments, options)
-    prompts = list(arguments.prompts) or _read_prompts(arguments)
+    prompts = list(arguments.prompts)
+    if not prompts:
+        lines, name = _input_lines(arguments.input_file, "continuing")
+        for number, line in enumerate(lines, 1):
+            if problem := getattr(line, "problem", None):
+                raise UsageError(f"{name}:{number}: {problem}")
+            prompts.append(str(line))
+        if arguments.whole and prompts:
+            prompts = ["\n".join(prompts)]
+        else:
+            prompts = [prompt for prompt in prompts if prompt]
     if not prompts:
         raise UsageError("no prompt: the input is empty")
     from hfseq.pipelines.text_generation import TextGenerator
@@ -209,18 +219,6 @@ def _check_generate(arguments: argparse.Namespace, options: dict[str, Any]) -> N
     ]
     if problems:
         raise UsageError("; ".join(problems))
-
-
-def _read_prompts(arguments: argparse.Namespace) -> list[str]:
-    lines, name = _input_lines(arguments.input_file, "continuing")
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        if problem := getattr(line, "problem", None):
-            raise UsageError(f"{name}:{number}: {problem}")
-        prompts.append(str(line))
-    if arguments.whole and prompts:
-        return ["\n".join(prompts)]
-    return [prompt for prompt in prompts if prompt]
 
 
 def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""``hfseq env``, ``plugins``, ``new`` and ``push``: what is installed, a new architecture, the Hub."""
+"""``hfseq env``, ``plugins``, ``new``, ``push``: what is installed, a new architecture, the Hub."""
 
 from __future__ import annotations
 

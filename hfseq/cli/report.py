@@ -1,4 +1,4 @@
-"""``hfseq report`` and ``hfseq compare``: how a run is going, or went, and several beside each other."""
+"""``hfseq report`` and ``hfseq compare``: how a run goes, or went, and several side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hfseq.cli.text import add_json, draw, duration, number, paint, print_json, table, width
 from hfseq.errors import UsageError
@@ -170,6 +170,13 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 
 def _comparison(comparison: Record) -> Iterator[str]:
+    def shown(value: object) -> str:
+        """Write the value of a flag, the middle of a long one left out."""
+        if value is None or value == []:
+            return "-"
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        return text if len(text) <= 40 else f"{text[:18]}…{text[-21:]}"
+
     runs, unknown = comparison["runs"], comparison["without_flags"]
     rows = [["run", "status", "steps", "last loss", "best", "at step", "tokens/s", "time"]]
     for name, run in runs.items():
@@ -183,7 +190,7 @@ def _comparison(comparison: Record) -> Iterator[str]:
     yield from lines
     if different := comparison["different_flags"]:
         rows = [["flags that differ", *next(iter(different.values()))]]
-        rows += [[flag, *map(_flag_value, values.values())] for flag, values in different.items()]
+        rows += [[flag, *map(shown, values.values())] for flag, values in different.items()]
         heading, *lines = table(rows)
         yield ""
         yield paint(heading, "bold")
@@ -192,11 +199,3 @@ def _comparison(comparison: Record) -> Iterator[str]:
         yield "no flag differs"
     if unknown:
         yield f"flags are not known of {', '.join(unknown)}"
-
-
-def _flag_value(value: Any) -> str:
-    """Write the value of a flag, the middle of a long one left out."""
-    if value is None or value == []:
-        return "-"
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 40 else f"{text[:18]}…{text[-21:]}"

@@ -47,7 +47,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write seconds as people do: 42 s, 3:07 min, 2:30 h, 3.1 days; nothing where there are none."""
+    """Write seconds as people do: 42 s, 3:07 min, 2:30 h, 3.1 days; nothing for None."""
     if seconds is None:
         return ""
     if seconds < 60:
@@ -57,6 +57,31 @@ def duration(seconds: float | None) -> str:
     if seconds < 2 * 86400:
         return f"{seconds // 3600:.0f}:{seconds % 3600 // 60:02.0f} h"
     return f"{seconds / 86400:.1f} days"
+
+
+def size(count: float) -> str:
+    """Write bytes in units of 1000."""
+    return f"{quantity(count)}B"
+
+
+def quantity(value: float) -> str:
+    """Write a number with three digits and a unit's prefix."""
+    for unit, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:.{_places(value / unit)}f} {prefix}"
+    return f"{value:.0f} "
+
+
+def seconds(value: float) -> str:
+    """Write a time in seconds, milli- or microseconds."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if value >= unit:
+            return f"{value / unit:.{_places(value / unit)}f} {name}"
+    return f"{value * 1e6:.{_places(value * 1e6)}f} us"
+
+
+def _places(value: float) -> int:
+    return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
 
 
 def add_json(parser: argparse._ActionsContainer, text: str = "print JSON") -> None:
@@ -90,7 +115,13 @@ def draw(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> 
     across = max(10, columns - margin - 1)
     if braille:
         dots = _dots(points, 2 * across, 4 * rows, low, high)
-        body = [_braille(dots[4 * row : 4 * row + 4]) for row in range(rows)]
+        body = []
+        for top in range(0, 4 * rows, 4):
+            bits = [
+                sum(_DOTS[y][x] for y in range(4) for x in range(2) if dots[top + y][left + x])
+                for left in range(0, 2 * across, 2)
+            ]
+            body.append("".join(chr(_BLANK + cell) if cell else " " for cell in bits).rstrip())
     else:
         dots = _dots(points, across, rows, low, high)
         body = ["".join("*" if dot else " " for dot in row).rstrip() for row in dots]
@@ -125,15 +156,6 @@ def _dots(
             for y in range(*sorted((heights[before], heights[column]))):
                 dots[down - 1 - y][column] = True
     return dots
-
-
-def _braille(dots: Sequence[Sequence[bool]]) -> str:
-    """Return a line of characters for four rows of dots."""
-    cells = []
-    for column in range(0, len(dots[0]), 2):
-        bits = sum(_DOTS[y][x] for y in range(4) for x in range(2) if dots[y][column + x])
-        cells.append(chr(_BLANK + bits) if bits else " ")
-    return "".join(cells).rstrip()
 
 
 def _label(value: float) -> str:

@@ -1,9 +1,5 @@
 """Text generation: greedy search, sampling and beam search in one compiled loop."""
 
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
-
 from hfseq.generation import logits_process as _processors
 from hfseq.generation.generate import CausalGeneration, FixedStateGeneration, FlaxGenerationMixin
 from hfseq.generation.logits_process import *  # noqa: F403

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.generation.logits_process import Length
+from hfseq.generation.logits_process import FlaxLogitsProcessor, Length
 from hfseq.generation.options import Operands, Options, Plan
 from hfseq.generation.search import (
     FlaxBeamSearchOutput,
@@ -157,9 +157,8 @@ class BeamSearch:
             if changed is None:
                 maxima = cpu.block_maxima(scores, width)
             else:
-                maxima = cpu.maxima_of_processed(
-                    self.processors, maxima, scores, state.length, changed
-                )
+                known = cast(list[FlaxLogitsProcessor], self.processors)  # else nothing is known
+                maxima = cpu.maxima_of_processed(known, maxima, scores, state.length, changed)
         recorded = record(state.recorded, step, scores=scores, logits=logits)
         return scores, maxima, inputs, recorded
 

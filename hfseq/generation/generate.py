@@ -77,7 +77,15 @@ class FlaxGenerationMixin:
         )
         plan, operands = request.plan, request.operands
         if request.streamer is not None:
-            return _stream(model, request)
+            _check_streaming(request)
+            prompt = np.asarray(operands.prompt)[:, : request.lengths.prompt]
+            request.streamer.put(np.repeat(prompt, plan.options.rows_per_input, axis=0))
+            state: Any = None
+            for tokens, new in steps(model, plan, operands):
+                request.streamer.put(tokens)
+                state = new
+            request.streamer.end()
+            return _cut(search(model, plan, operands).result(state), request)
         if not trace:
             return _cut(run_eagerly(model, plan, operands), request)
         if request.traced:
@@ -119,21 +127,6 @@ def _check_streaming(request: Request) -> None:
         )
     if request.traced:
         raise UsageError("generate: streaming needs arrays, not tracers: call it outside of jit")
-
-
-def _stream(model: GenerativeModel, request: Request) -> Output:
-    """Give the tokens of each step to the request's streamer."""
-    _check_streaming(request)
-    assert request.streamer is not None
-    plan, operands = request.plan, request.operands
-    prompt = np.asarray(operands.prompt)[:, : request.lengths.prompt]
-    request.streamer.put(np.repeat(prompt, plan.options.rows_per_input, axis=0))
-    state: Any = None
-    for tokens, new in steps(model, plan, operands):
-        request.streamer.put(tokens)
-        state = new
-    request.streamer.end()
-    return _cut(search(model, plan, operands).result(state), request)
 
 
 def _cut(output: Output, request: Request) -> Output:

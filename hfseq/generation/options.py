@@ -78,13 +78,6 @@ def _read_sequences(name: str, value: Any) -> tuple[Tokens, ...]:
     return tuple(token_ids(name, tuple(row)) for row in rows)
 
 
-def _ignore_prompt_padding(options: Options, operands: Operands) -> jax.Array | None:
-    """Return how many columns of each row (rows,) are padding before the prompt."""
-    if operands.mask is None:
-        return None
-    return jnp.repeat(jnp.argmax(operands.mask != 0, axis=1), options.rows_per_input)
-
-
 def _suppress_at_begin(tokens: Tokens, options: Options, operands: Operands) -> Processor:
     begin = operands.prompt_length
     if options.forced_bos_token_id is not None:
@@ -167,7 +160,7 @@ class Options:
     repetition_penalty: float | None = _option(
         None, "less of what is there", off=1, rule=_PENALTY,
         processor=lambda value, o, x: p.FlaxRepetitionPenaltyLogitsProcessor(
-            value, _ignore_prompt_padding(o, x)
+            value, x.padding(o.rows_per_input)
         ),
     )  # fmt: skip
     no_repeat_ngram_size: int = _option(
@@ -436,30 +429,30 @@ class Plan:
 
     def key(self) -> tuple[Any, ...]:
         """Return what tells plans apart: processors of equal type and settings are equal."""
-        parts = [tuple(map(_settings, held)) for held in (self.processors, self.criteria)]
+
+        def settings(part: Callable[..., jax.Array]) -> Any:
+            if not isinstance(part, FlaxLogitsProcessor):
+                return part  # functions stand for themselves
+            try:
+                key = type(part), _frozen(vars(part))
+                hash(key)
+            except TypeError:  # an attribute that is not a plain value, or a tracer
+                return part
+            return key
+
+        parts = [tuple(map(settings, held)) for held in (self.processors, self.criteria)]
         return self.options, self.buffer, self.steps, self.encoder_decoder, *parts
 
 
-def _settings(part: Callable[..., jax.Array]) -> Any:
-    """Return type and attributes of a processor, hashable; functions stand for themselves."""
-
-    def frozen(value: object) -> Any:
-        if isinstance(value, (list, tuple)):
-            return tuple(map(frozen, value))
-        if isinstance(value, dict):
-            return tuple((name, frozen(item)) for name, item in value.items())
-        if isinstance(value, (np.ndarray, jax.Array)):
-            return value.shape, np.asarray(value).tobytes()
-        return value
-
-    if not isinstance(part, FlaxLogitsProcessor):
-        return part
-    try:
-        key = type(part), frozen(vars(part))
-        hash(key)
-    except TypeError:  # an attribute that is not a plain value, or a tracer
-        return part
-    return key
+def _frozen(value: object) -> Any:
+    """Return lists, dicts and arrays as tuples."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((name, _frozen(item)) for name, item in value.items())
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return value.shape, np.asarray(value).tobytes()
+    return value
 
 
 class Operands(NamedTuple):
@@ -488,3 +481,9 @@ class Operands(NamedTuple):
         if "input_ids" in self.encoder:
             return self.encoder["input_ids"], self.encoder_length
         return self.prompt, self.prompt_length
+
+    def padding(self, times: int) -> jax.Array | None:
+        """Return how many columns are padding before the prompt, (rows * times,), if any are."""
+        if self.mask is None:
+            return None
+        return jnp.repeat(jnp.argmax(self.mask != 0, axis=1), times)

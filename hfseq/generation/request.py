@@ -8,7 +8,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Array = np.ndarray | jax.Array
 Rows = Array | Sequence[Sequence[int]]
 
@@ -120,6 +121,12 @@ def make_request(
     options = resolve(config, extras)
     options.check(model.config.vocab_size)
     criteria = stop_criteria(config.stop_strings, extras)
+    processors = _listed(logits_processor)
+    for item in processors:
+        if not callable(item):
+            raise UsageError(
+                f"generate: logits_processor has to be a list of callables, but holds {item!r}"
+            )
     traced = is_traced(input_ids, inputs, params, prng_key, extras.get("extra"))
     read = _read_pair if encoder_decoder else _read_prompt
     given = read(model, config, options, input_ids, inputs, traced)
@@ -135,7 +142,7 @@ def make_request(
         if options.output_scores or options.output_logits
         else 0,
         encoder_decoder=encoder_decoder,
-        processors=_callables(logits_processor),
+        processors=processors,
         criteria=criteria,
     )
     if (criteria or options.stop_token_sequences) and options.pad_token_id is None:
@@ -189,16 +196,10 @@ def make_key(key: jax.Array | int | None) -> jax.Array:
     return key  # type: ignore[return-value]
 
 
-def _callables(given: Sequence[Processor] | Processor | None) -> tuple[Processor, ...]:
+def _listed(given: Sequence[T] | T | None) -> tuple[T, ...]:
     if given is None:
         return ()
-    items = list(given) if isinstance(given, Sequence) else [given]
-    for item in items:
-        if not callable(item):
-            raise UsageError(
-                f"generate: logits_processor has to be a list of callables, but holds {item!r}"
-            )
-    return tuple(items)
+    return tuple(given) if isinstance(given, Sequence) else (given,)
 
 
 # -- options and arguments
@@ -322,7 +323,7 @@ class _Given(NamedTuple):
 
 def _read_prompt(
     model: GenerativeModel, config: GenerationConfig, options: Options, ids: Rows | None,
-    inputs: dict[str, Any], traced: bool,
+    inputs: dict[str, Any], traced: bool
 ) -> _Given:  # fmt: skip
     """Read the prompt of a decoder, which is the begin token where there is none."""
     source, mask = ids, inputs.pop("attention_mask", None)
@@ -348,7 +349,7 @@ def _read_prompt(
 
 def _read_pair(
     model: GenerativeModel, config: GenerationConfig, options: Options, ids: Rows | None,
-    inputs: dict[str, Any], traced: bool,
+    inputs: dict[str, Any], traced: bool
 ) -> _Given:  # fmt: skip
     """Read the input of the encoder and the beginning of the decoder's output."""
     outputs = inputs.pop("encoder_outputs", None)
@@ -533,7 +534,7 @@ class Lengths:
 
 def resolve_lengths(
     config: GenerationConfig, prompt: int, limit: int | None, *, default: bool, traced: bool,
-    what: str,
+    what: str
 ) -> Lengths:  # fmt: skip
     """Apply the rules of ``max_length``, ``max_new_tokens`` and their kin to a prompt.
 
@@ -546,7 +547,23 @@ def resolve_lengths(
             f"generate: {what} has {prompt} tokens, but the model has only {limit} positions: "
             "shorten the prompt (a tokenizer does with truncation=True, max_length=...)"
         )
-    stop = _stop(config, prompt, limit, default)
+    new, stop = config.max_new_tokens, config.max_length
+    if new is None and default:
+        logger.warning(
+            "Using the model-agnostic default `max_length` (=%s) to control the generation length. "
+            "We recommend setting `max_new_tokens`.",
+            stop,
+        )
+        stop = stop if limit is None else min(stop, limit)
+    elif new is not None:
+        if not default:
+            logger.warning(
+                "Both `max_new_tokens` (=%s) and `max_length` (=%s) have been set: "
+                "`max_new_tokens` takes precedence.",
+                new,
+                stop,
+            )
+        stop = prompt + new
     if stop <= prompt:
         raise UsageError(
             f"generate: max_length={stop} leaves no room after the {prompt} tokens of {what}; it "
@@ -558,52 +575,26 @@ def resolve_lengths(
             f"(max_length or max_new_tokens), but the model has only {limit} positions: ask for "
             f"at most {limit - prompt} new ones"
         )
-    minimum = _minimum(config, prompt, stop)
-    if traced:
-        return Lengths(prompt, stop, minimum, prompt, stop)
-    prefill = bucket(prompt, limit)
-    # Neither depends on the prompt's length within its bucket.
-    needed = stop if config.max_new_tokens is None else prefill + config.max_new_tokens
-    buffer = max(bucket(needed, limit) if limit is None or needed <= limit else limit, stop)
-    return Lengths(prompt, stop, minimum, min(prefill, buffer), buffer)
-
-
-def _stop(config: GenerationConfig, prompt: int, limit: int | None, default: bool) -> int:
-    longest = config.max_length
-    if config.max_new_tokens is not None:
-        if not default:
-            logger.warning(
-                "Both `max_new_tokens` (=%s) and `max_length` (=%s) have been set: "
-                "`max_new_tokens` takes precedence.",
-                config.max_new_tokens,
-                longest,
-            )
-        return prompt + config.max_new_tokens
-    if not default:
-        return longest
-    logger.warning(
-        "Using the model-agnostic default `max_length` (=%s) to control the generation length. "
-        "We recommend setting `max_new_tokens`.",
-        longest,
-    )
-    return longest if limit is None else min(longest, limit)
-
-
-def _minimum(config: GenerationConfig, prompt: int, stop: int) -> int:
-    new = config.min_new_tokens
-    if config.min_length < 0 or (new or 0) < 0:
+    least = config.min_new_tokens
+    if config.min_length < 0 or (least or 0) < 0:
         raise UsageError(
-            f"generate: min_length={config.min_length} and min_new_tokens={new} "
+            f"generate: min_length={config.min_length} and min_new_tokens={least} "
             "must not be negative"
         )
-    minimum = config.min_length if new is None else prompt + new
+    minimum = config.min_length if least is None else prompt + least
     if minimum > stop:
-        name = f"min_length={minimum}" if new is None else f"min_new_tokens={new}"
+        name = f"min_length={minimum}" if least is None else f"min_new_tokens={least}"
         raise UsageError(
             f"generate: {name} cannot be reached: the prompt has {prompt} tokens and max_length "
             f"is {stop}; lower it, or raise max_length or max_new_tokens"
         )
-    return minimum
+    if traced:
+        return Lengths(prompt, stop, minimum, prompt, stop)
+    prefill = bucket(prompt, limit)
+    # Neither depends on the prompt's length within its bucket.
+    needed = stop if new is None else prefill + new
+    buffer = max(bucket(needed, limit) if limit is None or needed <= limit else limit, stop)
+    return Lengths(prompt, stop, minimum, min(prefill, buffer), buffer)
 
 
 # -- stopping
@@ -613,8 +604,7 @@ def stop_criteria(
     stop_strings: str | Sequence[str] | None, extras: Mapping[str, Any]
 ) -> tuple[Criterion, ...]:
     """Return the criteria that end rows: the user's, and one for ``stop_strings``."""
-    given = extras.get("stopping_criteria")
-    given = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+    given: tuple[Criterion, ...] = _listed(extras.get("stopping_criteria"))
     for criterion in given:
         if not callable(criterion) or type(criterion).__module__.startswith("transformers."):
             raise UsageError(
@@ -622,7 +612,7 @@ def stop_criteria(
                 "(input_ids, cur_len) -> bool array (rows,)"
             )
     if stop_strings is None:
-        return tuple(given)
+        return given
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     if not strings or not all(isinstance(string, str) and string for string in strings):
         raise UsageError(f"generate: stop_strings={stop_strings!r} has to be text, or a list of it")

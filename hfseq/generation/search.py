@@ -7,12 +7,17 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 
-from hfseq.generation.logits_process import FlaxTopKLogitsWarper, Length, ends_with
+from hfseq.generation.logits_process import (
+    FlaxLogitsProcessor,
+    FlaxTopKLogitsWarper,
+    Length,
+    ends_with,
+)
 from hfseq.generation.options import Operands, Plan, Processor
 from hfseq.nn import cpu, kv_cache
 from hfseq.nn.outputs import FlaxModelOutput
@@ -32,7 +37,7 @@ class FlaxGreedySearchOutput(FlaxModelOutput):
 
     sequences: jax.Array | None = None
     scores: jax.Array | None = None
-    logits: jax.Array | None = None
+    logits: Any = None
 
 
 @dataclasses.dataclass
@@ -44,7 +49,7 @@ class FlaxSampleOutput(FlaxModelOutput):
 
     sequences: jax.Array | None = None
     scores: jax.Array | None = None
-    logits: jax.Array | None = None
+    logits: Any = None
 
 
 @dataclasses.dataclass
@@ -63,7 +68,7 @@ class FlaxBeamSearchOutput(FlaxModelOutput):
     scores: jax.Array | None = None
     sequences_scores: jax.Array | None = None
     step_scores: jax.Array | None = None
-    logits: jax.Array | None = None
+    logits: Any = None
     beam_indices: jax.Array | None = None
 
 
@@ -330,7 +335,8 @@ class TokenSearch:
             if width is None or changed is None:
                 return cpu.first_maximum(scores)
             before = cpu.block_maxima(logits, width)
-            maxima = cpu.maxima_of_processed(self.processors, before, scores, length, changed)
+            known = cast(list[FlaxLogitsProcessor], self.processors)  # else nothing is known
+            maxima = cpu.maxima_of_processed(known, before, scores, length, changed)
             return cpu.first_best(scores, maxima)
         keys = row_keys(self.operands.key, len(scores), length - self.operands.prompt_length)
         if self.top_k is None:

@@ -1,10 +1,6 @@
 """A model from outside: called with its parameters, loaded, saved, chosen by name."""
 
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
-
-from hfseq.checkpoints.weights import Derived, WeightMap
+from hfseq.checkpoints.weights import Derived, Tensor, WeightMap
 from hfseq.modeling.base import FlaxPreTrainedModel
 from hfseq.modeling.seq2seq import (
     FlaxSeq2SeqPreTrainedModel,
@@ -17,6 +13,7 @@ __all__ = [
     "FlaxPreTrainedModel",
     "FlaxSeq2SeqPreTrainedModel",
     "Seq2SeqGeneration",
+    "Tensor",
     "WeightMap",
     "shift_tokens_right",
 ]

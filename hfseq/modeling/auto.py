@@ -7,22 +7,28 @@ transformers; this module and `hfseq.plugins.transformers_hook` alone touch such
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-from hfseq import errors, plugins
-from hfseq.checkpoints import config
-from hfseq.checkpoints import config as config_checks
-from hfseq.checkpoints.config import native_description, refuse_untrusted_config, require_config
+from hfseq import plugins
+from hfseq.checkpoints import config as configs
+from hfseq.checkpoints.config import (
+    check_directory,
+    model_type,
+    native_description,
+    refuse_untrusted_config,
+    require_config,
+)
 from hfseq.errors import CheckpointError, HfseqError, UsageError, first_line, nearest
 from hfseq.plugins import ArchitectureSpec
 from hfseq.plugins.registry import auto_class_name, target_name
 from hfseq.plugins.transformers_hook import ArchitectureMapping
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: Arguments that say where and how to download; the configuration and the weights need them both.
 HUB_ARGUMENTS = (
@@ -46,7 +52,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
     _model_mapping: ArchitectureMapping  # type: ignore[assignment]
 
     @classmethod
-    def from_config(cls, config: Any, **kwargs: Any) -> Any:
+    def from_config(cls, config: PreTrainedConfig, **kwargs: Any) -> Any:
         """Return a freshly initialised model of the architecture of ``config``."""
         if cls._has_remote_code(config):
             return super().from_config(config, **kwargs)
@@ -66,7 +72,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         an architecture that has no Flax class for this task.
         """
         name = os.path.expanduser(os.fspath(pretrained_model_name_or_path))
-        _check_directory(name)
+        check_directory(name)
         hub = {key: kwargs.pop(key) for key in HUB_ARGUMENTS if key in kwargs}
         held = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
         trust = {key: kwargs.pop(key) for key in CODE_ARGUMENTS if key in kwargs}
@@ -74,7 +80,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         config, kwargs = _load_config(name, hub, trust, kwargs)
         if cls._has_remote_code(config):
             if not trust["trust_remote_code"] and type(config) not in cls._model_mapping:
-                config_checks.refuse_code(config.auto_map, name)
+                configs.refuse_code(config.auto_map, name)
             return super().from_pretrained(
                 name, *model_args, config=config, **hub, **trust, **held, **kwargs
             )
@@ -82,7 +88,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         return load(name, *model_args, config=config, **hub, **held, **kwargs)
 
     @classmethod
-    def register(cls, config_class: type, model_class: Any, exist_ok: bool = False) -> None:
+    def register(cls, config_class: type, model_class: type, exist_ok: bool = False) -> None:
         """Make ``model_class`` what this class returns for ``config_class``, in this process."""
         remote = model_class.__module__.startswith("transformers_modules.")
         if remote and config_class.__module__.startswith("transformers."):
@@ -90,11 +96,11 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         super().register(config_class, model_class, exist_ok=exist_ok)
 
     @classmethod
-    def _has_remote_code(cls, config: Any) -> bool:
+    def _has_remote_code(cls, config: PreTrainedConfig) -> bool:
         return cls.__name__ in (getattr(config, "auto_map", None) or {})
 
     @classmethod
-    def _model_class(cls, config: Any) -> Any:
+    def _model_class(cls, config: PreTrainedConfig) -> Any:
         mapping = cls._model_mapping
         if type(config) in mapping:
             return mapping[type(config)]
@@ -104,16 +110,6 @@ class _FlaxAutoModel(_BaseAutoModelClass):
             f"Unrecognized configuration class {type(config)} for this kind of AutoModel: "
             f"{cls.__name__}. Its model type is '{getattr(config, 'model_type', '')}'; known are: "
             f"{', '.join(sorted(known)) or 'none'}{plugins.load().broken()}"
-        )
-
-
-def _check_directory(name: str) -> None:
-    """Tell an absent directory from a name on the Hub, which transformers does not."""
-    looks_local = os.path.isabs(name) or name.startswith(".") or name.count("/") > 1
-    if looks_local and not os.path.exists(name):
-        raise CheckpointError(
-            f"there is no directory '{name}' (in '{Path.cwd()}'); give an existing directory or "
-            "the name of a model on the Hub, such as 'FacebookAI/roberta-base'"
         )
 
 
@@ -133,23 +129,22 @@ def _load_config(
         known = {key: hub[key] for key in ("token", "local_files_only", "cache_dir") if key in hub}
         hub["revision"] = resolve_revision(name, hub.get("revision"), **known)
     source = name if config is None else config
-    place = str(source)
-    with config_checks.reading(place):
+    with configs.reading(str(source)):
         stored, _ = PreTrainedConfig.get_config_dict(source, **hub)
-        config_checks.check_mapping(stored, place)
+        configs.check_mapping(stored, str(source))
         native = stored.get("hfseq")
         if native is None:
             kwargs["return_unused_kwargs"] = True
-            refuse_untrusted_config(stored, trust["trust_remote_code"], place)
+            refuse_untrusted_config(stored, trust["trust_remote_code"], str(source))
             made, unused = AutoConfig.from_pretrained(source, **hub, **trust, **kwargs)
         else:
             made, unused = _native_config(name, stored, native, kwargs)
-    config_checks.check_numbers(made, place)
+    configs.check_numbers(made, str(source))
     return made, unused
 
 
 def _native_config(
-    name: str, stored: dict[str, Any], native: Any, kwargs: dict[str, Any]
+    name: str, stored: dict[str, Any], native: object, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Build the native configuration of a checkpoint that is stored as its stock twin."""
     if not isinstance(native, dict) or not isinstance(native.get("model_type"), str):
@@ -171,70 +166,44 @@ def _auto_class(task: str) -> type[_FlaxAutoModel]:
 
 
 FlaxAutoModel = _auto_class("Model")
-
-
 FlaxAutoModelForPreTraining = _auto_class("ForPreTraining")
-
-
 FlaxAutoModelForMaskedLM = _auto_class("ForMaskedLM")
-
-
 FlaxAutoModelForCausalLM = _auto_class("ForCausalLM")
-
-
 FlaxAutoModelForSeq2SeqLM = _auto_class("ForSeq2SeqLM")
-
-
 FlaxAutoModelForSequenceClassification = _auto_class("ForSequenceClassification")
-
-
 FlaxAutoModelForTokenClassification = _auto_class("ForTokenClassification")
-
-
 FlaxAutoModelForQuestionAnswering = _auto_class("ForQuestionAnswering")
-
-
 FlaxAutoModelForMultipleChoice = _auto_class("ForMultipleChoice")
-
-
 FlaxAutoModelForNextSentencePrediction = _auto_class("ForNextSentencePrediction")
 
 
 FLAX_MODEL_MAPPING = FlaxAutoModel._model_mapping
-
-
 FLAX_MODEL_FOR_PRETRAINING_MAPPING = FlaxAutoModelForPreTraining._model_mapping
-
-
 FLAX_MODEL_FOR_MASKED_LM_MAPPING = FlaxAutoModelForMaskedLM._model_mapping
-
-
 FLAX_MODEL_FOR_CAUSAL_LM_MAPPING = FlaxAutoModelForCausalLM._model_mapping
-
-
 FLAX_MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING = FlaxAutoModelForSeq2SeqLM._model_mapping
-
-
 FLAX_MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING = (
     FlaxAutoModelForSequenceClassification._model_mapping
 )
-
-
 FLAX_MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING = FlaxAutoModelForTokenClassification._model_mapping
-
-
 FLAX_MODEL_FOR_QUESTION_ANSWERING_MAPPING = FlaxAutoModelForQuestionAnswering._model_mapping
-
-
 FLAX_MODEL_FOR_MULTIPLE_CHOICE_MAPPING = FlaxAutoModelForMultipleChoice._model_mapping
-
-
 FLAX_MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING = (
     FlaxAutoModelForNextSentencePrediction._model_mapping
 )
 
 
-def load(auto: Any, name: str, **options: Any) -> Any:
+class PretrainedClass(Protocol):
+    """A class of Transformers or hfseq that loads by name."""
+
+    __name__: str
+
+    def from_pretrained(self, name: str, **options: Any) -> Any:
+        """Load what ``name`` names."""
+        ...
+
+
+def load(auto: PretrainedClass, name: str, **options: Any) -> Any:
     """Return ``auto.from_pretrained(name)``; what Transformers raises becomes one of our errors."""
     try:
         return auto.from_pretrained(name, **options)
@@ -242,75 +211,11 @@ def load(auto: Any, name: str, **options: Any) -> Any:
         raise
     except ImportError as error:
         package = "sentencepiece" if "sentencepiece" in str(error).lower() else error.name
-        hint = f": pip install {package}" if package else f": {_first_line(error)}"
+        hint = f": pip install {package}" if package else f": {first_line(error)}"
         raise CheckpointError(f"'{name}' needs a package that is not installed{hint}") from error
     except Exception as error:  # transformers' and tokenizers' own; the latter are no more exact
-        first = _first_line(error)
+        first = first_line(error)
         raise CheckpointError(f"{auto.__name__} cannot load '{name}': {first}") from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(error).__name__
-
-
-WEIGHT_FILES = (".safetensors", ".msgpack", ".bin", ".index.json")
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A checkpoint: where its files are, and the one weight file of it, if it is one file."""
-
-    place: str
-    file: str | None = None
-
-    @classmethod
-    def of(cls, name: str) -> Source:
-        """Take ``name`` apart: a directory, a Hub name, or a weight file beside its config.json."""
-        expanded = os.path.expanduser(name)
-        if os.path.isfile(expanded):
-            if not expanded.endswith(WEIGHT_FILES):
-                raise UsageError(
-                    f"{name} is no weight file ({', '.join(WEIGHT_FILES)}): give a directory"
-                )
-            return cls(os.path.dirname(expanded) or ".", expanded)
-        if os.path.isdir(expanded):
-            return cls(expanded)
-        if os.path.isabs(expanded) or name.startswith(".") or name.count("/") > 1:
-            raise CheckpointError(
-                f"there is no directory '{name}' (in '{Path.cwd()}'); give an existing directory "
-                "or the name of a model on the Hub"
-            )
-        return cls(name)
-
-    @property
-    def weights(self) -> str:
-        """What the weights are loaded from."""
-        return self.file or self.place
-
-
-def read_config(place: str) -> dict[str, Any]:
-    """Return config.json of a directory or a Hub name.
-
-    **Raises:** :class:`~hfseq.errors.CheckpointError` where there is none, or it is no JSON object.
-    """
-    path = config.fetcher(place, {})("config.json")
-    if path is None:
-        raise CheckpointError(
-            f"{place} has no config.json: is it a directory that a model was saved to?"
-        )
-    try:
-        stored = errors.parse_json(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not readable JSON: {first_line(error)}") from error
-    if not isinstance(stored, dict):
-        raise CheckpointError(f"{path} is no JSON object")
-    return stored
-
-
-def model_type(stored: Mapping[str, Any]) -> str | None:
-    """Return the architecture that a config.json names: the native one, where it names both."""
-    return config.native_type(stored) or stored.get("model_type")
 
 
 def find_class(
@@ -335,7 +240,14 @@ def find_class(
     if task is not None:
         return spec.load_head(task)
     if model_class is not None:
-        return spec.load_head(_task_of(model_class, spec))
+        tasks = {target_name(target): task for task, target in spec.heads.items()}
+        wanted = model_class if model_class.startswith("Flax") else f"Flax{model_class}"
+        if wanted not in tasks:
+            raise UsageError(
+                f"--model_class {model_class} is no class of '{spec.model_type}'; it has "
+                f"{', '.join(tasks)}{nearest(wanted, tasks)}"
+            )
+        return spec.load_head(tasks[wanted])
     names = [name for name in stored.get("architectures") or () if isinstance(name, str)]
     # Stored as its stock twin, a model has the name of the twin's class.
     twin = registry.get(stored["model_type"]) if stored.get("model_type") in registry else spec
@@ -347,14 +259,3 @@ def find_class(
         f"{place}/config.json names {', '.join(names) or 'no architecture'}, which is no class of "
         f"'{kind}': give --task, one of {', '.join(spec.heads)}"
     )
-
-
-def _task_of(name: str, spec: ArchitectureSpec) -> str:
-    classes = {target_name(target): task for task, target in spec.heads.items()}
-    wanted = name if name.startswith("Flax") else f"Flax{name}"
-    if wanted not in classes:
-        raise UsageError(
-            f"--model_class {name} is no class of '{spec.model_type}'; it has "
-            f"{', '.join(classes)}{nearest(wanted, classes)}"
-        )
-    return classes[wanted]

@@ -1,4 +1,4 @@
-"""The functional face of every model: an NNX module inside, ``model(..., params=)`` outside.
+"""The base class of every model: an NNX module inside, ``model(..., params=)`` outside.
 
 A :class:`FlaxPreTrainedModel` owns a configuration, a module's structure and (usually) parameters,
 as the Flax classes of Transformers 4 did. ``model.params`` is a nested dict with string keys;
@@ -12,65 +12,63 @@ import dataclasses
 import inspect
 import logging
 import sys
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
-import numpy as np
-
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError
 from hfseq.generation import FlaxGenerationMixin
 from hfseq.modeling.collections import ExtraMixin
-from hfseq.modeling.linen import FlaxModule, face_class
+from hfseq.modeling.linen import FlaxModule, linen_class
 from hfseq.modeling.pretrained import PretrainedMixin
 from hfseq.nn import kv_cache, sharding, trees
 from hfseq.nn.attention import resolve_attention
+from hfseq.nn.context import Options, options
 from hfseq.nn.layers import Dropout
 from hfseq.nn.precision import Precision, apply_precision, resolve_precision
-from hfseq.nn.random import make_keys
-from hfseq.nn.stack import Options, options, stack_layers
+from hfseq.nn.random import Keys, make_keys
+from hfseq.nn.stack import stack_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
-#: The entries of a module that the facade calls.
+#: The entries of a module that are called from outside.
 METHODS = ("__call__", "encode", "decode")
+#: What a model takes for ids, masks and positions: an array, or nested lists of numbers.
+Input = jax.Array | np.ndarray | Sequence[Any] | None
 
 
-def accepted_inputs(module_class: Any) -> dict[str, set[str] | None]:
+def accepted_inputs(module_class: type[nnx.Module]) -> dict[str, set[str] | None]:
     """Return the argument names of each entry of a module; ``None`` where it takes any name."""
-    return {
-        method: _names(getattr(module_class, method))
-        for method in METHODS
-        if hasattr(module_class, method)
-    }
+    accepted: dict[str, set[str] | None] = {}
+    for method in METHODS:
+        if hasattr(module_class, method):
+            parameters = inspect.signature(getattr(module_class, method)).parameters
+            any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            accepted[method] = None if any_name else set(parameters)
+    return accepted
 
 
-def _names(function: Any) -> set[str] | None:
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return None
-    return set(parameters)
-
-
-def as_array(name: str, value: Any) -> Any:
+def as_array(name: str, value: Input | bool) -> Any:
     """Cast integer inputs to int32, as v4 did; leave tracers' and floats' types alone."""
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{name} must be an array of numbers, not text: call the tokenizer first")
     if isinstance(value, (list, tuple)) and value and not isinstance(value[0], jax.Array):
         value = _rectangular(name, value)
-    if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.integer):
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
         return jnp.asarray(value, jnp.int32)
     return jnp.asarray(value) if isinstance(value, np.ndarray) else value
 
 
-def _rectangular(name: str, value: Any) -> np.ndarray:
+def _rectangular(name: str, value: Sequence[Any]) -> np.ndarray:
     try:
         return np.asarray(value)
     except ValueError:
@@ -80,7 +78,7 @@ def _rectangular(name: str, value: Any) -> np.ndarray:
         ) from None
 
 
-def check_ids(name: str, ids: Any, vocab_size: int | None) -> None:
+def check_ids(name: str, ids: Input, vocab_size: int | None) -> None:
     """Refuse what would read outside of a table: silent NaN in Flax (spec: v4 defect D13)."""
     if isinstance(ids, (list, tuple)) and ids and not isinstance(ids[0], (jax.Array, str)):
         ids = _rectangular(name, ids)
@@ -94,51 +92,14 @@ def check_ids(name: str, ids: Any, vocab_size: int | None) -> None:
         )
 
 
-def check_length(name: str, ids: Any, limit: int | None, owner: str, table: str) -> None:
+def check_length(name: str, ids: Input, limit: int | None, owner: str, table: str) -> None:
     """Refuse sequences longer than a table of positions, which JAX would answer with NaN."""
-    length = (0, *np.shape(ids))[-1]
+    length = 0 if ids is None else (0, *np.shape(ids))[-1]
     if limit is not None and length > limit:
         raise UsageError(
             f"{name} have {length} tokens a row, {owner} allows {limit} ({table}): truncate the "
             "input or use a model with a longer table of positions"
         )
-
-
-class MeshMixin:
-    """The part of a model that concerns where it computes."""
-
-    # The attributes of the configuration that count heads: each device gets whole ones.
-    head_counts: ClassVar[tuple[str, ...]] = (
-        *("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"),
-        *("encoder_attention_heads", "decoder_attention_heads"),
-    )
-    _options: Options
-    _build: Any
-    _graph: Any
-    _weight_axes: Mapping[trees.Path, sharding.Axes] = {}
-
-    def use_mesh(
-        self,
-        mesh: jax.sharding.Mesh | None,
-        axes: Mapping[trees.Path, sharding.Axes] | None = None,
-        sequence_parallel: bool = False,
-    ) -> None:
-        """Compute on ``mesh``: layers divide their work over it, and lay out what they return.
-
-        ``axes`` are those that split each weight (``Layout.axes``), by its path;
-        ``sequence_parallel`` splits the length between the blocks over ``tensor``
-        (:mod:`hfseq.nn.sharding`).
-        """
-        self._options = dataclasses.replace(
-            self._options, mesh=mesh, sequence_parallel=sequence_parallel
-        )
-        self._weight_axes = dict(axes or {})
-        self._graph = trees.split(nnx.eval_shape(lambda: self._build(nnx.Rngs(0))))[0]
-
-    @property
-    def sequence_parallel(self) -> bool:
-        """Whether the length is split over ``tensor`` between the blocks."""
-        return self._options.sequence_parallel
 
 
 _NO_PARAMS = (
@@ -147,7 +108,7 @@ _NO_PARAMS = (
 )
 
 
-class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGenerationMixin):
+class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
     """Base class of all models.
 
     **Arguments:** ``config`` a Hugging Face configuration; ``input_shape`` is kept for
@@ -180,28 +141,35 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
     weight_templates: ClassVar[Mapping[str, str]] = {}
     # Linears beside those in the layers that train in FP8 under its recipes, as expressions.
     precision_sites: ClassVar[tuple[str, ...]] = ()
+    # The attributes of the configuration that count heads: each device gets whole ones.
+    head_counts: ClassVar[tuple[str, ...]] = (
+        *("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"),
+        *("encoder_attention_heads", "decoder_attention_heads"),
+    )
     framework = "flax"
-    _face: ClassVar[type[FlaxModule]]
+    _linen_class: ClassVar[type[FlaxModule]]
+    _weight_axes: Mapping[trees.Path, sharding.Axes] = {}
     _auto_class: ClassVar[str | None] = None
 
     def __init__(
         self,
-        config: Any,
+        config: PreTrainedConfig,
         input_shape: tuple[int, ...] = (1, 1),
         seed: int = 0,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         _do_init: bool = True,
         *,
         precision: str | Precision | None = None,
         scan_layers: bool = False,
         gradient_checkpointing: bool = False,
-        remat_policy: Any = None,
+        remat_policy: Callable[..., bool] | None = None,
         attn_implementation: str | None = None,
         **module_kwargs: Any,
     ):
         if config is None:
             raise ValueError("config cannot be None")
-        self._config, self._module_kwargs = config, module_kwargs
+        self._config: Any = config
+        self._module_kwargs = module_kwargs
         self.input_shape, self.seed, self.dtype = input_shape, seed, jnp.dtype(dtype)
         self.key = jax.random.PRNGKey(seed)
         self.scan_layers = scan_layers
@@ -218,20 +186,27 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
         self._extra_types = trees.collections(extra)
         self._stacked = trees.stacked_prefixes(module)
         self._accepted = accepted_inputs(self.module_class)
-        self._has_dropout = any(_drops(part) for _, part in nnx.iter_graph(module))
+        self._has_dropout = any(
+            isinstance(part, Dropout) and part.rate > 0 for _, part in nnx.iter_graph(module)
+        )
         self._is_initialized = _do_init
         self._params: dict[str, Any] | None = None
         self.extra: dict[str, Any] = {}
         if _do_init:
             self._params, self.extra = self._initialize(self.key)
-        self.generation_config = self._make_generation_config()
+        self.generation_config: Any = None
+        if self.can_generate():
+            from transformers import GenerationConfig
+
+            self.generation_config = GenerationConfig.from_model_config(config)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Put the module class beside its model, under its v4 name (``FlaxBertModule``)."""
         super().__init_subclass__(**kwargs)
         if cls.module_class is not None and cls.__module__ in sys.modules:
-            cls._face = face_class(cls)
-            vars(sys.modules[cls.__module__]).setdefault(cls._face.__name__, cls._face)
+            cls._linen_class = linen_class(cls)
+            names = vars(sys.modules[cls.__module__])
+            names.setdefault(cls._linen_class.__name__, cls._linen_class)
 
     def _build(self, rngs: nnx.Rngs, cache: kv_cache.CacheSize | None = None) -> nnx.Module:
         module = self.module_class(self._config, rngs=rngs, **self._module_kwargs)
@@ -258,7 +233,7 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
     @property
     def module(self) -> FlaxModule:
         """The model's structure with Linen's ``init`` and ``apply``, as in v4."""
-        return self._face.of(self)
+        return self._linen_class.of(self)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -295,7 +270,10 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
     # ----------------------------------------------------------------------------------
 
     def init_weights(
-        self, rng: jax.Array, input_shape: tuple[int, ...] = (1, 1), params: Any = None
+        self,
+        rng: jax.Array,
+        input_shape: tuple[int, ...] = (1, 1),
+        params: trees.Params | None = None,
     ) -> dict[str, Any]:
         """Make a fresh parameter tree from ``rng``; with ``params`` only what is missing there."""
         fresh, _ = self._initialize(rng)
@@ -307,6 +285,29 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
     def stacked_prefixes(self) -> tuple[trees.Path, ...]:
         """The paths of layers that are stacked for scanning (none unless ``scan_layers``)."""
         return tuple(self._stacked)
+
+    def use_mesh(
+        self,
+        mesh: jax.sharding.Mesh | None,
+        axes: Mapping[trees.Path, sharding.Axes] | None = None,
+        sequence_parallel: bool = False,
+    ) -> None:
+        """Compute on ``mesh``: layers divide their work over it, and lay out what they return.
+
+        ``axes`` are those that split each weight (``Layout.axes``), by its path;
+        ``sequence_parallel`` splits the length between the blocks over ``tensor``
+        (:mod:`hfseq.nn.sharding`).
+        """
+        self._options = dataclasses.replace(
+            self._options, mesh=mesh, sequence_parallel=sequence_parallel
+        )
+        self._weight_axes = dict(axes or {})
+        self._graph = trees.split(nnx.eval_shape(lambda: self._build(nnx.Rngs(0))))[0]
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether the length is split over ``tensor`` between the blocks."""
+        return self._options.sequence_parallel
 
     def max_length(self) -> int | None:
         """The longest sequence that the position table allows; ``None`` where nothing limits it."""
@@ -338,15 +339,15 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
             )
         return kv_cache.empty(module, shapes, size.batch_size)
 
-    def to_bf16(self, params: Any, mask: Any = None) -> Any:
+    def to_bf16(self, params: trees.Params, mask: trees.Params | None = None) -> Any:
         """Return ``params`` with floating leaves in bfloat16 where ``mask`` (if any) is True."""
         return trees.cast_floating(params, jnp.bfloat16, mask)
 
-    def to_fp16(self, params: Any, mask: Any = None) -> Any:
+    def to_fp16(self, params: trees.Params, mask: trees.Params | None = None) -> Any:
         """Return ``params`` with floating leaves in float16 where ``mask`` (if any) is True."""
         return trees.cast_floating(params, jnp.float16, mask)
 
-    def to_fp32(self, params: Any, mask: Any = None) -> Any:
+    def to_fp32(self, params: trees.Params, mask: trees.Params | None = None) -> Any:
         """Return ``params`` with floating leaves in float32 where ``mask`` (if any) is True."""
         return trees.cast_floating(params, jnp.float32, mask)
 
@@ -363,7 +364,7 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
         raise UsageError(f"{type(self).__name__} has no language-modelling head to generate with")
 
     @classmethod
-    def _from_config(cls, config: Any, **kwargs: Any) -> FlaxPreTrainedModel:
+    def _from_config(cls, config: PreTrainedConfig, **kwargs: Any) -> FlaxPreTrainedModel:
         return cls(config, **kwargs)
 
     @classmethod
@@ -371,30 +372,23 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
         """Name the Auto class that loads this one from custom code on the Hub."""
         cls._auto_class = auto_class
 
-    def _make_generation_config(self) -> Any:
-        if not self.can_generate():
-            return None
-        from transformers import GenerationConfig
-
-        return GenerationConfig.from_model_config(self._config)
-
     # -- the call
     # -----------------------------------------------------------------------------------
 
     def __call__(
         self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        token_type_ids: Any = None,
-        position_ids: Any = None,
-        params: Any = None,
-        dropout_rng: Any = None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        token_type_ids: Input = None,
+        position_ids: Input = None,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
         train: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        past_key_values: Any = None,
-        extra: Any = None,
+        past_key_values: trees.Params | None = None,
+        extra: trees.Params | None = None,
         **inputs: Any,
     ) -> Any:
         """Run the model; families with other arguments override this and call :meth:`run`."""
@@ -413,14 +407,14 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
     def run(
         self,
         inputs: dict[str, Any],
-        params: Any = None,
-        dropout_rng: Any = None,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
         train: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        past_key_values: Any = None,
-        extra: Any = None,
+        past_key_values: trees.Params | None = None,
+        extra: trees.Params | None = None,
         method: str = "__call__",
         fill_encoder_cache: bool = False,
     ) -> Any:
@@ -430,9 +424,9 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
         the model's own collections are read and their changes dropped. ``method`` is the module's
         entry: ``encode`` and ``decode`` are the halves of an encoder-decoder.
         """
-        placed = "decoder_position_ids" if method == "decode" else "position_ids"
-        if past_key_values and placed in inputs and inputs[placed] is None:
-            raise UsageError(f"past_key_values needs {placed}: where the new tokens stand")
+        positions = "decoder_position_ids" if method == "decode" else "position_ids"
+        if past_key_values and positions in inputs and inputs[positions] is None:
+            raise UsageError(f"past_key_values needs {positions}: where the new tokens stand")
         if train and dropout_rng is None and self._has_dropout:
             raise UsageError("train=True with dropout needs dropout_rng=jax.random.key(...)")
         flags = {
@@ -443,7 +437,11 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
             )
         }
         wanted = self._inputs(inputs, flags, method)
-        module = self._merge(params or self.params, self.extra if extra is None else extra)
+        module = nnx.merge(
+            self._graph,
+            trees.to_state(params or self.params, self._abstract, nnx.Param),
+            *self._extra_states(self.extra if extra is None else extra),
+        )
         if past_key_values:
             kv_cache.check_rows(past_key_values, wanted)
             trees.attach_cache(module, past_key_values)
@@ -457,20 +455,12 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
             output.past_key_values = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
         if not self._or_config(return_dict, "return_dict", True):
             output = output.to_tuple()
-        return output if extra is None else (output, self._collect_extra(module))
+        if extra is None:
+            return output
+        return output, trees.by_collection(trees.split(module, nnx.Cache)[3])
 
-    def _or_config(self, value: Any, name: str, default: Any) -> Any:
+    def _or_config(self, value: bool | None, name: str, default: bool) -> bool:
         return getattr(self._config, name, default) if value is None else value
-
-    def _merge(self, params: Any, extra: Any) -> nnx.Module:
-        return nnx.merge(
-            self._graph,
-            trees.to_state(params, self._abstract, nnx.Param),
-            *self._extra_states(extra),
-        )
-
-    def _collect_extra(self, module: nnx.Module) -> dict[str, Any]:
-        return trees.by_collection(trees.split(module, nnx.Cache)[3])
 
     def _inputs(
         self, inputs: dict[str, Any], flags: dict[str, bool], method: str
@@ -487,7 +477,3 @@ class FlaxPreTrainedModel(ExtraMixin, MeshMixin, PretrainedMixin, FlaxGeneration
         if unknown:
             raise TypeError(f"{owner} takes no {', '.join(sorted(unknown))}")
         return wanted
-
-
-def _drops(part: Any) -> bool:
-    return isinstance(part, Dropout) and part.rate > 0

@@ -57,14 +57,24 @@ class Sidecar:
         A history of another length is cut, or begins with fewer entries. WeightsError for a file
         that belongs to another model, CheckpointError for one that cannot be read.
         """
-        tensors, metadata = _open(path)
+        from safetensors import SafetensorError, safe_open
+
         names = self.names(self.shapes)
-        lengths = {leaf[-1] for where, leaf in self.shapes.items() if where[-1].endswith(HISTORY)}
-        fitted = {
-            name: _refit(tensor, max(lengths)) if name.endswith(HISTORY) else tensor
-            for name, tensor in tensors.items()
-        }
-        found, report = names.match(fitted)
+        length = max(leaf[-1] for where, leaf in self.shapes.items() if where[-1].endswith(HISTORY))
+        try:
+            with safe_open(path, framework="numpy") as opened:
+                arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                metadata = opened.metadata() or {}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"cannot read {path}: {error}. Delete it, and the scales are measured afresh"
+            ) from error
+        for name, array in arrays.items():
+            if name.endswith(HISTORY):  # its newest entry is the first
+                kept = array.reshape(-1)[:length]
+                arrays[name] = np.pad(kept, (0, length - len(kept)))
+        tensors = {name: files.in_memory(array) for name, array in arrays.items()}
+        slots, report = names.match(tensors)
         self._check(path, metadata, report)
         if report.missing:
             logger.warning(
@@ -73,7 +83,7 @@ class Sidecar:
             )  # fmt: skip
         missing = set(report.missing)
         return {
-            where: leaf if where in missing else names.fill(found, where)
+            where: leaf if where in missing else names.fill(slots, where)
             for where, leaf in fresh.items()
         }
 
@@ -102,9 +112,9 @@ class Sidecar:
         ]
         problems += [f"  {name}: {given}, not {due}" for name, given, due in report.mismatched]
         prefix = f"{self.kernels.prefix}."
-        own = {name.removeprefix(prefix): size for name, size in self._sizes().items()}
+        sizes = {name.removeprefix(prefix): size for name, size in self._sizes().items()}
         for name, size in json.loads(metadata.get("kernels", "{}")).items():
-            ours = own.get(name.removeprefix(prefix))
+            ours = sizes.get(name.removeprefix(prefix))
             if ours is not None and ours != size:
                 problems.append(f"  {name}: measured on a kernel {size}, but this one is {ours}")
         if problems:
@@ -115,25 +125,6 @@ class Sidecar:
                 + "\nDelete it, and the scales are measured afresh; or give the --precision_sites "
                 "that it was made with"
             )
-
-
-def _open(path: str) -> tuple[dict[str, weights.Tensor], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as opened:
-            tensors = {name: files.in_memory(opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118
-            return tensors, opened.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot read {path}: {error}. Delete it, and the scales are measured afresh"
-        ) from error
-
-
-def _refit(tensor: weights.Tensor, length: int) -> weights.Tensor:
-    """Cut or pad a history, whose newest entry is the first."""
-    kept = np.asarray(tensor.read(...)).reshape(-1)[:length]
-    return files.in_memory(np.pad(kept, (0, length - len(kept))))
 
 
 class ExtraMixin:
@@ -197,7 +188,7 @@ class ExtraMixin:
 
     def sidecars(self) -> dict[str, Sidecar]:
         """Return what checkpoints hold in files of their own, by collection."""
-        found = {}
+        sidecars = {}
         for name, (kind, tree) in self._extra_types.items():
             if file := getattr(kind, "sidecar", None):
                 shapes = {path: leaf.shape for path, leaf in trees.flatten(tree).items()}
@@ -207,8 +198,8 @@ class ExtraMixin:
                     for path, leaf in self._paths.items()
                     if path[:-1] in owners and path[-1] == "kernel"
                 }
-                found[name] = Sidecar(file, shapes, self._names(kernels), self._names)
-        return found
+                sidecars[name] = Sidecar(file, shapes, self._names(kernels), self._names)
+        return sidecars
 
     def _stored_paths(self) -> dict[trees.Path, tuple[str, Any]]:
         """Return the variables that checkpoints hold: path -> (collection, shape and type)."""

@@ -1,15 +1,20 @@
 """The module classes of Transformers 4: ``FlaxBertModule(config).apply({"params": p}, ids)``.
 
-They are Linen's face (``init``, ``apply``) of a model without parameters of its own, for programs
+They are Linen's ``init`` and ``apply`` of a model without parameters of its own, for programs
 that worked below ``FlaxPreTrainedModel``. Each model class has one, under v4's name, in its module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class FlaxModule:
@@ -17,15 +22,15 @@ class FlaxModule:
 
     model_class: ClassVar[Any]
 
-    def __init__(self, config: Any, dtype: Any = jnp.float32, **options: Any):
+    def __init__(self, config: PreTrainedConfig, dtype: DTypeLike = jnp.float32, **options: Any):
         self.model = self.model_class(config, dtype=dtype, _do_init=False, **options)
 
     @classmethod
     def of(cls, model: Any) -> FlaxModule:
         """Wrap an existing model."""
-        face = cls.__new__(cls)
-        face.model = model
-        return face
+        module = cls.__new__(cls)
+        module.model = model
+        return module
 
     @property
     def config(self) -> Any:
@@ -37,7 +42,7 @@ class FlaxModule:
         """The type of computation."""
         return self.model.dtype
 
-    def init(self, rngs: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    def init(self, rngs: jax.Array | Mapping[str, jax.Array], *_: Any, **__: Any) -> dict[str, Any]:
         """Return fresh variables, ``{"params": tree}``; example inputs are not needed."""
         key = rngs["params"] if isinstance(rngs, Mapping) else rngs
         return {"params": self.model.init_weights(key)}
@@ -46,10 +51,10 @@ class FlaxModule:
         self,
         variables: Mapping[str, Any],
         *args: Any,
-        rngs: Any = None,
-        mutable: Any = False,
+        rngs: jax.Array | Mapping[str, jax.Array] | None = None,
+        mutable: bool | Sequence[str] = False,
         deterministic: bool = True,
-        method: Any = None,
+        method: str | Callable[..., Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Run the model on ``variables`` ({"params": ..., "cache": ...}).
@@ -57,7 +62,7 @@ class FlaxModule:
         ``rngs`` is a key or ``{"dropout": key}``; ``method`` is ``"encode"`` or ``"decode"``, or a
         function of that name; with ``mutable=["cache"]`` the result is a pair with the new cache.
         """
-        entry = getattr(method, "__name__", method) or "__call__"
+        entry = method if isinstance(method, str) else getattr(method, "__name__", "__call__")
         if variables.get("cache"):
             kwargs["past_key_values"] = variables["cache"]
         key = rngs.get("dropout") if isinstance(rngs, Mapping) else rngs
@@ -67,7 +72,7 @@ class FlaxModule:
         return (output, {"cache": output["past_key_values"]}) if mutable else output
 
 
-def face_class(model_class: Any) -> type[FlaxModule]:
+def linen_class(model_class: type) -> type[FlaxModule]:
     """Return the module class of a model class, under v4's name."""
     name = f"{model_class.__name__.removesuffix('Model')}Module"
     content = {
@@ -76,6 +81,3 @@ def face_class(model_class: Any) -> type[FlaxModule]:
         "model_class": model_class,
     }
     return type(name, (FlaxModule,), content)
-
-
-__all__ = ["FlaxModule", "face_class"]

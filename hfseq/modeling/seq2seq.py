@@ -1,4 +1,4 @@
-"""The face of encoder-decoders: ``model(...)``, ``encode``, ``decode`` and what generation needs.
+"""The base class of encoder-decoders: the call, ``encode``, ``decode``, and steps of generation.
 
 The module of such a model has three entries, ``__call__``, ``encode`` and ``decode``; a family that
 numbers positions takes ``position_ids`` and ``decoder_position_ids`` there.
@@ -6,17 +6,24 @@ numbers positions takes ``position_ids`` and ``decoder_position_ids`` there.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hfseq.errors import UsageError
 from hfseq.modeling.base import FlaxPreTrainedModel
-from hfseq.nn import kv_cache
+from hfseq.nn import kv_cache, trees
+from hfseq.nn.outputs import FlaxModelOutput
+
+#: What ``encode`` returns, whose first entry is the last hidden state.
+Encoded = FlaxModelOutput | tuple[Any, ...]
 
 
-def shift_tokens_right(input_ids: Any, pad_token_id: int, decoder_start_token_id: int) -> jax.Array:
+def shift_tokens_right(
+    input_ids: jax.Array | np.ndarray, pad_token_id: int, decoder_start_token_id: int
+) -> jax.Array:
     """Make decoder inputs of labels: begin with the start token, drop the last, -100 becomes pad.
 
     ``input_ids`` is (batch, length), NumPy or JAX; returns int32 of the same shape.
@@ -88,7 +95,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             past_key_values, method="decode",
         )  # fmt: skip
 
-    def default_decoder_input_ids(self, input_ids: Any) -> Any:
+    def default_decoder_input_ids(self, input_ids: jax.Array) -> jax.Array:
         """Return what the decoder reads where the caller does not say; most families refuse."""
         raise UsageError(
             f"{type(self).__name__} needs decoder_input_ids: shift_tokens_right(labels, "
@@ -96,8 +103,8 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         )
 
     def init_cache(
-        self, batch_size: int, max_length: int, encoder_outputs: Any = None, params: Any = None,
-        **_: Any,
+        self, batch_size: int, max_length: int, encoder_outputs: Encoded | None = None,
+        params: trees.Params | None = None, **_: Any,
     ) -> dict[str, Any]:  # fmt: skip
         """Return a cache for ``decode``; with ``params`` it holds the encoder's keys and values.
 
@@ -123,13 +130,19 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         return kv_cache.restart(filled, empty)
 
 
-class Seq2SeqGeneration:
+if TYPE_CHECKING:
+    _Model = FlaxSeq2SeqPreTrainedModel
+else:
+    _Model = object  # a mixin: the model class stands beside it
+
+
+class Seq2SeqGeneration(_Model):
     """The first and the next step of generation, for encoder-decoders with a head."""
 
     def prepare_inputs_for_generation(
-        self: Any, decoder_input_ids: Any, max_length: int, attention_mask: Any = None,
-        decoder_attention_mask: Any = None, encoder_outputs: Any = None, params: Any = None,
-        **_: Any,
+        self, decoder_input_ids: jax.Array, max_length: int,
+        attention_mask: jax.Array | None = None, decoder_attention_mask: jax.Array | None = None,
+        encoder_outputs: Encoded | None = None, params: trees.Params | None = None, **_: Any,
     ) -> dict[str, Any]:  # fmt: skip
         """Return the keyword arguments of the first ``decode``; the cache holds ``max_length``.
 
@@ -143,7 +156,7 @@ class Seq2SeqGeneration:
             given = jnp.asarray(decoder_attention_mask, jnp.int32)
             mask = jax.lax.dynamic_update_slice(mask, given, (0, 0))
             positions = jnp.maximum(given.cumsum(-1) - 1, 0)
-        prepared = {
+        prepared: dict[str, Any] = {
             "past_key_values": self.init_cache(batch, max_length, encoder_outputs, params=params),
             "encoder_outputs": encoder_outputs,
             "encoder_attention_mask": attention_mask,
@@ -154,13 +167,10 @@ class Seq2SeqGeneration:
         return prepared
 
     def update_inputs_for_generation(
-        self, model_outputs: Any, model_kwargs: dict[str, Any]
+        self, model_outputs: FlaxModelOutput, model_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the keyword arguments of the next ``decode``: the new cache, one position on."""
         updated = {**model_kwargs, "past_key_values": model_outputs.past_key_values}
         if "decoder_position_ids" in updated:
             updated["decoder_position_ids"] = updated["decoder_position_ids"][:, -1:] + 1
         return updated
-
-
-__all__ = ["FlaxSeq2SeqPreTrainedModel", "Seq2SeqGeneration", "shift_tokens_right"]

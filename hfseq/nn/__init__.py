@@ -1,10 +1,7 @@
 """What model files are made of: layers, attention, caches, activations and precision."""
 
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
-
 from hfseq.nn.attention import attend, attention_mask, cross_attention_mask, dot_product
+from hfseq.nn.context import current_options, options
 from hfseq.nn.kv_cache import CachedAttention, StateAttention, encoder_cache, extend_cache
 from hfseq.nn.layers import (
     Conv1D,
@@ -25,7 +22,7 @@ from hfseq.nn.positions import (
 )
 from hfseq.nn.precision import add_bias
 from hfseq.nn.random import Keys, batch_keys, make_keys
-from hfseq.nn.stack import Layers, current_options, options, run_layers
+from hfseq.nn.stack import Layers, run_layers
 
 __all__ = [
     "CachedAttention",

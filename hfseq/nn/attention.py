@@ -13,10 +13,10 @@ from typing import Any
 import jax
 
 from hfseq.nn import cpu
+from hfseq.nn.context import current_options
 from hfseq.nn.layers import dropout
 from hfseq.nn.random import Keys
 from hfseq.nn.scores import attention_weights, explicit_attention, mix_values, softmax_scale
-from hfseq.nn.stack import current_options
 
 
 def attention_mask(

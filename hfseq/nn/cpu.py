@@ -306,8 +306,8 @@ MIN_WIDTH, MAX_WIDTH = 4, 128
 class Processor(Protocol):
     """What is asked of a processor of logits: whether at ``length`` it leaves one token alone."""
 
-    def forces(self, length: jax.Array) -> jax.Array:
-        """Tell so, as a traced bool."""
+    def forces(self, length: int | jax.Array, /) -> bool | jax.Array:
+        """Tell so, as a bool that may be traced."""
         ...
 
 
@@ -347,7 +347,7 @@ def log_softmax_parts(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Arr
     return jax.tree.map(lambda leaf: leaf.reshape(len(logits), -1), by_group)
 
 
-def changed_blocks(processors: Sequence[Processor], size: int, width: int) -> np.ndarray | None:
+def changed_blocks(processors: Sequence[object], size: int, width: int) -> np.ndarray | None:
     """Return the blocks with tokens that ``processors`` may change; ``None`` if that can be any.
 
     Numbers of blocks, ascending. ``size`` is that of the vocabulary.
@@ -366,7 +366,7 @@ def maxima_of_processed(
     processors: Sequence[Processor],
     before: jax.Array,
     scores: jax.Array,
-    length: jax.Array,
+    length: int | jax.Array,
     changed: np.ndarray,
 ) -> jax.Array:
     """Return the maxima (rows, blocks) of ``scores`` (rows, size), which ``processors`` returned.

@@ -20,7 +20,7 @@ import functools
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,8 @@ from flax.linen import fp8_ops
 from jax import lax
 
 from hfseq.errors import UsageError
+from hfseq.nn.context import current_options
 from hfseq.nn.precision import Dimensions, Precision
-from hfseq.nn.stack import current_options
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +44,12 @@ HISTORY_LENGTH = 1024
 PAYS_FROM = 1024
 # The largest value of a tensor below which all of it counts as zero: its scale, or the inverse of
 # that, would leave float32.
-SMALLEST = 2.0**-100
+MIN_AMAX = 2.0**-100
 # e4m3 holds 18 binary orders: with more headroom than this nothing is left of a tensor.
-LARGEST_MARGIN = 16
+MAX_MARGIN = 16
 
 State = dict[str, jax.Array]
+Tree = TypeVar("Tree")
 _calibrating: contextvars.ContextVar[bool] = contextvars.ContextVar("calibrating", default=False)
 
 
@@ -65,14 +66,14 @@ nnx.register_variable_name(COLLECTION, Fp8Param)
 class Plan(NamedTuple):
     """What is static in a product: axes of the kernel, exponent of headroom, where scales are from.
 
-    ``contracted`` is the kernel's axis of input features. With ``own`` scales come from the tensors
-    themselves; with ``fallback`` only where the history is empty, which needs the tensor's maximum
-    before it is quantised, so training does not do it.
+    ``contracted`` is the kernel's axis of input features. With ``current`` scales come from the
+    tensors themselves; with ``fallback`` only where the history is empty, which needs the tensor's
+    maximum before it is quantised, so training does not do it.
     """
 
     contracted: int
     margin: int
-    own: bool
+    current: bool
     fallback: bool
 
 
@@ -125,8 +126,10 @@ def _forward(plan: Plan, x: jax.Array, w: jax.Array, state: State) -> tuple[jax.
     return y, (qx, x_scale, qw, w_scale, next_x | next_w, left, like)
 
 
-def _backward(plan: Plan, saved: tuple, g: jax.Array) -> tuple[jax.Array, jax.Array, State]:
-    qx, x_scale, qw, w_scale, found, state, (x_like, w_like) = saved
+def _backward(
+    plan: Plan, saved: tuple[Any, ...], g: jax.Array
+) -> tuple[jax.Array, jax.Array, State]:
+    qx, x_scale, qw, w_scale, advanced, state, (x_like, w_like) = saved
     qg, g_scale, next_g = _quantised(plan, "output_grad", g, state)
     rows = tuple(range(qx.ndim - 1))
     features = tuple(range(qx.ndim - 1, g.ndim))
@@ -136,13 +139,18 @@ def _backward(plan: Plan, saved: tuple, g: jax.Array) -> tuple[jax.Array, jax.Ar
     dw = _dot(qx, qg, (rows, rows), lax.Precision.HIGHEST)
     dx = (dx * (g_scale * w_scale)).astype(x_like.dtype)
     dw = jnp.moveaxis((dw * (x_scale * g_scale)).astype(w_like.dtype), 0, plan.contracted)
-    return dx, dw, found | next_g
+    return dx, dw, advanced | next_g
 
 
 _product.defvjp(_forward, _backward)
 
 
-def _dot(a: jax.Array, b: jax.Array, contracted: Any, precision: Any = None) -> jax.Array:
+def _dot(
+    a: jax.Array,
+    b: jax.Array,
+    contracted: tuple[tuple[int, ...], tuple[int, ...]],
+    precision: lax.Precision | None = None,
+) -> jax.Array:
     return lax.dot_general(
         a, b, (contracted, ((), ())), precision=precision, preferred_element_type=jnp.float32
     )
@@ -156,7 +164,7 @@ def _quantised(
     limit = fp8_ops.get_fp8_max(kind, jnp.float32)
     amax = jnp.abs(x).max().astype(jnp.float32)
     # A value that is not finite must not stay in the history and set its scale for 1024 steps.
-    amax = jnp.where(jnp.isfinite(amax) & (amax > SMALLEST), amax, 0.0)
+    amax = jnp.where(jnp.isfinite(amax) & (amax > MIN_AMAX), amax, 0.0)
     # Clipped, an overflow would be a finite number, and neither a loss scale nor a check of the
     # gradients would see it.
     x = jnp.where(jnp.isinf(x), jnp.nan, x)
@@ -167,7 +175,7 @@ def _quantised(
     old, history = (
         lax.convert_element_type(state[name + part], jnp.float32) for part in (SCALE, HISTORY)
     )
-    largest = amax if plan.own else history.max()
+    largest = amax if plan.current else history.max()
     if plan.fallback:
         largest = jnp.where(largest > 0, largest, amax)
     scale = fp8_ops.compute_scale(largest, old, limit, plan.margin)
@@ -194,7 +202,7 @@ def calibrating() -> Iterator[None]:
         _calibrating.reset(token)
 
 
-def for_gradient(state: Any) -> Any:
+def for_gradient(state: Tree) -> Tree:
     """Cast the state for a differentiated function: where a product runs twice, the maximum counts.
 
     Automatic differentiation adds the cotangents of a value that is used twice; those of this type
@@ -203,20 +211,21 @@ def for_gradient(state: Any) -> Any:
     return jax.tree.map(lambda x: lax.convert_element_type(x, fp8_ops.fp32_max_grad), state)
 
 
-def from_gradient(cotangents: Any) -> Any:
+def from_gradient(cotangents: Tree) -> Tree:
     """Return the state that a backward pass left, in float32."""
     return jax.tree.map(lambda x: lax.convert_element_type(x, jnp.float32), cotangents)
 
 
-def overwrite(old: Any, new: Any) -> Any:
+def overwrite(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``new`` where it is a legal state, and ``old`` elsewhere.
 
     A product that did not run (or whose result was not used) has the cotangent 0, and a scale of 0
     would divide the next tensor by zero.
     """
-    if not isinstance(new, Mapping):
-        return new
-    out = {name: overwrite(old[name], value) for name, value in new.items()}
+    out = {
+        name: overwrite(old[name], value) if isinstance(value, Mapping) else value
+        for name, value in new.items()
+    }
     for name in OPERANDS:
         if name + SCALE in new:
             scale, history = new[name + SCALE], new[name + HISTORY]
@@ -232,10 +241,10 @@ def overwrite(old: Any, new: Any) -> Any:
 
 def delayed(amax_history_length: int = HISTORY_LENGTH, margin: int = 0) -> Precision:
     """Return the recipe ``fp8_delayed``."""
-    if amax_history_length < 1 or not 0 <= margin <= LARGEST_MARGIN:
+    if amax_history_length < 1 or not 0 <= margin <= MAX_MARGIN:
         raise UsageError(
             f"fp8_delayed: amax_history_length={amax_history_length} must be 1 or more, "
-            f"margin={margin} from 0 to {LARGEST_MARGIN}"
+            f"margin={margin} from 0 to {MAX_MARGIN}"
         )
     warn_without_units()
     make = functools.partial(Fp8Product, amax_history_length, margin)
@@ -281,9 +290,3 @@ def has_units() -> bool:
     capability = str(getattr(device, "compute_capability", None) or "")
     numbers = re.fullmatch(r"(\d+)\.(\d+)", capability)  # NVIDIA's; ROCm has gfx942
     return bool(numbers) and tuple(map(int, capability.split("."))) >= (8, 9)
-
-
-__all__ = [
-    "COLLECTION", "Fp8Param", "Fp8Product", "advise", "calibrating", "current", "current_product",
-    "delayed", "for_gradient", "from_gradient", "has_units", "overwrite",
-]  # fmt: skip

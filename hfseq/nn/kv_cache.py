@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError
-from hfseq.nn.stack import current_options
+from hfseq.nn.context import current_options
 
 
 class CachedAttention(nnx.Module):
@@ -55,7 +56,7 @@ class StateAttention(nnx.Module):
         for name in self.entries:
             setattr(self, name, nnx.data(None))
 
-    def empty_cache(self, batch_size: int, dtype: Any) -> dict[str, jax.Array]:
+    def empty_cache(self, batch_size: int, dtype: DTypeLike) -> dict[str, jax.Array]:
         """Return the entries before the first token; ``dtype`` is that of computation."""
         raise NotImplementedError
 
@@ -81,7 +82,7 @@ class CacheSize:
     encoder: tuple[int, int] | None = None
 
 
-def add_cache(module: nnx.Module, size: CacheSize, dtype: Any) -> None:
+def add_cache(module: nnx.Module, size: CacheSize, dtype: DTypeLike) -> None:
     """Give every causal attention, and cross-attention if wanted, an empty cache."""
     for _, part in nnx.iter_graph(module):
         if isinstance(part, StateAttention):
@@ -89,10 +90,10 @@ def add_cache(module: nnx.Module, size: CacheSize, dtype: Any) -> None:
                 setattr(part, name, nnx.Cache(leaf))
         if not isinstance(part, CachedAttention):
             continue
-        places = (size.batch_size, size.max_length) if part.causal else size.encoder
-        if places is None or not (part.causal or part.cross):
+        lead = (size.batch_size, size.max_length) if part.causal else size.encoder
+        if lead is None or not (part.causal or part.cross):
             continue
-        shape = (*places, part.kv_heads, part.head_dim)
+        shape = (*lead, part.kv_heads, part.head_dim)
         part.cached_key = nnx.Cache(jnp.zeros(shape, dtype))
         part.cached_value = nnx.Cache(jnp.zeros(shape, dtype))
         if part.causal:
@@ -146,7 +147,8 @@ def extend_cache(
     query_positions = index + jnp.arange(new)
     visible = (jnp.arange(full_key.shape[1])[None, :] <= query_positions[:, None])[None, None]
     dtype = key.dtype
-    return full_key.astype(dtype), full_value.astype(dtype), _both(mask, visible), False
+    visible = visible if mask is None else mask & visible
+    return full_key.astype(dtype), full_value.astype(dtype), visible, False
 
 
 def encoder_cache(
@@ -169,13 +171,13 @@ def _is_state(cache: Mapping[str, Any]) -> bool:
     return "position" in cache
 
 
-def _grown(cache: Mapping[str, Any]) -> bool:
+def _grows(cache: Mapping[str, Any]) -> bool:
     return "cache_index" in cache
 
 
 def _map_entries(cache: Mapping[str, Any], change: Callable[[dict[str, Any]], Any]) -> Any:
     """Apply ``change`` to the entries of attention to itself, whatever their depth."""
-    if _grown(cache) or _is_state(cache):
+    if _grows(cache) or _is_state(cache):
         return change(dict(cache))
     return {
         name: _map_entries(part, change) if isinstance(part, Mapping) else part
@@ -201,7 +203,7 @@ def reorder(cache: Mapping[str, Any], rows: jax.Array) -> dict[str, Any]:
 
 def select(cache: Mapping[str, Any], rows: jax.Array, encoder_rows: jax.Array) -> dict[str, Any]:
     """Keep some rows: ``rows`` of the decoder's entries, ``encoder_rows`` of the encoder's."""
-    if _grown(cache) or _is_state(cache):
+    if _grows(cache) or _is_state(cache):
         return _take(cache, rows)
     if "cached_key" in cache:
         return _take(cache, encoder_rows)
@@ -211,7 +213,7 @@ def select(cache: Mapping[str, Any], rows: jax.Array, encoder_rows: jax.Array) -
     }
 
 
-def rewind(cache: Mapping[str, Any], index: Any) -> dict[str, Any]:
+def rewind(cache: Mapping[str, Any], index: int | jax.Array) -> dict[str, Any]:
     """Let the next token be written at ``index``; what lies there and after it is overwritten.
 
     A state keeps what it has seen: its prompt must hide what does not belong to it.
@@ -230,7 +232,7 @@ def restart(cache: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any
 
     What belongs to the encoder stays as it is.
     """
-    if _grown(cache) or _is_state(cache):
+    if _grows(cache) or _is_state(cache):
         return dict(fresh)
     return {
         name: restart(part, fresh[name]) if isinstance(part, Mapping) else part
@@ -244,7 +246,13 @@ def check_rows(cache: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
     if ids is None:
         return
     wanted, given = set(), len(ids)
-    _map_entries(cache, lambda entry: wanted.add(_rows_of(entry)))
+
+    def add_rows(entry: dict[str, Any]) -> None:
+        wanted.add(
+            entry["position"].shape[-1] if _is_state(entry) else entry["cached_key"].shape[-4]
+        )
+
+    _map_entries(cache, add_rows)
     if wanted - {given}:
         raise UsageError(
             f"past_key_values was made for {min(wanted - {given})} rows, the tokens have {given}: "
@@ -252,16 +260,6 @@ def check_rows(cache: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         )
 
 
-def _rows_of(entry: Mapping[str, Any]) -> int:
-    if _is_state(entry):
-        return entry["position"].shape[-1]
-    return entry["cached_key"].shape[-4]
-
-
 def _write(buffer: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:
     zero = jnp.zeros((), index.dtype)
     return lax.dynamic_update_slice(buffer, new.astype(buffer.dtype), (zero, index, zero, zero))
-
-
-def _both(mask: jax.Array | None, visible: jax.Array) -> jax.Array:
-    return visible if mask is None else mask & visible

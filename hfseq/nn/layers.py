@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError, nearest
 from hfseq.nn import sharding
-from hfseq.nn.precision import add_bias
+from hfseq.nn.precision import DotGeneral, FusedPart, add_bias
 from hfseq.nn.random import Keys
-from hfseq.nn.stack import current_options
 
 Initializer = Callable[..., jax.Array]
 
@@ -32,11 +32,11 @@ def normal(stddev: float) -> Initializer:
 class Linear(nnx.Module):
     """``y = x @ kernel + bias`` with ``kernel`` of shape (in, out), the Flax layout."""
 
-    compute_dtype: Any = None
+    compute_dtype: DTypeLike | None = None
     # The product of this Linear and of others with the same input, where they are one.
-    fused: Any = None
+    fused: FusedPart | None = None
     # How the kernel is split over the mesh, if it is (hfseq.nn.sharding).
-    weight_axes: Any = None
+    weight_axes: sharding.Axes | None = None
     # The axis of ``kernel`` that holds the input features.
     input_axis: ClassVar[int] = 0
 
@@ -52,7 +52,7 @@ class Linear(nnx.Module):
         shape = (out_features, in_features) if self.input_axis else (in_features, out_features)
         self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
         self.bias = nnx.Param(jnp.zeros(out_features)) if use_bias else nnx.data(None)
-        self.dot_general: Any = lax.dot_general
+        self.dot_general: DotGeneral = lax.dot_general
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map (..., in_features) to (..., out_features)."""
@@ -62,17 +62,17 @@ class Linear(nnx.Module):
         if self.dot_general is lax.dot_general:
             kernel = kernel.astype(x.dtype)
         given, dimensions = x, (((x.ndim - 1,), (self.input_axis,)), ((), ()))
-        x = sharding.product_input(x, self.weight_axes, self.input_axis, current_options())
+        x = sharding.product_input(x, self.weight_axes, self.input_axis)
         if self.fused is None:
             y = self.dot_general(x, kernel, dimensions)
         else:
             y = self.fused(given, x, kernel, dimensions)
-        y = sharding.product_output(y, self.weight_axes, 1 - self.input_axis, current_options())
+        y = sharding.product_output(y, self.weight_axes, 1 - self.input_axis)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
     def gathered_kernel(self) -> jax.Array:
         """Return the kernel as the product needs it, put together where ``fsdp`` splits it."""
-        return sharding.weight(self.kernel[...], self.weight_axes, current_options())
+        return sharding.weight(self.kernel[...], self.weight_axes)
 
 
 class Conv1D(Linear):
@@ -84,41 +84,41 @@ class Conv1D(Linear):
 class Embed(nnx.Module):
     """A table of vectors, read by id and, where the head is tied, multiplied from the right."""
 
-    compute_dtype: Any = None
-    weight_axes: Any = None
+    compute_dtype: DTypeLike | None = None
+    weight_axes: sharding.Axes | None = None
 
     def __init__(self, num_embeddings: int, features: int, init: Initializer, rngs: nnx.Rngs):
         self.embedding = nnx.Param(init(rngs.params(), (num_embeddings, features), jnp.float32))
-        self.dot_general: Any = lax.dot_general
+        self.dot_general: DotGeneral = lax.dot_general
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Return the rows of ``ids``: (...) to (..., features)."""
         # Take first, cast afterwards: the table is far larger than the rows that are read.
-        ids = sharding.token_ids(ids, self.weight_axes, current_options())
+        ids = sharding.token_ids(ids, self.weight_axes)
         rows = jnp.take(self._table(), ids, axis=0).astype(self._dtype)
-        return sharding.looked_up(rows, self.weight_axes, current_options())
+        return sharding.looked_up(rows, self.weight_axes)
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Return ``x @ embedding.T``: logits for hidden states (..., features)."""
         table, x = self._table(), x.astype(self._dtype)
         if self.dot_general is lax.dot_general:
             table = table.astype(x.dtype)
-        x = sharding.product_input(x, self.weight_axes, 1, current_options())
+        x = sharding.product_input(x, self.weight_axes, 1)
         y = self.dot_general(x, table, (((x.ndim - 1,), (1,)), ((), ())))
-        return sharding.product_output(y, self.weight_axes, 0, current_options())
+        return sharding.product_output(y, self.weight_axes, 0)
 
     def _table(self) -> jax.Array:
-        return sharding.weight(self.embedding[...], self.weight_axes, current_options())
+        return sharding.weight(self.embedding[...], self.weight_axes)
 
     @property
-    def _dtype(self) -> Any:
+    def _dtype(self) -> DTypeLike:
         return self.compute_dtype or self.embedding[...].dtype
 
 
 class LayerNorm(nnx.Module):
     """Layer normalisation over the last axis, in float32 whatever the type of computation is."""
 
-    compute_dtype: Any = None
+    compute_dtype: DTypeLike | None = None
 
     def __init__(self, features: int, epsilon: float, rngs: nnx.Rngs | None = None):
         self.scale = nnx.Param(jnp.ones(features))
@@ -139,7 +139,7 @@ class LayerNorm(nnx.Module):
 class RMSNorm(nnx.Module):
     """Root-mean-square normalisation over the last axis, in float32 (Zhang and Sennrich, 2019)."""
 
-    compute_dtype: Any = None
+    compute_dtype: DTypeLike | None = None
 
     def __init__(self, features: int, epsilon: float, rngs: nnx.Rngs | None = None):
         self.scale = nnx.Param(jnp.ones(features))

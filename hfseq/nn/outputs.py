@@ -7,15 +7,13 @@ The classes have the names and fields that Transformers 4 gave its Flax models. 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
 from jax.tree_util import GetAttrKey
 
 
-@functools.cache
 def _field_names(cls: type[FlaxModelOutput]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
 
@@ -49,7 +47,7 @@ class FlaxModelOutput:
         def flatten(output: FlaxModelOutput) -> tuple[list[tuple[GetAttrKey, object]], None]:
             return [(GetAttrKey(name), getattr(output, name)) for name in _field_names(cls)], None
 
-        def unflatten(_: None, children: tuple[object, ...]) -> FlaxModelOutput:
+        def unflatten(_: None, children: Iterable[Any]) -> FlaxModelOutput:
             output = object.__new__(cls)
             output.__dict__.update(zip(_field_names(cls), children, strict=True))
             return output

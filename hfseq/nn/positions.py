@@ -31,11 +31,11 @@ def gather_positions(hidden_states: jax.Array, positions: jax.Array | None) -> j
 
 def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
     """Number the tokens of every document from 0; ``segment_ids`` is (batch, length)."""
-    places = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
+    columns = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
     starts = jnp.concatenate(
         [jnp.ones_like(segment_ids[:, :1], bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1
     )
-    return places - jax.lax.cummax(jnp.where(starts, places, 0), axis=1)
+    return columns - jax.lax.cummax(jnp.where(starts, columns, 0), axis=1)
 
 
 def relative_position_bias(
@@ -58,22 +58,16 @@ def relative_position_bias(
     # reads them one place further on. This is done by reshaping rows that are one too long, since
     # the gradient of reading with indices is a slow scatter.
     distances = jnp.arange(queries + keys) - (queries - 1) - start
-    buckets = _buckets(distances, table.shape[0], bidirectional, max_distance)
+    half = table.shape[0] // 2 if bidirectional else table.shape[0]
+    apart = jnp.abs(distances) if bidirectional else jnp.maximum(-distances, 0)
+    buckets = jnp.asarray(_bucket_table(half, max_distance))[jnp.minimum(apart, max_distance)]
+    if bidirectional:
+        buckets = buckets + jnp.where(distances > 0, half, 0)
     heads, width = table.shape[1], queries + keys
     diagonals = jnp.take(table, buckets, axis=0).T[:, None]
     rows = jnp.broadcast_to(diagonals, (heads, queries, width)).reshape(heads, queries * width)
     shifted = rows[:, : queries * (width - 1)].reshape(heads, queries, width - 1)
     return shifted[None, :, :, queries - 1 :]
-
-
-def _buckets(
-    distances: jax.Array, buckets: int, bidirectional: bool, max_distance: int
-) -> jax.Array:
-    """Return the bucket of each distance (key minus query)."""
-    half = buckets // 2 if bidirectional else buckets
-    apart = jnp.abs(distances) if bidirectional else jnp.maximum(-distances, 0)
-    near = jnp.asarray(_bucket_table(half, max_distance))[jnp.minimum(apart, max_distance)]
-    return near + jnp.where(distances > 0, half, 0) if bidirectional else near
 
 
 @functools.cache

@@ -18,15 +18,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError
 from hfseq.nn import sharding
-from hfseq.nn.stack import current_options
+from hfseq.nn.context import Options, current_options
+
+DotGeneral = Callable[..., jax.Array]
+Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 # Attributes that hold the projections of an attention, in the order of their product.
 GROUPS = (("query", "key", "value"), ("q", "k", "v"), ("q_proj", "k_proj", "v_proj"))
-
-
 # Attention to another sequence, by its path: there the query reads something else.
 CROSS = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
 
@@ -38,8 +40,8 @@ class _Pending:
     """
 
     def __init__(self) -> None:
-        self.forward_pass: Any = None
-        self.source: Any = None
+        self.forward_pass: Options | None = None
+        self.source: jax.Array | None = None
         self.results: dict[str, jax.Array] = {}
 
     def current(self) -> dict[str, jax.Array]:
@@ -59,7 +61,7 @@ class FusedPart(nnx.Module):
         self.parent, self.names, self.name, self.pending = parent, names, name, pending
 
     def __call__(
-        self, source: jax.Array, x: jax.Array, kernel: jax.Array, dimensions: Any
+        self, source: jax.Array, x: jax.Array, kernel: jax.Array, dimensions: Dimensions
     ) -> jax.Array:
         """Return the product of ``x`` (..., k) and the Linear's kernel.
 
@@ -77,28 +79,28 @@ class FusedPart(nnx.Module):
         return result
 
     @property
-    def _operation(self) -> Any:
+    def _operation(self) -> DotGeneral:
         return getattr(self.parent, self.names[0]).dot_general
 
-    def _all(self, x: jax.Array, dimensions: Any) -> dict[str, jax.Array]:
+    def _all(self, x: jax.Array, dimensions: Dimensions) -> dict[str, jax.Array]:
         axis = dimensions[0][1][0]  # of the input features: 0 in (in, out), 1 in (out, in)
         kernels = [getattr(self.parent, name).gathered_kernel() for name in self.names]
         stacked = jnp.stack(kernels, axis=1 - axis)
         y = self._operation(x, stacked, (((x.ndim - 1,), (2 * axis,)), ((), ())))
-        return {name: y[..., place, :] for place, name in enumerate(self.names)}
+        return {name: y[..., index, :] for index, name in enumerate(self.names)}
 
 
 def fuse(module: nnx.Module, matches: Callable[[str], bool]) -> set[str]:
     """Make one product of each group of projections that :func:`groups` finds.
 
-    Returns the places of the Linears whose product another one's operation computes.
+    Returns the paths of the Linears whose product another one's operation computes.
     """
     served = set()
-    for place, parent, names in list(groups(module, matches)):
+    for path, parent, names in list(groups(module, matches)):
         pending = _Pending()
         for name in names:
             getattr(parent, name).fused = nnx.data(FusedPart(parent, names, name, pending))
-        served |= {f"{place}/{name}" for name in names[1:]}
+        served |= {f"{path}/{name}" for name in names[1:]}
     return served
 
 
@@ -107,33 +109,25 @@ def groups(
 ) -> Iterator[tuple[str, nnx.Module, tuple[str, ...]]]:
     """Find the projections to fuse: siblings of one shape that ``matches`` picks by their paths.
 
-    Yields the place of their parent, the parent, and their names.
+    Yields the path of their parent, the parent, and their names.
     """
-    for path, parent in nnx.iter_graph(module):
+
+    def alike(parent: nnx.Module, names: tuple[str, ...]) -> bool:
+        linears = (getattr(parent, name, None) for name in names)
+        shapes = [getattr(getattr(linear, "kernel", None), "shape", None) for linear in linears]
+        return shapes[0] is not None and shapes.count(shapes[0]) == len(shapes)
+
+    for keys, parent in nnx.iter_graph(module):
         if not isinstance(parent, nnx.Module):
             continue
-        place = "/".join(map(str, path))
+        path = "/".join(map(str, keys))
         for names in GROUPS:
-            chosen = names[1:] if CROSS.search(place) else names
+            siblings = names[1:] if CROSS.search(path) else names
             # With fewer heads of keys and values than of queries these two are still alike.
-            for found in (chosen, names[1:]):
-                if _alike(parent, found) and all(matches(f"{place}/{name}") for name in found):
-                    yield place, parent, found
+            for group in (siblings, names[1:]):
+                if alike(parent, group) and all(matches(f"{path}/{name}") for name in group):
+                    yield path, parent, group
                     break
-
-
-def _alike(parent: nnx.Module, names: tuple[str, ...]) -> bool:
-    shapes = [
-        getattr(getattr(getattr(parent, name, None), "kernel", None), "shape", None)
-        for name in names
-    ]
-    return shapes[0] is not None and shapes.count(shapes[0]) == len(shapes)
-
-
-DotGeneral = Callable[..., jax.Array]
-
-
-Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +142,7 @@ class Precision:
     """
 
     name: str
-    compute_dtype: Any = None
+    compute_dtype: DTypeLike | None = None
     make_dot_general: Callable[[], DotGeneral] | None = None
     sites: tuple[str, ...] = (".*",)
     fused: bool = False
@@ -171,7 +165,7 @@ def low_precision_dot_general(
     without an operation, ``Precision("plain", jnp.float32)``.
     """
     axis = dimension_numbers[0][1][0]
-    return _product(lhs, rhs, axis, not sharding.splits_length(current_options()))
+    return _product(lhs, rhs, axis, not sharding.splits_length())
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -186,12 +180,12 @@ def _product_forward(
 
 
 def _product_backward(
-    axis: int, flatten: bool, saved: tuple, g: jax.Array
+    axis: int, flatten: bool, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     g = g.astype(x.dtype)
     dx = _contract(g, w.astype(x.dtype), g.ndim - 1, 1 - axis)
-    rows, columns = _apart(flatten, *((x, g) if axis == 0 else (g, x)))
+    rows, columns = _factors(flatten, *((x, g) if axis == 0 else (g, x)))
     batch = tuple(range(rows.ndim - 1))
     dw = lax.dot_general(
         rows, columns, ((batch, batch), ((), ())), preferred_element_type=jnp.float32
@@ -199,7 +193,7 @@ def _product_backward(
     return dx, dw.astype(w.dtype)
 
 
-def _apart(flatten: bool, *parts: jax.Array) -> Iterator[jax.Array]:
+def _factors(flatten: bool, *parts: jax.Array) -> Iterator[jax.Array]:
     """Lay out the factors of a weight's gradient as XLA's CPU kernels want them; nothing elsewhere.
 
     The barrier keeps what made a factor out of the product, where it would be repeated element by
@@ -252,23 +246,18 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 FLOAT32 = Precision("float32", jnp.float32, lambda: low_precision_dot_general)
-
-
 BFLOAT16 = Precision("bfloat16", jnp.bfloat16, lambda: low_precision_dot_general)
-
-
 FLOAT16 = Precision("float16", jnp.float16, lambda: low_precision_dot_general)
 
+_BY_DTYPE = {recipe.name: recipe for recipe in (FLOAT32, BFLOAT16, FLOAT16)}
 
-_BY_DTYPE = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
-
-def precision_for(dtype: Any) -> Precision:
+def precision_for(dtype: DTypeLike | None) -> Precision:
     """Return the built-in recipe that computes in ``dtype`` (``float32`` where none is given)."""
     return _BY_DTYPE.get(jnp.dtype(dtype or jnp.float32).name, FLOAT32)
 
 
-def resolve_precision(precision: str | Precision | None, dtype: Any) -> Precision:
+def resolve_precision(precision: str | Precision | None, dtype: DTypeLike | None) -> Precision:
     """Return the recipe given by name or itself, or the one that computes in ``dtype``."""
     if isinstance(precision, Precision):
         return precision
@@ -278,7 +267,7 @@ def resolve_precision(precision: str | Precision | None, dtype: Any) -> Precisio
 
 
 def choose_precision(
-    name: str, dtype: Any = None, sites: tuple[str, ...] = (), **options: Any
+    name: str, dtype: DTypeLike | None = None, sites: tuple[str, ...] = (), **options: Any
 ) -> Precision:
     """Return the recipe ``name``, made with ``options`` and changed where the others are given.
 
@@ -288,7 +277,10 @@ def choose_precision(
 
     recipe = plugins.load().precisions.get(name)
     given = {option: value for option, value in options.items() if value is not None}
-    if given and (isinstance(recipe, Precision) or not given.keys() <= _options_of(recipe)):
+    if given and (
+        isinstance(recipe, Precision)
+        or not given.keys() <= inspect.signature(recipe).parameters.keys()
+    ):
         raise UsageError(
             f"precision '{name}' takes no {', '.join(given)}: fp8_delayed does, or drop them"
         )
@@ -307,14 +299,10 @@ def choose_precision(
     return dataclasses.replace(made, **changes)
 
 
-def _options_of(factory: Callable[..., Precision]) -> set[str]:
-    return set(inspect.signature(factory).parameters)
-
-
 def apply_precision(module: nnx.Module, precision: Precision, sites: tuple[str, ...] = ()) -> None:
     """Set the computation type of every layer and the operation of every Linear.
 
-    ``sites`` are places beside the recipe's own (a model class may name some). UsageError where a
+    ``sites`` are expressions beside the recipe's (a model class may name some). UsageError where a
     recipe with an operation of its own finds no Linear at all.
     """
     named = {"/".join(map(str, path)): layer for path, layer in nnx.iter_graph(module)}
@@ -325,22 +313,22 @@ def apply_precision(module: nnx.Module, precision: Precision, sites: tuple[str, 
     if make is None:
         return
     recipe = dataclasses.replace(precision, sites=(*precision.sites, *sites))
-    products = {place: layer for place, layer in named.items() if hasattr(layer, "dot_general")}
+    products = {path: layer for path, layer in named.items() if hasattr(layer, "dot_general")}
     chosen = {
-        place: layer
-        for place, layer in products.items()
+        path: layer
+        for path, layer in products.items()
         # A table is multiplied only as a head: no place for a state that every step must renew.
-        if recipe.matches(place) and (hasattr(layer, "kernel") or not precision.fused)
+        if recipe.matches(path) and (hasattr(layer, "kernel") or not precision.fused)
     }
     if products and not chosen:
-        linears = sorted(place for place, layer in products.items() if hasattr(layer, "kernel"))
+        linears = sorted(path for path, layer in products.items() if hasattr(layer, "kernel"))
         raise UsageError(
             f"precision '{precision.name}': no Linear matches {', '.join(recipe.sites)}; this "
             f"model has {', '.join(linears[:8])}{' ...' if len(linears) > 8 else ''}"
         )
     served = fuse(module, chosen.__contains__) if precision.fused else set()
-    for place, layer in products.items():
-        if place not in chosen or place in served:
+    for path, layer in products.items():
+        if path not in chosen or path in served:
             layer.dot_general = low_precision_dot_general
             continue
         operation = make()

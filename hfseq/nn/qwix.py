@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError
 from hfseq.nn.fp8 import SITES
@@ -30,7 +31,7 @@ def qwix_fp8() -> Precision:
     return _recipe("qwix_fp8", jnp.float8_e4m3fn)
 
 
-def _recipe(name: str, quantised: Any) -> Precision:
+def _recipe(name: str, quantised: DTypeLike) -> Precision:
     if importlib.util.find_spec("qwix") is None:
         raise UsageError(
             f"precision '{name}' needs the package qwix, which is not installed: "
@@ -42,7 +43,7 @@ def _recipe(name: str, quantised: Any) -> Precision:
 
 def quantised_product(
     name: str,
-    quantised: Any,
+    quantised: DTypeLike,
     lhs: jax.Array,
     rhs: jax.Array,
     dimensions: Dimensions,
@@ -56,7 +57,9 @@ def quantised_product(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _product(name: str, quantised: Any, contracted: int, x: jax.Array, w: jax.Array) -> jax.Array:
+def _product(
+    name: str, quantised: jnp.dtype, contracted: int, x: jax.Array, w: jax.Array
+) -> jax.Array:
     import qwix
 
     last = x.ndim - 1
@@ -80,5 +83,3 @@ def _refuse(name: str, *ignored: Any) -> NoReturn:
 
 
 _product.defvjp(_refuse, _refuse)
-
-__all__ = ["quantised_product", "qwix_fp8", "qwix_int8"]

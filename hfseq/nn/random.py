@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 # What is folded into a key to make one for another purpose; rows and layers have small numbers.
-_SHARED, _STEADY = 2**32 - 1, 2**32 - 2
+_SHARED, _SEQUENCE = 2**32 - 1, 2**32 - 2
 
 
 @jax.tree_util.register_dataclass
@@ -24,8 +24,8 @@ class Keys:
     """A counter over a key (or over a vector of keys, one a row); each use draws a fresh one.
 
     Beside its own, a part of the model finds ``keys.shared``, common to all rows of the batch, and
-    ``keys.steady``, the same for all windows that a sequence is cut into. Keys are a pytree, so
-    they cross ``jax.lax.scan`` and ``jax.checkpoint``. The counter is advanced while tracing:
+    ``keys.per_sequence``, the same for all windows that a sequence is cut into. Keys are a pytree,
+    so they cross ``jax.lax.scan`` and ``jax.checkpoint``. The counter is advanced while tracing:
     derive a child with ``fold_in`` before entering another trace.
     """
 
@@ -46,14 +46,14 @@ class Keys:
         return self.for_batch
 
     @property
-    def steady(self) -> Keys:
+    def per_sequence(self) -> Keys:
         """Keys that stay the same while a sequence is read window by window.
 
-        Draw from them directly; for a part of the model take ``keys.child().steady``.
+        Draw from them directly; for a part of the model take ``keys.child().per_sequence``.
         """
         if self.for_sequence is None:
-            other = None if self.for_batch is None else self.for_batch.fold_in(_STEADY)
-            self.for_sequence = Keys(self.fold_in(_STEADY).key, for_batch=other)
+            other = None if self.for_batch is None else self.for_batch.fold_in(_SEQUENCE)
+            self.for_sequence = Keys(self.fold_in(_SEQUENCE).key, for_batch=other)
         return self.for_sequence
 
     def fold_in(self, data: int | jax.Array) -> Keys:
@@ -150,15 +150,15 @@ def row_keys(key: jax.Array, rows: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
 
-def batch_keys(key: jax.Array, rows: jax.Array, steady: jax.Array | None = None) -> Keys:
+def batch_keys(key: jax.Array, rows: jax.Array, sequence_key: jax.Array | None = None) -> Keys:
     """Return the keys of a batch whose rows have the numbers ``rows`` (int32, shape ``(n,)``).
 
-    ``key`` is that of the step; ``steady`` that of the step which read the first window of the same
-    sequences (default: this one). All are typed keys.
+    ``key`` is that of the step; ``sequence_key`` that of the step which read the first window of
+    the same sequences (default: this one). All are typed keys.
     """
-    first = jax.random.fold_in(key if steady is None else steady, _STEADY)
-    return dataclasses.replace(_of_batch(key, rows), for_sequence=_of_batch(first, rows))
 
+    def keys(key: jax.Array) -> Keys:
+        return Keys(row_keys(key, rows), for_batch=Keys(jax.random.fold_in(key, _SHARED)))
 
-def _of_batch(key: jax.Array, rows: jax.Array) -> Keys:
-    return Keys(row_keys(key, rows), for_batch=Keys(jax.random.fold_in(key, _SHARED)))
+    first = jax.random.fold_in(key if sequence_key is None else sequence_key, _SEQUENCE)
+    return dataclasses.replace(keys(key), for_sequence=keys(first))

@@ -1,11 +1,12 @@
-"""Where everything lies: the mesh, and regular expressions on parameter paths.
+"""How parameters and activations are split over a mesh of devices.
 
-A rule is a pair (pattern, tactic); the first pattern found in a parameter's path decides, and a
-parameter that no rule matches is an error. Tactics: ``column`` and ``row`` (Megatron's split of a
-product's output and input), ``embedding`` (split by vocabulary), ``vocab`` (a vector over the
-vocabulary), ``column_bias`` (the bias of a column-split product), ``heads`` (a table with a column
-for each head), ``vector`` (norms and other biases) and ``replicated``. ``fsdp`` splits what
-``tensor`` leaves whole.
+Parameters by regular expressions on their paths: a rule is a pair (pattern, tactic), the first
+pattern found in a path decides, and a parameter that no rule matches is an error. Tactics:
+``column`` and ``row`` (Megatron's split of a product's output and input), ``embedding`` (split by
+vocabulary), ``vocab`` (a vector over the vocabulary), ``column_bias`` (the bias of a column-split
+product), ``heads`` (a table with a column for each head), ``vector`` (norms and other biases) and
+``replicated``. ``fsdp`` splits what ``tensor`` leaves whole. Activations by the axes that split the
+weight of their layer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,17 +25,22 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from hfseq.errors import UsageError, nearest
 from hfseq.nn import trees
+from hfseq.nn.context import current_options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 AXES = ("data", "fsdp", "tensor", "sequence")
-
-
+FSDP, TENSOR, SEQUENCE = AXES[1:]
+# The axes that split rows, of a batch and of activations.
 BATCH = ("data", "fsdp")
 
-
 Rules = Sequence[tuple[str, str]]
+#: The axes that split one dimension, and each dimension of a weight: a PartitionSpec's entries.
+Entry = str | tuple[str, ...] | None
+Axes = tuple[Entry, ...]
 
-
-TACTICS: dict[str, tuple[Any, ...]] = {
+TACTICS: dict[str, Axes] = {
     "column": ("fsdp", "tensor"),
     "row": ("tensor", "fsdp"),
     "embedding": ("tensor", "fsdp"),
@@ -49,16 +55,14 @@ TACTICS: dict[str, tuple[Any, ...]] = {
     "replicated": (),
 }
 
-
-# Tactics whose dimension over the vocabulary may be padded to divide the tensor axis: its place.
+# Tactics whose dimension over the vocabulary may be padded to divide the tensor axis: which it is.
 VOCABULARY = {"embedding": 0, "vocab": 0, "vocab_column": 1, "vocab_row": 1}
-
 
 # For architectures that declare no rules: right on data and fsdp axes, refused with tensor > 1.
 DEFAULT_RULES: Rules = ((r"kernel$|weight$|embedding$", "table"), (r".*", "replicated"))
 
 
-def make_mesh(layout: str | None, devices: Sequence[Any] | None = None) -> Mesh:
+def make_mesh(layout: str | None, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Build the mesh from ``data=2,fsdp=4``; without a layout all devices are on ``data``.
 
     One axis may be -1 and takes the devices that are left.
@@ -75,7 +79,8 @@ def mesh_sizes(layout: str | None, devices: int) -> dict[str, int]:
     Raises:
         UsageError: the axes do not exist, or do not multiply to the number of devices.
     """
-    sizes = dict.fromkeys(AXES, 1) | (_parse(layout) if layout else {"data": devices})
+    given = {"data": devices} if not layout else _parse(layout)
+    sizes = dict.fromkeys(AXES, 1) | given
     known = math.prod(size for size in sizes.values() if size > 0)
     for axis, size in sizes.items():
         if size == -1:
@@ -112,7 +117,24 @@ def data_shards(mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def check_heads(model: Any, mesh: Mesh) -> None:
+Tree = TypeVar("Tree")
+
+
+class HasHeads(Protocol):
+    """What is asked of a model whose attention heads are split."""
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The configuration."""
+        ...
+
+    @property
+    def head_counts(self) -> tuple[str, ...]:
+        """Its attributes that count heads."""
+        ...
+
+
+def check_heads(model: HasHeads, mesh: Mesh) -> None:
     """Refuse to cut an attention head in two.
 
     Raises:
@@ -181,7 +203,7 @@ class Layout:
         body = axes[len(axes) - (ndim - len(lead)) :] if len(axes) > ndim - len(lead) else axes
         return PartitionSpec(*lead, *body)
 
-    def own_shape(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def layer_shape(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of one layer's parameter, where layers are stacked."""
         return shape[int(self._is_stacked(path)) :]
 
@@ -203,7 +225,7 @@ class Layout:
                 )
         return problems
 
-    def axes(self, shapes: dict[trees.Path, tuple[int, ...]]) -> dict[trees.Path, tuple[Any, ...]]:
+    def axes(self, shapes: dict[trees.Path, tuple[int, ...]]) -> dict[trees.Path, Axes]:
         """Return the axes that split each parameter, without that of stacked layers."""
         lead = {path: int(self._is_stacked(path)) for path in shapes}
         return {path: tuple(spec)[lead[path] :] for path, spec in self.specs(shapes).items()}
@@ -219,33 +241,38 @@ class Layout:
 
     def padded(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return ``shape`` with the vocabulary rounded up to what the tensor axis divides."""
-        place, ways = VOCABULARY.get(self.tactic(path) or ""), self.mesh.shape["tensor"]
-        if place is None or shape[place] != self.vocab_size:
+        axis, ways = VOCABULARY.get(self.tactic(path) or ""), self.mesh.shape["tensor"]
+        if axis is None or shape[axis] != self.vocab_size:
             return shape
-        rounded = math.ceil(shape[place] / ways) * ways
-        return (*shape[:place], rounded, *shape[place + 1 :])
+        rounded = math.ceil(shape[axis] / ways) * ways
+        return (*shape[:axis], rounded, *shape[axis + 1 :])
 
-    def pad(self, path: trees.Path, leaf: Any) -> Any:
+    def pad(self, path: trees.Path, leaf: jax.Array) -> jax.Array:
         """Add the zero rows that :meth:`padded` asks for."""
         target = self.padded(path, leaf.shape)
         missing = [(0, new - old) for old, new in zip(leaf.shape, target, strict=True)]
         return leaf if target == leaf.shape else jnp.pad(leaf, missing)
 
-    def cut(self, path: trees.Path, leaf: Any) -> Any:
+    def cut(self, path: trees.Path, leaf: jax.Array) -> jax.Array:
         """Take the padding rows off again, before saving."""
-        place, size = VOCABULARY.get(self.tactic(path) or ""), self.vocab_size
-        if place is None or size is None or leaf.shape[place] <= size:
+        axis, size = VOCABULARY.get(self.tactic(path) or ""), self.vocab_size
+        if axis is None or size is None or leaf.shape[axis] <= size:
             return leaf
-        return jax.lax.slice_in_dim(leaf, 0, size, axis=place)
+        return jax.lax.slice_in_dim(leaf, 0, size, axis=axis)
 
 
 def like_params(
-    tree: Any, shardings: dict[trees.Path, NamedSharding], shapes: dict, mesh: Mesh
-) -> Any:
+    tree: Tree,
+    shardings: dict[trees.Path, NamedSharding],
+    shapes: dict[trees.Path, tuple[int, ...]],
+    mesh: Mesh,
+) -> Tree:
     """Lay out optimizer state: a leaf with a parameter's path and shape lies like it."""
     replicated = NamedSharding(mesh, PartitionSpec())
 
-    def place(key_path: Any, leaf: Any) -> NamedSharding:
+    def sharding_of(
+        key_path: tuple[jax.tree_util.KeyEntry, ...], leaf: jax.ShapeDtypeStruct
+    ) -> NamedSharding:
         names = tuple(
             str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
             for key in key_path
@@ -255,7 +282,7 @@ def like_params(
                 return shardings[names[start:]]
         return replicated
 
-    return jax.tree_util.tree_map_with_path(place, tree)
+    return jax.tree_util.tree_map_with_path(sharding_of, tree)
 
 
 def batch_sharding(
@@ -266,17 +293,8 @@ def batch_sharding(
     return NamedSharding(mesh, PartitionSpec(*(None,) * lead, BATCH, *length))
 
 
-ROWS = ("data", "fsdp")
-
-
-SEQUENCE, TENSOR, FSDP = "sequence", "tensor", "fsdp"
-
-
-#: The axes of the mesh that split each dimension of a weight; what a PartitionSpec says.
-Axes = tuple[Any, ...]
-
-
-_ANY = PartitionSpec.UNCONSTRAINED
+# -- what layers do with activations
+# ---------------------------------------------------------------------------------------
 
 
 def assign(module: nnx.Module, axes: Mapping[tuple[str, ...], Axes]) -> None:
@@ -284,19 +302,20 @@ def assign(module: nnx.Module, axes: Mapping[tuple[str, ...], Axes]) -> None:
     axis of stacked layers."""
     for path, layer in nnx.iter_graph(module):
         for name in ("kernel", "embedding"):
-            found = axes.get((*map(str, path), name))
-            if found is not None and hasattr(layer, "weight_axes"):
-                layer.weight_axes = found
+            split = axes.get((*map(str, path), name))
+            if split is not None and hasattr(layer, "weight_axes"):
+                layer.weight_axes = split
 
 
-def splits_length(options: Any) -> bool:
+def splits_length() -> bool:
     """Tell whether the length of a row is split over devices while a layer computes."""
-    return options.mesh is not None and _ways(options.mesh, (SEQUENCE,)) > 1
+    mesh = current_options().mesh
+    return mesh is not None and _ways(mesh, (SEQUENCE,)) > 1
 
 
-def weight(x: jax.Array, axes: Axes | None, options: Any) -> jax.Array:
+def weight(x: jax.Array, axes: Axes | None) -> jax.Array:
     """Put together what ``fsdp`` split; the gradient is summed where it is to lie."""
-    mesh = options.mesh
+    mesh = current_options().mesh
     if mesh is None or axes is None or _ways(mesh, (FSDP,)) == 1:
         return x
     parts = (_names(entry) for entry in axes)
@@ -307,58 +326,61 @@ def weight(x: jax.Array, axes: Axes | None, options: Any) -> jax.Array:
     return x if whole == stored.spec else _move(_move(x, None, stored), used, used)
 
 
-def hidden_states(x: jax.Array, options: Any) -> jax.Array:
+def hidden_states(x: jax.Array) -> jax.Array:
     """Lay out what goes from block to block: (rows, length, features), features whole."""
-    between = (SEQUENCE, TENSOR) if options.sequence_parallel else (SEQUENCE,)
-    return _place(x, options.mesh, between, None)
+    split = (SEQUENCE, TENSOR) if current_options().sequence_parallel else (SEQUENCE,)
+    return _constrain(x, split, None)
 
 
-def product_input(x: jax.Array, axes: Axes | None, dimension: int, options: Any) -> jax.Array:
+def product_input(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array:
     """Lay out the input of a product whose weight has the features that go in at ``dimension``.
 
     One array stays one array, however many products read it.
     """
+    options = current_options()
     if options.mesh is None or axes is None:
         return x
-    into, out = (TENSOR in _names(_entry(axes, place)) for place in (dimension, 1 - dimension))
+    into, out = (TENSOR in _names(_entry(axes, axis)) for axis in (dimension, 1 - dimension))
     if into:
-        return _place(x, options.mesh, (SEQUENCE,), TENSOR)
+        return _constrain(x, (SEQUENCE,), TENSOR)
     if not (out and options.sequence_parallel):
         return x
     known = options.gathered.get(id(x))
     if known is None:  # the array itself is kept, so that no other can have its id
-        parts, whole = _length_places(x, options.mesh)
+        parts, whole = _length_shardings(x, options.mesh)
         known = options.gathered[id(x)] = (x, _move(x, whole, parts))
     return known[1]
 
 
-def product_output(x: jax.Array, axes: Axes | None, dimension: int, options: Any) -> jax.Array:
+def product_output(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array:
     """Lay out the result of a product whose weight has its features at ``dimension``."""
+    options = current_options()
     if options.mesh is None or axes is None:
         return x
     if TENSOR in _names(_entry(axes, dimension)):
-        return _place(x, options.mesh, (SEQUENCE,), TENSOR)
+        return _constrain(x, (SEQUENCE,), TENSOR)
     if TENSOR not in _names(_entry(axes, 1 - dimension)):
         return x
     if not options.sequence_parallel:
-        return _place(x, options.mesh, (SEQUENCE,), None)
-    parts, whole = _length_places(x, options.mesh)
+        return _constrain(x, (SEQUENCE,), None)
+    parts, whole = _length_shardings(x, options.mesh)
     return _move(x, parts, whole)
 
 
-def token_ids(x: jax.Array, axes: Axes | None, options: Any) -> jax.Array:
+def token_ids(x: jax.Array, axes: Axes | None) -> jax.Array:
     """Lay out (rows, length) as what is looked up in a table that is split by its entries."""
-    if options.mesh is None or TENSOR not in _names(_entry(axes or (), 0)) or x.ndim != 2:
+    mesh = current_options().mesh
+    if mesh is None or TENSOR not in _names(_entry(axes or (), 0)) or x.ndim != 2:
         return x
-    entries = (_fitting(options.mesh, *one) for one in zip(x.shape, (ROWS, SEQUENCE), strict=True))
-    place = NamedSharding(options.mesh, PartitionSpec(*entries))
-    return jax.lax.with_sharding_constraint(x, place)
+    rows, length = _fitting(mesh, x.shape[0], BATCH), _fitting(mesh, x.shape[1], SEQUENCE)
+    sharding = NamedSharding(mesh, PartitionSpec(rows, length))
+    return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def looked_up(x: jax.Array, axes: Axes | None, options: Any) -> jax.Array:
+def looked_up(x: jax.Array, axes: Axes | None) -> jax.Array:
     """Lay out the rows of a table that is split by its entries: every device adds those it has."""
     split = axes is not None and TENSOR in _names(_entry(axes, 0))
-    return _place(x, options.mesh, (SEQUENCE,), None) if split else x
+    return _constrain(x, (SEQUENCE,), None) if split else x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -367,49 +389,58 @@ def _move(x: jax.Array, to: NamedSharding | None, back: NamedSharding | None) ->
     return x if to is None else jax.lax.with_sharding_constraint(x, to)
 
 
-def _move_forward(x: jax.Array, to: Any, back: Any) -> tuple[jax.Array, None]:
+def _move_forward(
+    x: jax.Array, to: NamedSharding | None, back: NamedSharding | None
+) -> tuple[jax.Array, None]:
     return _move(x, to, back), None
 
 
-def _move_backward(to: Any, back: Any, _: None, g: jax.Array) -> tuple[jax.Array]:
+def _move_backward(
+    to: NamedSharding | None, back: NamedSharding | None, _: None, g: jax.Array
+) -> tuple[jax.Array]:
     return (_move(g, back, to),)
 
 
 _move.defvjp(_move_forward, _move_backward)
 
 
-def _length_places(x: jax.Array, mesh: Mesh) -> tuple[NamedSharding | None, NamedSharding | None]:
+def _length_shardings(
+    x: jax.Array, mesh: Mesh
+) -> tuple[NamedSharding | None, NamedSharding | None]:
     """Return where hidden states lie between the blocks and inside, with sequence parallelism."""
     return _spec(x, mesh, (SEQUENCE, TENSOR), None), _spec(x, mesh, (SEQUENCE,), None)
 
 
-def _place(x: jax.Array, mesh: Mesh | None, length: tuple[str, ...], features: Any) -> jax.Array:
-    place = None if mesh is None else _spec(x, mesh, length, features)
-    return x if place is None else jax.lax.with_sharding_constraint(x, place)
+def _constrain(x: jax.Array, length: tuple[str, ...], features: Entry) -> jax.Array:
+    mesh = current_options().mesh
+    sharding = None if mesh is None else _spec(x, mesh, length, features)
+    return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
 
 
-def _spec(x: jax.Array, mesh: Mesh, length: tuple[str, ...], features: Any) -> NamedSharding | None:
+def _spec(
+    x: jax.Array, mesh: Mesh, length: tuple[str, ...], features: Entry
+) -> NamedSharding | None:
     """Return where (rows, features) or (rows, length, features) lie; None for other shapes."""
     if not 2 <= x.ndim <= 3 or mesh.size == 1:
         return None
-    kinds = (ROWS, length, features) if x.ndim == 3 else (ROWS, features)
+    kinds = (BATCH, length, features) if x.ndim == 3 else (BATCH, features)
     entries = [_fitting(mesh, size, axes) for size, axes in zip(x.shape, kinds, strict=True)]
     return NamedSharding(mesh, PartitionSpec(*entries))
 
 
-def _fitting(mesh: Mesh, size: int, axes: Any) -> Any:
+def _fitting(mesh: Mesh, size: int, axes: Entry) -> Any:
     """Return the axes that split a dimension; those of a size that is not divided stay open."""
     present = tuple(name for name in _names(axes) if name in mesh.shape)
     if not present:
         return None
-    return present if size % _ways(mesh, present) == 0 else _ANY
+    return present if size % _ways(mesh, present) == 0 else PartitionSpec.UNCONSTRAINED
 
 
-def _entry(axes: Axes, dimension: int) -> Any:
+def _entry(axes: Axes, dimension: int) -> Entry:
     return axes[dimension] if dimension < len(axes) else None
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def _names(entry: Entry) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 

@@ -7,57 +7,25 @@ whether the layers are scanned or rematerialised is decided outside of it (``sca
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from hfseq.nn import sharding, trees
+from hfseq.nn.context import current_options
 from hfseq.nn.random import Keys
 
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """How a forward pass runs: remat of each layer, the attention implementation, the mesh."""
-
-    remat: bool = False
-    remat_policy: Callable[..., bool] | None = None
-    attention: Callable[..., jax.Array] = jax.nn.dot_product_attention
-    fill_encoder_cache: bool = False
-    train: bool = False
-    mesh: jax.sharding.Mesh | None = None
-    sequence_parallel: bool = False
-    # What was put together for several products, by the id of its parts (hfseq.nn.sharding).
-    gathered: dict[int, Any] = dataclasses.field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
-
-
-_DEFAULT = Options()
-_options: contextvars.ContextVar[Options | None] = contextvars.ContextVar(
-    "hfseq_options", default=None
-)
-
-
-def current_options() -> Options:
-    """Return the options of the forward pass being traced."""
-    return _options.get() or _DEFAULT
-
-
-@contextlib.contextmanager
-def options(value: Options) -> Iterator[None]:
-    """Trace what is inside with ``value`` in force."""
-    token = _options.set(value)
-    try:
-        yield
-    finally:
-        _options.reset(token)
+Tree = TypeVar("Tree")
+#: Keyword arguments of one layer, or of all with a leading layer axis.
+Slices = Mapping[str, jax.Array]
+# A layer's call: the layer, its input, its number and its slices, to hidden states and a second.
+Call = Callable[[nnx.Module, jax.Array, int | jax.Array, Slices], tuple[jax.Array, Any]]
+# The last hidden states, each layer's second result, and all inputs if they are collected.
+Stacked = tuple[jax.Array, tuple[Any, ...], tuple[jax.Array, ...] | None]
 
 
 class Layers(nnx.List):
@@ -71,33 +39,27 @@ class Layers(nnx.List):
 
 def stack_layers(module: nnx.Module) -> None:
     """Replace every :class:`Layers` in ``module`` by one layer with stacked variables."""
-    found = [
+    stacks = [
         (parent, name, child)
         for _, parent in nnx.iter_graph(module)
         if isinstance(parent, nnx.Module)
         for name, child in list(vars(parent).items())
         if isinstance(child, Layers)
     ]
-    for parent, name, layers in found:
+    for parent, name, layers in stacks:
         graphs, states = zip(*(nnx.split(layer) for layer in layers), strict=True)
-        layer = nnx.merge(graphs[0], _stack(states))
+        flat = [dict(nnx.to_flat_state(state)) for state in states]
+        stacked = {}
+        for path in flat[0]:  # over the layers that have the variable
+            having = (state[path] for state in flat if path in state)
+            stacked[path] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *having)
+        layer = nnx.merge(graphs[0], nnx.from_flat_state(stacked.items()))
         layer.num_stacked = len(layers)
         setattr(parent, name, nnx.data(layer))
 
 
-def _stack(states: Sequence[nnx.State]) -> nnx.State:
-    """Stack the variables of all layers, each over the layers that have it."""
-    flat = [dict(nnx.to_flat_state(state)) for state in states]
-
-    def stacked(path: Any) -> Any:
-        having = (state[path] for state in flat if path in state)
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *having)
-
-    return nnx.from_flat_state((path, stacked(path)) for path in flat[0])
-
-
 def run_layers(
-    layers: Any,
+    layers: nnx.Module,
     hidden_states: jax.Array,
     *args: Any,
     rngs: Keys | None = None,
@@ -114,71 +76,73 @@ def run_layers(
     ``per_layer`` holds keyword arguments with a leading layer axis, of which each layer gets its
     slice.
     """
-    run = _loop if isinstance(layers, nnx.List) else _scan
     # A child, so that no two stacks and no dropout beside them share a key.
     keys = None if rngs is None else rngs.child()
-    x = sharding.hidden_states(hidden_states, current_options())
-    return run(layers, x, args, kwargs, per_layer or {}, keys, collect)
+    x = sharding.hidden_states(hidden_states)
+
+    def call(
+        layer: nnx.Module, x: jax.Array, number: int | jax.Array, slices: Slices
+    ) -> tuple[jax.Array, Any]:
+        layer_keys = None if keys is None else keys.fold_in(number)
+        out, second = layer(x, *args, rngs=layer_keys, **kwargs, **slices)
+        return sharding.hidden_states(out), second
+
+    if isinstance(layers, nnx.List):
+        return _loop(layers, x, call, per_layer or {}, collect)
+    return _scan(layers, x, call, per_layer or {}, collect)
 
 
-def _functional(graph: Any, args: Any, kwargs: Any, rngs: Keys | None) -> Callable[..., Any]:
-    """Make a layer a function of its variables, number and input; in remat if asked."""
+def _functional(graph: nnx.GraphDef, call: Call) -> Callable[..., tuple[jax.Array, Any]]:
+    """Make a layer a function of its input, number and variables; in remat if asked."""
 
-    def call(x: jax.Array, sliced: Any) -> Any:
-        number, params, others, own = sliced
-        keys = None if rngs is None else rngs.fold_in(number)
+    def pure(
+        x: jax.Array, number: jax.Array, params: nnx.State, others: nnx.State, slices: Slices
+    ) -> tuple[jax.Array, Any]:
         layer = nnx.merge(graph, params, others, copy=True)
-        out, second = layer(x, *args, rngs=keys, **kwargs, **own)
-        out = sharding.hidden_states(out, current_options())
+        out, second = call(layer, x, number, slices)
         return out, (second, trees.split(layer)[2])
 
-    chosen = current_options()
-    return jax.checkpoint(call, policy=chosen.remat_policy) if chosen.remat else call
+    options = current_options()
+    return jax.checkpoint(pure, policy=options.remat_policy) if options.remat else pure
 
 
-def _loop(
-    layers: Any, x: Any, args: Any, kwargs: Any, own: Any, rngs: Keys | None, collect: bool
-) -> Any:
+def _loop(layers: nnx.List, x: jax.Array, call: Call, per_layer: Slices, collect: bool) -> Stacked:
     seconds, inputs = [], []
     for number, layer in enumerate(layers):
         inputs.append(x)
-        mine = {name: values[number] for name, values in own.items()}
+        slices = {name: values[number] for name, values in per_layer.items()}
         if current_options().remat:
             graph, params, others = trees.split(layer)
-            call = _functional(graph, args, kwargs, rngs)
-            x, (second, changed) = call(x, (jnp.uint32(number), params, others, mine))
+            pure = _functional(graph, call)
+            x, (second, changed) = pure(x, jnp.uint32(number), params, others, slices)
             nnx.update(layer, changed)
         else:
-            keys = None if rngs is None else rngs.fold_in(number)
-            x, second = layer(x, *args, rngs=keys, **kwargs, **mine)
-            x = sharding.hidden_states(x, current_options())
+            x, second = call(layer, x, number, slices)
         seconds.append(second)
     return x, tuple(seconds), tuple(inputs) if collect else None
 
 
-def _scan(
-    layer: Any, x: Any, args: Any, kwargs: Any, own: Any, rngs: Keys | None, collect: bool
-) -> Any:
+def _scan(layer: nnx.Module, x: jax.Array, call: Call, per_layer: Slices, collect: bool) -> Stacked:
     graph, params, others = trees.split(layer)
-    count = layer.num_stacked
-    call = _functional(graph, args, kwargs, rngs)
+    count: int = layer.num_stacked  # type: ignore[attr-defined]
+    pure = _functional(graph, call)
 
-    def body(x: jax.Array, sliced: Any) -> Any:
-        out, (second, changed) = call(x, sliced)
+    def body(x: jax.Array, sliced: tuple[Any, ...]) -> tuple[jax.Array, Any]:
+        out, (second, changed) = pure(x, *sliced)
         return out, (second, changed, x if collect else None)
 
-    def every(leaf: jax.Array) -> jax.Array:
+    def whole(leaf: jax.Array) -> jax.Array:
         # What only the first layers have is not read inside: any value does for the others.
         return (
             leaf if leaf.shape[0] == count else jnp.broadcast_to(leaf[0], (count, *leaf.shape[1:]))
         )
 
-    params = jax.tree.map(every, params)
-    xs = (jnp.arange(count, dtype=jnp.uint32), params, others, own)
+    params = jax.tree.map(whole, params)
+    xs = (jnp.arange(count, dtype=jnp.uint32), params, others, per_layer)
     x, (seconds, changed, inputs) = jax.lax.scan(body, x, xs)
     nnx.update(layer, changed)
-    return x, _unstack(seconds, count), _unstack(inputs, count) if collect else None
 
+    def unstack(tree: Tree) -> tuple[Tree, ...]:
+        return tuple(jax.tree.map(operator.itemgetter(i), tree) for i in range(count))
 
-def _unstack(tree: Any, count: int) -> tuple[Any, ...]:
-    return tuple(jax.tree.map(operator.itemgetter(i), tree) for i in range(count))
+    return x, unstack(seconds), unstack(inputs) if collect else None

@@ -12,8 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 Path = tuple[str, ...]
+#: A nested dict with string keys: parameters, a cache, or collections by name.
+Params = Mapping[str, Any]
 
 
 def flatten(tree: Mapping[str, Any], prefix: Path = ()) -> dict[Path, Any]:
@@ -53,7 +56,7 @@ def join(path: Path) -> str:
     return "/".join(path)
 
 
-def split(module: Any, *kinds: Any) -> tuple[Any, ...]:
+def split(module: nnx.Module, *kinds: type[nnx.Variable]) -> tuple[Any, ...]:
     """Split a module into its graph, its parameters, states of ``kinds``, and the rest."""
     return tuple(nnx.split(module, nnx.Param, *kinds, ...))
 
@@ -72,22 +75,22 @@ def to_state(
     if missing:
         names = ", ".join(sorted(map(join, missing)))
         raise ValueError(f"Some parameters are missing: {names}")
-    flat = [(tuple(map(_key, path)), kind(given[path])) for path in flatten(like)]
+
+    def keys(path: Path) -> tuple[int | str, ...]:
+        return tuple(int(name) if name.isdigit() else name for name in path)
+
+    flat = [(keys(path), kind(given[path])) for path in flatten(like)]
     return nnx.from_flat_state(flat)
-
-
-def _key(name: str) -> int | str:
-    return int(name) if name.isdigit() else name
 
 
 def collections(state: nnx.State) -> dict[str, tuple[type[nnx.Variable], dict[str, Any]]]:
     """Group the variables of ``state`` by collection name: ``{name: (type, nested shapes)}``."""
-    found: dict[str, tuple[type[nnx.Variable], dict[Path, Any]]] = {}
+    grouped: dict[str, tuple[type[nnx.Variable], dict[Path, Any]]] = {}
     for path, variable in nnx.to_flat_state(state):
         kind = type(variable)
         name = nnx.variablelib.variable_name_from_type(kind, allow_register=True)
-        found.setdefault(name, (kind, {}))[1][tuple(map(str, path))] = variable.get_value()
-    return {name: (kind, unflatten(flat)) for name, (kind, flat) in found.items()}
+        grouped.setdefault(name, (kind, {}))[1][tuple(map(str, path))] = variable.get_value()
+    return {name: (kind, unflatten(flat)) for name, (kind, flat) in grouped.items()}
 
 
 def by_collection(state: nnx.State) -> dict[str, Any]:
@@ -102,10 +105,12 @@ def attach_cache(module: nnx.Module, cache: Mapping[str, Any]) -> None:
         setattr(parts[path[:-1]], path[-1], nnx.Cache(leaf))
 
 
-def cast_floating(params: Any, dtype: Any, mask: Any = None) -> Any:
+def cast_floating(
+    params: Mapping[str, Any], dtype: DTypeLike, mask: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Cast floating leaves to ``dtype``, where ``mask`` (a tree of bools) allows it."""
 
-    def cast(leaf: Any, wanted: bool = True) -> Any:
+    def cast(leaf: jax.Array, wanted: bool = True) -> jax.Array:
         floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
         return leaf.astype(dtype) if wanted and floating else leaf
 

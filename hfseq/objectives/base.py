@@ -7,14 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
-import numpy as np
-
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
-
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hfseq.data import tokenize
 from hfseq.data.arguments import TextArguments

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hfseq.errors import UsageError
+from hfseq.pipelines import load
 
 MASK = "<mask>"
 
@@ -20,14 +21,10 @@ def fill_masks(name: str, texts: Sequence[str], top: int) -> list[list[list[tupl
     """
     import jax
     import numpy as np
-    from transformers import AutoTokenizer
 
-    from hfseq.data.tokenizers import check_vocabulary
-    from hfseq.modeling.auto import FlaxAutoModelForMaskedLM, load
+    from hfseq.modeling.auto import FlaxAutoModelForMaskedLM
 
-    model = load(FlaxAutoModelForMaskedLM, name)
-    tokenizer = load(AutoTokenizer, name)
-    check_vocabulary(tokenizer, model.config)
+    model, tokenizer = load(FlaxAutoModelForMaskedLM, name)
     if tokenizer.mask_token_id is None:
         raise UsageError(f"the tokenizer of {name} has no mask token: take a masked language model")
     filled = [text.replace(MASK, tokenizer.mask_token) for text in texts]

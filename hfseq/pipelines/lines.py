@@ -12,12 +12,15 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import BinaryIO
 
 from hfseq.errors import DataError, UsageError
 
 #: What can be done with texts that are longer than the model reads.
 LONG_LINES = ("truncate", "split", "error")
+
+#: Bytes that are read at a time.
+CHUNK = 1 << 16
 
 
 class BadLine(str):
@@ -34,93 +37,6 @@ class BadLine(str):
         line = super().__new__(cls, text)
         line.problem, line.usable = problem, usable
         return line
-
-
-def windows(
-    lines: Iterable[str], size: int, enough: int, pause: float | None
-) -> Iterator[list[str]]:
-    """Yield ``lines`` in lists of up to ``size``.
-
-    With a ``pause`` (seconds) a thread reads ahead, and a list is handed out when ``enough`` lines
-    wait or none has come for that long. An error of ``lines`` is raised after the lines before it.
-    """
-    if pause is None:
-        yield from _full(iter(lines), size)
-        return
-    waiting: queue.Queue[Any] = queue.Queue(maxsize=2 * size)
-    stopped = threading.Event()
-    reader = threading.Thread(target=_read, args=(lines, waiting, stopped), daemon=True)
-    reader.start()
-    try:
-        ended = False
-        while not ended:
-            window, ended, error = _collect(waiting, size, enough, pause)
-            if window:
-                yield window
-            if error is not None:
-                raise error
-    finally:
-        stopped.set()
-
-
-def _full(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-    while True:
-        window: list[str] = []
-        try:
-            window.extend(itertools.islice(lines, size))  # keeps what came before an error
-        except Exception:
-            if window:
-                yield window
-            raise
-        if not window:
-            return
-        yield window
-
-
-_END = object()
-
-
-def _read(lines: Iterable[str], waiting: queue.Queue[Any], stopped: threading.Event) -> None:
-    try:
-        for line in lines:
-            if not _put(line, waiting, stopped):
-                return
-        _put(_END, waiting, stopped)
-    except BaseException as error:  # raised where the lines are used
-        _put(error, waiting, stopped)
-
-
-def _put(item: Any, waiting: queue.Queue[Any], stopped: threading.Event) -> bool:
-    """Wait for a place in the queue; False where nobody reads any more."""
-    while not stopped.is_set():
-        try:
-            waiting.put(item, timeout=0.5)
-            return True
-        except queue.Full:
-            continue
-    return False
-
-
-def _collect(
-    waiting: queue.Queue[Any], size: int, enough: int, pause: float
-) -> tuple[list[str], bool, BaseException | None]:
-    """Return lines, whether they were the last, and the error that ended them."""
-    window: list[str] = []
-    while len(window) < size:
-        try:
-            if not window:
-                item = waiting.get()
-            else:
-                item = waiting.get(timeout=pause) if len(window) < enough else waiting.get_nowait()
-        except queue.Empty:
-            return window, False, None
-        if item is _END or isinstance(item, BaseException):
-            return window, True, item if isinstance(item, BaseException) else None
-        window.append(item)
-    return window, False, None
-
-
-CHUNK = 1 << 16
 
 
 def open_input(name: str) -> int:
@@ -149,32 +65,27 @@ def read_lines(descriptor: int, name: str, replace: bool = False) -> Iterator[st
 
     **Raises:** DataError for UTF-16 and UTF-32.
     """
-    rest, first = b"", True
-    while chunk := os.read(descriptor, CHUNK):
+    first, rest, ended = True, b"", False
+    while not ended:
+        chunk = os.read(descriptor, CHUNK)
+        ended = not chunk
         *lines, rest = (rest + chunk).split(b"\n")
+        if ended and rest:
+            lines.append(rest)
         for line in lines:
-            yield _text(_start(line, name) if first else line, replace)
+            if first and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise DataError(
+                    f"{name}:1: this is UTF-16, not UTF-8: convert it first "
+                    "(iconv -f UTF-16 -t UTF-8)"
+                )
+            line = (line.removeprefix(codecs.BOM_UTF8) if first else line).removesuffix(b"\r")
             first = False
-    if rest:
-        yield _text(_start(rest, name) if first else rest, replace)
-
-
-def _start(line: bytes, name: str) -> bytes:
-    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(
-            f"{name}:1: this is UTF-16, not UTF-8: convert it first (iconv -f UTF-16 -t UTF-8)"
-        )
-    return line.removeprefix(codecs.BOM_UTF8)
-
-
-def _text(line: bytes, replace: bool) -> str:
-    line = line.removesuffix(b"\r")
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        byte = line[error.start]
-        problem = f"invalid UTF-8: byte 0x{byte:02x} at column {error.start + 1}"
-        return BadLine(line.decode("utf-8", "replace"), problem, usable=replace)
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                byte = line[error.start]
+                problem = f"invalid UTF-8: byte 0x{byte:02x} at column {error.start + 1}"
+                yield BadLine(line.decode("utf-8", "replace"), problem, usable=replace)
 
 
 def count_lines(name: str) -> int | None:
@@ -188,6 +99,77 @@ def count_lines(name: str) -> int | None:
     return count + (last != b"\n")
 
 
+def windows(
+    lines: Iterable[str], size: int, enough: int, pause: float | None
+) -> Iterator[list[str]]:
+    """Yield ``lines`` in lists of up to ``size``.
+
+    With a ``pause`` (seconds) a thread reads ahead, and a list is handed out when ``enough`` lines
+    wait or none has come for that long. An error of ``lines`` is raised after the lines before it.
+    """
+    window: list[str]
+    if pause is None:
+        iterator = iter(lines)
+        while True:
+            window = []
+            try:
+                window.extend(itertools.islice(iterator, size))  # keeps what came before an error
+            except Exception:
+                if window:
+                    yield window
+                raise
+            if not window:
+                return
+            yield window
+
+    waiting: queue.Queue[str | BaseException | None] = queue.Queue(maxsize=2 * size)
+    stopped = threading.Event()
+
+    def put(item: str | BaseException | None) -> None:
+        """Wait for a place in the queue, as long as anybody reads it."""
+        while not stopped.is_set():
+            try:
+                return waiting.put(item, timeout=0.5)
+            except queue.Full:
+                continue
+
+    def read() -> None:
+        end = None
+        try:
+            for line in lines:
+                put(line)
+                if stopped.is_set():
+                    return
+        except BaseException as error:  # raised where the lines are used
+            end = error
+        put(end)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        item: str | BaseException | None = ""
+        while isinstance(item, str):
+            window = []
+            while len(window) < size:
+                try:
+                    if not window:
+                        item = waiting.get()
+                    elif len(window) < enough:
+                        item = waiting.get(timeout=pause)
+                    else:
+                        item = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if not isinstance(item, str):
+                    break
+                window.append(item)
+            if window:
+                yield window
+        if item is not None:
+            raise item
+    finally:
+        stopped.set()
+
+
 class Output:
     """Where lines go: standard output, or a file that takes its name when it is complete.
 
@@ -198,7 +180,7 @@ class Output:
     def __init__(self, name: str | None):
         self.name = None if name in (None, "-") else Path(str(name))
         self.lines = 0
-        self._file: Any = None
+        self._file: BinaryIO
         self._part: Path | None = None
         if self.name is not None and self.name.is_dir():
             raise UsageError(f"--output_file {self.name} is a directory: give a file")
@@ -208,8 +190,8 @@ class Output:
         if self.name is None:
             self._file = sys.stdout.buffer
             return self
-        whole = not self.name.exists() or self.name.is_file()
-        self._part = self.name.with_name(f"{self.name.name}.part") if whole else None
+        if not self.name.exists() or self.name.is_file():
+            self._part = self.name.with_name(f"{self.name.name}.part")
         try:
             self._file = open(self._part or self.name, "wb")
         except OSError as error:

@@ -1,31 +1,181 @@
-"""Translation with any encoder-decoder: texts in batches of similar length, out in their order."""
+"""Translation with any encoder-decoder: from a pair of languages and texts to their translations.
+
+In this order: which way a checkpoint translates, how texts become tokens, how tokens become texts,
+and the :class:`Translator` that does it in batches of similar length and keeps the order.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hfseq.errors import UsageError, first_line, nearest
 from hfseq.generation.request import bucket
+from hfseq.pipelines import load
 from hfseq.pipelines.lines import LONG_LINES, BadLine, windows
+
+if TYPE_CHECKING:
+    import jax
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.modeling import FlaxPreTrainedModel
 
 logger = logging.getLogger(__name__)
 
-#: Where text may be cut, the best places first: behind sentences, behind clauses, between words.
-_ENDS = (
+#: Groups of languages that OPUS-MT names as one side of a pair: any language is welcome there.
+GROUPS = frozenset(
+    "mul afa alv art aav bat ber bnt cau ccs cel cpf cpp cus dra euq fiu gem gmq gmw grk iir inc "
+    "ine ira itc map mkh myn nah nic ngf paa phi pqe poz roa sal sem sit sla smi tai trk tut tup "
+    "urj wak zle zls zlw zhx".split()
+)
+
+#: Pairs of languages that a message lists.
+LISTED = 40
+
+#: Where text may be cut, the best cuts first: behind sentences, behind clauses, between words.
+CUTS = (
     re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'»”’)\]]))\s+|(?<=[。！？])\s*"),
     re.compile(r"(?<=[,;:–—])\s+|(?<=[，、；：])\s*"),
     re.compile(r"\s+"),
 )
 
-
 #: What a model without a position table, whose tokenizer has no limit either, may read at most.
-LONGEST = 1024
+MAX_SOURCE_LENGTH = 1024
+
+#: Batches that are sorted by length together.
+WINDOW = 16
+
+#: Seconds without a new line after which a stream is translated as far as it has come.
+PAUSE = 0.1
+
+#: Tokens that a translation may have beyond twice those of its source.
+SPARE = 16
+
+
+@dataclass(frozen=True)
+class Direction:
+    """What goes before each text, the first token of each output, and the tokenizer's source."""
+
+    source_prefix: str = ""
+    forced_bos_token_id: int | None = None
+    tokenizer_source: str | None = None
+
+
+class _Pair(NamedTuple):
+    source: str | None  # None: the checkpoint does not care
+    target: str
+    direction: Direction
+
+
+def find_direction(
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    source_prefix: str | None = None,
+) -> Direction:
+    """Return how the checkpoint ``name`` translates from one language into the other.
+
+    Codes are the checkpoint's own; case does not matter, and ``fr`` finds ``fr_XX`` where that is
+    the only French. A ``source_prefix`` of the caller, empty or not, takes the place of the one
+    that was found. With one pair, nothing has to be said.
+
+    **Raises:** UsageError for languages the checkpoint lacks, or where a choice has to be made;
+    it lists them.
+    """
+    pairs = _pairs(config, tokenizer)
+    flags = {"--source_lang": source_lang, "--target_lang": target_lang}
+    asked = " ".join(f"{flag} {value}" for flag, value in flags.items() if value)
+    if not asked and (source_prefix is not None or not pairs):
+        return Direction(_prefix(config) if source_prefix is None else source_prefix)
+    if not pairs:
+        raise UsageError(
+            f"'{name}' does not say which languages it translates, so {asked} means nothing to it: "
+            "leave that out"
+        )
+    targets = _matching({pair.target for pair in pairs}, target_lang)
+    sources = _matching({pair.source for pair in pairs if pair.source}, source_lang)
+    fitting = [
+        pair
+        for pair in pairs
+        if pair.target in targets and (pair.source is None or pair.source in sources)
+    ]
+    if len(fitting) == 1:
+        direction = fitting[0].direction
+        return (
+            direction if source_prefix is None else replace(direction, source_prefix=source_prefix)
+        )
+    names = [f"{pair.source} -> {pair.target}" if pair.source else pair.target for pair in pairs]
+    if len(names) > LISTED:  # any goes with any: the codes say as much
+        names = sorted({pair.target for pair in pairs})
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    listed = ", ".join(names[:LISTED]) + more
+    if not fitting:
+        close = nearest(target_lang or source_lang or "", {pair.target for pair in pairs})
+        raise UsageError(f"'{name}' does not translate {asked}{close or ';'} it has {listed}")
+    given = f" ({asked} fits {len(fitting)})" if asked else ""
+    raise UsageError(
+        f"'{name}' translates between several languages{given}: choose with --source_lang and "
+        f"--target_lang among {listed}, or write the prefix yourself with --source_prefix"
+    )
+
+
+def _prefix(config: PreTrainedConfig) -> str:
+    return getattr(config, "source_prefix", None) or ""
+
+
+def _pairs(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> list[_Pair]:
+    """Return the pairs of languages of a checkpoint, by the habits of the families."""
+    first, second = getattr(config, "source_lang", None), getattr(config, "target_lang", None)
+    if isinstance(first, str) and isinstance(second, str):  # trained by hfseq
+        return [_Pair(first, second, Direction(_prefix(config)))]
+    tasks = getattr(config, "task_specific_params", None) or {}  # T5
+    translating = [
+        _Pair(match[1], match[2], Direction((settings or {}).get("prefix") or ""))
+        for task, settings in tasks.items()
+        if (match := re.fullmatch(r"translation_(\w+)_to_(\w+)", task))
+    ]
+    if translating:
+        return translating
+    source = getattr(tokenizer, "source_lang", None)
+    # A group is no single language; old names of groups are words: ``ROMANCE``.
+    if not isinstance(source, str) or source in GROUPS or (source.isupper() and len(source) > 3):
+        source = None
+    tokens = getattr(tokenizer, "supported_language_codes", None)  # Marian
+    if tokens:
+        return [_Pair(source, token.strip("<>"), Direction(f"{token} ")) for token in tokens]
+    if hasattr(tokenizer, "src_lang"):  # mBART, NLLB, M2M100
+        codes = getattr(tokenizer, "lang_code_to_id", None) or {
+            token: tokenizer.convert_tokens_to_ids(token)
+            for token in tokenizer.all_special_tokens
+            if re.fullmatch(r"[a-z]{2,3}_[A-Za-z]{2,4}", token)
+        }
+        return [
+            _Pair(first, second, Direction("", number, first))
+            for first in codes
+            for second, number in codes.items()
+            if first != second
+        ]
+    target = getattr(tokenizer, "target_lang", None)
+    return [_Pair(source, target, Direction())] if isinstance(target, str) else []
+
+
+def _matching(codes: set[str], wanted: str | None) -> set[str]:
+    """Return the codes that are the wanted one, or else those that begin with it."""
+    if wanted is None:
+        return codes
+
+    def plain(code: str) -> str:
+        return code.strip("<>_ ").lower().replace("_", "-")
+
+    same = {code for code in codes if plain(code) == plain(wanted)}
+    return same or {code for code in codes if plain(code).startswith(f"{plain(wanted)}-")}
 
 
 class Encoded(NamedTuple):
@@ -45,20 +195,24 @@ class SourceEncoder:
     an error.
     """
 
-    def __init__(self, tokenizer: Any, limit: int, prefix: str = "", long_lines: str = "truncate"):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: int,
+        prefix: str = "",
+        long_lines: str = "truncate",
+    ):
         self.tokenizer, self.limit, self.prefix = tokenizer, limit, prefix
         self.long_lines = long_lines
-        self._nothing = self._ids([prefix])[0]
+        self._empty = self._ids([prefix])[0]
 
     def __call__(self, texts: Sequence[str]) -> list[Encoded]:
         """Encode texts, in their order; blank ones have no parts."""
-        places = [place for place, text in enumerate(texts) if text.strip()]
-        ids = self._ids([self.prefix + texts[place] for place in places])
-        found = dict(zip(places, ids, strict=True))
-        return [self._encoded(text, found.get(place)) for place, text in enumerate(texts)]
+        ids = iter(self._ids([self.prefix + text for text in texts if text.strip()]))
+        return [self._encoded(text, next(ids)) if text.strip() else Encoded([]) for text in texts]
 
-    def _encoded(self, text: str, ids: list[int] | None) -> Encoded:
-        if ids is None or ids == self._nothing:  # blank, or of signs that the tokenizer drops
+    def _encoded(self, text: str, ids: list[int]) -> Encoded:
+        if ids == self._empty:  # of signs that the tokenizer drops
             return Encoded([])
         if len(ids) <= self.limit:
             return Encoded([ids])
@@ -76,7 +230,13 @@ class SourceEncoder:
         ids = self._ids([self.prefix + text])[0]
         if len(ids) <= self.limit or len(text) < 2:
             return [ids[: self.limit]], []
-        start, end = _middle(text)
+        start = end = len(text) // 2
+        for pattern in CUTS:
+            spans = [match.span() for match in pattern.finditer(text)]
+            spans = [span for span in spans if 0 < span[0] and span[1] < len(text)]
+            if spans:
+                start, end = min(spans, key=lambda span: abs(span[0] - len(text) / 2))
+                break
         left, joints = self._split(text[:start])
         right, more = self._split(text[end:])
         return left + right, [*joints, " " if end > start else "", *more]
@@ -90,64 +250,42 @@ class SourceEncoder:
         return [list(ids) for ids in self.tokenizer(texts, verbose=False, **options)["input_ids"]]
 
 
-def _middle(text: str) -> tuple[int, int]:
-    """Return where the best cut near the middle of ``text`` begins and ends."""
-    half = len(text) / 2
-    for pattern in _ENDS:
-        cuts = [match.span() for match in pattern.finditer(text)]
-        cuts = [(start, end) for start, end in cuts if 0 < start and end < len(text)]
-        if cuts:
-            return min(cuts, key=lambda cut: abs(cut[0] - half))
-    return len(text) // 2, len(text) // 2
-
-
-def source_limit(model: Any, tokenizer: Any, asked: int | None) -> int:
+def source_limit(
+    model: FlaxPreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None
+) -> int:
     """Return how many tokens a source may have: the position table's, or fewer where asked."""
     limit = model.max_length()
     if limit is None:
-        own = getattr(tokenizer, "model_max_length", None) or LONGEST
-        limit = asked or (own if own < 1_000_000 else LONGEST)  # 1e30 stands for "no limit"
+        of_tokenizer = getattr(tokenizer, "model_max_length", None) or MAX_SOURCE_LENGTH
+        # 1e30 stands for "no limit".
+        limit = asked or (of_tokenizer if of_tokenizer < 1_000_000 else MAX_SOURCE_LENGTH)
     return min(limit, asked or limit)
 
 
 class TargetDecoder:
     """Turns rows of tokens, which begin with the decoder's start token, into one line of text."""
 
-    def __init__(self, tokenizer: Any, ends: Sequence[int], pad: int | None):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], pad: int | None):
         self.tokenizer, self.ends, self.pad = tokenizer, list(ends), pad
         # Marian's tokenizer has two vocabularies and would decode with the source's.
-        own = hasattr(tokenizer, "spm_target")
-        self._options: dict[str, Any] = {"use_source_tokenizer": False} if own else {}
+        two = hasattr(tokenizer, "spm_target")
+        self._options: dict[str, Any] = {"use_source_tokenizer": False} if two else {}
 
     def __call__(self, sequences: np.ndarray) -> list[tuple[str, bool]]:
         """Return for each row its text and whether it came to an end by itself."""
-        rows = [self._real(row) for row in sequences[:, 1:]]
-        texts = self.tokenizer.batch_decode(
-            [row.tolist() for row, _ in rows], skip_special_tokens=True, **self._options
-        )
-        return [
-            (" ".join(text.split("\n")).replace("\r", " ").strip(), ended)
-            for text, (_, ended) in zip(texts, rows, strict=True)
-        ]
-
-    def _real(self, row: np.ndarray) -> tuple[np.ndarray, bool]:
-        ends = np.flatnonzero(np.isin(row, self.ends))
-        if len(ends):
-            return row[: ends[0]], bool(ends[0] < len(row) - 1)
-        padding = len(row) - np.argmax(row[::-1] != self.pad) if self.pad is not None else len(row)
-        return row[:padding], False
-
-
-#: Batches that are sorted by length together.
-WINDOW = 16
-
-
-#: Seconds without a new line after which a stream is translated as far as it has come.
-PAUSE = 0.1
-
-
-#: Tokens that a translation may have beyond twice those of its source.
-SPARE = 16
+        kept, ended = [], []
+        for row in sequences[:, 1:]:
+            ends = np.flatnonzero(np.isin(row, self.ends))
+            length = len(row)
+            if len(ends):
+                length = ends[0]
+            elif self.pad is not None:
+                length -= np.argmax(row[::-1] != self.pad)
+            kept.append(row[:length].tolist())
+            ended.append(bool(len(ends) and ends[0] < len(row) - 1))
+        texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True, **self._options)
+        lines = [" ".join(text.split("\n")).replace("\r", " ").strip() for text in texts]
+        return list(zip(lines, ended, strict=True))
 
 
 class Hypothesis(NamedTuple):
@@ -173,7 +311,7 @@ class _Part(NamedTuple):
     """Tokens of a line, or of a piece of it: what makes a row of a batch."""
 
     line: int
-    place: int
+    piece: int
     ids: list[int]
 
 
@@ -196,8 +334,8 @@ class Translator:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: FlaxPreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         num_beams: int = 4,
         batch_size: int = 32,
@@ -215,12 +353,17 @@ class Translator:
         self._check(max_source_length, long_lines)
         limit = source_limit(model, tokenizer, max_source_length)
         self.encode = SourceEncoder(tokenizer, limit, source_prefix, long_lines)
-        own = model.generation_config
-        ends = own.eos_token_id if own.eos_token_id is not None else model.config.eos_token_id
-        pad = own.pad_token_id if own.pad_token_id is not None else model.config.pad_token_id
+        config = model.generation_config
+        ends, pad = config.eos_token_id, config.pad_token_id
+        ends = ends if ends is not None else model.config.eos_token_id
+        pad = pad if pad is not None else model.config.pad_token_id
         self.pad = 0 if pad is None else pad
         self.decode = TargetDecoder(tokenizer, np.ravel([] if ends is None else ends).tolist(), pad)
-        self._options = _options(num_beams, num_return_sequences, generation)
+        self._options = {  # None leaves an option to the model
+            **{"do_sample": False, "compact_finished": True, "num_beams": num_beams},
+            **{"num_return_sequences": num_return_sequences},
+            **{name: value for name, value in generation.items() if value is not None},
+        }
         self._succeeded = False
 
     @classmethod
@@ -236,50 +379,62 @@ class Translator:
     ) -> Translator:
         """Load the checkpoint ``name`` (a directory or on the Hub) for a pair of languages.
 
-        Languages and prefix are those of :func:`hfseq.pipelines.translation.find_direction`.
+        ``precision`` names a recipe; ``None`` computes in float32. Languages and prefix are those
+        of :func:`hfseq.pipelines.translation.find_direction`.
 
-        **Raises:** UsageError for a pair that the checkpoint lacks, CheckpointError for one that
-        cannot be loaded.
+        **Raises:** UsageError for a checkpoint of another kind or without a tokenizer, or for a
+        pair that it lacks, CheckpointError for one that cannot be loaded.
         """
+        from hfseq.modeling.auto import FlaxAutoModelForSeq2SeqLM
 
-        model, tokenizer = load_pair(name, precision)
-        way = find_direction(model.config, tokenizer, name, source_lang, target_lang, source_prefix)
-        if way.tokenizer_source is not None:
-            tokenizer.src_lang = way.tokenizer_source
-        if way.forced_bos_token_id is not None:
-            options.setdefault("forced_bos_token_id", way.forced_bos_token_id)
-        return cls(model, tokenizer, source_prefix=way.source_prefix, **options)
+        recipe = {"precision": precision} if precision else {}
+        model, tokenizer = load(FlaxAutoModelForSeq2SeqLM, name, **recipe)
+        if not getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
+            raise UsageError(f"'{name}' is no encoder-decoder with a head: it cannot translate")
+        direction = find_direction(
+            model.config, tokenizer, name, source_lang, target_lang, source_prefix
+        )
+        if direction.tokenizer_source is not None:
+            tokenizer.src_lang = direction.tokenizer_source
+        if direction.forced_bos_token_id is not None:
+            options.setdefault("forced_bos_token_id", direction.forced_bos_token_id)
+        return cls(model, tokenizer, source_prefix=direction.source_prefix, **options)
 
-    def __call__(self, texts: Sequence[str], params: Any = None) -> list[list[Hypothesis]]:
+    def __call__(
+        self, texts: Sequence[str], params: Mapping[str, Any] | None = None
+    ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each text, best first; a blank text has a blank translation.
 
         ``params`` are used instead of the model's own, wherever they lie; over a mesh, the rows of
         batches that divide evenly are distributed too. An error in one text is raised.
         """
-        found = self.translate(texts, params)
-        wrong = next((line for line in found if line.error), None)
+        translations = self.translate(texts, params)
+        wrong = next((line for line in translations if line.error), None)
         if wrong is not None:
             raise UsageError(f"text {wrong.line}: {wrong.error}")
-        warned = [line for line in found if line.warnings]
+        warned = [line for line in translations if line.warnings]
         if warned:
             first = f"text {warned[0].line}: {warned[0].warnings[0]}"
-            logger.warning("%d of %d texts are too long: %s", len(warned), len(found), first)
-        return [line.hypotheses for line in found]
+            logger.warning("%d of %d texts are too long: %s", len(warned), len(translations), first)
+        return [line.hypotheses for line in translations]
 
     def translate(
-        self, texts: Sequence[str], params: Any = None, first_line: int = 1
+        self, texts: Sequence[str], params: Mapping[str, Any] | None = None, first_line: int = 1
     ) -> list[Translation]:
         """Return a :class:`Translation` of each text, numbered from ``first_line``.
 
         A text on which the model fails has an ``error``; the others of its batch are translated.
         """
-        found = [Translation(first_line + place, text) for place, text in enumerate(texts)]
-        for start in range(0, len(found), self.window):
-            self._translate_window(found[start : start + self.window], params)
-        return found
+        lines = [Translation(number, text) for number, text in enumerate(texts, first_line)]
+        for start in range(0, len(lines), self.window):
+            self._translate_window(lines[start : start + self.window], params)
+        return lines
 
     def stream(
-        self, lines: Iterable[str], params: Any = None, pause: float | None = PAUSE
+        self,
+        lines: Iterable[str],
+        params: Mapping[str, Any] | None = None,
+        pause: float | None = PAUSE,
     ) -> Iterator[Translation]:
         """Translate lines as they come, in order.
 
@@ -321,26 +476,7 @@ class Translator:
         if problems:
             raise UsageError("; ".join(problems))
 
-    def _translate_window(self, lines: list[Translation], params: Any) -> None:
-        encoded = self._encode(lines)
-        parts = [
-            _Part(number, place, ids)
-            for number, one in enumerate(encoded)
-            for place, ids in enumerate(one.parts)
-        ]
-        done: dict[tuple[int, int], list[Hypothesis]] = {}
-        for batch in _batches(parts, self.batch_size):
-            for part, result in zip(batch, self._survive(batch, params), strict=True):
-                if isinstance(result, str):
-                    lines[part.line].error = result
-                else:
-                    done[part.line, part.place] = result
-        for number, (line, one) in enumerate(zip(lines, encoded, strict=True)):
-            if not line.error:
-                found = [done[number, place] for place in range(len(one.parts))]
-                line.hypotheses = _join(found, one.joints, self.num_return_sequences)
-
-    def _encode(self, lines: list[Translation]) -> list[Encoded]:
+    def _translate_window(self, lines: list[Translation], params: Mapping[str, Any] | None) -> None:
         texts = []
         for line in lines:
             source = line.source
@@ -349,71 +485,97 @@ class Translator:
                 line.warnings += [source.problem] if source.usable else []
             texts.append("" if line.error else str(source))
         encoded = self.encode(texts)
-        for line, one in zip(lines, encoded, strict=True):
+        parts = []
+        for number, (line, one) in enumerate(zip(lines, encoded, strict=True)):
             line.error = line.error or one.error
             line.warnings += [one.warning] if one.warning else []
-        return encoded
+            parts += [_Part(number, piece, ids) for piece, ids in enumerate(one.parts)]
+        done: dict[tuple[int, int], list[Hypothesis]] = {}
+        for batch in _batches(parts, self.batch_size):
+            for part, result in zip(batch, self._survive(batch, params), strict=True):
+                if isinstance(result, str):
+                    lines[part.line].error = result
+                else:
+                    done[part.line, part.piece] = result
+        for number, (line, one) in enumerate(zip(lines, encoded, strict=True)):
+            if not line.error:
+                pieces = [done[number, piece] for piece in range(len(one.parts))]
+                line.hypotheses = self._join(pieces, one.joints)
 
-    def _survive(self, batch: list[_Part], params: Any) -> list[list[Hypothesis] | str]:
+    def _survive(
+        self, batch: list[_Part], params: Mapping[str, Any] | None
+    ) -> Sequence[list[Hypothesis] | str]:
         """Return the hypotheses of each part, or what went wrong with it alone.
 
         **Raises:** what went wrong, where nothing has gone right so far for several parts: then it
         is not the fault of a text.
         """
         try:
-            found: list[Any] = self._generate([part.ids for part in batch], params)
+            results = self._generate([part.ids for part in batch], params)
             self._succeeded = True
-            return found
+            return results
         except Exception as error:
             if len(batch) == 1:
-                return [_describe(error)]
+                return [f"the model failed on it: {first_line(error)}"]
             alone = [self._survive([part], params)[0] for part in batch]
             if len(batch) > 3 and not self._succeeded:
                 raise
             return alone
 
-    def _generate(self, rows: list[list[int]], params: Any) -> list[list[Hypothesis]]:
+    def _generate(
+        self, rows: list[list[int]], params: Mapping[str, Any] | None
+    ) -> list[list[Hypothesis]]:
         width = bucket(max(map(len, rows)), self.model.max_length())
+        count = 1  # 1, 4, 16 and so on, or a full batch
+        while count < len(rows):
+            count *= 4
         # Rows that fill up are copies of a real one: they take no steps of their own.
-        filled = rows + [rows[-1]] * (self._rows(len(rows)) - len(rows))
+        filled = rows + [rows[-1]] * (min(count, self.batch_size) - len(rows))
         ids = np.full((len(filled), width), self.pad, np.int32)
         mask = np.zeros_like(ids)
-        for place, row in enumerate(filled):
-            ids[place, : len(row)], mask[place, : len(row)] = row, 1
+        for number, row in enumerate(filled):
+            ids[number, : len(row)], mask[number, : len(row)] = row, 1
         output = self.model.generate(
-            _spread(ids, params), attention_mask=mask, params=params,
+            _distribute(ids, params), attention_mask=mask, params=params,
             max_length=1 + self._new_tokens(width), max_new_tokens=None, **self._options,
         )  # fmt: skip
         wanted = self.num_return_sequences
-        found = self.decode(np.asarray(output.sequences)[: len(rows) * wanted])
-        scores = [None] * len(found)
+        texts = self.decode(np.asarray(output.sequences)[: len(rows) * wanted])
+        scores = [None] * len(texts)
         if self.num_beams > 1:
             scores = np.asarray(output.scores, np.float64).tolist()
         flat = [
             Hypothesis(text, score, ended)
-            for (text, ended), score in zip(found, scores, strict=False)
+            for (text, ended), score in zip(texts, scores, strict=False)
         ]
         return [flat[start : start + wanted] for start in range(0, len(flat), wanted)]
-
-    def _rows(self, count: int) -> int:
-        """Return 1, 4, 16 and so on, or the size of a full batch."""
-        rows = 1
-        while rows < count:
-            rows *= 4
-        return min(rows, self.batch_size)
 
     def _new_tokens(self, width: int) -> int:
         """Return how long a translation of a source of ``width`` tokens may get."""
         room = self.model.max_length()
         if self.max_new_tokens is not None:  # all positions but that of the start token
             return self.max_new_tokens if room is None else min(self.max_new_tokens, room - 1)
-        own = self.model.generation_config
+        config = self.model.generation_config
         new = bucket(2 * width + SPARE) - 1  # the start token is in the buffer too
-        if own.max_new_tokens is not None:
-            new = min(new, own.max_new_tokens)
-        elif own.max_length is not None:
-            new = min(new, own.max_length - 1)
+        if config.max_new_tokens is not None:
+            new = min(new, config.max_new_tokens)
+        elif config.max_length is not None:
+            new = min(new, config.max_length - 1)
         return max(1, new if room is None else min(new, room - 1))
+
+    def _join(self, pieces: list[list[Hypothesis]], joints: list[str]) -> list[Hypothesis]:
+        """Join the hypotheses of equal rank of all pieces; scores are averaged over the pieces."""
+        if not pieces:
+            return [Hypothesis("")] * self.num_return_sequences
+        if len(pieces) == 1:
+            return pieces[0]
+        joined = []
+        for ranked in zip(*pieces, strict=True):
+            text = "".join(j + one.text for j, one in zip(["", *joints], ranked, strict=True))
+            scores = [one.score for one in ranked if one.score is not None]
+            score = sum(scores) / len(scores) if scores else None
+            joined.append(Hypothesis(text.strip(), score, all(one.ended for one in ranked)))
+        return joined
 
 
 def _batches(parts: list[_Part], size: int) -> Iterator[list[_Part]]:
@@ -430,36 +592,7 @@ def _batches(parts: list[_Part], size: int) -> Iterator[list[_Part]]:
         yield batch
 
 
-def _options(num_beams: int, wanted: int, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of ``generate`` without those that are left to the model."""
-    chosen = {name: value for name, value in given.items() if value is not None}
-    return {
-        "do_sample": False, "num_beams": num_beams, "num_return_sequences": wanted,
-        "compact_finished": True, **chosen,
-    }  # fmt: skip
-
-
-def _describe(error: Exception) -> str:
-    return f"the model failed on it: {first_line(error)}"
-
-
-def _join(parts: list[list[Hypothesis]], joints: list[str], count: int) -> list[Hypothesis]:
-    """Join the hypotheses of equal rank of all parts; scores are averaged over the parts."""
-    if not parts:
-        return [Hypothesis("")] * count
-    if len(parts) == 1:
-        return parts[0]
-    found = []
-    for rank in range(count):
-        ranked = [part[rank] for part in parts]
-        text = "".join(joint + one.text for joint, one in zip(["", *joints], ranked, strict=True))
-        scores = [one.score for one in ranked if one.score is not None]
-        score = sum(scores) / len(scores) if scores else None
-        found.append(Hypothesis(text.strip(), score, all(one.ended for one in ranked)))
-    return found
-
-
-def _spread(ids: np.ndarray, params: Any) -> Any:
+def _distribute(ids: np.ndarray, params: Mapping[str, Any] | None) -> np.ndarray | jax.Array:
     """Distribute rows over the data axes of the mesh on which parameters lie, if they do."""
     if params is None:
         return ids
@@ -470,195 +603,7 @@ def _spread(ids: np.ndarray, params: Any) -> Any:
     if not isinstance(sharding, NamedSharding) or not sharding.is_fully_addressable:
         return ids
     axes = [name for name in ("data", "fsdp") if sharding.mesh.shape.get(name, 1) > 1]
-    parts = int(np.prod([sharding.mesh.shape[name] for name in axes]))
-    if not axes or len(ids) % parts:
+    shards = int(np.prod([sharding.mesh.shape[name] for name in axes]))
+    if not axes or len(ids) % shards:
         return ids
     return jax.device_put(ids, NamedSharding(sharding.mesh, PartitionSpec(tuple(axes))))
-
-
-def load_pair(name: str, precision: str | None = None) -> tuple[Any, Any]:
-    """Return the model and the tokenizer of ``name``, a directory or a model on the Hub.
-
-    ``precision`` names a recipe; ``None`` computes in float32.
-
-    **Raises:** CheckpointError for what is absent or cannot be read, UsageError for a checkpoint of
-    another kind or without a tokenizer.
-    """
-    from transformers import AutoTokenizer
-
-    from hfseq.data.tokenizers import check_vocabulary
-    from hfseq.modeling.auto import FlaxAutoModelForSeq2SeqLM, load
-
-    options = {"precision": precision} if precision else {}
-    model = load(FlaxAutoModelForSeq2SeqLM, name, **options)
-    tokenizer = load(AutoTokenizer, name)
-    if not getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
-        raise UsageError(f"'{name}' is no encoder-decoder with a head: it cannot translate")
-    check_vocabulary(tokenizer, model.config)
-    return model, tokenizer
-
-
-#: Groups of languages that OPUS-MT names as one side of a pair: any language is welcome there.
-GROUPS = frozenset(
-    "mul afa alv art aav bat ber bnt cau ccs cel cpf cpp cus dra euq fiu gem gmq gmw grk iir inc "
-    "ine ira itc map mkh myn nah nic ngf paa phi pqe poz roa sal sem sit sla smi tai trk tut tup "
-    "urj wak zle zls zlw zhx".split()
-)
-
-
-LISTED = 40
-
-
-_TASK = re.compile(r"translation_(\w+)_to_(\w+)")
-
-
-_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")
-
-
-@dataclass(frozen=True)
-class Direction:
-    """What goes before each text, the first token of each output, and the tokenizer's source."""
-
-    source_prefix: str = ""
-    forced_bos_token_id: int | None = None
-    tokenizer_source: str | None = None
-
-
-@dataclass(frozen=True)
-class _Way:
-    source: str | None  # None: the checkpoint does not care
-    target: str
-    direction: Direction
-
-
-def find_direction(
-    config: Any,
-    tokenizer: Any,
-    name: str,
-    source_lang: str | None = None,
-    target_lang: str | None = None,
-    source_prefix: str | None = None,
-) -> Direction:
-    """Return how the checkpoint ``name`` translates from one language into the other.
-
-    Codes are the checkpoint's own; case does not matter, and ``fr`` finds ``fr_XX`` where that is
-    the only French. A ``source_prefix`` of the caller, empty or not, takes the place of the one
-    that was found. With one pair, nothing has to be said.
-
-    **Raises:** UsageError for languages the checkpoint lacks, or where a choice has to be made;
-    it lists them.
-    """
-    ways = _ways(config, tokenizer)
-    asked = bool(source_lang or target_lang)
-    if not asked and (source_prefix is not None or not ways):
-        return Direction(_prefix(config) if source_prefix is None else source_prefix)
-    if not ways:
-        given = _flags(source_lang, target_lang)
-        raise UsageError(
-            f"'{name}' does not say which languages it translates, so {given} means nothing to it: "
-            "leave that out"
-        )
-    found = _choose(ways, name, source_lang, target_lang).direction
-    if source_prefix is None:
-        return found
-    return Direction(source_prefix, found.forced_bos_token_id, found.tokenizer_source)
-
-
-def _ways(config: Any, tokenizer: Any) -> list[_Way]:
-    first, second = getattr(config, "source_lang", None), getattr(config, "target_lang", None)
-    if isinstance(first, str) and isinstance(second, str):  # trained by hfseq
-        return [_Way(first, second, Direction(_prefix(config)))]
-    tasks = _tasks(config)
-    if tasks:
-        return tasks
-    source = getattr(tokenizer, "source_lang", None)
-    source = None if _is_group(source) else source
-    tokens = getattr(tokenizer, "supported_language_codes", None)
-    if tokens:
-        return [_Way(source, token.strip("<>"), Direction(f"{token} ")) for token in tokens]
-    if hasattr(tokenizer, "src_lang"):
-        codes = _codes(tokenizer)
-        return [
-            _Way(first, second, Direction("", number, first))
-            for first in codes
-            for second, number in codes.items()
-            if first != second
-        ]
-    target = getattr(tokenizer, "target_lang", None)
-    return [_Way(source, target, Direction())] if isinstance(target, str) else []
-
-
-def _prefix(config: Any) -> str:
-    return getattr(config, "source_prefix", None) or ""
-
-
-def _tasks(config: Any) -> list[_Way]:
-    tasks = getattr(config, "task_specific_params", None) or {}
-    found = [(_TASK.fullmatch(task), settings) for task, settings in tasks.items()]
-    return [
-        _Way(match[1], match[2], Direction((settings or {}).get("prefix") or ""))
-        for match, settings in found
-        if match
-    ]
-
-
-def _codes(tokenizer: Any) -> dict[str, int]:
-    codes = getattr(tokenizer, "lang_code_to_id", None)
-    if codes:
-        return dict(codes)
-    tokens = [token for token in tokenizer.all_special_tokens if _CODE.fullmatch(token)]
-    return {token: tokenizer.convert_tokens_to_ids(token) for token in tokens}
-
-
-def _is_group(code: Any) -> bool:
-    """Tell whether a side of a pair is no single language; old names are words: ``ROMANCE``."""
-    return not isinstance(code, str) or code in GROUPS or (code.isupper() and len(code) > 3)
-
-
-def _choose(ways: list[_Way], name: str, source: str | None, target: str | None) -> _Way:
-    targets = _matching({way.target for way in ways}, target)
-    sources = _matching({way.source for way in ways if way.source}, source)
-    found = [
-        way
-        for way in ways
-        if way.target in targets and (way.source is None or way.source in sources)
-    ]
-    if len(found) == 1:
-        return found[0]
-    have = _listing(ways)
-    if not found:
-        close = nearest(target or source or "", {way.target for way in ways})
-        raise UsageError(
-            f"'{name}' does not translate {_flags(source, target)}{close or ';'} it has {have}"
-        )
-    given = f" ({_flags(source, target)} fits {len(found)})" if source or target else ""
-    raise UsageError(
-        f"'{name}' translates between several languages{given}: choose with --source_lang and "
-        f"--target_lang among {have}, or write the prefix yourself with --source_prefix"
-    )
-
-
-def _matching(codes: set[str], wanted: str | None) -> set[str]:
-    if wanted is None:
-        return codes
-    plain = {code: _plain(code) for code in codes}
-    same = {code for code in codes if plain[code] == _plain(wanted)}
-    return same or {code for code in codes if plain[code].startswith(f"{_plain(wanted)}-")}
-
-
-def _plain(code: str) -> str:
-    return code.strip("<>_ ").lower().replace("_", "-")
-
-
-def _flags(source: str | None, target: str | None) -> str:
-    given = {"--source_lang": source, "--target_lang": target}
-    return " ".join(f"{flag} {value}" for flag, value in given.items() if value)
-
-
-def _listing(ways: list[_Way]) -> str:
-    """Return pairs where there are few, the codes where any goes with any."""
-    names = [f"{way.source} -> {way.target}" if way.source else way.target for way in ways]
-    if len(names) > LISTED:
-        names = sorted({way.target for way in ways})
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more

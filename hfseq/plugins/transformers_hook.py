@@ -21,13 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hfseq.errors import HfseqError, UsageError
-from hfseq.plugins.registry import (
-    TASKS,
-    ArchitectureSpec,
-    auto_class_name,
-    describe,
-    target_name,
-)
+from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, describe, target_name
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
@@ -146,19 +140,19 @@ _EXTENSIONS: dict[str, Callable[[ModuleType], None]] = {
 
 
 class _Finder:
-    """Has the modules in `_EXTENSIONS` extended after their import, and finds `_ALIASES`."""
+    """Has jax prepared for flax, the modules in `_EXTENSIONS` extended, and finds `_ALIASES`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name in _ALIASES:
             return ModuleSpec(name, _AliasLoader())
-        if name not in _EXTENSIONS:
+        if name != "flax" and name not in _EXTENSIONS:
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
                 if spec.loader is not None:
-                    spec.loader = _ExtendingLoader(spec.loader, _EXTENSIONS[name])
+                    spec.loader = _WrappedLoader(spec.loader, name)
                 return spec
         return None
 
@@ -175,11 +169,11 @@ class _AliasLoader(Loader):
         module.__spec__ = self._spec
 
 
-class _ExtendingLoader(Loader):
-    """Loads as ``loader`` does, leaving no trace of itself, then calls ``extend``."""
+class _WrappedLoader(Loader):
+    """Loads as ``loader`` does, leaving no trace of itself; prepares or extends what it loads."""
 
-    def __init__(self, loader: Loader, extend: Callable[[ModuleType], None]) -> None:
-        self._loader, self._extend = loader, extend
+    def __init__(self, loader: Loader, name: str) -> None:
+        self._loader, self._name = loader, name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -188,9 +182,14 @@ class _ExtendingLoader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
+        if self._name == "flax":
+            from hfseq.plugins.jax_compat import prepare_jax
+
+            prepare_jax()
         self._loader.exec_module(module)
         try:
-            self._extend(module)
+            if self._name in _EXTENSIONS:
+                _EXTENSIONS[self._name](module)
         except Exception as error:
             logger.warning("hfseq cannot extend %s: %s", module.__name__, error)
 

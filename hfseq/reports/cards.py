@@ -12,10 +12,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from hfseq import plugins
 from hfseq.errors import private, write_whole
+from hfseq.reports.log import read_metrics
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCardData
+
+MARKER = "<!-- This card was written by hfseq. Remove this line and it will not be overwritten. -->"
+
+TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
+
+#: Splits by the prefix of their metrics in the log.
+SPLITS = {"eval": "validation", "predict": "test"}
+
+RATES = ("tokens_per_second", "mfu")
+
+LIMITS = (
+    "The model knows the language and the domain of its training data and nothing else. It repeats "
+    "that data's errors and biases. It was evaluated as shown above and in no other way; test it "
+    "on your own data before relying on it."
+)
 
 PIPELINES = {
     "ForMaskedLM": "fill-mask",
@@ -27,9 +47,7 @@ PIPELINES = {
     "ForMultipleChoice": "multiple-choice",
 }
 
-
 ENDINGS = {"ForConditionalGeneration": "ForSeq2SeqLM", "LMHeadModel": "ForCausalLM"}
-
 
 JAX_HEAD = """\
 from transformers import AutoTokenizer
@@ -40,7 +58,6 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 model = FlaxAutoModel{task}.from_pretrained("{name}")
 """
 
-
 TORCH_HEAD = """\
 from transformers import AutoModel{task}, AutoTokenizer
 
@@ -48,10 +65,8 @@ tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})
 model = AutoModel{task}.from_pretrained("{name}"{trust})
 """
 
-
 CALL = """\
 outputs = model(**tokenizer("Some text", return_tensors="{tensors}"))"""
-
 
 FILL_MASK = """\
 inputs = tokenizer(f"One word is {{tokenizer.mask_token}}.", return_tensors="{tensors}")
@@ -59,17 +74,14 @@ logits = model(**inputs).logits[0]
 best = logits[inputs["input_ids"][0] == tokenizer.mask_token_id].argmax(-1)
 print(tokenizer.decode(best.tolist()))"""
 
-
 CLASSIFY = """\
 logits = model(**tokenizer("Some text", return_tensors="{tensors}")).logits[0]
 print(model.config.id2label[int(logits.argmax())])"""
-
 
 GENERATE = """\
 inputs = tokenizer("Some text", return_tensors="{tensors}")
 generated = model.generate(**inputs, max_new_tokens=40){sequences}
 print(tokenizer.batch_decode(generated, skip_special_tokens=True))"""
-
 
 BODIES = {
     "ForMaskedLM": FILL_MASK,
@@ -90,7 +102,8 @@ def task_of(architecture: str) -> str:
 
 def jax_snippet(task: str, name: str) -> str:
     """Return the lines that load and call the model ``name`` with hfseq."""
-    return _fill(JAX_HEAD, task, name, tensors="np", sequences=".sequences")
+    values = {"task": task, "name": name, "tensors": "np", "sequences": ".sequences"}
+    return (JAX_HEAD + BODIES.get(task, CALL)).format(**values)
 
 
 def torch_snippet(task: str, name: str, custom_code: bool = False) -> str:
@@ -98,32 +111,9 @@ def torch_snippet(task: str, name: str, custom_code: bool = False) -> str:
 
     ``custom_code`` is for checkpoints that bring their PyTorch classes along.
     """
+    values = {"task": task, "name": name, "tensors": "pt", "sequences": ""}
     trust = ", trust_remote_code=True" if custom_code else ""
-    return _fill(TORCH_HEAD, task, name, tensors="pt", sequences="", trust=trust)
-
-
-def _fill(head: str, task: str, name: str, **values: str) -> str:
-    return (head + BODIES.get(task, CALL)).format(task=task, name=name, **values)
-
-
-MARKER = "<!-- This card was written by hfseq. Remove this line and it will not be overwritten. -->"
-
-
-TEMPLATE = Path(__file__).with_name("templates") / "model_card.md.j2"
-
-
-#: Splits by the prefix of their metrics in the log.
-SPLITS = {"eval": "validation", "predict": "test"}
-
-
-RATES = ("tokens_per_second", "mfu")
-
-
-LIMITS = (
-    "The model knows the language and the domain of its training data and nothing else. It repeats "
-    "that data's errors and biases. It was evaluated as shown above and in no other way; test it "
-    "on your own data before relying on it."
-)
+    return (TORCH_HEAD + BODIES.get(task, CALL)).format(trust=trust, **values)
 
 
 @dataclass(frozen=True)
@@ -248,8 +238,6 @@ class CardContext:
 
 def load_training_numbers(metrics_jsonl: str | os.PathLike[str]) -> TrainingNumbers:
     """Read a ``metrics.jsonl``; metrics are found with and without the prefix ``train_``."""
-    from hfseq.reports.log import read_metrics
-
     records = read_metrics(metrics_jsonl)
     values: dict[str, list[float]] = {}
     for record in records:
@@ -290,7 +278,15 @@ def render_model_card(context: CardContext) -> str:
     """Return the card as Markdown with its metadata block."""
     import jinja2
 
-    from hfseq import plugins
+    def cell(value: object) -> str:
+        """Keep text within one cell of a Markdown table."""
+        return " ".join(str("" if value is None else value).split()).replace("|", r"\|")
+
+    def fence(text: str, language: str = "") -> str:
+        """Write a code block whose fence is longer than any run of backticks inside."""
+        longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+        ticks = "`" * max(3, longest + 1)
+        return f"{ticks}{language}\n{text}\n{ticks}"
 
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
@@ -299,21 +295,18 @@ def render_model_card(context: CardContext) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - Markdown, not HTML
     )
-    environment.filters.update(cell=_cell, count=_count, number=_number)
-    environment.filters.update(fence=_fence, private=private, url=quote)
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    variables = _variables(context)
-    sections = plugins.load().call_all("model_card_sections", context=variables)
-    variables["extra_sections"] = [*context.extra_sections, *filter(None, sections)]
-    text = template.render(variables)
-    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
-
-
-def _variables(context: CardContext) -> dict[str, Any]:
-    """What the template, and plugins that add sections, see."""
+    environment.filters.update(
+        cell=cell,
+        count=_count,
+        fence=fence,
+        number=lambda value: f"{value:,}" if isinstance(value, int) else f"{value:.4g}",
+        private=private,
+        url=quote,
+    )
     results = [result for result in context.eval_results if math.isfinite(result.value)]
     name = context.repo_id or context.model_name
-    return {
+    torch = context.stock or context.custom_code
+    variables = {  # plugins that add sections see them too
         "context": context,
         "card_data": _metadata(context, results).to_yaml(),
         "marker": MARKER,
@@ -325,9 +318,7 @@ def _variables(context: CardContext) -> dict[str, Any]:
         "curve_file": context.curve_file,
         "auto_class": f"AutoModel{context.task}",
         "jax_snippet": jax_snippet(context.task, name),
-        "torch_snippet": torch_snippet(context.task, name, context.custom_code)
-        if context.stock or context.custom_code
-        else "",
+        "torch_snippet": torch_snippet(context.task, name, context.custom_code) if torch else "",
         "custom_code": context.custom_code,
         "samples": context.sample_outputs,
         "datasets": context.datasets,
@@ -339,9 +330,13 @@ def _variables(context: CardContext) -> dict[str, Any]:
         "licence": context.licence,
         "citation": context.citation,
     }
+    sections = plugins.load().call_all("model_card_sections", context=variables)
+    variables["extra_sections"] = [*context.extra_sections, *filter(None, sections)]
+    text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(variables)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
-def _metadata(context: CardContext, results: Sequence[CardResult]) -> Any:
+def _metadata(context: CardContext, results: Sequence[CardResult]) -> ModelCardData:
     from huggingface_hub import EvalResult, ModelCardData
 
     pipeline = context.pipeline_tag or PIPELINES.get(context.task)
@@ -356,6 +351,12 @@ def _metadata(context: CardContext, results: Sequence[CardResult]) -> Any:
         )
         for result in results
     ]
+    carbon: dict[str, Any] = {}
+    if context.emissions_g is not None:
+        known = {"emissions": context.emissions_g, "source": context.emissions_source,
+                 "training_type": "fine-tuning" if context.base_model else "pre-training",
+                 "hardware_used": context.hardware}  # fmt: skip
+        carbon["co2_eq_emissions"] = {key: value for key, value in known.items() if value != ""}
     return ModelCardData(
         language=context.language,
         license=context.licence,
@@ -367,18 +368,8 @@ def _metadata(context: CardContext, results: Sequence[CardResult]) -> Any:
         pipeline_tag=pipeline,
         model_name=context.model_name,
         eval_results=evaluations or None,
-        **_emissions(context),
+        **carbon,
     )
-
-
-def _emissions(context: CardContext) -> dict[str, Any]:
-    """What the Hub reads as the carbon note."""
-    if context.emissions_g is None:
-        return {}
-    known = {"emissions": context.emissions_g, "source": context.emissions_source,
-             "training_type": "fine-tuning" if context.base_model else "pre-training",
-             "hardware_used": context.hardware}  # fmt: skip
-    return {"co2_eq_emissions": {name: value for name, value in known.items() if value != ""}}
 
 
 def _base_model(context: CardContext) -> str | None:
@@ -389,8 +380,11 @@ def _base_model(context: CardContext) -> str | None:
 
 
 def _description(context: CardContext) -> str:
+    count, size = context.parameters or 0, ""
+    for unit, word in ((1, ""), (1e3, " thousand"), (1e6, " million"), (1e9, " billion")):
+        if count >= unit:
+            size = f" with {count / unit:.3g}{word} parameters"
     base = _base_model(context)
-    size = f" with {_millions(context.parameters)} parameters" if context.parameters else ""
     begun = f", fine-tuned from [{base}](https://huggingface.co/{base})" if base else ""
     names = ", ".join(data.name for data in context.datasets)
     data = f" on {names}" if names else ""
@@ -398,58 +392,27 @@ def _description(context: CardContext) -> str:
 
 
 def _facts(context: CardContext) -> list[tuple[str, str]]:
+    carbon, took = "", ""
+    if context.emissions_g is not None:
+        source = f" ({context.emissions_source})" if context.emissions_source else ""
+        carbon = f"{context.emissions_g:,.0f} g{source}"
+    if context.duration_s:
+        minutes, seconds = divmod(round(context.duration_s), 60)
+        hours, minutes = divmod(minutes, 60)
+        took = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+        took = f"{hours} h {minutes} min" if hours else took
     facts = {
         "Steps": _count(context.steps),
         "Tokens seen": _count(context.tokens_seen),
-        "Training time": _duration(context.duration_s),
+        "Training time": took,
         "Throughput": f"{context.throughput:,.0f} tokens/s" if context.throughput else "",
         "Model FLOPs utilisation": f"{context.mfu:.1%}" if context.mfu else "",
         "Hardware": context.hardware,
-        "CO2 equivalent": _carbon(context),
+        "CO2 equivalent": carbon,
         "Software": ", ".join(f"{name} {version}" for name, version in context.versions.items()),
     }
     return [(name, value) for name, value in facts.items() if value]
 
 
-def _carbon(context: CardContext) -> str:
-    if context.emissions_g is None:
-        return ""
-    source = f" ({context.emissions_source})" if context.emissions_source else ""
-    return f"{context.emissions_g:,.0f} g{source}"
-
-
-def _millions(count: int) -> str:
-    for size, unit in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return str(count)
-
-
-def _duration(seconds: float | None) -> str:
-    if not seconds:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _cell(value: object) -> str:
-    """Text that stays within one cell of a Markdown table."""
-    return " ".join(str("" if value is None else value).split()).replace("|", r"\|")
-
-
 def _count(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _fence(text: str, language: str = "") -> str:
-    """A code block whose fence is longer than any run of backticks inside."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    ticks = "`" * max(3, longest + 1)
-    return f"{ticks}{language}\n{text}\n{ticks}"

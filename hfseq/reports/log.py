@@ -14,45 +14,67 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hfseq import errors
-from hfseq.errors import DataError
+from hfseq.errors import DataError, parse_json
 
-#: Metrics of which less is better, and all that end with "_loss".
+LOG = "metrics.jsonl"
+FLAGS = "training_args.json"
+
+#: Files that only a run that came to its end writes.
+RESULTS = ("train_results.json", "eval_results.json")
+
+#: Names of the training loss, today's and that of old logs.
+LOSS = ("train_loss", "loss")
+
+#: Metrics, beside all that end in "_loss", of which the smallest is the best.
 SMALLER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
+
+#: Recent records that rates and the time to go are taken from.
+RECENT = 20
+
+#: A loss so much above the median of those before it is a spike: a share of it, and nats.
+SPIKE_SHARE, SPIKE_NATS, SPIKE_WINDOW = 0.25, 0.5, 10
+
+#: A run that has written nothing for so many of its usual intervals, and seconds, has ended.
+SILENT_INTERVALS, SILENT_SECONDS = 10, 300
+
+#: Flags that say where something lies or what is shown, not what is trained.
+NOT_COMPARED = (
+    *("output_dir", "run_name", "report_to", "hub_model_id", "push_to_hub", "disable_tqdm"),
+    *("overwrite_output_dir", "data_cache_dir", "compilation_cache_dir", "cache_dir", "debug"),
+    *("resume_from_checkpoint", "overwrite_cache", "hub_strategy", "hub_private_repo"),
+)
+
+Record = dict[str, Any]
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[Record]:
+    """Return the records of a ``metrics.jsonl`` in file order, without lines torn by a crash."""
+    return [record for _, record in read_lines(path)]
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, Record]]:
+    """Yield each whole line of a ``metrics.jsonl`` and the record that it is."""
+
+    def belongs(name: str, value: object) -> bool:
+        if name == "run":
+            return isinstance(value, dict)
+        number = isinstance(value, int | float) or (value is None and name != "time")
+        return name == "text" or number
+
+    with Path(path).open("rb") as file:
+        for line in file:
+            try:
+                record = parse_json(line)
+            except ValueError:  # torn by a crash
+                continue
+            if isinstance(record, dict) and type(record.get("step")) is int:
+                yield line, {name: v for name, v in record.items() if belongs(name, v)}
 
 
 def smaller_is_better(name: str) -> bool:
     """Tell of which metrics the smallest is the best, with or without the prefix "eval_"."""
     plain = name.removeprefix("eval_")
     return plain in SMALLER or plain.endswith("_loss")
-
-
-LOG = "metrics.jsonl"
-
-
-FLAGS = "training_args.json"
-
-
-#: Files that only a run that came to its end writes.
-RESULTS = ("train_results.json", "eval_results.json")
-
-
-LOSS = ("train_loss", "loss")
-
-
-#: Recent records that rates and the time to go are taken from.
-RECENT = 20
-
-
-#: A loss so much above the median of those before it is a spike: a share of it, and nats.
-SPIKE_SHARE, SPIKE_NATS, SPIKE_WINDOW = 0.25, 0.5, 10
-
-
-#: A run that has written nothing for so many of its usual intervals, and seconds, has ended.
-SILENT_INTERVALS, SILENT_SECONDS = 10, 300
-
-
-Record = dict[str, Any]
 
 
 class RunLog:
@@ -62,7 +84,6 @@ class RunLog:
     """
 
     def __init__(self, path: str | Path):
-
         path = Path(path).expanduser()
         if not path.exists():
             raise DataError(f"there is no '{path}' (in '{Path.cwd()}'): give a run's output_dir")
@@ -75,7 +96,7 @@ class RunLog:
         with self.file.open("rb") as file:
             file.seek(max(0, self.file.stat().st_size - 1))
             self.torn = file.read(1) not in (b"", b"\n")
-        self.records: list[Record] = read_metrics(self.file)
+        self.records = read_metrics(self.file)
         if not self.records:
             raise DataError(f"{self.file} holds no records yet: nothing was logged")
 
@@ -86,17 +107,17 @@ class RunLog:
 
     def flags(self) -> Record:
         """Return the flags of the run, as far as they are known."""
-        found: Record = {}
+        flags: Record = {}
         path = self.folder / FLAGS
         if path.is_file():
             try:
-                read = errors.parse_json(path.read_bytes())
-                found = read if isinstance(read, dict) else {}
+                content = parse_json(path.read_bytes())
+                flags = content if isinstance(content, dict) else {}
             except (OSError, ValueError):  # the log is what is asked for
-                found = {}
+                flags = {}
         for record in self.starts():
-            found = {**found, **record["run"]}
-        return found
+            flags = {**flags, **record["run"]}
+        return flags
 
     def starts(self) -> list[Record]:
         """Return the records that beginnings and resumptions of the run left."""
@@ -105,9 +126,9 @@ class RunLog:
     def points(self, *names: str) -> list[tuple[int, float]]:
         """Return (step, value) of the first of ``names`` that occurs, finite values only."""
         for name in names:
-            found = [(r["step"], float(r[name])) for r in self.records if _finite(r.get(name))]
-            if found:
-                return found
+            points = [(r["step"], float(r[name])) for r in self.records if _finite(r.get(name))]
+            if points:
+                return points
         return []
 
     def train_records(self) -> list[Record]:
@@ -116,12 +137,12 @@ class RunLog:
 
     def evaluations(self) -> list[Record]:
         """Return a record a step with all that was evaluated there."""
-        found: dict[int, Record] = {}
+        steps: dict[int, Record] = {}
         for record in self.records:
-            own = {k: v for k, v in record.items() if k.startswith("eval_") and _number(v)}
-            if own:
-                found.setdefault(record["step"], {"step": record["step"]}).update(own)
-        return [found[step] for step in sorted(found)]
+            metrics = {k: v for k, v in record.items() if k.startswith("eval_") and _number(v)}
+            if metrics:
+                steps.setdefault(record["step"], {"step": record["step"]}).update(metrics)
+        return [steps[step] for step in sorted(steps)]
 
 
 def summarise(log: RunLog, now: float | None = None) -> Record:
@@ -129,13 +150,17 @@ def summarise(log: RunLog, now: float | None = None) -> Record:
     flags, train, evals = log.flags(), log.train_records(), log.evaluations()
     last = {name: value for record in train for name, value in record.items()}
     step = max(record["step"] for record in log.records)
-    total = _total(flags)
+    totals = (flags.get(name) for name in ("total_steps", "max_steps"))
+    total = next((value for value in totals if isinstance(value, int) and value > 0), None)
     losses = log.points(*LOSS)
-    quiet = (now or time.time()) - float(log.records[-1].get("time") or 0)
-    status = _status(step, total, train, quiet)
-    if status == "ended" and any((log.folder / name).exists() for name in RESULTS):
-        status = "finished"
-    seconds = _seconds_a_step(train)
+    silence = (now or time.time()) - float(log.records[-1].get("time") or 0)
+    status = _status(log, step, total, silence)
+    to_go = None
+    timed = [record for record in train[-RECENT:] if _number(record.get("train_runtime"))]
+    if total and status == "running" and len(timed) > 1:
+        steps = timed[-1]["step"] - timed[0]["step"]
+        seconds = max(0.0, timed[-1]["train_runtime"] - timed[0]["train_runtime"])
+        to_go = (total - step) * (seconds / steps) if steps > 0 and seconds > 0 else None
     return {
         "name": log.name,
         "file": str(log.file),
@@ -145,10 +170,8 @@ def summarise(log: RunLog, now: float | None = None) -> Record:
         "epoch": last.get("epoch"),
         "tokens_seen": last.get("tokens_seen"),
         "seconds": last.get("train_runtime"),
-        "seconds_since_last_record": quiet,
-        "seconds_to_go": (total - step) * seconds
-        if total and seconds and status == "running"
-        else None,
+        "seconds_since_last_record": silence,
+        "seconds_to_go": to_go,
         "tokens_per_second": _recent(train, "tokens_per_second"),
         "mfu": _recent(train, "mfu"),
         "peak_memory_gb": last.get("peak_memory_gb"),
@@ -158,81 +181,65 @@ def summarise(log: RunLog, now: float | None = None) -> Record:
         "best": _best(evals, flags),
         "evaluations": evals,
         "resumed_at": [record["step"] for record in log.starts() if record["step"]],
-        "warnings": _warnings(log, train, status, step, total),
+        "warnings": _warnings(log, status, step, total),
     }
 
 
-def _total(flags: Record) -> int | None:
-    for name in ("total_steps", "max_steps"):
-        value = flags.get(name)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
-
-
-def _status(step: int, total: int | None, train: Sequence[Record], quiet: float) -> str:
+def _status(log: RunLog, step: int, total: int | None, silence: float) -> str:
     """Return finished, running or stopped; without a known end, whatever is silent has ended."""
     if total is not None and step >= total:
         return "finished"
-    times = [float(record["time"]) for record in train[-RECENT:] if _number(record.get("time"))]
+    recent = log.train_records()[-RECENT:]
+    times = [float(record["time"]) for record in recent if _number(record.get("time"))]
     gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
-    usual = median(gaps) if gaps else 0.0
-    if quiet < max(SILENT_SECONDS, SILENT_INTERVALS * usual):
+    if silence < max(SILENT_SECONDS, SILENT_INTERVALS * (median(gaps) if gaps else 0.0)):
         return "running"
-    return "ended" if total is None else "stopped"
-
-
-def _seconds_a_step(train: Sequence[Record]) -> float | None:
-    recent = [r for r in train[-RECENT:] if _number(r.get("train_runtime"))]
-    if len(recent) < 2 or recent[-1]["step"] <= recent[0]["step"]:
-        return None
-    spent = recent[-1]["train_runtime"] - recent[0]["train_runtime"]
-    return max(0.0, spent / (recent[-1]["step"] - recent[0]["step"]))
+    if total is not None:
+        return "stopped"
+    return "finished" if any((log.folder / name).exists() for name in RESULTS) else "ended"
 
 
 def _recent(train: Sequence[Record], name: str) -> float | None:
+    """Return the median of a rate over the last records that have it, by either of its names."""
     keys = (name, f"train_{name}")
-    found = [record[key] for record in train for key in keys if _finite(record.get(key))]
-    return float(median(found[-RECENT:])) if found else None
+    rates = [record[key] for record in train for key in keys if _finite(record.get(key))]
+    return float(median(rates[-RECENT:])) if rates else None
 
 
 def _best(evals: Sequence[Record], flags: Record) -> Record | None:
+    """Return the evaluation that was best by the metric which the run chose."""
     name = flags.get("metric_for_best_model") or "eval_loss"
     name = name if str(name).startswith("eval_") else f"eval_{name}"
-    found = [record for record in evals if _finite(record.get(name))]
-    if not found:
+    candidates = [record for record in evals if _finite(record.get(name))]
+    if not candidates:
         return None
-    more = flags.get("greater_is_better")
-    if more is None:
-        more = not smaller_is_better(name)
-    best = (max if more else min)(found, key=lambda record: float(record[name]))
+    greater = flags.get("greater_is_better")
+    if greater is None:
+        greater = not smaller_is_better(name)
+    best = (max if greater else min)(candidates, key=lambda record: float(record[name]))
     return {"metric": name, "value": best[name], "step": best["step"]}
 
 
-def _warnings(
-    log: RunLog, train: Sequence[Record], status: str, step: int, total: int | None
-) -> list[str]:
-    found = []
+def _warnings(log: RunLog, status: str, step: int, total: int | None) -> list[str]:
+    warnings = []
+    train, points = log.train_records(), log.points(*LOSS)
     bad = [r["step"] for r in train if not any(_finite(r.get(name)) for name in LOSS)]
     if bad:
-        found.append(f"the loss was NaN or infinite at step{_listed(bad)}")
-    spikes = _spikes(log.points(*LOSS))
+        warnings.append(f"the loss was NaN or infinite at step{_listed(bad)}")
+    spikes = []
+    for at in range(SPIKE_WINDOW, len(points)):
+        usual = median(value for _, value in points[at - SPIKE_WINDOW : at])
+        if points[at][1] > usual + max(SPIKE_NATS, SPIKE_SHARE * abs(usual)):
+            spikes.append(points[at][0])
     if spikes:
-        found.append(f"the loss jumped up at step{_listed(spikes)}")
+        warnings.append(f"the loss jumped up at step{_listed(spikes)}")
     if status == "stopped":
-        found.append(f"stopped at step {step:,} of {total:,}; the same command goes on from there")
+        warnings.append(
+            f"stopped at step {step:,} of {total:,}; the same command goes on from there"
+        )
     if log.torn:
-        found.append("the last line of the log is not complete (being written, or cut off)")
-    return found
-
-
-def _spikes(points: Sequence[tuple[int, float]]) -> list[int]:
-    found = []
-    for place in range(SPIKE_WINDOW, len(points)):
-        before = median(value for _, value in points[place - SPIKE_WINDOW : place])
-        if points[place][1] > before + max(SPIKE_NATS, SPIKE_SHARE * abs(before)):
-            found.append(points[place][0])
-    return found
+        warnings.append("the last line of the log is not complete (being written, or cut off)")
+    return warnings
 
 
 def _listed(steps: Sequence[int]) -> str:
@@ -241,31 +248,44 @@ def _listed(steps: Sequence[int]) -> str:
     return f"{'s' if len(steps) > 1 else ''} {shown}{more}"
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _finite(value: Any) -> bool:
-    return _number(value) and math.isfinite(value)
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and _number(value) and math.isfinite(value)
 
 
-def _is_record(name: str, value: Any) -> bool:
-    if name == "run":
-        return isinstance(value, dict)
-    return name == "text" or isinstance(value, int | float) or (value is None and name != "time")
+def named(logs: Sequence[RunLog]) -> dict[str, RunLog]:
+    """Return the runs by names that differ: that of the directory, or of more of its path.
+
+    **Raises:** DataError for a run that is given twice.
+    """
+    paths = [log.folder.resolve() for log in logs]
+    if len(set(paths)) < len(paths):
+        raise DataError(f"{next(p for p in paths if paths.count(p) > 1)} is given twice")
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    return {"/".join(p.parts[-depth:]): log for p, log in zip(paths, logs, strict=True)}
 
 
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                record = errors.parse_json(line)
-            except ValueError:  # torn by a crash
-                continue
-            if isinstance(record, dict) and type(record.get("step")) is int:
-                yield line, {n: v for n, v in record.items() if _is_record(n, v)}
-
-
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the records of a ``metrics.jsonl`` in file order, without lines torn by a crash."""
-    return [record for _, record in _lines(Path(path))]
+def compare(logs: Sequence[RunLog]) -> Record:
+    """Return a summary of each run by name, and the flags that differ; JSON's types."""
+    runs = named(logs)
+    flags = {
+        name: {key: value for key, value in log.flags().items() if value not in (None, [])}
+        for name, log in runs.items()
+    }
+    known = {name: given for name, given in flags.items() if given}
+    keys = {key for given in known.values() for key in given if key not in NOT_COMPARED}
+    different = {
+        key: {name: given.get(key) for name, given in known.items()}
+        for key in sorted(keys)
+        if len({repr(given.get(key)) for given in known.values()}) > 1
+    }
+    return {
+        "runs": {name: summarise(log) for name, log in runs.items()},
+        "different_flags": different,
+        "without_flags": [name for name, given in flags.items() if not given],
+    }

@@ -1,28 +1,28 @@
-"""The learning curve of a run, drawn from its ``metrics.jsonl``."""
+"""Pictures of runs, drawn from their ``metrics.jsonl``: one's learning curve, several compared."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfseq.errors import DataError
-from hfseq.reports.log import LOSS, RunLog, summarise
+from hfseq.reports.log import LOSS, RunLog, named, read_metrics
 
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    from hfseq.reports.log import Record
 
 TRAIN, EVAL, INK, FAINT = "#3b76af", "#d95f30", "#333333", "#dddddd"
-
-
 DASHES = ((5, 3), (1.5, 2), (7, 2, 1.5, 2))
 
-
-TRAIN_LOSS, EVAL_LOSS = ("train_loss", "loss"), "eval_loss"
-
+#: Okabe and Ito's colours, which most colour-blind people tell apart, dark enough for white.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a6d00", "#333333", "#8f7bd6")
 
 #: Metrics of validation data by name, of which the first that a log has twice gets a panel.
 METRICS = {
@@ -34,16 +34,18 @@ METRICS = {
     "eval_bits_per_byte": "bits per byte",
     "eval_accuracy": "accuracy",
 }
-
-
 LEARNING_RATE = ("train_learning_rate", "learning_rate")
-
-
 TOKENS_SEEN = ("tokens_seen", "train_tokens_seen")
 
+#: What the horizontal axis shows: the metrics that say it, and its label.
+AXES = {
+    "step": ((), "step"),
+    "tokens": (TOKENS_SEEN, "tokens seen"),
+    "time": (("train_runtime",), "time of training"),
+}
 
+#: Points from which on a training loss is drawn as its running mean, its values faint behind it.
 SMOOTH_FROM = 30
-
 
 Curve = tuple["np.ndarray", "np.ndarray"]
 
@@ -59,40 +61,155 @@ def learning_curve(
     ``baselines`` are horizontal lines, for instance ``{"unigram entropy": 6.9}``. Steps without a
     finite value are left out; DataError if no loss is left to draw.
     """
-    from hfseq.reports.log import read_metrics
-
     records = read_metrics(metrics_jsonl)
-    if not any(len(curve(records, name)[0]) for name in (*TRAIN_LOSS, EVAL_LOSS)):
+    if not any(len(curve(records, name)[0]) for name in (*LOSS, "eval_loss")):
         raise DataError(f"{metrics_jsonl} holds no finite train_loss or eval_loss to draw")
     return save(draw(records, title, baselines or {}), Path(output_png))
 
 
-def draw(
-    records: Sequence[Mapping[str, Any]], title: str | None, baselines: Mapping[str, float]
-) -> Figure:
+def draw(records: Sequence[Record], title: str | None, baselines: Mapping[str, float]) -> Figure:
     """Return the figure; not pyplot, so that it needs no display and leaves no global state."""
+    import numpy as np
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), facecolor="white", layout="constrained")
     rate = curve(records, *LEARNING_RATE)
     curves = {name: curve(records, name) for name in METRICS}
-    metric = next((name for name, found in curves.items() if len(found[0]) > 1), None)
+    metric = next((name for name, points in curves.items() if len(points[0]) > 1), None)
     heights = [4] + [1.5] * (metric is not None) + [1] * bool(len(rate[0]))
+    figure = Figure(figsize=(8, 5), facecolor="white", layout="constrained")
     panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
     panels = panels[:, 0]
     for panel in panels:
         plain(panel)
-    _losses(panels[0], curve(records, *TRAIN_LOSS), curve(records, EVAL_LOSS), baselines)
+    dots: dict[str, Any] = {"color": EVAL, "linewidth": 1.2, "marker": "o", "markersize": 4.5,
+                            "markeredgecolor": "white"}  # fmt: skip
+
+    panel = panels[0]
+    steps, losses = curve(records, *LOSS)
+    if len(steps):
+        line = _draw_loss(panel, steps, losses, TRAIN)
+        line.set_label(f"training {np.asarray(line.get_ydata())[-1]:.2f}")
+    steps, losses = curve(records, "eval_loss")
+    if len(steps):
+        panel.plot(steps, losses, label=f"validation {losses[-1]:.2f}", **dots)
+    for number, (name, value) in enumerate(baselines.items()):
+        dashes = DASHES[number % len(DASHES)]
+        label = f"{name} {value:.2f}"
+        panel.axhline(value, color="#777777", linewidth=1.1, dashes=dashes, label=label)
+    panel.set_ylabel("loss (nats)", color=INK)
+    panel.margins(y=0.06)
+    _legend(panel, min(4, len(panel.get_legend_handles_labels()[0])))
+
     if metric:
-        _metric(panels[1], curves[metric], METRICS[metric])
+        panel = panels[1]
+        steps, values = curves[metric]
+        panel.plot(steps, values, **dots)
+        last = f"{values[-1]:.1f}" if metric == "eval_bleu" else f"{values[-1]:.3f}"
+        panel.annotate(last, (steps[-1], values[-1]), xytext=(0, -12), color=INK,
+                       textcoords="offset points", ha="right", fontsize=9)  # fmt: skip
+        panel.set_ylabel(METRICS[metric], color=INK)
+        top, bottom = float(values.max()), min(0.0, float(values.min()))
+        panel.set_ylim(1.15 * bottom, 1.15 * top if top > 0 else 1.0)
+
+    panel = panels[-1]
     if len(rate[0]):
-        _rate(panels[-1], rate)
-    _steps(panels[-1], records)
-    _heading(panels[0], title)
+        panel.plot(*rate, color=INK, linewidth=1.1, marker="." if len(rate[0]) == 1 else None)
+        panel.fill_between(*rate, color=INK, alpha=0.08, linewidth=0)
+        panel.set_ylabel("learning rate", color=INK)
+        panel.set_ylim(bottom=0)
+        panel.locator_params(axis="y", nbins=3)
+        panel.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2), useMathText=True)
+        panel.yaxis.get_offset_text().set(color=INK, fontsize=8)
+    _label_steps(panel, records)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
     return figure
 
 
-def curve(records: Sequence[Mapping[str, Any]], *names: str) -> Curve:
+def _label_steps(panel: Axes, records: Sequence[Record]) -> None:
+    """Label the steps and, beneath them, the tokens seen by then."""
+    import numpy as np
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    steps, tokens = curve(records, *TOKENS_SEEN)
+
+    def label(step: float, _: object) -> str:
+        if not len(tokens):
+            return short(step)
+        return f"{short(step)}\n{short(np.interp(step, [0, *steps], [0, *tokens]))}"
+
+    last = max(1, *(record["step"] for record in records), 0)
+    panel.set_xlim(0, last * 1.015)
+    panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    panel.xaxis.set_major_formatter(FuncFormatter(label))
+    panel.set_xlabel("step / tokens seen" if len(tokens) else "step", color=INK)
+
+
+def draw_comparison(
+    logs: Sequence[RunLog],
+    output_png: str | os.PathLike[str],
+    x: str = "step",
+    metric: str | None = None,
+) -> Path:
+    """Draw the training loss of each run, and its evaluations as points; or ``metric`` alone.
+
+    ``x`` is "step", "tokens" or "time" (seconds of training). DataError if there is nothing to
+    draw.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    runs = named(logs)
+    figure = Figure(figsize=(8, 4.8), facecolor="white", layout="constrained")
+    panel = figure.subplots()
+    plain(panel)
+    for number, (name, log) in enumerate(runs.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        place = _places(log.records, x)
+        label: str | None = name
+        steps, losses = curve(log.records, *((metric,) if metric else LOSS))
+        if len(steps):
+            _draw_loss(panel, place(steps), losses, colour).set_label(label)
+            label = None
+        steps, losses = curve(log.records, "eval_loss")
+        if metric is None and len(steps):
+            panel.plot(place(steps), losses, "o", color=colour, markersize=5,
+                       markeredgecolor="white", label=label)  # fmt: skip
+    if not panel.lines:
+        what = metric or "train_loss or eval_loss"
+        raise DataError(f"none of the runs has a finite {what} by {x} to draw")
+    panel.set_ylabel(metric or "loss (nats); points: validation", color=INK)
+    panel.set_xlim(left=0)
+    panel.set_xlabel(AXES[x][1], color=INK)
+
+    def minutes(seconds: float, _: object) -> str:
+        return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+    write = minutes if x == "time" else lambda value, _: short(value)
+    panel.xaxis.set_major_formatter(FuncFormatter(write))
+    panel.margins(y=0.06)
+    _legend(panel, 2 if max(map(len, runs)) > 24 else 3)
+    return save(figure, Path(output_png))
+
+
+def _places(records: Sequence[Record], x: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function from steps to places on the horizontal axis."""
+    import numpy as np
+
+    if x == "step":
+        return lambda steps: steps
+    names, _ = AXES[x]
+    known, places = curve(records, *names)
+
+    def place(steps: np.ndarray) -> np.ndarray:
+        if not len(known):
+            raise DataError(f"a run's log has no {names[0]}: compare by --x step")
+        return np.interp(steps, [0, *known], [0, *places])
+
+    return place
+
+
+def curve(records: Sequence[Record], *names: str) -> Curve:
     """Return steps and values of the first of ``names`` that occurs, finite values only."""
     import numpy as np
 
@@ -116,67 +233,21 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     return (sums[index + half + 1] - sums[index - half]) / (2 * half + 1)
 
 
-def _losses(panel: Axes, train: Curve, validation: Curve, baselines: Mapping[str, float]) -> None:
-    steps, losses = train
-    smoothed = len(steps) >= SMOOTH_FROM
-    if smoothed:
-        panel.plot(steps, losses, color=TRAIN, alpha=0.25, linewidth=0.8)
-        losses = smooth(losses, len(steps) // 25 | 1)
-    if len(steps):
-        marker = None if smoothed else "."
-        label = f"training {losses[-1]:.2f}"
-        panel.plot(steps, losses, color=TRAIN, linewidth=1.8, marker=marker, label=label)
-    if len(validation[0]):
-        label = f"validation {validation[1][-1]:.2f}"
-        style: dict[str, Any] = {"linewidth": 1.2, "marker": "o", "markersize": 4.5}
-        panel.plot(*validation, color=EVAL, markeredgecolor="white", label=label, **style)
-    for number, (name, value) in enumerate(baselines.items()):
-        dashes = DASHES[number % len(DASHES)]
-        label = f"{name} {value:.2f}"
-        panel.axhline(value, color="#777777", linewidth=1.1, dashes=dashes, label=label)
-    panel.set_ylabel("loss (nats)", color=INK)
-    panel.margins(y=0.06)
+def _draw_loss(panel: Axes, x: np.ndarray, losses: np.ndarray, colour: str) -> Line2D:
+    """Draw a loss that was logged often; returns the line that counts, which is smooth."""
+    marker: str | None = "."
+    if len(losses) >= SMOOTH_FROM:
+        panel.plot(x, losses, color=colour, alpha=0.25, linewidth=0.8)
+        losses, marker = smooth(losses, len(losses) // 25 | 1), None
+    (line,) = panel.plot(x, losses, color=colour, linewidth=1.8, marker=marker)
+    return line
 
 
-def _metric(panel: Axes, found: Curve, name: str) -> None:
-    steps, values = found
-    style: dict[str, Any] = {"linewidth": 1.2, "marker": "o", "markersize": 4.5}
-    panel.plot(steps, values, color=EVAL, markeredgecolor="white", **style)
-    last = f"{values[-1]:.1f}" if name == "BLEU" else f"{values[-1]:.3f}"
-    panel.annotate(last, (steps[-1], values[-1]), xytext=(0, -12), color=INK,
-                   textcoords="offset points", ha="right", fontsize=9)  # fmt: skip
-    panel.set_ylabel(name, color=INK)
-    top, bottom = float(values.max()), min(0.0, float(values.min()))
-    panel.set_ylim(1.15 * bottom, 1.15 * top if top > 0 else 1.0)
-
-
-def _rate(panel: Axes, rate: Curve) -> None:
-    panel.plot(*rate, color=INK, linewidth=1.1, marker="." if len(rate[0]) == 1 else None)
-    panel.fill_between(*rate, color=INK, alpha=0.08, linewidth=0)
-    panel.set_ylabel("learning rate", color=INK)
-    panel.set_ylim(bottom=0)
-    panel.locator_params(axis="y", nbins=3)
-    panel.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2), useMathText=True)
-    panel.yaxis.get_offset_text().set(color=INK, fontsize=8)
-
-
-def _steps(panel: Axes, records: Sequence[Mapping[str, Any]]) -> None:
-    """Label the steps and, beneath them, the tokens seen by then."""
-    import numpy as np
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    steps, tokens = curve(records, *TOKENS_SEEN)
-
-    def label(step: float, _: object) -> str:
-        if not len(tokens):
-            return short(step)
-        return f"{short(step)}\n{short(np.interp(step, [0, *steps], [0, *tokens]))}"
-
-    last = max(1, *(record["step"] for record in records), 0)
-    panel.set_xlim(0, last * 1.015)
-    panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    panel.xaxis.set_major_formatter(FuncFormatter(label))
-    panel.set_xlabel("step / tokens seen" if len(tokens) else "step", color=INK)
+def _legend(panel: Axes, columns: int) -> None:
+    panel.legend(
+        loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, frameon=False, fontsize=9,
+        labelcolor=INK,
+    )  # fmt: skip
 
 
 def short(number: float) -> str:
@@ -185,14 +256,6 @@ def short(number: float) -> str:
         if abs(number) >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}"
-
-
-def _heading(panel: Axes, title: str | None) -> None:
-    columns = min(4, len(panel.get_legend_handles_labels()[0]))
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0)}
-    panel.legend(**place, ncols=columns, frameon=False, fontsize=9, labelcolor=INK)
-    if title:
-        panel.figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
 
 
 def plain(panel: Axes) -> None:
@@ -204,7 +267,7 @@ def plain(panel: Axes) -> None:
     panel.tick_params(colors=INK, labelsize=9, length=3, color="#999999")
 
 
-def save(figure: Any, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
     """Write the figure as PNG, whole or not at all; returns ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -214,144 +277,3 @@ def save(figure: Any, path: Path) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return path
-
-
-#: Okabe and Ito's colours, which most colour-blind people tell apart, dark enough for white.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a6d00", "#333333", "#8f7bd6")
-
-
-#: What the horizontal axis shows: the metrics that say it, and its label.
-AXES = {
-    "step": ((), "step"),
-    "tokens": (("tokens_seen", "train_tokens_seen"), "tokens seen"),
-    "time": (("train_runtime",), "time of training"),
-}
-
-
-#: Flags that say where something lies or what is shown, not what is trained.
-NOT_COMPARED = (
-    *("output_dir", "run_name", "report_to", "hub_model_id", "push_to_hub", "disable_tqdm"),
-    *("overwrite_output_dir", "data_cache_dir", "compilation_cache_dir", "cache_dir", "debug"),
-    *("resume_from_checkpoint", "overwrite_cache", "hub_strategy", "hub_private_repo"),
-)
-
-
-COMPARISON_SMOOTH_FROM = 60
-
-
-def named(logs: Sequence[RunLog]) -> dict[str, RunLog]:
-    """Return the runs by names that differ: that of the directory, or of more of its path."""
-    paths = [log.folder.resolve() for log in logs]
-    if len(set(paths)) < len(paths):
-        raise DataError(f"{next(p for p in paths if paths.count(p) > 1)} is given twice")
-    longest = max(len(path.parts) for path in paths)
-    for depth in range(1, longest + 1):
-        names = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return dict(zip(names, logs, strict=True))
-
-
-def compare(logs: Sequence[RunLog]) -> dict[str, Any]:
-    """Return a summary of each run by name, and the flags that differ; JSON's types."""
-    runs = named(logs)
-    flags = {
-        name: {key: value for key, value in log.flags().items() if value not in (None, [])}
-        for name, log in runs.items()
-    }
-    known = {name: own for name, own in flags.items() if own}
-    keys = {key for own in known.values() for key in own if key not in NOT_COMPARED}
-    different = {
-        key: {name: own.get(key) for name, own in known.items()}
-        for key in sorted(keys)
-        if len({repr(own.get(key)) for own in known.values()}) > 1
-    }
-    return {
-        "runs": {name: summarise(log) for name, log in runs.items()},
-        "different_flags": different,
-        "without_flags": [name for name, own in flags.items() if not own],
-    }
-
-
-def draw_comparison(
-    logs: Sequence[RunLog],
-    output_png: str | os.PathLike[str],
-    x: str = "step",
-    metric: str | None = None,
-) -> Path:
-    """Draw the training loss of each run, and its evaluations as points; or ``metric`` alone.
-
-    ``x`` is "step", "tokens" or "time" (seconds of training). DataError if there is nothing to
-    draw.
-    """
-    from matplotlib.figure import Figure
-
-    runs = named(logs)
-    figure = Figure(figsize=(8, 4.8), facecolor="white", layout="constrained")
-    panel = figure.subplots()
-    plain(panel)
-    drawn = 0
-    for number, (name, log) in enumerate(runs.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        drawn += _draw_run(panel, log, name, colour, x, metric)
-    if not drawn:
-        what = metric or "train_loss or eval_loss"
-        raise DataError(f"none of the runs has a finite {what} by {x} to draw")
-    panel.set_ylabel(metric or "loss (nats); points: validation", color=INK)
-    panel.set_xlim(left=0)
-    panel.set_xlabel(AXES[x][1], color=INK)
-    panel.xaxis.set_major_formatter(_format(x))
-    panel.margins(y=0.06)
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0)}
-    columns = 2 if max(map(len, runs)) > 24 else 3
-    panel.legend(**place, ncols=columns, frameon=False, fontsize=9, labelcolor=INK)
-    return save(figure, Path(output_png))
-
-
-def _draw_run(panel: Axes, log: RunLog, name: str, colour: str, x: str, metric: str | None) -> int:
-    """Draw what a run has; returns how many curves that were."""
-    records = log.records
-    where = _positions(records, x)
-    steps, losses = curve(records, *((metric,) if metric else LOSS))
-    drawn = 0
-    if len(steps):
-        smoothed = len(steps) >= COMPARISON_SMOOTH_FROM
-        at = where(steps)
-        if smoothed:
-            panel.plot(at, losses, color=colour, alpha=0.2, linewidth=0.7)
-            losses = smooth(losses, len(steps) // 25 | 1)
-        marker = "." if len(steps) < 20 else None
-        panel.plot(at, losses, color=colour, linewidth=1.7, marker=marker, label=name)
-        drawn += 1
-    points = curve(records, "eval_loss") if metric is None else (steps[:0], losses[:0])
-    if len(points[0]):
-        label = None if drawn else name
-        panel.plot(where(points[0]), points[1], "o", color=colour, markersize=5,
-                   markeredgecolor="white", label=label)  # fmt: skip
-        drawn += 1
-    return drawn
-
-
-def _positions(records: Sequence[Mapping[str, Any]], x: str) -> Any:
-    """Return the function from steps to places on the horizontal axis."""
-    import numpy as np
-
-    if x == "step":
-        return lambda steps: steps
-    known, places = curve(records, *AXES[x][0])
-
-    def where(steps: np.ndarray) -> np.ndarray:
-        if not len(known):
-            raise DataError(f"a run's log has no {AXES[x][0][0]}: compare by --x step")
-        return np.interp(steps, [0, *known], [0, *places])
-
-    return where
-
-
-def _format(x: str) -> Any:
-    from matplotlib.ticker import FuncFormatter
-
-    def minutes(seconds: float, _: object) -> str:
-        return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
-
-    return FuncFormatter(minutes if x == "time" else lambda value, _: short(value))

@@ -25,12 +25,8 @@ STATES = ("encoder_hidden_states", "hidden_states", "decoder_hidden_states")
 
 def torch_model(case: Case) -> PreTrainedModel:
     """Save the case's model and load it with the PyTorch class: eager attention, evaluation."""
-    if "torch" not in case.shared:
-        case.shared["torch"] = _load(case)
-    return case.shared["torch"]
-
-
-def _load(case: Case) -> PreTrainedModel:
+    if "torch" in case.shared:
+        return case.shared["torch"]
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -38,16 +34,17 @@ def _load(case: Case) -> PreTrainedModel:
     import transformers
 
     name = case.model.torch_class_name()
-    found = getattr(transformers, name, None)
-    if found is None:
+    kind = getattr(transformers, name, None)
+    if kind is None:
         raise Skipped(f"transformers has no PyTorch class {name}")
     case.model.save_pretrained(case.folder / "torch")
-    model, info = found.from_pretrained(
+    model, info = kind.from_pretrained(
         case.folder / "torch", attn_implementation="eager", output_loading_info=True
     )
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
     assert not problems, f"{name}.from_pretrained reports {problems}"
-    return model.eval()
+    case.shared["torch"] = model.eval()
+    return model
 
 
 def torch_loads_it(case: Case) -> None:
@@ -74,7 +71,11 @@ def torch_tree(case: Case) -> None:
         head = tuple(owner.split(".")) if owner else ()
         # Some norms keep PyTorch's name here too, as they did in Transformers 4.
         if (*head, "weight") not in ours:
-            leaf = _leaf(type(model.get_submodule(owner)).__name__, leaf)
+            kind = type(model.get_submodule(owner)).__name__
+            if leaf == "weight" and "Embedding" in kind:
+                leaf = "embedding"
+            elif leaf == "weight":
+                leaf = "scale" if "Norm" in kind else "kernel"
         shape = tuple(tensor.shape)
         expected[*head, leaf] = shape[::-1] if leaf == "kernel" else shape
     absent, surplus = expected.keys() - ours.keys(), ours.keys() - expected.keys()
@@ -97,14 +98,6 @@ def _stored(case: Case, model: PreTrainedModel) -> dict[str, Any]:
         if name not in case.model.weight_map.aliases
         and not any(re.search(pattern, name) for pattern in ignored)
     }
-
-
-def _leaf(kind: str, leaf: str) -> str:
-    if leaf != "weight":
-        return leaf
-    if kind == "Embedding" or "Embedding" in kind:
-        return "embedding"
-    return "scale" if "Norm" in kind else "kernel"
 
 
 def torch_parity(case: Case) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hfseq.data.arguments import OBJECTIVES, DataArguments, TextArguments, option
+from hfseq.data.arguments import OBJECTIVES, DataArguments, TextArguments, convert, option
 from hfseq.errors import UsageError, nearest, redact, redact_values
 
 #: Flags of other programs that take, or ask for, a token of the Hub.
@@ -592,6 +592,14 @@ class Arguments:
         for part in (self.model, self.data, self.training):
             merged |= dataclasses.asdict(part)
         return redact_values(merged)
+
+
+def with_data_of(objective: str, arguments: Arguments) -> Arguments:
+    """Return the arguments with the data flags of ``objective``, where hfseq has it."""
+    if objective not in OBJECTIVES:
+        return arguments
+    data = convert(arguments.data, OBJECTIVES[objective])
+    return dataclasses.replace(arguments, data=data)
 
 
 def parse(

@@ -1,93 +1,246 @@
-"""Histograms of weights and gradients, for ``--log_histograms``.
+"""What happens around a step: what a callback is, and the ones that every run has.
 
-The training step is left as it is, to the bit: the gradients come from a second program, which
-takes the step's own batch and random numbers and an optimizer that only looks.
+A callback is a function ``f(info)``, called after each step, or an object with some of the moments
+of :class:`Callback`, which are those of Transformers' Trainer. A state that it returns replaces the
+run's. The order is a promise: before a step Calibrate, InspectSharding, Profile, Histograms; after
+it LogMetrics, Evaluate, the user's own, Save.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
+import math
 import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hfseq.errors import NonFiniteLoss
+from hfseq.checkpoints import files
+from hfseq.data.batches import Batches
+from hfseq.errors import NonFiniteLoss, UsageError, write_whole
 from hfseq.nn import trees
-from hfseq.training import state as states
-from hfseq.training import throughput
-from hfseq.training.arguments import profiled_steps
-from hfseq.training.evaluation import extra_metrics
+from hfseq.objectives.base import Texts
+from hfseq.reports.log import smaller_is_better
+from hfseq.training import collectives, evaluation, throughput
+from hfseq.training.arguments import TrainingArguments, profiled_steps
+from hfseq.training.checkpointer import Checkpointer, Progress
 from hfseq.training.event_file import Histogram
+from hfseq.training.export import Publisher, export
+from hfseq.training.setup import Run
+from hfseq.training.state import Batch, TrainState, Tree, make_step
+from hfseq.training.throughput import Meter
+from hfseq.training.trackers import Trackers
 
 if TYPE_CHECKING:
-    from hfseq.training.run import Loop
+    from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepInfo:
+    """What a callback sees: the run, its state, where it stands, and what was measured last.
+
+    ``batch`` is that of the step; ``metrics`` are the newest by name (``train_loss``,
+    ``eval_accuracy``); ``measured`` is what the last step returned, still on the devices: ``loss``,
+    ``grad_norm`` and ``bad``. The buffers of ``state`` are the next step's to overwrite: copy what
+    is to be kept.
+    """
+
+    run: Run
+    state: TrainState
+    progress: Progress
+    batch: Batch | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    measured: Mapping[str, jax.Array] | None = None
+
+
+class Callback:
+    """The moments of a run; a state that one returns replaces the run's.
+
+    ``progress.step`` counts the steps that are done: before a step, and at the beginning, it is
+    that of the one before.
+    """
+
+    def on_train_begin(self, info: StepInfo) -> TrainState | None:
+        """Before the first step of this process."""
+
+    def on_step_begin(self, info: StepInfo) -> TrainState | None:
+        """Before a step, whose batch is there."""
+
+    def on_step_end(self, info: StepInfo) -> TrainState | None:
+        """After a step."""
+
+    def on_train_end(self, info: StepInfo) -> TrainState | None:
+        """After the last step, or the one after which a signal stops the run."""
+
+
+Moment: TypeAlias = Callable[[StepInfo], TrainState | None]
+MOMENTS = ("on_train_begin", "on_step_begin", "on_step_end", "on_train_end")
+
+
+def every(steps: int, function: Moment) -> Moment:
+    """Return a callback that calls ``function(info)`` after every ``steps``-th step."""
+
+    def called(info: StepInfo) -> TrainState | None:
+        return function(info) if info.progress.step % steps == 0 else None
+
+    return called
+
+
+def functions_at(moment: str, callbacks: Sequence[Callback | Moment]) -> list[Moment]:
+    """Return what is called at a moment, in the order of ``callbacks``.
+
+    Raises:
+        UsageError: one is neither a function nor an object with one of the moments.
+    """
+    found = []
+    for callback in callbacks:
+        function = getattr(callback, moment, None)
+        if not any(hasattr(callback, name) for name in MOMENTS):
+            if not callable(callback):
+                raise UsageError(
+                    f"{callback!r} is no callback: give a function of a StepInfo, or an object "
+                    f"with one of {', '.join(MOMENTS)}"
+                )
+            function = callback if moment == "on_step_end" else None
+        if function is not None:
+            found.append(function)
+    return found
+
+
+def call(functions: Sequence[Moment], info: StepInfo) -> StepInfo:
+    """Call one after the other, each with the state that the one before it left."""
+    for function in functions:
+        state = function(info)
+        if state is not None:
+            info = dataclasses.replace(info, state=state)
+    return info
+
+
+# -- before a step
+
+
+class Calibrate(Callback):
+    """Measures what the products of an FP8 model need to know of the first batch."""
+
+    def on_step_begin(self, info: StepInfo) -> TrainState | None:
+        """Run forwards and backwards once, of which nothing else is kept."""
+        if info.progress.step or not info.run.model.overwritten_extra:
+            return None
+        logger.info("measuring the FP8 scales on the first batch")
+        assert info.batch is not None
+        measure = info.run.step_function(calibrate=True)
+        return measure(info.state, info.run.frozen, info.batch)[0]
+
+
+class InspectSharding(Callback):
+    """Prints for ``--inspect_sharding``, once, what lies where and what the devices exchange."""
+
+    def on_step_begin(self, info: StepInfo) -> None:
+        """Report before the first step of this process."""
+        if info.measured is None:
+            assert info.batch is not None
+            collectives.report(info.run, info.state, info.batch)
+
+
+class Profile(Callback):
+    """Writes a jax profile of the steps ``first-last``, both included, to ``folder/profile``.
+
+    Steps count from 1, as in the log. A run that goes on in the middle of them profiles the rest.
+    """
+
+    def __init__(self, steps: str | None, folder: Path):
+        self.folder, self.running = folder / "profile", False
+        self.first, self.last = profiled_steps(steps) if steps else (0, 0)
+
+    def on_step_begin(self, info: StepInfo) -> None:
+        """Start or stop before the next step."""
+        step = info.progress.step + 1
+        if not self.running and self.first <= step <= self.last:
+            # Steps run while the host is ahead of them, so the one before has to be over.
+            jax.block_until_ready(info.measured)
+            jax.profiler.start_trace(str(self.folder))
+            self.running = True
+        elif self.running and step > self.last:
+            self.on_train_end(info)
+
+    def on_train_end(self, info: StepInfo) -> None:
+        """Write what was recorded, once the last step is there."""
+        if self.running:
+            jax.block_until_ready(info.measured)
+            jax.profiler.stop_trace()
+            self.running, self.first = False, self.last + 1
+            logger.info("profile written to %s (open it with TensorBoard or xprof)", self.folder)
+
 
 BINS = 40
 
 
-class Watcher:
+class Histograms(Callback):
     """Reports, before every n-th step, the weights that it begins with and its gradients.
 
-    Gradients are those before clipping. Tags are ``weights/<path>`` and ``gradients/<path>``.
+    Gradients are those before clipping; tags are ``weights/<path>`` and ``gradients/<path>``. The
+    training step is left as it is, to the bit: the gradients come from a second program, which
+    takes the step's own batch and random numbers and an optimizer that only looks.
     """
 
-    def __init__(self, loop: Loop):
-        self.loop, self.every = loop, loop.training.log_histograms
-        self._look: Any = None
+    def __init__(self, trackers: Trackers, steps: int | None):
+        self.trackers, self.steps = trackers, steps
+        self._look: Callable[[TrainState, Batch], dict] | None = None
 
-    def at(self, step: int, batch: Any) -> None:
-        """Report if ``step``, which comes next, is one to look at; all processes take part."""
-        if not self.every or step % self.every:
+    def on_step_begin(self, info: StepInfo) -> None:
+        """Report if the next step is one to look at; all processes take part."""
+        step = info.progress.step + 1
+        if not self.steps or step % self.steps:
             return
-        if self._look is None:
-            self._look = self._make()
-        found = jax.device_get(self._look(self.loop.state, batch))
+        self._look = self._look or make_look(info.run)
+        assert info.batch is not None
+        bins = jax.device_get(self._look(info.state, info.batch))
         values = {
-            f"{kind}/{trees.join(path)}": _histogram(bins)
-            for kind, tree in found.items()
-            for path, bins in tree.items()
+            f"{kind}/{trees.join(path)}": histogram(leaf)
+            for kind, tree in bins.items()
+            for path, leaf in tree.items()
         }
-        for tracker in self.loop.trackers:
-            if report := getattr(tracker, "histograms", None):
-                report(values, step)
+        self.trackers.histograms(values, step)
 
-    def _make(self) -> Any:
-        loop = self.loop
-        bins = self._bins
-        looking = optax.GradientTransformation(
-            lambda params: bins(jax.tree.map(jnp.zeros_like, params)),
-            lambda grads, before, params: (jax.tree.map(jnp.zeros_like, grads), bins(grads)),
-        )
-        step = states.make_step(
-            loop.objective, loop.model, looking, loop.training.seed, False, loop.memory()
-        )
 
-        def look(state: Any, batch: Any) -> Any:
-            start = {**state, "opt_state": looking.init(state["params"])}
-            return {
-                "weights": bins(state["params"]),
-                "gradients": step(start, batch)[0]["opt_state"],
-            }
+def make_look(run: Run) -> Callable[[TrainState, Batch], dict]:
+    """Return the jitted program that gives the bins of weights and gradients."""
 
-        return jax.jit(look, out_shardings=jax.NamedSharding(loop.mesh, jax.P()))
-
-    def _bins(self, tree: Any) -> dict[trees.Path, Any]:
-        """Return the bins of each leaf, without the rows that pad the vocabulary; traced."""
+    def all_bins(tree: Tree) -> dict[trees.Path, dict[str, jax.Array]]:
         return {
-            path: _bins(self.loop.layout.cut(path, leaf))
+            path: bins_of(run.layout.cut(path, leaf))  # without the rows that pad the vocabulary
             for path, leaf in trees.flatten(tree).items()
             if jnp.issubdtype(leaf.dtype, jnp.floating)
         }
 
+    looking = optax.GradientTransformation(
+        lambda params: all_bins(jax.tree.map(jnp.zeros_like, params)),
+        lambda grads, before, params: (jax.tree.map(jnp.zeros_like, grads), all_bins(grads)),
+    )
+    seed = run.arguments.training.seed
+    step = make_step(run.objective, run.model, looking, seed, False, run.carry)
 
-def _bins(leaf: jax.Array) -> dict[str, jax.Array]:
+    def look(state: TrainState, batch: Batch) -> dict:
+        start = dataclasses.replace(state, opt_state=looking.init(state.params))
+        return {
+            "weights": all_bins(state.params),
+            "gradients": step(start, run.frozen, batch)[0].opt_state,
+        }
+
+    return jax.jit(look, out_shardings=jax.NamedSharding(run.mesh, jax.P()))
+
+
+def bins_of(leaf: jax.Array) -> dict[str, jax.Array]:
     """Return counts (BINS,) of the finite values, their limits and their sums; float32."""
     values = leaf.astype(jnp.float32).reshape(-1)
     finite = jnp.isfinite(values)
@@ -104,7 +257,8 @@ def _bins(leaf: jax.Array) -> dict[str, jax.Array]:
     return {"counts": counts, "low": low, "high": high, **sums}
 
 
-def _histogram(bins: dict[str, Any]) -> Histogram:
+def histogram(bins: Mapping[str, np.ndarray]) -> Histogram:
+    """Return what :func:`bins_of` counted, with the edges of the bins."""
     low, high = float(bins["low"]), float(bins["high"])
     edges = np.linspace(low, high if high > low else low + BINS, BINS + 1)
     counts = bins["counts"].tolist()
@@ -113,37 +267,61 @@ def _histogram(bins: dict[str, Any]) -> Histogram:
     )
 
 
-def log(loop: Loop, bar: Any) -> None:
-    """Read the sums of the log window, empty it, and report."""
-    window = _empty_window(loop)
-    step, bad = loop.progress.step, window.pop("bad_steps")
-    if bad:
-        not_finite(loop, int(bad))
-    rate = float(loop.schedule(step - 1))
-    measured = loop.objective.metrics(window) | extra_metrics(loop)
-    loop.metrics |= {
-        **{f"train_{name}": value for name, value in measured.items()},
-        "train_learning_rate": rate,
-        "train_grad_norm": float(loop.last_step["grad_norm"]),
-        "tokens_seen": float(loop.progress.tokens_seen),
-        **loop.meter.read(),
-        "peak_memory_gb": throughput.peak_memory_gb(),
-        "train_runtime": loop.progress.seconds,
-    }
-    if not loop.arguments.data.streaming:
-        loop.metrics["epoch"] = step / len(loop.data.train)
-    loop.report({k: v for k, v in loop.metrics.items() if not k.startswith("eval_")}, step)
-    bar.set_postfix(loss=f"{measured['loss']:.3f}")
-    if bar.disable and jax.process_index() == 0:
-        line = f"Step... ({step} | Loss: {measured['loss']:.6g}, Learning Rate: {rate:.6g})"
-        print(line, flush=True)
+# -- after a step
 
 
-def _empty_window(loop: Loop) -> dict[str, float]:
-    window = loop.state["window"]
-    sums = {name: float(value) for name, value in jax.device_get(window).items()}
-    loop.state["window"] = jax.tree.map(_zeros, window)
-    return sums
+class LogMetrics(Callback):
+    """Reads the sums of the log window, empties it, and reports: every ``logging_steps``."""
+
+    def __init__(self, trackers: Trackers, meter: Meter, checkpointer: Checkpointer, bar: tqdm):
+        self.trackers, self.meter, self.bar = trackers, meter, bar
+        self.checkpointer = checkpointer
+        self._tokens = 0
+
+    def on_train_begin(self, info: StepInfo) -> None:
+        """Start the clock."""
+        self._tokens = info.progress.tokens_seen
+        self.meter.reset()
+
+    def on_step_end(self, info: StepInfo) -> TrainState | None:
+        """Count the step, and log where that is due."""
+        run, progress, training = info.run, info.progress, info.run.arguments.training
+        step, seen = progress.step, progress.tokens_seen
+        self.meter.add(seen - self._tokens)
+        self._tokens = seen
+        self.bar.update(1)
+        first, last = step == 1 and training.logging_first_step, step == run.total_steps
+        if step % training.logging_steps and not first and not last:
+            return None
+        sums = {name: float(x) for name, x in jax.device_get(info.state.window).items()}
+        if bad := sums.pop("bad_steps"):
+            if training.on_non_finite == "stop":
+                raise non_finite(self.checkpointer, step)
+            logger.warning(
+                "%d steps up to %d had a non-finite loss or gradient and were skipped",
+                int(bad), step,
+            )  # fmt: skip
+        assert run.schedule is not None and info.measured is not None and run.data is not None
+        rate = float(run.schedule(step - 1))
+        measured = run.objective.metrics(sums) | evaluation.extra_metrics(run, info.state)
+        info.metrics.update(
+            {f"train_{name}": value for name, value in measured.items()},
+            train_learning_rate=rate,
+            train_grad_norm=float(info.measured["grad_norm"]),
+            tokens_seen=float(seen),
+            **self.meter.read(),
+            peak_memory_gb=throughput.peak_memory_gb(),
+            train_runtime=progress.seconds,
+        )
+        if isinstance(run.data.train, Batches):
+            info.metrics["epoch"] = step / len(run.data.train)
+        own = {name: v for name, v in info.metrics.items() if not name.startswith("eval_")}
+        self.trackers.log(own, step)
+        self.bar.set_postfix(loss=f"{measured['loss']:.3f}")
+        if self.bar.disable and jax.process_index() == 0:
+            line = f"Step... ({step} | Loss: {measured['loss']:.6g}, Learning Rate: {rate:.6g})"
+            print(line, flush=True)
+        return dataclasses.replace(info.state, window=jax.tree.map(_zeros, info.state.window))
 
 
 def _zeros(like: jax.Array) -> jax.Array:
@@ -152,64 +330,161 @@ def _zeros(like: jax.Array) -> jax.Array:
     return jax.make_array_from_callback(like.shape, like.sharding, lambda index: zero[index])
 
 
-def not_finite(loop: Loop, count: int) -> None:
-    """Stop the run, or say how many steps were skipped, as ``--on_non_finite`` asks."""
-    step = loop.progress.step
-    if loop.training.on_non_finite == "skip":
-        logger.warning(
-            "%d steps up to %d had a non-finite loss or gradient and were skipped", count, step
-        )
-        return
-    loop.checkpoints.settle()
-    kept = loop.checkpoints.steps()
-    saved = f"the checkpoint of step {kept[-1]} is kept" if kept else "nothing was saved yet"
-    raise NonFiniteLoss(
+def non_finite(checkpointer: Checkpointer, step: int) -> NonFiniteLoss:
+    """Return the error that stops a run, which says what is kept of it."""
+    checkpointer.settle()
+    kept = checkpointer.latest()
+    saved = f"the checkpoint of step {kept} is kept" if kept else "nothing was saved yet"
+    return NonFiniteLoss(
         f"the loss or a gradient became NaN or infinite at step {step} or since the last log; "
         f"{saved}. Lower --learning_rate, set --max_grad_norm 1, warm up for longer, or use "
         "--on_non_finite skip"
     )
 
 
-def progress_bar(loop: Loop) -> Any:
-    """Return a progress bar, which shows on a terminal only."""
+@contextlib.contextmanager
+def progress_bar(run: Run, progress: Progress) -> Iterator[tqdm]:
+    """Give a progress bar, which shows on a terminal only."""
     from tqdm import tqdm
 
-    shown = sys.stderr.isatty() and not loop.training.disable_tqdm and jax.process_index() == 0
-    return tqdm(
-        total=loop.total_steps,
-        initial=loop.progress.step,
-        disable=not shown,
-        unit="step",
-        desc="Training",
-    )
+    hidden = run.arguments.training.disable_tqdm or jax.process_index() != 0
+    with tqdm(
+        total=run.total_steps, initial=progress.step, unit="step", desc="Training",
+        disable=hidden or not sys.stderr.isatty(),
+    ) as bar:  # fmt: skip
+        yield bar
 
 
-class Profiler:
-    """Writes a jax profile of the steps ``first-last``, both included, to ``folder/profile``.
+PREDICTIONS, REFERENCES = "generated_predictions.txt", "generated_references.txt"
 
-    Steps count from 1, as in the log. A run that goes on in the middle of them profiles the rest.
+
+class Evaluate(Callback):
+    """Evaluates, reports, and notes the best: when ``eval_strategy`` says so, and when asked.
+
+    ``texts`` are what the model wrote last, ``step`` is that of the last evaluation of the whole
+    split.
     """
 
-    def __init__(self, steps: str | None, folder: Path):
-        self.folder, self.running = folder / "profile", False
-        self.first, self.last = profiled_steps(steps) if steps else (0, 0)
+    def __init__(self, trackers: Trackers, meter: Meter | None = None):
+        self.trackers, self.meter = trackers, meter
+        self.texts: Texts | None = None
+        self.step = -1
+        self._notes: dict[str, str] = {}
 
-    def at(self, step: int, before: Any = None) -> None:
-        """Start or stop before ``step`` runs; ``before`` is what the step before it measured.
+    def on_step_end(self, info: StepInfo) -> None:
+        """Evaluate if that is due, on at most ``max_eval_batches``."""
+        training = info.run.arguments.training
+        if is_due(info, training.eval_strategy, training.eval_steps):
+            started = time.perf_counter()
+            self.evaluate(info, training.max_eval_batches)
+            if self.meter is not None:
+                self.meter.pause(time.perf_counter() - started)
 
-        Steps run while the host is ahead of them, so the one before has to be over.
-        """
-        if not self.running and self.first <= step <= self.last:
-            jax.block_until_ready(before)
-            jax.profiler.start_trace(str(self.folder))
-            self.running = True
-        elif self.running and step > self.last:
-            self.close(before)
+    def evaluate(self, info: StepInfo, limit: int | None = None) -> None:
+        """Evaluate on the validation split now; numbers of a part do not count as its own."""
+        training, progress = info.run.arguments.training, info.progress
+        done = evaluation.evaluate(info.run, info.state, "validation", limit)
+        self._report(info, "validation", done)
+        self.step = progress.step if done.whole else -1
+        assert info.run.data is not None
+        batches, most = info.run.data.evaluation, training.max_eval_batches
+        parts = most is not None and batches is not None and most < len(batches)
+        # Numbers of a part and of the whole do not compare: where there are parts, they count.
+        if not (done.whole and training.eval_strategy != "no" and parts):
+            note_best(training, progress, done.metrics)
 
-    def close(self, before: Any = None) -> None:
-        """Write what was recorded, once ``before`` is there."""
-        if self.running:
-            jax.block_until_ready(before)
-            jax.profiler.stop_trace()
-            self.running, self.first = False, self.last + 1
-            logger.info("profile written to %s (open it with TensorBoard or xprof)", self.folder)
+    def predict(self, info: StepInfo) -> None:
+        """Judge the test split, and keep what was predicted or written in the run's folder."""
+        run = info.run
+        done = evaluation.evaluate(run, info.state, "test")
+        if jax.process_index() == 0:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            if done.texts is None:
+                run.objective.save_predictions(done.rows, "test", run.folder)
+            else:
+                for name, texts in (
+                    (PREDICTIONS, done.texts.hypotheses), (REFERENCES, done.texts.references),
+                ):  # fmt: skip
+                    # One text a line: line breaks within a text become spaces.
+                    lines = (" ".join(text.split()) + "\n" for text in texts)
+                    write_whole(run.folder / name, "".join(lines))
+        self._report(info, "test", done)
+
+    def _report(self, info: StepInfo, split: str, done: evaluation.Evaluation) -> None:
+        prefix, step = evaluation.PREFIXES[split], info.progress.step
+        if done.texts is not None:
+            self.texts = done.texts
+            for name, note in done.texts.notes.items():
+                if self._notes.get(f"{prefix}_{name}") != note:  # once a run
+                    self._notes[f"{prefix}_{name}"] = note
+                    logger.info("%s_%s: %s", prefix, name, note)
+            count = getattr(info.run.arguments.data, "text_samples", 0)
+            rows = evaluation.samples_of(done.texts, count)
+            if text := evaluation.table(("source", "reference", "model"), rows):
+                self.trackers.text(f"{prefix}_samples", text, step)
+        info.metrics.update(done.metrics)
+        self.trackers.log(done.metrics, step)
+        if jax.process_index() == 0:
+            shown = {k: v for k, v in done.metrics.items() if not k.endswith("runtime")}
+            line = ", ".join(f"{name}: {value:.6g}" for name, value in shown.items())
+            title = "Eval" if split == "validation" else "Predict"
+            print(f"{title}... ({step} | {line or 'no labels to judge by'})", flush=True)
+
+
+def note_best(
+    training: TrainingArguments, progress: Progress, metrics: Mapping[str, float]
+) -> None:
+    """Remember the step whose ``metric_for_best_model`` is the best so far."""
+    name = f"eval_{training.metric_for_best_model.removeprefix('eval_')}"
+    if name not in metrics:
+        raise UsageError(f"--metric_for_best_model {name}: there is only {', '.join(metrics)}")
+    greater = training.greater_is_better
+    if greater is None:
+        greater = not smaller_is_better(name)
+    best, value = progress.best_metric, metrics[name]
+    better = best is None or (value > best if greater else value < best)
+    if math.isfinite(value) and better:
+        progress.best_metric, progress.best_step = value, progress.step
+
+
+def is_due(info: StepInfo, strategy: str | None, steps: int | None) -> bool:
+    """Tell whether something is due after the step: every so many steps, or at an epoch's end."""
+    step = info.progress.step
+    if strategy == "steps":
+        return steps is not None and step % steps == 0
+    train = info.run.data and info.run.data.train
+    return strategy == "epoch" and isinstance(train, Batches) and step % len(train) == 0
+
+
+class Save(Callback):
+    """Saves a checkpoint and the model itself, and publishes them: by ``save_strategy``."""
+
+    def __init__(self, checkpointer: Checkpointer, publisher: Publisher, meter: Meter):
+        self.checkpointer, self.publisher, self.meter = checkpointer, publisher, meter
+
+    def on_step_end(self, info: StepInfo) -> None:
+        """Save if that is due; after the last step the end of training does."""
+        training = info.run.arguments.training
+        last = info.progress.step == info.run.total_steps
+        if is_due(info, training.save_strategy, training.save_steps) and not last:
+            started = time.perf_counter()
+            self.save(info)
+            self.meter.pause(time.perf_counter() - started)
+
+    def on_train_end(self, info: StepInfo) -> None:
+        """Save, whatever the strategy, and wait for it."""
+        self.save(info)
+        self.checkpointer.wait()
+
+    def save(self, info: StepInfo) -> None:
+        """Save now, unless a step since the last log went wrong."""
+        run, progress = info.run, info.progress
+        stops = run.arguments.training.on_non_finite == "stop"
+        if stops and float(info.state.window["bad_steps"]):
+            raise non_finite(self.checkpointer, progress.step)
+        self.checkpointer.save(info.state, progress)
+        if not (run.folder / files.SAFETENSORS).exists():
+            # Weights without any checkpoint would look like somebody else's model after a kill.
+            self.checkpointer.wait()
+        export(run, info.state, run.folder)
+        self.publisher.publish(f"Training in progress, step {progress.step}")

@@ -1,125 +1,52 @@
 """Training checkpoints: the one file that knows orbax.
 
-A checkpoint holds the whole state (parameters, optimizer, collections, log window) and a small JSON
-record (step, data position, batch size, best metric). Saving is asynchronous and atomic; restoring
-onto another mesh is a matter of passing other shardings.
+A checkpoint holds the whole state (parameters, optimizer, collections, log window) as a dict, and a
+small JSON record, the run's progress. Saving is asynchronous and atomic; restoring onto another
+mesh is a matter of passing other shardings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import logging
-import os
 import shutil
 import sys
 import threading
 import zlib
 from pathlib import Path
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from hfseq import errors
 from hfseq.errors import CheckpointError, first_line, write_whole
+from hfseq.training.state import TrainState
+
+if TYPE_CHECKING:
+    from orbax.checkpoint import CheckpointManager
 
 logger = logging.getLogger(__name__)
 
-FILE = "checksums.json"
-
-
-CHUNK = 1 << 22
-
-
-INTERVAL = 0.05  # seconds between two looks for a checkpoint that is being written
-
-
-def write(folder: Path) -> None:
-    """Note size and CRC-32 of every file in ``folder``, which is complete."""
-    sums = {name: _sum(folder / name) for name in _names(folder)}
-    write_whole(folder / FILE, json.dumps(sums))
-
-
-def problem(folder: Path) -> str:
-    """Return what is wrong with the files of a checkpoint, or an empty text.
-
-    Where no sums were noted (the run was killed right after the save) only the record is looked at.
-    """
-    try:
-        sums = errors.parse_json((folder / FILE).read_bytes())
-        for name, known in sums.items():
-            if not (folder / name).is_file():
-                return f"{name} is missing"
-            if (found := _sum(folder / name)) != known:
-                sizes = f"{found[0]} bytes where {known[0]} are due"
-                return (
-                    f"{name} has {sizes if found[0] != known[0] else 'other bytes than were saved'}"
-                )
-        return ""
-    except FileNotFoundError:
-        return _unnoted_problem(folder)
-    except (OSError, ValueError, AttributeError, TypeError, LookupError) as error:
-        return f"{FILE} cannot be read: {error}"
-
-
-def _unnoted_problem(folder: Path) -> str:
-    missing = [name for name in ("state", "record") if not (folder / name).is_dir()]
-    if missing:
-        return f"{missing[0]} is missing"
-    try:
-        errors.parse_json((folder / "record" / "metadata").read_bytes())
-    except (OSError, ValueError) as error:
-        return f"record cannot be read: {error}"
-    return ""
-
-
-def _names(folder: Path) -> list[str]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    names = (path.relative_to(folder).as_posix() for path in files)
-    return sorted(name for name in names if not name.startswith(FILE))
-
-
-def _sum(path: Path) -> list[int]:
-    size = crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
-    return [size, crc]
-
-
-class Sealer:
-    """Notes the sums of a checkpoint in a thread, as soon as it is complete."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-
-    def begin(self, folder: Path) -> None:
-        """Wait for ``folder`` to appear, which it does when it is complete, and note its sums."""
-        self.end()
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._work, args=(folder,), daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Return when the thread is done; whatever was being saved is complete, or never will."""
-        if self._thread is not None:
-            self._stop.set()
-            self._thread.join()
-            self._thread = None
-
-    def _work(self, folder: Path) -> None:
-        while not folder.is_dir():
-            if self._stop.wait(INTERVAL) and not folder.is_dir():
-                return
-        try:
-            write(folder)
-        except OSError:  # a full disk; without sums there is no check, nothing worse
-            return
-
-
 FOLDER = "checkpoints"
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where the run stands: numbers of the host, saved with every checkpoint."""
+
+    step: int = 0
+    tokens_seen: int = 0
+    best_metric: float | None = None
+    best_step: int | None = None
+    global_batch_size: int = 0
+    seconds: float = 0.0
+    stream: dict[str, Any] | None = None  # position in streamed data
+    windows: dict[str, Any] | None = None  # how rows are cut
+    collections: dict[str, Any] | None = None  # what is beside the parameters, and by which recipe
 
 
 class Checkpointer:
@@ -133,17 +60,16 @@ class Checkpointer:
         self._sealer = Sealer()
 
     @functools.cached_property
-    def _ocp(self) -> Any:
+    def _ocp(self) -> ModuleType:
         import orbax.checkpoint as ocp
 
         _quiet_late_callbacks()
-        logging.getLogger("absl").setLevel(
-            logging.CRITICAL
-        )  # orbax logs what is raised here anyway
+        # orbax logs what is raised here anyway
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         return ocp
 
     @functools.cached_property
-    def _manager(self) -> Any:
+    def _manager(self) -> CheckpointManager:
         options = self._ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=True)
         # Compressed floats are 7 % smaller and take 2.6 times as long and half as much memory more.
         handlers = {
@@ -159,34 +85,35 @@ class Checkpointer:
         """Return the steps that have a complete checkpoint."""
         return sorted(self._manager.all_steps()) if self.folder.is_dir() else []
 
-    def save(
-        self, step: int, state: Any, record: dict[str, Any], best_step: int | None = None
-    ) -> None:
+    def latest(self) -> int | None:
+        """Return the newest of these steps; steps count, whatever the clock said."""
+        return max(self.steps(), default=None)
+
+    def save(self, state: TrainState, progress: Progress) -> None:
         """Start saving; old checkpoints go only when the previous save is known to be complete."""
+        step = progress.step
         if step in self.steps():
             return
         try:
             self._manager.wait_until_finished()
             self._sealer.end()
-            self._prune(best_step)
-            self._check_space(state)
+            self._prune(progress.best_step)
+            needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+            total, _, free = shutil.disk_usage(self.folder)
+            if jax.process_count() == 1 and total and free < needed:  # 0: it has no limit
+                raise OSError(
+                    f"no space left: it needs about {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are "
+                    "free"
+                )
             items = self._ocp.args.Composite(
-                state=self._ocp.args.PyTreeSave(state), record=self._ocp.args.JsonSave(record)
+                state=self._ocp.args.PyTreeSave(state.to_dict()),
+                record=self._ocp.args.JsonSave(dataclasses.asdict(progress)),
             )
             self._manager.save(step, args=items, force=True)
             if jax.process_index() == 0:
                 self._sealer.begin(self.folder / str(step))
         except Exception as error:  # orbax wraps I/O errors in types of its own
             raise self._not_saved(step, error) from error
-
-    def _check_space(self, state: Any) -> None:
-        """Fail before writing where the state cannot fit."""
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        total, _, free = shutil.disk_usage(self.folder)
-        if jax.process_count() == 1 and total and free < needed:  # 0: it has no limit
-            raise OSError(
-                f"no space left: it needs about {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free"
-            )
 
     def wait(self) -> None:
         """Wait until what was started is on disk."""
@@ -225,33 +152,52 @@ class Checkpointer:
 
     def check(self, step: int) -> None:
         """Raise CheckpointError if the files of a checkpoint are not those that were saved."""
-        if found := problem(self.folder / str(step)):
-            raise self._damaged(step, ValueError(found))
+        if text := problem(self.folder / str(step)):
+            raise self._damaged(step, ValueError(text))
 
-    def read_record(self, step: int) -> dict[str, Any]:
-        """Read the JSON record of a checkpoint."""
+    def read_progress(self, step: int) -> Progress:
+        """Read where the run stood at a checkpoint.
+
+        Raises:
+            CheckpointError: the record is damaged, or another program's.
+        """
         try:
             items = self._manager.restore(
                 step, args=self._ocp.args.Composite(record=self._ocp.args.JsonRestore())
             )
         except Exception as error:
             raise self._damaged(step, error) from error
-        return dict(items["record"])
+        record = dict(items["record"])
+        kinds = {"step": int, "tokens_seen": int, "global_batch_size": int, "seconds": int | float,
+                 "best_metric": int | float | None, "best_step": int | None,
+                 "windows": dict | None, "collections": dict | None}  # fmt: skip
+        unknown = record.keys() - {field.name for field in dataclasses.fields(Progress)}
+        wrong = [name for name, kind in kinds.items() if not isinstance(record.get(name, 0), kind)
+                 and not (name in ("windows", "collections") and name not in record)]  # fmt: skip
+        if unknown or wrong or record.get("step", step) != step:
+            names = ", ".join(sorted({*map(str, unknown), *wrong})) or "step"
+            raise CheckpointError(
+                f"the checkpoint {self.folder / str(step)} has a record that no run wrote "
+                f"({names}): it is damaged; give an earlier one with --resume_from_checkpoint"
+            )
+        return Progress(**{"step": step, **record})
 
-    def restore(self, step: int, abstract: Any) -> Any:
-        """Read the state of a checkpoint into the shapes and shardings of ``abstract``."""
+    def restore(self, step: int, like: TrainState) -> TrainState:
+        """Read the state of a checkpoint into the shapes and shardings of ``like``."""
+        wanted = like.to_dict()  # orbax fails on a tree whose absent parts are None
         try:
-            how = self._ocp.checkpoint_utils.construct_restore_args(abstract)
-            wanted = self._ocp.args.PyTreeRestore(abstract, restore_args=how)
-            args = self._ocp.args.Composite(state=wanted)
-            leaves, tree = jax.tree.flatten(self._manager.restore(step, args=args)["state"])
+            how = self._ocp.checkpoint_utils.construct_restore_args(wanted)
+            args = self._ocp.args.PyTreeRestore(wanted, restore_args=how)
+            items = self._manager.restore(step, args=self._ocp.args.Composite(state=args))
+            leaves, tree = jax.tree.flatten(items["state"])
         except Exception as error:
             raise self._damaged(step, error) from error
+        del items
         # Orbax's arrays may share buffers with the file cache; the step donates its input. One by
         # one, so that the state is not there twice.
-        for place, leaf in enumerate(leaves):
-            leaves[place] = leaf.copy()
-        return jax.tree.unflatten(tree, leaves)
+        for number, leaf in enumerate(leaves):
+            leaves[number] = leaf.copy()
+        return TrainState(**jax.tree.unflatten(tree, leaves))
 
     def _damaged(self, step: int, error: Exception) -> CheckpointError:
         return CheckpointError(
@@ -261,12 +207,123 @@ class Checkpointer:
         )
 
     def _not_saved(self, step: int, error: Exception) -> CheckpointError:
-        kept = self.steps()
+        kept = self.latest()
         return CheckpointError(
             f"could not save the checkpoint of step {step} to {self.folder} ({first_line(error)}); "
-            + (f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no earlier one")
+            + (f"the checkpoint of step {kept} is kept" if kept else "there is no earlier one")
             + ": free some space and run the same command again to go on"
         )
+
+
+def resume(own: Checkpointer, path: str | None) -> tuple[Checkpointer, Progress]:
+    """Return the checkpoints to go on from and the record of the one that is taken.
+
+    ``path`` is ``--resume_from_checkpoint``: an output directory, or one checkpoint in it. Without
+    it the newest of the run's ``own`` is taken; where there is none, the progress is of step 0.
+
+    Raises:
+        CheckpointError: there is nothing at ``path``, or it is damaged.
+    """
+    source, wanted = own, None
+    if path:
+        folder = Path(path)
+        if folder.name.isdigit() and folder.parent.name == FOLDER:
+            if not folder.is_dir():
+                raise CheckpointError(f"--resume_from_checkpoint {folder} does not exist")
+            folder, wanted = folder.parent.parent, int(folder.name)
+        elif not (folder / FOLDER).is_dir():
+            raise CheckpointError(
+                f"--resume_from_checkpoint {folder} holds no checkpoints: give an output directory "
+                f"or <output_dir>/{FOLDER}/<step>"
+            )
+        if folder.absolute() != own.folder.parent:
+            source = Checkpointer(folder, limit=None)
+    step = source.latest() if wanted is None else wanted
+    if step is None:
+        return source, Progress()
+    if path and jax.process_index() == 0:  # the run's own were looked at when it began
+        source.check(step)
+    return source, source.read_progress(step)
+
+
+# -- checksums
+
+FILE = "checksums.json"
+CHUNK = 1 << 22
+INTERVAL = 0.05  # seconds between two looks for a checkpoint that is being written
+
+
+def write_checksums(folder: Path) -> None:
+    """Note size and CRC-32 of every file in ``folder``, which is complete."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    names = sorted(path.relative_to(folder).as_posix() for path in paths)
+    sums = {name: _size_and_crc(folder / name) for name in names if not name.startswith(FILE)}
+    write_whole(folder / FILE, json.dumps(sums))
+
+
+def problem(folder: Path) -> str:
+    """Return what is wrong with the files of a checkpoint, or an empty text.
+
+    Where no sums were noted (the run was killed right after the save) only the record is looked at.
+    """
+    try:
+        sums = errors.parse_json((folder / FILE).read_bytes())
+        for name, due in sums.items():
+            if not (folder / name).is_file():
+                return f"{name} is missing"
+            if (now := _size_and_crc(folder / name)) != due:
+                sizes = f"{now[0]} bytes where {due[0]} are due"
+                return f"{name} has {sizes if now[0] != due[0] else 'other bytes than were saved'}"
+        return ""
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, AttributeError, TypeError, LookupError) as error:
+        return f"{FILE} cannot be read: {error}"
+    for name in ("state", "record"):
+        if not (folder / name).is_dir():
+            return f"{name} is missing"
+    try:
+        errors.parse_json((folder / "record" / "metadata").read_bytes())
+    except (OSError, ValueError) as error:
+        return f"record cannot be read: {error}"
+    return ""
+
+
+def _size_and_crc(path: Path) -> list[int]:
+    size = crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return [size, crc]
+
+
+class Sealer:
+    """Notes the sums of a checkpoint in a thread, as soon as it is complete."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def begin(self, folder: Path) -> None:
+        """Wait for ``folder`` to appear, which it does when it is complete, and note its sums."""
+        self.end()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._work, args=(folder,), daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Return when the thread is done; whatever was being saved is complete, or never will."""
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._thread = None
+
+    def _work(self, folder: Path) -> None:
+        while not folder.is_dir():
+            if self._stop.wait(INTERVAL) and not folder.is_dir():
+                return
+        with contextlib.suppress(OSError):  # a full disk: without sums there is no check
+            write_checksums(folder)
 
 
 @functools.cache  # hooks are the process's
@@ -275,105 +332,19 @@ def _quiet_late_callbacks() -> None:
 
     Its threads report to an event loop that orbax has closed by then; the failure itself is raised.
     """
-    raised, ignored = sys.excepthook, sys.unraisablehook  # it comes by either
+    on_raised, on_ignored = sys.excepthook, sys.unraisablehook  # it comes by either
 
-    def late(error: BaseException | None) -> bool:
+    def is_late(error: BaseException | None) -> bool:
         return type(error) is RuntimeError and str(error) == "Event loop is closed"
 
-    def on_raised(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if not late(error):
-            raised(kind, error, trace)
+    def raised(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not is_late(error):
+            on_raised(kind, error, trace)
 
-    def on_ignored(found: Any) -> None:
-        if not late(found.exc_value):
-            ignored(found)
+    def ignored(unraisable: sys.UnraisableHookArgs) -> None:
+        if not is_late(unraisable.exc_value):
+            on_ignored(unraisable)
 
-    sys.excepthook, sys.unraisablehook = on_raised, on_ignored
-
-
-def set_damaged_aside(output_dir: Path) -> None:
-    """Move the newest checkpoints out of the way while they are damaged, and say so.
-
-    They stay beside ``checkpoints`` as ``checkpoint-<step>-damaged``: the steps after the last
-    whole one are done, and saved, anew. Nothing is moved where none is whole.
-
-    Raises:
-        CheckpointError: every checkpoint is damaged.
-    """
-    folder = output_dir / FOLDER
-    steps = sorted(int(p.name) for p in folder.glob("*") if p.name.isdigit() and p.is_dir())
-    damaged: dict[int, str] = {}
-    for step in reversed(steps):
-        found = problem(folder / str(step))
-        if not found:
-            break
-        damaged[step] = found
-    listing = "; ".join(f"{folder / str(step)}: {text}" for step, text in damaged.items())
-    if damaged and len(damaged) == len(steps):
-        raise CheckpointError(
-            f"no checkpoint can be restored ({listing}): restore one from a copy, or start anew "
-            "with --overwrite_output_dir, which keeps what is there"
-        )
-    for step in damaged:
-        target = output_dir / f"checkpoint-{step}-damaged"
-        count = len(list(output_dir.glob(f"{target.name}*")))
-        os.rename(folder / str(step), target.with_name(f"{target.name}-{count + 1}")
-                  if count else target)  # fmt: skip
-    if damaged:
-        logger.warning(
-            "damaged: %s; kept as %s. The run goes on from step %d, the newest whole one",
-            listing, ", ".join(f"checkpoint-{step}-damaged" for step in damaged),
-            steps[len(steps) - len(damaged) - 1],
-        )  # fmt: skip
-
-
-def find(path: str | Path) -> tuple[Path, int | None]:
-    """Interpret ``--resume_from_checkpoint``: an output directory, or one checkpoint in it."""
-    path = Path(path)
-    if path.name.isdigit() and path.parent.name == FOLDER:
-        if not path.is_dir():
-            raise CheckpointError(f"--resume_from_checkpoint {path} does not exist")
-        return path.parent.parent, int(path.name)
-    if not (path / FOLDER).is_dir():
-        raise CheckpointError(
-            f"--resume_from_checkpoint {path} holds no checkpoints: give an output directory or "
-            f"<output_dir>/{FOLDER}/<step>"
-        )
-    return path, None
-
-
-@dataclasses.dataclass
-class Progress:
-    """Where the run stands; saved with every checkpoint and restored from it."""
-
-    step: int = 0
-    tokens_seen: int = 0
-    best_metric: float | None = None
-    best_step: int | None = None
-    global_batch_size: int = 0
-    seconds: float = 0.0
-    stream: Any = None
-    windows: dict[str, Any] | None = None  # how rows are cut, see `keep_windows`
-    collections: dict[str, Any] | None = None  # what is beside the parameters, and by which recipe
-
-
-def progress_of(checkpoints: Checkpointer, step: int) -> Progress:
-    """Read where the run stood at a checkpoint.
-
-    Raises:
-        CheckpointError: the record is damaged, or another program's.
-    """
-    record = checkpoints.read_record(step)
-    kinds = {"step": int, "tokens_seen": int, "global_batch_size": int, "seconds": int | float,
-             "best_metric": int | float | None, "best_step": int | None,
-             "windows": dict | None, "collections": dict | None}  # fmt: skip
-    unknown = record.keys() - {entry.name for entry in dataclasses.fields(Progress)}
-    wrong = [name for name, kind in kinds.items() if not isinstance(record.get(name, 0), kind)
-             and not (name in ("windows", "collections") and name not in record)]  # fmt: skip
-    if unknown or wrong or record.get("step", step) != step:
-        names = ", ".join(sorted({*map(str, unknown), *wrong})) or "step"
-        raise CheckpointError(
-            f"the checkpoint {checkpoints.folder / str(step)} has a record that no run wrote "
-            f"({names}): it is damaged; give an earlier one with --resume_from_checkpoint"
-        )
-    return Progress(**record)
+    sys.excepthook, sys.unraisablehook = raised, ignored

@@ -18,7 +18,11 @@ from hfseq.nn import trees
 from hfseq.nn.sharding import Layout
 
 if TYPE_CHECKING:
-    from hfseq.training.run import Loop
+    import optax
+
+    from hfseq.modeling.base import FlaxPreTrainedModel
+    from hfseq.training.setup import Run
+    from hfseq.training.state import Batch, TrainState, Tree
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -196,25 +200,27 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def report(loop: Loop, step: Any, batch: Any) -> None:
-    """Print where parameters, optimizer state and the batch lie, and the collectives of ``step``.
+def report(run: Run, state: TrainState, batch: Batch) -> None:
+    """Print where parameters, optimizer state and the batch lie, and the collectives of a step.
 
     The step is compiled once more for it. Process 0 prints.
     """
-    text = step.lower(loop.state, batch).compile().as_text()
-    found = collectives(text, loop.mesh)
-    unasked = unasked_gathers(found, loop.layout, loop.model)
+    text = run.step_function().lower(state, run.frozen, batch).compile().as_text()
+    exchanged = collectives(text or "", run.mesh)
+    unasked = unasked_gathers(exchanged, run.layout, run.model)
     if jax.process_index() == 0:
         for line in (
-            *describe_parameters(loop.layout, loop.state["params"]),
-            *_describe_optimizer(loop.state["opt_state"], loop.state["params"]),
+            *describe_parameters(run.layout, state.params),
+            *_describe_optimizer(state.opt_state, state.params),
             *_describe_batch(batch),
-            *describe_collectives(found, unasked),
+            *describe_collectives(exchanged, unasked),
         ):
             print(line, flush=True)
 
 
-def unasked_gathers(found: Iterable[Collective], layout: Layout, model: Any) -> list[Collective]:
+def unasked_gathers(
+    found: Iterable[Collective], layout: Layout, model: FlaxPreTrainedModel
+) -> list[Collective]:
     """Return the all-gathers that neither a rule nor a flag asked for.
 
     Asked for are the weights that ``fsdp`` keeps in parts, keys and values of rows that
@@ -222,7 +228,7 @@ def unasked_gathers(found: Iterable[Collective], layout: Layout, model: Any) -> 
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
     split = set(_weights(layout, shapes))
-    weights = split | {_plain(layout.own_shape(path, shape)) for path, shape in shapes.items()}
+    weights = split | {_plain(layout.layer_shape(path, shape)) for path, shape in shapes.items()}
     lengthwise = {"sequence", "tensor"} if model.sequence_parallel else {"sequence"}
 
     def is_asked(one: Collective) -> bool:
@@ -244,7 +250,7 @@ def _weights(
     for path, axes in layout.axes(shapes).items():
         if any("fsdp" in _names(entry) for entry in axes):
             shape = layout.padded(path, shapes[path])
-            lead = len(shape) - len(layout.own_shape(path, shape))
+            lead = len(shape) - len(layout.layer_shape(path, shape))
             entries = (*(None,) * lead, *axes, *(None,) * len(shape))
             local = [
                 size // ways if "tensor" in _names(entry) else size
@@ -259,13 +265,13 @@ def _plain(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(size for size in shape if size > 1))
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 # -- tables
 # ---------------------------------------------------------------------------------------
-def describe_parameters(layout: Layout, params: Any) -> Iterator[str]:
+def describe_parameters(layout: Layout, params: Tree) -> Iterator[str]:
     """Yield a line for each parameter: path, shape, tactic, axes, bytes on a device."""
     mesh = ", ".join(f"{name}={size}" for name, size in layout.mesh.shape.items())
     yield f"Parameters on the mesh {mesh} ({layout.mesh.size} devices):"
@@ -277,7 +283,7 @@ def describe_parameters(layout: Layout, params: Any) -> Iterator[str]:
     yield _total("All parameters", jax.tree.leaves(params))
 
 
-def _describe_optimizer(state: Any, params: Any) -> Iterator[str]:
+def _describe_optimizer(state: optax.OptState, params: Tree) -> Iterator[str]:
     leaves = [leaf for leaf in jax.tree.leaves(state) if hasattr(leaf, "sharding")]
     if not leaves:
         return
@@ -288,7 +294,7 @@ def _describe_optimizer(state: Any, params: Any) -> Iterator[str]:
             yield f"  whole on every device: {jax.tree_util.keystr(path)} {_shape(leaf)}"
 
 
-def _describe_batch(batch: Any) -> Iterator[str]:
+def _describe_batch(batch: Batch) -> Iterator[str]:
     yield "Batch (micro-batches first):"
     rows = [(name, _shape(leaf), _split(leaf)) for name, leaf in sorted(batch.items())]
     yield from _table(rows)
@@ -337,15 +343,15 @@ def _total(title: str, leaves: Sequence[Any]) -> str:
     return f"{title}: {whole:,} bytes, {local:,} a device ({whole / max(local, 1):.2f} ways)"
 
 
-def _local(leaf: Any) -> int:
+def _local(leaf: jax.Array) -> int:
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-def _is_whole(leaf: Any) -> bool:
+def _is_whole(leaf: jax.Array) -> bool:
     return leaf.sharding.is_fully_replicated
 
 
-def _shape(leaf: Any) -> str:
+def _shape(leaf: jax.Array) -> str:
     return "x".join(map(str, leaf.shape)) or "scalar"
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from hfseq.data.batches import RowRandom
+from hfseq.data.batches import Batches, RowRandom
 from hfseq.data.streaming import StreamingBatches
 from hfseq.nn import sharding
+from hfseq.training.state import Batch
+
+if TYPE_CHECKING:
+    from hfseq.objectives.base import Objective
 
 T = TypeVar("T")
 
@@ -60,7 +64,7 @@ def prefetch(
         thread.join()
 
 
-def place_batch(batch: dict[str, np.ndarray], mesh: Mesh, micro: int) -> dict[str, jax.Array]:
+def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh, micro: int) -> dict[str, jax.Array]:
     """Cut a global batch into ``micro`` micro-batches and lay it over the mesh.
 
     Each process holds the whole host batch and puts only what its devices need on them. An array of
@@ -78,33 +82,49 @@ def place_batch(batch: dict[str, np.ndarray], mesh: Mesh, micro: int) -> dict[st
     return {name: put(array) for name, array in batch.items()}
 
 
+class Item(NamedTuple):
+    """A step's batch, with the real tokens in it and the data position after it."""
+
+    step: int
+    batch: Batch
+    tokens: int
+    position: dict | None
+
+
 class Loader:
     """Turns rows into placed batches in a thread.
 
     Random masks belong to (seed, step, row of the global batch), so they do not depend on
-    processes, devices or micro-batches.
+    processes, devices or micro-batches. ``position`` is where a stream goes on.
     """
 
-    def __init__(self, source: Any, objective: Any, mesh: Mesh, micro: int, seed: int):
+    def __init__(
+        self,
+        source: Batches | StreamingBatches,
+        objective: Objective,
+        mesh: Mesh,
+        micro: int,
+        seed: int,
+        position: dict | None = None,
+    ):
         self.source, self.objective, self.mesh = source, objective, mesh
         self.micro, self.seed = micro, seed
         self._stream: Iterator[dict[str, np.ndarray]] | None = None
+        if isinstance(source, StreamingBatches) and position is not None:
+            source.restore(position)
 
-    def restore(self, position: Any) -> None:
-        """Go to the data position of a checkpoint (streams only; else the step says it)."""
-        if position is not None and isinstance(self.source, StreamingBatches):
-            self.source.restore(position)
-
-    def batches(self, start: int, stop: int) -> Generator[tuple[int, dict[str, Any], int, Any]]:
-        """Yield (step, placed batch, tokens, data position after it) for every step."""
+    def batches(self, start: int, stop: int) -> Generator[Item]:
+        """Yield the batch of every step in [start, stop)."""
         if isinstance(self.source, StreamingBatches):
             self._stream = iter(self.source)
-        for step, (batch, tokens, position) in prefetch(self._make, start, stop):
-            yield step, batch, tokens, position
+        for _, item in prefetch(self.make, start, stop):
+            yield item
 
-    def _make(self, step: int) -> tuple[dict[str, Any], int, Any]:
+    def make(self, step: int) -> Item:
+        """Return the batch of a step; a stream's is the next one."""
         position = None
-        if self._stream is not None:
+        if isinstance(self.source, StreamingBatches):
+            assert self._stream is not None
             rows = next(self._stream)
             position = self.source.state()
         else:
@@ -113,8 +133,5 @@ class Loader:
         random = RowRandom(self.seed, step, numbers)
         groups = sharding.data_shards(self.mesh) * self.micro
         batch = self.objective.collate(rows, random, groups) | {"row": numbers}
-        return (
-            place_batch(batch, self.mesh, self.micro),
-            self.objective.tokens(rows),
-            position,
-        )
+        placed = place_batch(batch, self.mesh, self.micro)
+        return Item(step, placed, self.objective.tokens(rows), position)

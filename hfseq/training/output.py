@@ -1,4 +1,4 @@
-"""Devices: the right kind, a cache of compiled programs, and profiles of chosen steps."""
+"""The output directory of a run (lock, strangers, damage), and the devices that it runs on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,136 @@ from pathlib import Path
 
 import jax
 
-from hfseq.errors import UsageError
+from hfseq.checkpoints.storage import Workspace, check_output_dir
+from hfseq.errors import CheckpointError, UsageError
+from hfseq.training import checkpointer, processes
+from hfseq.training.arguments import TrainingArguments
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
+
+FILE = ".hfseq-run.lock"
+
+
+@contextlib.contextmanager
+def claim(training: TrainingArguments, model: str | None) -> Iterator[Workspace]:
+    """Make the output directory ready, and hold it while the body runs where that trains.
+
+    The local copy of a remote directory is brought up to date, and damaged checkpoints are set
+    aside. ``model`` is the directory or name of the weights to start from.
+
+    Raises:
+        UsageError: it cannot be written or is not shared, another run is at work in it, or
+            something else lies there. CheckpointError: none of its checkpoints is whole.
+    """
+    workspace = Workspace(training.output_dir)
+    folder = workspace.path
+    with contextlib.ExitStack() as stack:
+        with processes.first() as leads:
+            processes.check_writable(folder)
+            if leads:
+                if training.do_train:
+                    stack.enter_context(hold(folder))
+                workspace.pull()
+                if training.do_train:
+                    same = model and Path(model).absolute() == folder.absolute()
+                    if same and training.overwrite_output_dir:
+                        raise UsageError(
+                            f"--overwrite_output_dir would move the weights of "
+                            f"--model_name_or_path {model} aside before they are read: give "
+                            "another --output_dir"
+                        )
+                    check_output_dir(folder, training.overwrite_output_dir)
+                    if not training.resume_from_checkpoint:
+                        set_damaged_aside(folder)
+        if training.do_train or workspace.is_remote:
+            processes.check_shared(folder)
+        yield workspace
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold the lock of an output directory while the body runs.
+
+    The system frees it when its holder ends, however that ends, so a file that a killed run left
+    blocks nobody. Where a file system has no locks, a warning says so.
+
+    Raises:
+        UsageError: another run holds it; with that run's process, machine and time of start.
+    """
+    if fcntl is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                known = json.loads(file.read())
+                holder = f"process {known['process']} on {known['machine']} since {known['since']}"
+            except (ValueError, KeyError, TypeError):  # it is just writing its name
+                holder = "another run"
+            raise UsageError(
+                f"--output_dir {folder} is in use by {holder}: wait until it has ended, or give "
+                "another directory"
+            ) from None
+        except OSError as error:
+            logger.warning(
+                "%s cannot be locked (%s): nothing keeps a second run out of it",
+                folder, error.strerror,
+            )  # fmt: skip
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.seek(0)
+        file.truncate()
+        file.write(
+            json.dumps({"process": os.getpid(), "machine": socket.gethostname(), "since": since})
+        )
+        file.flush()
+        yield
+
+
+def set_damaged_aside(output_dir: Path) -> None:
+    """Move the newest checkpoints out of the way while they are damaged, and say so.
+
+    They stay beside ``checkpoints`` as ``checkpoint-<step>-damaged``: the steps after the last
+    whole one are done, and saved, anew. Nothing is moved where none is whole.
+
+    Raises:
+        CheckpointError: every checkpoint is damaged.
+    """
+    folder = output_dir / checkpointer.FOLDER
+    steps = sorted(int(p.name) for p in folder.glob("*") if p.name.isdigit() and p.is_dir())
+    damaged: dict[int, str] = {}
+    for step in reversed(steps):
+        text = checkpointer.problem(folder / str(step))
+        if not text:
+            break
+        damaged[step] = text
+    listing = "; ".join(f"{folder / str(step)}: {text}" for step, text in damaged.items())
+    if damaged and len(damaged) == len(steps):
+        raise CheckpointError(
+            f"no checkpoint can be restored ({listing}): restore one from a copy, or start anew "
+            "with --overwrite_output_dir, which keeps what is there"
+        )
+    for step in damaged:
+        target = output_dir / f"checkpoint-{step}-damaged"
+        count = len(list(output_dir.glob(f"{target.name}*")))
+        os.rename(folder / str(step), target.with_name(f"{target.name}-{count + 1}")
+                  if count else target)  # fmt: skip
+    if damaged:
+        logger.warning(
+            "damaged: %s; kept as %s. The run goes on from step %d, the newest whole one",
+            listing, ", ".join(f"checkpoint-{step}-damaged" for step in damaged),
+            steps[len(steps) - len(damaged) - 1],
+        )  # fmt: skip
+
+
+# -- devices
 
 
 def require_device(wanted: str | None) -> None:
@@ -40,59 +167,3 @@ def use_compilation_cache(folder: str | None) -> None:
     path = folder or str(cache / "xla")
     jax.config.update("jax_compilation_cache_dir", path)
     logger.debug("compiled programs are kept in %s", path)
-
-
-try:
-    import fcntl
-except ImportError:  # not a Unix
-    fcntl = None  # type: ignore[assignment]
-
-
-FILE = ".hfseq-run.lock"
-
-
-@contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Hold the lock of an output directory while the body runs.
-
-    The system frees it when its holder ends, however that ends, so a file that a killed run left
-    blocks nobody. Where a file system has no locks, a warning says so.
-
-    Raises:
-        UsageError: another run holds it; with that run's process, machine and time of start.
-    """
-    if fcntl is None:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"--output_dir {folder} is in use by {_holder(file.read())}: wait until it has "
-                "ended, or give another directory"
-            ) from None
-        except OSError as error:
-            logger.warning(
-                "%s cannot be locked (%s): nothing keeps a second run out of it",
-                folder, error.strerror,
-            )  # fmt: skip
-        own = {"process": os.getpid(), "machine": socket.gethostname(), "since": _now()}
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps(own))
-        file.flush()
-        yield
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _holder(text: str) -> str:
-    try:
-        known = json.loads(text)
-        return f"process {known['process']} on {known['machine']} since {known['since']}"
-    except (ValueError, KeyError, TypeError):  # it is just writing its name
-        return "another run"

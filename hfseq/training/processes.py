@@ -20,12 +20,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -33,9 +33,6 @@ from jax.sharding import Mesh
 
 from hfseq.errors import HfseqError, UsageError, first_line
 from hfseq.training.arguments import ProcessArguments
-
-if TYPE_CHECKING:
-    from hfseq.training.arguments import Arguments
 
 logger = logging.getLogger(__name__)
 
@@ -461,18 +458,20 @@ def connect(mesh: Mesh) -> None:
     jax.block_until_ready(meeting(np.zeros((), np.float32)))
 
 
-def agree_on_flags(arguments: Arguments, objective: str) -> None:
+def agree_on_flags(
+    flags: Mapping[str, object], objective: str, plugin_files: Sequence[str] = ()
+) -> None:
     """Compare flags, objective, code and versions; what belongs to a machine may differ."""
     if coordination_client() is None:
         return
-    values = {f"--{name}": v for name, v in arguments.as_dict().items() if name not in OWN_FLAGS}
+    values = {f"--{name}": value for name, value in flags.items() if name not in OWN_FLAGS}
     versions = {f"the version of {name}": metadata.version(name) for name in ("hfseq", "jax")}
     counts = {"--num_processes": process_count(), "the objective": objective}
-    code = of_program(arguments.training.plugin)
-    agree(values | versions | code | counts, "give all of them the same flags and the same code")
+    facts = values | versions | of_program(plugin_files) | counts
+    agree(facts, "give all of them the same flags and the same code")
 
 
-def agree(facts: dict[str, Any], advice: str) -> None:
+def agree(facts: Mapping[str, object], advice: str) -> None:
     """Compare what should be the same in every process.
 
     Raises:

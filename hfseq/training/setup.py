@@ -1,4 +1,4 @@
-"""What a run is made of: tokenizer, configuration, model, parameters, rows of data."""
+"""A run, built from its flags: tokenizer, configuration, model, layout, rows, optimizer."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import dataclasses
 import functools
 import logging
 import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import optax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from hfseq import plugins
-from hfseq.checkpoints import config as config_checks
-from hfseq.checkpoints.config import native_config, override, parse_overrides, preset_values
+from hfseq.checkpoints import config as config_files
+from hfseq.checkpoints.config import (
+    native_config,
+    override,
+    parse_overrides,
+    preset_values,
+    refuse_untrusted_config,
+)
 from hfseq.data.arguments import has_arrays
 from hfseq.data.batches import Batches, StreamBatches, WindowBatches
 from hfseq.data.streaming import StreamingBatches
@@ -24,13 +30,22 @@ from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import CheckpointError, HfseqError, UsageError, first_line
 from hfseq.nn import fp8, sharding, trees
 from hfseq.nn.precision import choose_precision
-from hfseq.training.arguments import Arguments
-from hfseq.training.checkpointer import Checkpointer, find, progress_of
+from hfseq.training import processes, state
+from hfseq.training.arguments import Arguments, TrainingArguments
+from hfseq.training.checkpointer import Checkpointer, Progress
+from hfseq.training.optimizers import make_optimizer, make_schedule
+from hfseq.training.state import Carry, TrainState, Tree
 
 if TYPE_CHECKING:
-    from hfseq.training.run import Loop
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.modeling.base import FlaxPreTrainedModel
+    from hfseq.objectives.base import Objective
 
 logger = logging.getLogger(__name__)
+
+#: Steps of the schedule of a run that is only planned; its state is a counter in any case.
+PLANNED_STEPS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,63 +57,218 @@ class Windows:
     streams: bool
 
 
-def plan(arguments: Any, objective: Any, model: Any, length: int) -> Windows | None:
-    """Return how rows of ``length`` tokens are cut, or None where a row is one step.
+@dataclasses.dataclass(frozen=True)
+class BatchPlan:
+    """A step's batch: ``rows`` in all, in ``micro`` micro-batches of equal size.
+
+    Of a row the model sees ``length`` tokens; with ``windows`` a step takes one window of it.
+    """
+
+    rows: int
+    micro: int
+    length: int
+    windows: Windows | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RunData:
+    """The rows of a run; ``None`` where a split is not needed.
+
+    ``test`` are rows to judge: what an objective writes texts of, it reads itself. ``length`` is
+    tokens of text a row.
+    """
+
+    train: Batches | StreamingBatches | None
+    evaluation: Batches | None
+    test: Batches | None
+    length: int
+    description: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """All of a run that never changes; what does is in a :class:`TrainState` and a ``Progress``.
+
+    ``data`` is None where the run is only planned, and ``schedule`` where it only evaluates.
+    ``frozen`` are parameters that the step uses and nothing trains or saves.
+    """
+
+    arguments: Arguments
+    objective: Objective
+    model: FlaxPreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    layout: sharding.Layout
+    data: RunData | None
+    batch: BatchPlan
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule | None
+    total_steps: int
+    folder: Path
+    frozen: Tree = dataclasses.field(default_factory=dict)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices."""
+        return self.layout.mesh
+
+    def initial_state(self, params: Tree, extra: Tree) -> TrainState:
+        """Return the state of step 0; traced."""
+        carry, training = self.carry, self.arguments.training
+        return state.make_state(
+            params, self.optimizer, extra,
+            tuple(sorted({"loss", "count", *self.objective.sums})),
+            self.model.precision.compute_dtype if training.do_train else None,
+            None if carry is None else self.model.init_cache(carry.rows, 0),
+        )  # fmt: skip
+
+    def abstract_state(self) -> TrainState:
+        """Return the shapes, types and shardings of the state; nothing is computed."""
+        return self._abstract_state
+
+    @functools.cached_property
+    def _abstract_state(self) -> TrainState:
+        shapes, dtype = shapes_of(self.model), self.arguments.model.param_dtype
+        params = {
+            path: jax.ShapeDtypeStruct(self.layout.padded(path, shape), dtype)
+            for path, shape in shapes.items()
+        }
+        abstract = jax.eval_shape(
+            self.initial_state, trees.unflatten(params), self.model.extra_shape_tree
+        )
+        places = state.state_shardings(
+            abstract, self.layout.shardings(shapes), self.mesh, self.carry
+        )
+        return jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            abstract, places,
+        )  # fmt: skip
+
+    def step_function(self, calibrate: bool = False) -> jax.stages.Wrapped:
+        """Return ``step(state, frozen, batch)``, jitted with the run's shardings.
+
+        The state is donated. With ``calibrate`` it measures FP8 scales and trains nothing.
+        """
+        training = self.arguments.training
+        step = state.make_step(
+            self.objective, self.model, self.optimizer, training.seed,
+            training.on_non_finite == "skip", self.carry, calibrate,
+        )  # fmt: skip
+        places = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
+        return jax.jit(
+            step, donate_argnums=0,
+            in_shardings=(places, None, None), out_shardings=(places, None),
+        )  # fmt: skip
+
+    @functools.cached_property
+    def eval_step(self) -> Callable[..., dict[str, jax.Array]]:
+        """The jitted ``evaluate(params, frozen, extra, batch) -> sums``."""
+        return jax.jit(
+            state.make_eval_step(self.objective, self.model),
+            out_shardings=NamedSharding(self.mesh, PartitionSpec()),  # every process reads it all
+        )
+
+    @functools.cached_property
+    def read_extra(self) -> Callable[[Tree], dict[str, jax.Array]]:
+        """The jitted numbers that the model reports of its collections."""
+        return jax.jit(self.model.extra_metrics)
+
+    @property
+    def carry(self) -> Carry | None:
+        """How what the model knows of earlier windows is carried, if it is."""
+        windows = self.batch.windows
+        if windows is None:
+            return None
+        return Carry(self.batch.rows, windows.count, tuple(self.model.stacked_prefixes))
+
+
+def build_run(
+    arguments: Arguments,
+    objective: str,
+    output: Path,
+    progress: Progress,
+    devices: Sequence[jax.Device] | AbstractMesh | None = None,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    config: PreTrainedConfig | None = None,
+    with_data: bool = True,
+) -> Run:
+    """Build the run that the flags ask for, to leave its model in ``output``.
+
+    ``progress`` is that of the checkpoint to go on from: a resumed run keeps its batch, its windows
+    and its collections, and these are recorded there. ``devices`` are all by default; a run that is
+    planned takes devices that are only described, a made-up ``tokenizer`` and ``config``, no data.
 
     Raises:
-        UsageError: what is trained cannot carry a state, or the length does not fit.
+        UsageError: flags, model, data and mesh do not fit each other.
     """
     training = arguments.training
-    window, streams = training.update_length, training.state_reset == "never"
-    if window is None or not training.do_train:
-        return None
-    if problem := _problem(arguments, objective, model, length):
-        raise UsageError(f"--update_length {window}: {problem}")
-    return Windows(window, length // window, streams)
+    if isinstance(devices, AbstractMesh):
+        mesh: Any = devices
+    else:
+        mesh = sharding.make_mesh(training.mesh, devices)
+        processes.connect(mesh)
+    kind = plugins.load().objectives.get(objective)
+    if training.do_predict and not kind.predicts:
+        raise UsageError(
+            f"--do_predict: '{objective}' training has no test split to judge; "
+            "clm (its loss) and translation (what is written) have it, and classification"
+        )
+    if tokenizer is None:
+        with processes.first():  # it may have to be made
+            tokenizer = load_tokenizer(arguments, kind, output)
+    if config is None:
+        config = load_config(arguments, tokenizer, kind)
+    model = build_model(arguments, config, kind.auto_class)
+    trained = kind(arguments.data, tokenizer, config)
+    layout = lay_out(model, mesh, training.sequence_parallel)
+    trained.prepare(model)
+    # The global batch is fixed first, and cut per process afterwards.
+    if training.do_train:
+        keep_collections(model, progress, training.output_dir)
+    rows = keep_batch(training, sharding.data_shards(mesh), progress)
+    length = trained.choose_length(model.max_length())
+    windows = plan_windows(arguments, trained, model, length)
+    keep_windows(windows, rows, progress)
+    batch = BatchPlan(rows, training.gradient_accumulation_steps, length, windows)
+    data = None
+    if with_data:
+        if training.do_train:
+            model.check_training(rows * (windows.length if windows else length))
+        data = load_data(arguments, tokenizer, trained, batch, sharding.data_shards(mesh))
+        facts = {"data": data.description, "step to go on from": progress.step or None}
+        processes.agree(facts, "give all of them the same files")
+    _check_sequence_axis(mesh, training.sequence_parallel, batch, trained.target_length(length))
+    if data is not None:
+        check_metric(training, trained, model, data.evaluation)
+    total, schedule, optimizer = 0, None, optax.identity()  # enough for an evaluation
+    if training.do_train:
+        total = _total_steps(training, data)
+        schedule = make_schedule(training, total, getattr(config, "hidden_size", None))
+        factory = plugins.load().optimizers.get(training.optim)
+        optimizer = make_optimizer(factory, training, schedule, model.stacked_prefixes)
+    return Run(
+        arguments, trained, model, tokenizer, layout, data, batch, optimizer, schedule, total,
+        output,
+    )  # fmt: skip
 
 
-def _problem(arguments: Any, objective: Any, model: Any, length: int) -> str | None:
-    """Say why windows cannot be, if so."""
-    window, data = arguments.training.update_length, arguments.data
-    name = model.config.model_type
-    if not objective.carries_state:
-        return (
-            f"'{objective.name}' needs a row as a whole; only causal language modelling "
-            "(run_clm_flax.py) trains it window by window"
-        )
-    if not model.fixed_state:
-        return (
-            f"'{name}' keeps keys and values of every token it has seen, so there is no state of "
-            "fixed size to carry; vq_transformer has one. Drop the flag"
-        )
-    try:
-        jax.eval_shape(lambda: model.init_cache(1, 0))
-    except UsageError as error:  # an option of the configuration leaves it without a state
-        return str(error)
-    if has_arrays(data) and arguments.training.state_reset == "never":
-        return (
-            "--state_reset never needs one text to read on in, and images are rows of their own; "
-            "drop --state_reset"
-        )
-    if length % window:
-        fits = [n for n in range(1, length + 1) if length % n == 0][-6:]
-        return (
-            f"rows of {length} tokens are not whole windows: give a divisor of the row length "
-            f"(such as {', '.join(map(str, fits))}), or another --block_size"
-        )
-    if data.streaming:
-        return "--streaming has no row to go back to for its next window; drop one of the two"
-    if data.line_by_line:
-        return "--line_by_line makes rows of different lengths; drop one of the two"
-    if not objective.cross_documents:
-        return (
-            "documents that share a row cannot be kept apart by a state that is carried on; add "
-            "--cross_documents (the text is one stream)"
-        )
-    return None
+def begin(run: Run, checkpointer: Checkpointer, progress: Progress) -> TrainState:
+    """Return the state to go on from: restored, or initialised where it lies.
+
+    Parameters and moments never lie whole on one host.
+    """
+    abstract = run.abstract_state()
+    if progress.step:
+        restored = checkpointer.restore(progress.step, abstract)
+        output_dir = run.arguments.training.output_dir
+        logger.info("resumed from step %d of %s", progress.step, output_dir)
+        return restored
+    params, extra = make_params(run.arguments, run.model, run.layout)
+    places = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    return jax.jit(run.initial_state, out_shardings=places, donate_argnums=0)(params, extra)
 
 
-ROLES = ("pad", "bos", "eos")
+# -- tokenizer, configuration, model
 
 
 def _hub_options(arguments: Arguments) -> dict[str, Any]:
@@ -107,7 +277,9 @@ def _hub_options(arguments: Arguments) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def load_tokenizer(arguments: Arguments, objective: Any, folder: Path) -> Any:
+def load_tokenizer(
+    arguments: Arguments, objective: type[Objective], folder: Path
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer that the flags name, or have the objective make one in ``folder``."""
     from transformers import AutoTokenizer
 
@@ -124,32 +296,29 @@ def load_tokenizer(arguments: Arguments, objective: Any, folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, **options)
     except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
-        first = first_line(error)
         raise CheckpointError(
-            f"cannot load the tokenizer '{name}' ({first}): give a directory that holds "
-            "tokenizer.json, or a name on the Hub"
+            f"cannot load the tokenizer '{name}' ({first_line(error)}): give a directory that "
+            "holds tokenizer.json, or a name on the Hub"
         ) from error
 
 
-def load_config(arguments: Arguments, tokenizer: Any, objective: Any) -> Any:
+def load_config(
+    arguments: Arguments, tokenizer: PreTrainedTokenizerBase, objective: type[Objective]
+) -> PreTrainedConfig:
     """Load or make the configuration, apply ``--config_overrides`` and check the vocabulary.
 
-    ``objective`` is the class of the objective: it may have a default model type, and adapt the
-    configuration (and the tokenizer).
+    The objective may have a default model type, and adapt the configuration (and the tokenizer).
     """
     from transformers import AutoConfig, PreTrainedConfig
 
-    from hfseq.checkpoints.config import refuse_untrusted_config
-    from hfseq.plugins import register_auto_classes
-
-    register_auto_classes()
+    plugins.register_auto_classes()
     model = arguments.model
     name = model.config_name or model.model_name_or_path
     if name:
         try:
-            with config_checks.reading(name):
+            with config_files.reading(name):
                 stored, _ = PreTrainedConfig.get_config_dict(name, **_hub_options(arguments))
-                config_checks.check_mapping(stored, name)
+                config_files.check_mapping(stored, name)
                 refuse_untrusted_config(stored, model.trust_remote_code, name)
                 config = native_config(
                     AutoConfig.from_pretrained(
@@ -160,14 +329,14 @@ def load_config(arguments: Arguments, tokenizer: Any, objective: Any) -> Any:
             raise
         except OSError as error:
             raise CheckpointError(f"cannot load the configuration '{name}': {error}") from error
-        config_checks.check_numbers(config, name)
+        config_files.check_numbers(config, name)
         if model.model_type and model.model_type != config.model_type:
             raise UsageError(
                 f"--model_type {model.model_type} and the configuration of {name} "
                 f"('{config.model_type}') disagree: drop one of them"
             )
     elif model_type := model.model_type or objective.default_model_type:
-        config = _fresh_config(model_type, tokenizer, model.preset)
+        config = fresh_config(model_type, tokenizer, model.preset)
     else:
         raise UsageError("no model: give --model_name_or_path, --config_name or --model_type")
     if name and model.preset:
@@ -183,15 +352,17 @@ def load_config(arguments: Arguments, tokenizer: Any, objective: Any) -> Any:
     return config
 
 
-def _fresh_config(model_type: str, tokenizer: Any, preset: str | None) -> Any:
+def fresh_config(
+    model_type: str, tokenizer: PreTrainedTokenizerBase, preset: str | None
+) -> PreTrainedConfig:
     """Make a configuration with the tokenizer's vocabulary and special tokens."""
     kind = plugins.load().architectures.get(model_type).load_config()
     sizes = preset_values(kind, preset, model_type)
-    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ROLES}
-    ids = {name: token for name, token in ids.items() if token is not None}
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id")
+           for role in ("pad", "bos", "eos")}  # fmt: skip
+    ids = {name: token for name, token in ids.items() if token is not None and hasattr(kind, name)}
     # The tokenizer knows its size and its special tokens better than a preset.
-    own = {name: ids[name] for name in ids if hasattr(kind, name)}
-    config = kind(**{**sizes, "vocab_size": len(tokenizer), **own})
+    config = kind(**{**sizes, "vocab_size": len(tokenizer), **ids})
     ends = getattr(kind, "eos_token_id", None)
     for name in ("decoder_start_token_id", "forced_eos_token_id"):  # BART's are its end of text
         if ends is not None and getattr(config, name, None) == ends:
@@ -199,7 +370,7 @@ def _fresh_config(model_type: str, tokenizer: Any, preset: str | None) -> Any:
     return config
 
 
-def build_model(arguments: Arguments, config: Any, task: str) -> Any:
+def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> FlaxPreTrainedModel:
     """Build the structure of the model (no parameters yet)."""
     spec = plugins.load().architectures.get(config.model_type)
     if task not in spec.heads:
@@ -237,7 +408,14 @@ def build_model(arguments: Arguments, config: Any, task: str) -> Any:
     return made
 
 
-def lay_out(model: Any, mesh: Mesh, sequence_parallel: bool = False) -> sharding.Layout:
+def shapes_of(model: FlaxPreTrainedModel) -> dict[trees.Path, tuple[int, ...]]:
+    """Return the shapes of the parameters by path, without padding."""
+    return {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
+
+
+def lay_out(
+    model: FlaxPreTrainedModel, mesh: Mesh, sequence_parallel: bool = False
+) -> sharding.Layout:
     """Pair the architecture's sharding rules with the mesh, and have the model compute on it."""
     spec = plugins.load().architectures.get(model.config.model_type)
     layout = sharding.Layout(
@@ -247,38 +425,8 @@ def lay_out(model: Any, mesh: Mesh, sequence_parallel: bool = False) -> sharding
         tuple(model.stacked_prefixes),
     )
     sharding.check_heads(model, mesh)
-    shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
-    model.use_mesh(mesh, layout.axes(shapes), sequence_parallel)
+    model.use_mesh(mesh, layout.axes(shapes_of(model)), sequence_parallel)
     return layout
-
-
-def make_params(arguments: Arguments, model: Any, layout: sharding.Layout) -> tuple[Any, Any]:
-    """Load or initialise the parameters where they belong, and the collections beside them.
-
-    No host holds a whole model: files are read by slices, and a fresh initialisation is compiled
-    with its output shardings.
-    """
-    shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
-    places = layout.shardings(shapes)
-    path = weights_source(arguments)
-    if path:
-        params, extra = _load_params(arguments, model, layout, places, path)
-    else:
-        init = jax.jit(
-            lambda key: trees.unflatten(
-                {
-                    p: layout.pad(p, leaf)
-                    for p, leaf in trees.flatten(model.init_weights(key)).items()
-                }
-            ),
-            out_shardings=trees.unflatten(places),
-        )
-        key = jax.random.PRNGKey(arguments.training.seed)
-        params, extra = init(key), model.init_extra(key)
-    dtype = arguments.model.param_dtype
-    return (
-        params if dtype == "float32" and not path else trees.cast_floating(params, dtype)
-    ), extra
 
 
 def weights_source(arguments: Arguments) -> str | None:
@@ -289,9 +437,30 @@ def weights_source(arguments: Arguments) -> str | None:
     )
 
 
-def _load_params(
-    arguments: Arguments, model: Any, layout: sharding.Layout, places: dict, path: str
-) -> Any:
+def make_params(
+    arguments: Arguments, model: FlaxPreTrainedModel, layout: sharding.Layout
+) -> tuple[Tree, Tree]:
+    """Load or initialise the parameters where they belong, and the collections beside them.
+
+    No host holds a whole model: files are read by slices, and a fresh initialisation is compiled
+    with its output shardings.
+    """
+    places = layout.shardings(shapes_of(model))
+    path, seed, dtype = (
+        weights_source(arguments),
+        arguments.training.seed,
+        arguments.model.param_dtype,
+    )
+    if path is None:
+
+        def init(key: jax.Array) -> Tree:
+            flat = trees.flatten(model.init_weights(key))
+            return trees.unflatten({path: layout.pad(path, leaf) for path, leaf in flat.items()})
+
+        key = jax.random.PRNGKey(seed)
+        params = jax.jit(init, out_shardings=trees.unflatten(places))(key)
+        extra = model.init_extra(key)
+        return params if dtype == "float32" else trees.cast_floating(params, dtype), extra
     replicated = NamedSharding(layout.mesh, PartitionSpec())
 
     def place(name: trees.Path, shape: tuple[int, ...]) -> NamedSharding:
@@ -299,7 +468,7 @@ def _load_params(
 
     loaded = type(model).from_pretrained(
         path, config=model.config, sharding=place, scan_layers=model.scan_layers,
-        seed=arguments.training.seed, precision=model.precision,
+        seed=seed, precision=model.precision,
         ignore_mismatched_sizes=getattr(arguments.data, "ignore_mismatched_sizes", False),
         **_hub_options(arguments),
     )  # fmt: skip
@@ -307,168 +476,249 @@ def _load_params(
     padded = {
         name: jax.device_put(layout.pad(name, leaf), places[name]) for name, leaf in flat.items()
     }
-    return trees.unflatten(padded), jax.device_put(loaded.extra, replicated)
+    extra = jax.device_put(loaded.extra, replicated)
+    return trees.cast_floating(trees.unflatten(padded), dtype), extra
 
 
-@dataclasses.dataclass
-class Prepared:
-    """The data of a run; ``None`` where a split is not needed.
+# -- what a resumed run keeps
 
-    ``test`` are rows to judge; what an objective writes texts of, it reads itself.
+
+def keep_collections(model: FlaxPreTrainedModel, progress: Progress, output_dir: str) -> None:
+    """Record what the state holds beside parameters, which a run cannot change on its way.
+
+    Raises:
+        UsageError: the checkpoint to go on from has others.
     """
 
-    train: Any  # Batches or StreamingBatches
-    evaluation: Any  # Batches
-    length: int
-    description: dict[str, Any]
-    test: Any = None  # Batches
+    def listed(sizes: Mapping[str, int]) -> str:
+        counts = (f"{name} ({size} numbers)" for name, size in sizes.items())
+        return ", ".join(counts) or "no collections"
 
-
-def prepare_data(
-    arguments: Arguments,
-    tokenizer: Any,
-    objective: Any,
-    length: int,
-    train_batch: int,
-    eval_batch: int,
-    windows: Windows | None = None,
-) -> Prepared:
-    """Load, tokenise and pack the splits that the run needs; ``length`` is tokens of text a row.
-
-    With ``windows`` a training batch is a window of its rows.
-    """
-    data, training = arguments.data, arguments.training
-    splits = objective.load_splits(plugins.load())
-    wanted = {"train": training.do_train, "validation": _evaluates(training),
-              "test": training.do_predict}  # fmt: skip
-    needed = [name for name, want in wanted.items() if want]
-    absent = [name for name in needed if name not in splits]
-    if absent:
-        flags = {"train": "only --do_eval", "validation": "drop --do_eval",
-                 "test": "--test_split_percentage, or drop --do_predict"}  # fmt: skip
-        raise UsageError(
-            f"the data has no {absent[0]} split: give --{absent[0]}_file, or {flags[absent[0]]}"
-        )
-    known = getattr(splits, "description", {})
-    description: dict[str, Any] = {"name": known["name"]} if "name" in known else {}
-    train: Any = None
-    if "train" in needed:
-        if data.streaming:
-            train = StreamingBatches(
-                splits["train"], tokenizer, splits.text_column, length, train_batch, training.seed,
-                line_by_line=data.line_by_line, cross_documents=objective.cross_documents,
-                keep_blank=data.keep_blank, append_eos=getattr(data, "append_eos", False),
-            )  # fmt: skip
-        else:
-            streams = windows is not None and windows.streams
-            row = windows.length if windows is not None and streams else length
-            rows, description["train"] = objective.make_rows(splits, "train", row)
-            train = _train_batches(rows, train_batch, training.seed, windows)
-    judged = {}
-    for split in ("validation", *(["test"] if objective.judges_test else [])):
-        if split in needed:
-            rows, description[split] = objective.make_rows(splits, split, length)
-            judged[split] = Batches(rows, eval_batch, training.seed, shuffle=False)
-    return Prepared(train, judged.get("validation"), length, description, judged.get("test"))
-
-
-def _train_batches(rows: Any, size: int, seed: int, windows: Windows | None) -> Batches:
-    if windows is None:
-        return Batches(rows, size, seed)
-    if windows.streams:
-        return StreamBatches(rows, size, seed)
-    return WindowBatches(rows, size, seed, windows.count)
-
-
-def _evaluates(training: Any) -> bool:
-    return training.do_eval or training.eval_strategy != "no"
-
-
-def to_host(params: Any, layout: sharding.Layout) -> Any:
-    """Gather parameters to the host without padding rows, ready to be saved."""
-
-    def gather(path: trees.Path, leaf: jax.Array) -> np.ndarray:
-        if not leaf.is_fully_addressable:
-            leaf = _replicate(leaf, NamedSharding(layout.mesh, PartitionSpec()))
-        return np.asarray(layout.cut(path, jnp.asarray(leaf)))
-
-    return trees.unflatten(
-        {path: gather(path, leaf) for path, leaf in trees.flatten(params).items()}
-    )
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _replicate(leaf: jax.Array, everywhere: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(leaf, everywhere)
-
-
-def read_progress(loop: Loop) -> None:
-    """Find the checkpoint to resume and read its record, before the batch size is settled.
-
-    Sets ``loop.restore_from``, ``loop.restore_step`` (None: nothing to resume) and
-    ``loop.progress``.
-    """
-    source, wanted = loop.training.resume_from_checkpoint, None
-    loop.restore_step, checkpoints = None, loop.checkpoints
-    if not loop.training.do_train:
-        return
-    if source:
-        folder, wanted = find(source)
-        if folder.absolute() != loop.folder.absolute():
-            checkpoints = Checkpointer(folder, limit=None)
-    loop.restore_from = checkpoints
-    steps = checkpoints.steps()
-    loop.restore_step = wanted if wanted is not None else (steps[-1] if steps else None)
-    if loop.restore_step is not None:
-        if source and jax.process_index() == 0:  # else `set_damaged_aside` has looked
-            checkpoints.check(loop.restore_step)
-        loop.progress = progress_of(checkpoints, loop.restore_step)
-    _keep_collections(loop)
-
-
-def _keep_collections(loop: Loop) -> None:
-    """Record what the state holds beside parameters, which a run cannot change on its way."""
     sizes = {
         name: sum(math.prod(leaf.shape) for leaf in trees.flatten(tree).values())
-        for name, tree in loop.model.extra_shape_tree.items()
+        for name, tree in model.extra_shape_tree.items()
     }
-    own = {"precision": loop.model.precision.name, "sizes": sizes}
-    before = loop.progress.collections
+    before, precision = progress.collections, model.precision.name
     if before is not None and before["sizes"] != sizes:
         raise UsageError(
-            f"the checkpoint of step {loop.restore_step} was trained with --precision "
-            f"{before['precision']} and holds {_listed(before['sizes'])}; with --precision "
-            f"{own['precision']} and these flags it would hold {_listed(sizes)}. Give the flags of "
+            f"the checkpoint of step {progress.step} was trained with --precision "
+            f"{before['precision']} and holds {listed(before['sizes'])}; with --precision "
+            f"{precision} and these flags it would hold {listed(sizes)}. Give the flags of "
             f"the run; or begin another with its weights: --model_name_or_path "
-            f"{loop.training.output_dir} and a new --output_dir"
+            f"{output_dir} and a new --output_dir"
         )
-    loop.progress.collections = own
+    progress.collections = {"precision": precision, "sizes": sizes}
 
 
-def _listed(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{name} ({size} numbers)" for name, size in sizes.items()) or "no collections"
+def keep_batch(training: TrainingArguments, shards: int, progress: Progress) -> int:
+    """Return rows a step; a resumed run keeps its batch on any devices.
+
+    Raises:
+        UsageError: they do not divide by the ``shards`` of the batch and the micro-batches.
+    """
+    micro = training.gradient_accumulation_steps
+    size = training.global_batch_size or training.per_device_train_batch_size * shards * micro
+    kept = progress.global_batch_size
+    if kept and size != kept and training.global_batch_size is None:
+        logger.warning(
+            "going on with the run's %d rows a step (the flags alone would give %d)", kept, size
+        )
+        size = kept
+    if size % (shards * micro):
+        raise UsageError(
+            f"a step has {size} rows, which do not divide by {shards} data shards x {micro} "
+            f"micro-batches: give --global_batch_size a multiple of {shards * micro}"
+        )
+    progress.global_batch_size = size
+    return size
 
 
-def keep_windows(loop: Loop) -> None:
+def keep_windows(windows: Windows | None, rows: int, progress: Progress) -> None:
     """Record how rows are cut into windows; the state in a checkpoint belongs to that cut.
 
     Raises:
         UsageError: the checkpoint to go on from was trained with another one.
     """
-    plan, progress = loop.windows, loop.progress
-    own = None if plan is None else {
-        "update_length": plan.length, "state_reset": "never" if plan.streams else "sequence",
-        "block_size": plan.length * plan.count, "global_batch_size": loop.batch_size,
+
+    def told(windows: Mapping[str, int | str] | None) -> str:
+        if windows is None:
+            return "without --update_length"
+        return "with " + " ".join(f"--{name} {value}" for name, value in windows.items())
+
+    now = None if windows is None else {
+        "update_length": windows.length, "state_reset": "never" if windows.streams else "sequence",
+        "block_size": windows.length * windows.count, "global_batch_size": rows,
     }  # fmt: skip
-    if loop.restore_step is not None and own != progress.windows:
+    if progress.step and now != progress.windows:
         raise UsageError(
-            f"the checkpoint of step {loop.restore_step} was trained {_told(progress.windows)}, "
-            f"and the flags say {_told(own)}: give the same flags, or another --output_dir"
+            f"the checkpoint of step {progress.step} was trained {told(progress.windows)}, "
+            f"and the flags say {told(now)}: give the same flags, or another --output_dir"
         )
-    progress.windows = own
+    progress.windows = now
 
 
-def _told(windows: dict[str, Any] | None) -> str:
-    if windows is None:
-        return "without --update_length"
-    return "with " + " ".join(f"--{name} {value}" for name, value in windows.items())
+def plan_windows(
+    arguments: Arguments, objective: Objective, model: FlaxPreTrainedModel, length: int
+) -> Windows | None:
+    """Return how rows of ``length`` tokens are cut, or None where a row is one step.
+
+    Raises:
+        UsageError: what is trained cannot carry a state, or the length does not fit.
+    """
+    window, data = arguments.training.update_length, arguments.data
+    streams = arguments.training.state_reset == "never"
+    if window is None or not arguments.training.do_train:
+        return None
+
+    def refuse(problem: str) -> UsageError:
+        return UsageError(f"--update_length {window}: {problem}")
+
+    if not objective.carries_state:
+        raise refuse(
+            f"'{objective.name}' needs a row as a whole; only causal language modelling "
+            "(run_clm_flax.py) trains it window by window"
+        )
+    if not model.fixed_state:
+        raise refuse(
+            f"'{model.config.model_type}' keeps keys and values of every token it has seen, so "
+            "there is no state of fixed size to carry; vq_transformer has one. Drop the flag"
+        )
+    try:
+        jax.eval_shape(lambda: model.init_cache(1, 0))
+    except UsageError as error:  # an option of the configuration leaves it without a state
+        raise refuse(str(error)) from error
+    if has_arrays(data) and streams:
+        raise refuse(
+            "--state_reset never needs one text to read on in, and images are rows of their own; "
+            "drop --state_reset"
+        )
+    if length % window:
+        fits = [n for n in range(1, length + 1) if length % n == 0][-6:]
+        raise refuse(
+            f"rows of {length} tokens are not whole windows: give a divisor of the row length "
+            f"(such as {', '.join(map(str, fits))}), or another --block_size"
+        )
+    if data.streaming:
+        raise refuse(
+            "--streaming has no row to go back to for its next window; drop one of the two"
+        )
+    if data.line_by_line:
+        raise refuse("--line_by_line makes rows of different lengths; drop one of the two")
+    if not objective.cross_documents:
+        raise refuse(
+            "documents that share a row cannot be kept apart by a state that is carried on; add "
+            "--cross_documents (the text is one stream)"
+        )
+    return Windows(window, length // window, streams)
+
+
+# -- data
+
+
+def load_data(
+    arguments: Arguments,
+    tokenizer: PreTrainedTokenizerBase,
+    objective: Objective,
+    batch: BatchPlan,
+    shards: int,
+) -> RunData:
+    """Load, tokenise and pack the splits that the run needs.
+
+    With windows a training batch is a window of its rows.
+    """
+    data, training = arguments.data, arguments.training
+    length, windows = objective.row_length(batch.length), batch.windows
+    splits: Any = objective.load_splits(plugins.load())
+    wanted = {"train": training.do_train, "test": training.do_predict,
+              "validation": training.do_eval or training.eval_strategy != "no"}  # fmt: skip
+    for split, instead in (
+        ("train", "only --do_eval"), ("validation", "drop --do_eval"),
+        ("test", "--test_split_percentage, or drop --do_predict"),
+    ):  # fmt: skip
+        if wanted[split] and split not in splits:
+            raise UsageError(f"the data has no {split} split: give --{split}_file, or {instead}")
+    known = getattr(splits, "description", {})
+    description: dict[str, Any] = {"name": known["name"]} if "name" in known else {}
+    train: Batches | StreamingBatches | None = None
+    if wanted["train"] and data.streaming:
+        train = StreamingBatches(
+            splits["train"], tokenizer, splits.text_column, length, batch.rows, training.seed,
+            line_by_line=data.line_by_line, cross_documents=objective.cross_documents,
+            keep_blank=data.keep_blank, append_eos=getattr(data, "append_eos", False),
+        )  # fmt: skip
+    elif wanted["train"]:
+        streams = windows is not None and windows.streams
+        row = windows.length if windows is not None and streams else length
+        rows, description["train"] = objective.make_rows(splits, "train", row)
+        if windows is None:
+            train = Batches(rows, batch.rows, training.seed)
+        elif streams:
+            train = StreamBatches(rows, batch.rows, training.seed)
+        else:
+            train = WindowBatches(rows, batch.rows, training.seed, windows.count)
+    judged: dict[str, Batches] = {}
+    size = training.per_device_eval_batch_size * shards
+    for split in ("validation", *(["test"] if objective.judges_test else [])):
+        if wanted[split]:
+            rows, description[split] = objective.make_rows(splits, split, length)
+            judged[split] = Batches(rows, size, training.seed, shuffle=False)
+    return RunData(train, judged.get("validation"), judged.get("test"), length, description)
+
+
+def check_metric(
+    training: TrainingArguments,
+    objective: Objective,
+    model: FlaxPreTrainedModel,
+    batches: Batches | None,
+) -> None:
+    """Refuse to choose by a number that there is not, or not in evaluations of a part.
+
+    ``batches`` are those of the validation split.
+
+    Raises:
+        UsageError: ``--metric_for_best_model`` is the perplexity per word of a part, or nothing
+            that the objective reports.
+    """
+    if batches is None:
+        return
+    name = training.metric_for_best_model.removeprefix("eval_")
+    during = training.do_train and training.eval_strategy != "no"
+    part = training.max_eval_batches is not None and training.max_eval_batches < len(batches)
+    if name == "word_perplexity" and during and part:
+        raise UsageError(
+            f"--max_eval_batches {training.max_eval_batches} reads a part of the {len(batches)} "
+            "validation batches, whose words are not known, so --metric_for_best_model "
+            "word_perplexity has no number: drop --max_eval_batches, or choose by loss"
+        )
+    known = objective.reported("validation")
+    if known is not None and name not in known and not model.statistics:
+        raise UsageError(
+            f"--metric_for_best_model {training.metric_for_best_model}: there is only "
+            f"{', '.join(f'eval_{metric}' for metric in sorted(known))}"
+        )
+
+
+def _check_sequence_axis(mesh: Mesh, parallel: bool, batch: BatchPlan, target: int) -> None:
+    axes = ["sequence", *(["tensor"] if parallel else [])]
+    ways = math.prod(mesh.shape[name] for name in axes)
+    flag = "--mesh " + ",".join(f"{name}={mesh.shape[name]}" for name in axes)
+    flag += " with --sequence_parallel" if parallel else ""
+    parts = {"row": batch.length, "target row": target}
+    if batch.windows:
+        parts["window"] = batch.windows.length
+    for name, tokens in parts.items():
+        if tokens % ways:
+            raise UsageError(
+                f"{flag} does not divide the {tokens} tokens of a {name}: give a length that "
+                f"is a multiple of {ways}, or another mesh"
+            )
+
+
+def _total_steps(training: TrainingArguments, data: RunData | None) -> int:
+    if training.max_steps > 0:
+        return training.max_steps
+    if data is None:
+        return PLANNED_STEPS
+    if not isinstance(data.train, Batches):
+        raise UsageError("--streaming needs --max_steps: the length of a stream is not known")
+    return max(1, round(len(data.train) * training.num_train_epochs))

@@ -3,54 +3,99 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from hfseq.nn import fp8, sharding, trees
 from hfseq.nn.random import batch_keys
 
-FIRST = 2.0**10  # losses are sums over thousands of targets
+if TYPE_CHECKING:
+    from hfseq.modeling.base import FlaxPreTrainedModel
+    from hfseq.objectives.base import Objective
+
+#: Parameters and what has their form: nested dicts with string keys.
+Tree: TypeAlias = "Mapping[str, jax.Array | Tree]"
+Batch: TypeAlias = Mapping[str, jax.Array]
+LossScale: TypeAlias = dict[str, jax.Array]
 
 
-LARGEST = 2.0**24
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What a step advances: a pytree, and in a checkpoint a dict without the parts that are None.
+
+    ``extra`` holds the collections beside the parameters. ``window`` sums what was not logged yet,
+    so that a resumed run logs the very same numbers. Computing in float16 needs ``loss_scale``;
+    training in windows needs ``memory``, what the model knows of the windows before.
+    """
+
+    params: Tree
+    opt_state: optax.OptState
+    extra: Tree
+    step: jax.Array
+    window: dict[str, jax.Array]
+    loss_scale: LossScale | None = None
+    memory: Tree | None = None
+
+    def to_dict(self) -> dict[str, Tree | optax.OptState]:
+        """Return the parts that are there by name, as checkpoints hold them."""
+        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: part for name, part in parts.items() if part is not None}
 
 
-PATIENCE = 1000
+# Leaves in the order of the dict on disk.
+jax.tree_util.register_dataclass(
+    TrainState, sorted(field.name for field in dataclasses.fields(TrainState)), []
+)
 
 
-Scale = dict[str, jax.Array]
+#: ``step(state, frozen, batch) -> (state, measured)``; ``frozen`` are parameters that it only uses.
+Step: TypeAlias = Callable[[TrainState, Tree, Batch], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def initial(compute_dtype: Any) -> Scale | None:
+# -- the loss scale of float16: losses are sums over thousands of targets
+
+INITIAL_SCALE = 2.0**10
+MAX_SCALE = 2.0**24
+GROWTH_INTERVAL = 1000  # steps without an overflow
+
+
+def initial_loss_scale(compute_dtype: DTypeLike | None) -> LossScale | None:
     """Return the scale that training starts with, or None where the type needs none."""
     if compute_dtype is None or jnp.dtype(compute_dtype) != jnp.float16:
         return None
-    return {"factor": jnp.float32(FIRST), "good_steps": jnp.zeros((), jnp.int32)}
+    return {"factor": jnp.float32(INITIAL_SCALE), "good_steps": jnp.zeros((), jnp.int32)}
 
 
-def overflowed(scale: Scale | None, loss: jax.Array, norm: jax.Array) -> jax.Array:
+def overflowed(scale: LossScale | None, loss: jax.Array, norm: jax.Array) -> jax.Array:
     """Tell whether only the scale is to blame for gradients that are not finite."""
     if scale is None:
         return jnp.zeros((), bool)
     return jnp.isfinite(loss) & ~jnp.isfinite(norm) & (scale["factor"] > 1)
 
 
-def update(scale: Scale, overflow: jax.Array) -> Scale:
+def update_loss_scale(scale: LossScale, overflow: jax.Array) -> LossScale:
     """Return the scale of the next step."""
     good = jnp.where(overflow, 0, scale["good_steps"] + 1)
-    grown = jnp.where(good == PATIENCE, jnp.minimum(2 * scale["factor"], LARGEST), scale["factor"])
+    full = good == GROWTH_INTERVAL
+    grown = jnp.where(full, jnp.minimum(2 * scale["factor"], MAX_SCALE), scale["factor"])
     factor = jnp.where(overflow, scale["factor"] / 2, grown)
-    return {"factor": factor, "good_steps": jnp.where(good == PATIENCE, 0, good)}
+    return {"factor": factor, "good_steps": jnp.where(full, 0, good)}
+
+
+# -- what is carried from window to window
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
-    """Where the rows are in the carried state: ``rows`` of them, in stacks on the second axis.
+class Carry:
+    """Where the rows are in the carried memory: ``rows`` of them, in stacks on the second axis.
 
     ``windows`` make a sequence; ``stacked`` are path prefixes of scanned layers.
     """
@@ -59,24 +104,24 @@ class Memory:
     windows: int
     stacked: tuple[trees.Path, ...] = ()
 
-    def _axis(self, path: trees.Path) -> int:
-        return int(any(path[: len(head)] == head for head in self.stacked))
-
-    def _map(self, change: Any, *given: Any) -> Any:
+    def _map(self, change: Callable, *given: Tree) -> dict:
+        """Call ``change(axis of the rows, *leaves)`` for every path."""
         flat = [trees.flatten(tree) for tree in given]
+        axes = {
+            path: int(any(path[: len(head)] == head for head in self.stacked)) for path in flat[0]
+        }
         return trees.unflatten(
-            {path: change(self._axis(path), *(tree[path] for tree in flat)) for path in flat[0]}
+            {path: change(axes[path], *(tree[path] for tree in flat)) for path in flat[0]}
         )
 
-    def shardings(self, tree: Any, mesh: Mesh) -> Any:
+    def shardings(self, tree: Tree, mesh: Mesh) -> dict:
         """Lay the rows over the axes of the batch."""
+        return self._map(
+            lambda axis, _: NamedSharding(mesh, PartitionSpec(*(None,) * axis, sharding.BATCH)),
+            tree,
+        )
 
-        def place(axis: int, leaf: Any) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*(None,) * axis, sharding.BATCH))
-
-        return self._map(place, tree)
-
-    def cut(self, tree: Any, micro: int) -> Any:
+    def cut(self, tree: Tree, micro: int) -> dict:
         """Cut the rows as a batch is cut, micro-batches on a new first axis."""
 
         def one(axis: int, leaf: jax.Array) -> jax.Array:
@@ -85,7 +130,7 @@ class Memory:
 
         return self._map(one, tree)
 
-    def join(self, tree: Any, like: Any) -> Any:
+    def join(self, tree: Tree, like: Tree) -> dict:
         """Undo :meth:`cut`; the types are those of ``like``."""
 
         def one(axis: int, leaf: jax.Array, old: jax.Array) -> jax.Array:
@@ -93,8 +138,8 @@ class Memory:
 
         return self._map(one, tree, like)
 
-    def reset(self, tree: Any, rows: jax.Array, fresh: Any) -> Any:
-        """Put the state ``fresh`` in the place of the rows that ``rows`` (bool) names."""
+    def reset(self, tree: Tree, rows: jax.Array, fresh: Tree) -> dict:
+        """Put ``fresh`` in the place of the rows that ``rows`` (bool) names."""
 
         def one(axis: int, leaf: jax.Array, new: jax.Array) -> jax.Array:
             shape = (1,) * axis + (-1,) + (1,) * (leaf.ndim - axis - 1)
@@ -103,82 +148,95 @@ class Memory:
         return self._map(one, tree, fresh)
 
 
-State = dict[str, Any]
+# -- the state
 
 
 def make_state(
-    params: Any,
+    params: Tree,
     optimizer: optax.GradientTransformation,
-    extra: Any,
-    sums: dict[str, Any],
-    compute_dtype: Any = None,
-    memory: Any = None,
-) -> State:
-    """Return the state of step 0: parameters, optimizer state, collections, and the log window.
-
-    ``window`` sums what was not logged yet, so that a resumed run logs the very same numbers.
-    Computing in float16 adds ``loss_scale``; training in windows adds ``memory``, what the model
-    knows of the windows before.
-    """
-    scale = initial(compute_dtype)
-    return {
-        "params": params,
-        "opt_state": optimizer.init(params),
-        "extra": extra,
-        "step": jnp.zeros((), jnp.int32),
-        "window": sums,
-        **({} if scale is None else {"loss_scale": scale}),
-        **({} if memory is None else {"memory": memory}),
-    }
+    extra: Tree,
+    sums: tuple[str, ...],
+    compute_dtype: DTypeLike | None = None,
+    memory: Tree | None = None,
+) -> TrainState:
+    """Return the state of step 0; ``sums`` are the names of what the log window adds up."""
+    return TrainState(
+        params=params,
+        opt_state=optimizer.init(params),
+        extra=extra,
+        step=jnp.zeros((), jnp.int32),
+        window={name: jnp.zeros((), jnp.float32) for name in (*sums, "bad_steps")},
+        loss_scale=initial_loss_scale(compute_dtype),
+        memory=memory,
+    )
 
 
 def state_shardings(
-    abstract: State,
+    abstract: TrainState,
     params: dict[trees.Path, NamedSharding],
     mesh: Mesh,
-    memory: Memory | None = None,
-) -> Any:
+    carry: Carry | None = None,
+) -> TrainState:
     """Lay out the state: optimizer moments like their parameters, everything small replicated.
 
     The memory of earlier windows lies with its rows.
     """
-    shapes = {path: leaf.shape for path, leaf in trees.flatten(abstract["params"]).items()}
+    shapes = {path: leaf.shape for path, leaf in trees.flatten(abstract.params).items()}
     replicated = NamedSharding(mesh, PartitionSpec())
-    apart = ("params", "opt_state", "memory")
-    small = jax.tree.map(
-        lambda _: replicated, {name: part for name, part in abstract.items() if name not in apart}
+    everywhere: TrainState = jax.tree.map(lambda _: replicated, abstract)
+    return dataclasses.replace(
+        everywhere,
+        params=trees.unflatten(params),
+        opt_state=sharding.like_params(abstract.opt_state, params, shapes, mesh),
+        memory=carry.shardings(abstract.memory or {}, mesh) if carry else None,
     )
-    if memory is not None:
-        small["memory"] = memory.shardings(abstract["memory"], mesh)
-    return {
-        "params": trees.unflatten(params),
-        "opt_state": sharding.like_params(abstract["opt_state"], params, shapes, mesh),
-        **small,
-    }
 
 
-def zero_window(names: tuple[str, ...]) -> dict[str, jax.Array]:
-    """Return empty sums for the log window."""
-    return {name: jnp.zeros((), jnp.float32) for name in (*names, "bad_steps")}
+def to_host(params: Tree, layout: sharding.Layout) -> dict:
+    """Gather parameters to the host without padding rows, ready to be saved."""
+
+    def gather(path: trees.Path, leaf: jax.Array) -> np.ndarray:
+        if not leaf.is_fully_addressable:
+            leaf = _replicate(leaf, NamedSharding(layout.mesh, PartitionSpec()))
+        return np.asarray(layout.cut(path, jnp.asarray(leaf)))
+
+    return trees.unflatten(
+        {path: gather(path, leaf) for path, leaf in trees.flatten(params).items()}
+    )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _replicate(leaf: jax.Array, everywhere: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(leaf, everywhere)
+
+
+# -- the step
+
+
+def join_frozen(params: Tree, frozen: Tree) -> Tree:
+    """Return all parameters of a model of which some are ``frozen``."""
+    if not frozen:
+        return params
+    return trees.unflatten(trees.flatten(frozen) | trees.flatten(params))
 
 
 def make_step(
-    objective: Any,
-    model: Any,
+    objective: Objective,
+    model: FlaxPreTrainedModel,
     optimizer: optax.GradientTransformation,
     seed: int,
     skip_non_finite: bool,
-    memory: Memory | None = None,
+    carry: Carry | None = None,
     calibrate: bool = False,
-) -> Callable[[State, Any], tuple[State, dict[str, jax.Array]]]:
-    """Build ``step(state, batch)``; every leaf of the batch has a leading axis of micro-batches.
+) -> Step:
+    """Build ``step(state, frozen, batch)``; leaves of a batch have micro-batches on the first axis.
 
     Losses and gradients are summed over micro-batches and devices and divided once by the number of
     targets, so accumulation is exact. Dropout keys belong to (seed, step, row): neither the cut
     into micro-batches nor the number of devices changes a mask. The collections gather what every
     micro-batch adds and are settled once, when all have; a step that is skipped leaves them as they
-    were. With ``memory`` a batch is a window of its rows, and what the model knows of the windows
-    before is carried from step to step; rows that begin with a skipped step still begin afresh.
+    were. With ``carry`` a batch is a window of its rows, and what the model knows of the windows
+    before goes from step to step; rows that begin with a skipped step still begin afresh.
 
     Collections that the backward pass overwrites (FP8 scales and histories) are the same for all
     micro-batches of a step; of what these leave the maximum counts. With ``calibrate`` the step
@@ -186,123 +244,140 @@ def make_step(
     """
     overwritten = model.overwritten_extra
 
-    def sums(params: Any, scales: Any, extra: Any, batch: Any, keys: Any, factor: Any) -> Any:
-        extra = extra | fp8.for_gradient(scales)
-        total, count, more = objective.loss(model, params, batch, keys, True, extra=extra)
+    def loss_sum(
+        params: Tree, scales: Tree, frozen: Tree, extra: dict, batch: Batch, keys: Any,
+        factor: jax.Array | None,
+    ) -> tuple[jax.Array, tuple]:  # fmt: skip
+        extra = {**extra, **fp8.for_gradient(scales)}
+        whole = join_frozen(params, frozen)
+        total, count, more = objective.loss(model, whole, dict(batch), keys, True, extra=extra)
         scaled = total if factor is None else total * factor
-        found = {"loss": total, "count": count, "divisor": more.get("divisor", count)}
-        found |= more.get("totals", {})
+        sums = {"loss": total, "count": count, "divisor": more.get("divisor", count)}
+        sums |= more.get("totals", {})
         after = {k: v for k, v in more.get("extra", extra).items() if k not in overwritten}
-        return scaled, (found, after, more.get("memory"))
+        return scaled, (sums, after, more.get("memory"))
 
     def micro_step(
-        params: Any, scales: Any, extra: Any, batch: dict[str, Any], keys: Any, factor: Any
-    ) -> Any:
+        params: Tree, scales: Tree, frozen: Tree, extra: dict, batch: Batch,
+        keys: tuple[jax.Array, jax.Array], factor: jax.Array | None,
+    ) -> tuple:  # fmt: skip
         batch = dict(batch)
         drawn = batch_keys(keys[0], batch.pop("row"), keys[1])
-        (grads, scales), (found, extra, left) = jax.grad(sums, argnums=(0, 1), has_aux=True)(
-            params, scales, extra, batch, drawn, factor
+        gradient = jax.grad(loss_sum, argnums=(0, 1), has_aux=True)
+        (grads, scales), (sums, extra, memory) = gradient(
+            params, scales, frozen, extra, batch, drawn, factor
         )
-        found = jax.tree.map(lambda x: x.astype(jnp.float32), found)
-        return grads, found, fp8.from_gradient(scales), extra, left
+        sums = jax.tree.map(lambda x: x.astype(jnp.float32), sums)
+        return grads, sums, fp8.from_gradient(scales), extra, memory
 
-    def accumulate(params: Any, extra: Any, batch: Any, keys: Any, factor: Any) -> Any:
+    def accumulate(
+        state: TrainState, frozen: Tree, batch: Batch, keys: tuple[jax.Array, jax.Array],
+        factor: jax.Array | None,
+    ) -> tuple:  # fmt: skip
         scales, extra = (
-            {name: tree for name, tree in extra.items() if (name in overwritten) == moved}
+            {name: tree for name, tree in state.extra.items() if (name in overwritten) == moved}
             for moved in (True, False)
         )
         first = jax.tree.map(lambda x: x[0], batch)
         if jax.tree.leaves(batch)[0].shape[0] == 1:
-            grads, found, after, extra, left = micro_step(
-                params, scales, extra, first, keys, factor
+            grads, sums, after, extra, memory = micro_step(
+                state.params, scales, frozen, extra, first, keys, factor
             )
-            left = jax.tree.map(lambda x: x[None], left)
-            return grads, found, extra | fp8.overwrite(scales, after), left
+            memory = jax.tree.map(lambda x: x[None], memory)
+            return grads, sums, extra | fp8.overwrite(scales, after), memory
 
-        def body(carry: Any, part: Any) -> Any:
-            *sums, after, extra, left = micro_step(params, scales, carry[3], part, keys, factor)
-            added = jax.tree.map(jnp.add, carry[:2], tuple(sums))
-            return (*added, jax.tree.map(jnp.maximum, carry[2], after), extra), left
+        def body(total: tuple[Any, ...], part: Batch) -> tuple[tuple[Any, ...], Tree]:
+            *sums, after, extra, memory = micro_step(
+                state.params, scales, frozen, total[3], part, keys, factor
+            )
+            added = jax.tree.map(jnp.add, total[:2], tuple(sums))
+            return (*added, jax.tree.map(jnp.maximum, total[2], after), extra), memory
 
-        shapes = jax.eval_shape(micro_step, params, scales, extra, first, keys, factor)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3])
-        (grads, found, after, extra), left = jax.lax.scan(body, (*zeros, extra), batch)
-        return grads, found, extra | fp8.overwrite(scales, after), left
+        shapes = jax.eval_shape(
+            micro_step, state.params, scales, frozen, extra, first, keys, factor
+        )
+        zeros: tuple[Any, ...] = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3]
+        )
+        start: tuple[Any, ...] = (*zeros, extra)
+        (grads, sums, after, extra), memory = jax.lax.scan(body, start, batch)
+        return grads, sums, extra | fp8.overwrite(scales, after), memory
 
     def keys_of(step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        start = step if memory is None else step - step % memory.windows
+        start = step if carry is None else step - step % carry.windows
         root = jax.random.key(seed)
         return jax.random.fold_in(root, step), jax.random.fold_in(root, start)
 
-    def memory_before(state: State, batch: Any) -> Any:
-        assert memory is not None
-        fresh = model.init_cache(memory.rows, 0)
-        return memory.reset(state["memory"], batch["reset_rows"].reshape(-1), fresh)
-
-    def step(state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
-        scaling = state.get("loss_scale")
+    def step(
+        state: TrainState, frozen: Tree, batch: Batch
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        scaling = state.loss_scale
         factor = None if scaling is None else scaling["factor"]
-        if memory is not None:
-            batch = batch | {"memory": memory.cut(state["memory"], batch["row"].shape[0])}
-        grads, found, extra, left = accumulate(
-            state["params"], state["extra"], batch, keys_of(state["step"]), factor
-        )
+        whole: dict[str, Any] = dict(batch)
+        if carry is not None:
+            whole["memory"] = carry.cut(state.memory or {}, batch["row"].shape[0])
+        grads, sums, extra, memory = accumulate(state, frozen, whole, keys_of(state.step), factor)
         if calibrate:
             seen = {name: extra[name] for name in overwritten}
-            return state | {"extra": state["extra"] | seen}, {}
-        mean = 1.0 / jnp.maximum(found["divisor"], 1.0)
+            return dataclasses.replace(state, extra={**state.extra, **seen}), {}
+        mean = 1.0 / jnp.maximum(sums["divisor"], 1.0)
         scale = mean if factor is None else mean / factor
         # The norm of the sums, scaled: that of scaled gradients would first write them all down.
         norm = optax.tree.norm(grads) * scale
         grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
-        updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         new = {
-            "params": optax.apply_updates(state["params"], updates),
+            "params": optax.apply_updates(state.params, updates),
             "opt_state": opt_state,
             "extra": model.settle_extra(extra),
         }
-        good = jnp.isfinite(found["loss"]) & jnp.isfinite(norm)
-        overflow = overflowed(scaling, found["loss"], norm)
+        good = jnp.isfinite(sums["loss"]) & jnp.isfinite(norm)
+        overflow = overflowed(scaling, sums["loss"], norm)
         if skip_non_finite or scaling is not None:
-            new = _where(good if skip_non_finite else ~overflow, new, state)
-        if memory is not None:
-            new["memory"] = memory.join(left, state["memory"])
+            old = {name: getattr(state, name) for name in new}
+            new = _where(good if skip_non_finite else ~overflow, new, old)
+        if carry is not None:
+            new["memory"] = carry.join(memory, state.memory or {})
             if skip_non_finite:
-                kept = {"memory": memory_before(state, batch)}
-                known = {"memory": new["memory"]}
-                new |= _where(jnp.isfinite(found["loss"]), known, kept)
+                fresh = model.init_cache(carry.rows, 0)
+                kept = carry.reset(state.memory or {}, batch["reset_rows"].reshape(-1), fresh)
+                new["memory"] = _where(jnp.isfinite(sums["loss"]), new["memory"], kept)
         good |= overflow
         if skip_non_finite:
-            found = jax.tree.map(lambda x: jnp.where(good, x, 0.0), found)
-        found["bad_steps"] = (~good).astype(jnp.float32)
+            sums = jax.tree.map(lambda x: jnp.where(good, x, 0.0), sums)
+        sums["bad_steps"] = (~good).astype(jnp.float32)
         if scaling is not None:
-            new["loss_scale"] = update(scaling, overflow)
-        window = {name: state["window"][name] + found[name] for name in state["window"]}
-        new |= {"step": state["step"] + 1, "window": window}
-        loss = found["loss"] / jnp.maximum(found["count"], 1.0)
-        return new, {"loss": loss, "grad_norm": norm, "bad": ~good}
+            new["loss_scale"] = update_loss_scale(scaling, overflow)
+        window = {name: state.window[name] + sums[name] for name in state.window}
+        loss = sums["loss"] / jnp.maximum(sums["count"], 1.0)
+        state = dataclasses.replace(state, **new, step=state.step + 1, window=window)
+        return state, {"loss": loss, "grad_norm": norm, "bad": ~good}
 
     if not calibrate:
         return step
 
-    def calibration(state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
+    def calibration(
+        state: TrainState, frozen: Tree, batch: Batch
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         with fp8.calibrating():
-            return step(state, batch)
+            return step(state, frozen, batch)
 
     return calibration
 
 
-def _where(taken: jax.Array, new: State, old: State) -> State:
-    """Choose the parts of ``new``, or those of ``old`` with the same names."""
-    return jax.tree.map(lambda a, b: jnp.where(taken, a, b), new, {name: old[name] for name in new})
+def _where(taken: jax.Array, new: dict, old: dict) -> dict:
+    return jax.tree.map(lambda a, b: jnp.where(taken, a, b), new, old)
 
 
-def make_eval_step(objective: Any, model: Any) -> Callable[..., dict[str, jax.Array]]:
-    """Build ``evaluate(params, extra, batch) -> sums``."""
+def make_eval_step(
+    objective: Objective, model: FlaxPreTrainedModel
+) -> Callable[[Tree, Tree, Tree, Batch], dict[str, jax.Array]]:
+    """Build ``evaluate(params, frozen, extra, batch) -> sums``."""
 
-    def evaluate(params: Any, extra: Any, batch: dict[str, Any]) -> dict[str, jax.Array]:
+    def evaluate(params: Tree, frozen: Tree, extra: Tree, batch: Batch) -> dict[str, jax.Array]:
         batch = {name: leaf[0] for name, leaf in batch.items() if name != "row"}
-        total, count, more = objective.loss(model, params, batch, None, False, extra=extra)
+        whole = join_frozen(params, frozen)
+        total, count, more = objective.loss(model, whole, batch, None, False, extra=extra)
         return {"loss": total, "count": count, **more.get("totals", {})}
 
     return evaluate

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from hfseq import plugins
 from hfseq.errors import UsageError, private
-from hfseq.reports.log import _lines
+from hfseq.reports.log import read_lines
 from hfseq.training.event_file import FAILURE, SUCCESS, AppendFile, EventFile, Histogram
 
 logger = logging.getLogger("hfseq.tracking")
@@ -55,6 +55,30 @@ class Tracker(Protocol):
         """Finish writing."""
 
 
+class Trackers(list["Guarded"]):
+    """All trackers of a run, as one."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record the metrics of a step."""
+        for tracker in self:
+            tracker.log(dict(metrics), step)
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Record a text sample."""
+        for tracker in self:
+            tracker.text(tag, text, step)
+
+    def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
+        """Record histograms, where a tracker can."""
+        for tracker in self:
+            tracker.histograms(values, step)
+
+    def close(self) -> None:
+        """Finish writing."""
+        for tracker in self:
+            tracker.close()
+
+
 def tracker_names(report_to: str | Iterable[str] | None) -> list[str]:
     """Return the trackers that ``--report_to`` names: a list, "all" (as installed) or "none"."""
     given = [report_to] if isinstance(report_to, str) else list(report_to or ["none"])
@@ -70,10 +94,10 @@ def tracker_names(report_to: str | Iterable[str] | None) -> list[str]:
 def make_trackers(
     names: str | Iterable[str] | None,
     run_directory: Path,
-    arguments: Any,
+    arguments: object,
     run_config: Mapping[str, Any],
     resume_step: int | None = None,
-) -> list[Tracker]:
+) -> Trackers:
     """Open the trackers of a run.
 
     With ``resume_step`` they forget what they hold of later steps (0: of any training step);
@@ -82,7 +106,7 @@ def make_trackers(
     wanted, registry = tracker_names(names), plugins.load().trackers
     everything = wanted == ["all"]
     config = private_config(without_secrets(run_config))
-    trackers: list[Tracker] = []
+    trackers = Trackers()
     for name in list(registry) if everything else wanted:
         factory = registry.get(name)
         try:
@@ -184,7 +208,12 @@ class JsonlTracker:
     Where a run begins to train, or goes on, the line has its configuration under ``run``.
     """
 
-    def __init__(self, run_directory: Path, arguments: Any = None, run_config: Any = None) -> None:
+    def __init__(
+        self,
+        run_directory: Path,
+        arguments: object = None,
+        run_config: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path = Path(run_directory) / METRICS_FILE
         self._config = {name: value for name, value in (run_config or {}).items() if value != []}
         self._file = self._open()
@@ -206,7 +235,7 @@ class JsonlTracker:
 
     def resume(self, step: int) -> None:
         """Drop the lines of later steps, replacing the file as a whole."""
-        kept = [line for line, record in _lines(self.path) if record["step"] <= step]
+        kept = [line for line, record in read_lines(self.path) if record["step"] <= step]
         self._file.close()
         temporary = self.path.with_name(f"{METRICS_FILE}.tmp")
         try:
@@ -240,7 +269,12 @@ def _json_number(value: Any) -> int | float | None:
 class TensorBoardTracker:
     """Event files under ``<run_directory>/runs/<date_host>/``, whose curves the Hub shows too."""
 
-    def __init__(self, run_directory: Path, arguments: Any = None, run_config: Any = None) -> None:
+    def __init__(
+        self,
+        run_directory: Path,
+        arguments: object = None,
+        run_config: Mapping[str, Any] | None = None,
+    ) -> None:
         self.runs = Path(run_directory) / "runs"
         self._config = {name: v for name, v in (run_config or {}).items() if v not in (None, [])}
         self._host = re.sub(r"[^\w.-]", "-", socket.gethostname())
@@ -290,7 +324,9 @@ class WandbTracker:
     The project is WANDB_PROJECT or "hfseq"; the other WANDB_* variables work as W&B documents them.
     """
 
-    def __init__(self, run_directory: Path, arguments: Any, run_config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_directory: Path, arguments: object, run_config: Mapping[str, Any]
+    ) -> None:
         import wandb
 
         id_file = Path(run_directory) / WANDB_ID_FILE
@@ -308,7 +344,7 @@ class WandbTracker:
         id_file.write_text(run_id + "\n")
 
     @staticmethod
-    def _name(run_directory: Path, arguments: Any) -> str:
+    def _name(run_directory: Path, arguments: object) -> str:
         given = getattr(arguments, "run_name", None) or os.environ.get("WANDB_NAME")
         return given or run_directory.resolve().name
 

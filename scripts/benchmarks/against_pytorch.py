@@ -27,9 +27,12 @@ from hfseq.data.batches import Batches, RowRandom
 from hfseq.errors import UsageError
 from hfseq.nn import trees
 from hfseq.reports import plots
-from hfseq.training import optimizers, setup
+from hfseq.training import optimizers
 from hfseq.training.arguments import Arguments
-from hfseq.training.run import Loop
+from hfseq.training.callbacks import StepInfo
+from hfseq.training.run import Result, main
+from hfseq.training.setup import Run, load_config, load_tokenizer, make_params
+from hfseq.training.state import to_host
 
 IGNORED = -100
 FINAL_SHARE = 0.1
@@ -73,25 +76,26 @@ def compare(
     """
     check(arguments)
     switch_dropout_off(arguments, objective)
-    loop, ours = train_hfseq(arguments, objective, devices)
-    theirs = [train_torch(loop, seed) for seed in seeds]
+    result, ours = train_hfseq(arguments, objective, devices)
+    run = result.run
+    theirs = [train_torch(run, seed) for seed in seeds]
     with tempfile.TemporaryDirectory() as again:  # machines get faster and slower: time both ends
         elsewhere = dataclasses.replace(arguments.training, output_dir=again)
         repeated = dataclasses.replace(arguments, training=elsewhere)
         times = [ours.step_seconds, train_hfseq(repeated, objective, devices)[1].step_seconds]
-    folder = Path(loop.folder)
-    result = {
+    folder = run.folder
+    found = {
         "benchmark": "compare_pytorch_training", "objective": objective,
-        "command": arguments.command, "config": loop.model.config.to_dict(),
-        "model": type(loop.model).__name__, "steps": len(ours.losses),
-        "batch_size": loop.batch_size, "machine": harness.machine_facts(),
+        "command": arguments.command, "config": run.model.config.to_dict(),
+        "model": type(run.model).__name__, "steps": len(ours.losses),
+        "batch_size": run.batch.rows, "machine": harness.machine_facts(),
         "final_loss_is": "eval_loss" if ours.eval_loss is not None else "train_loss",
-        **verdict(ours, theirs, parity_steps), **speed(loop, times, theirs),
+        **verdict(ours, theirs, parity_steps), **speed(result, times, theirs),
         "hfseq": ours.as_dict(), "pytorch": [other.as_dict() for other in theirs],
     }  # fmt: skip
-    harness.write_json(folder / "pytorch_comparison.json", result)
-    draw(result, folder / "pytorch_comparison.png")
-    return result
+    harness.write_json(folder / "pytorch_comparison.json", found)
+    draw(found, folder / "pytorch_comparison.png")
+    return found
 
 
 def verdict(ours: Trained, theirs: Sequence[Trained], parity_steps: int) -> dict[str, Any]:
@@ -115,12 +119,12 @@ def verdict(ours: Trained, theirs: Sequence[Trained], parity_steps: int) -> dict
     }  # fmt: skip
 
 
-def speed(loop: Loop, times: Sequence[float], theirs: Sequence[Trained]) -> dict[str, Any]:
+def speed(result: Result, times: Sequence[float], theirs: Sequence[Trained]) -> dict[str, Any]:
     """Return tokens a second, real ones, from the median step of each, and their ratio.
 
     ``times`` are those of hfseq before and after PyTorch's.
     """
-    tokens = loop.progress.tokens_seen / max(loop.progress.step, 1)
+    tokens = result.progress.tokens_seen / max(result.progress.step, 1)
     other = float(np.median([trained.step_seconds for trained in theirs]))
     own = float(np.mean(times))
     if not (other and own):  # too few steps to time
@@ -187,7 +191,7 @@ def switch_dropout_off(arguments: Arguments, objective: str) -> None:
     plugins.load(extra=arguments.training.plugin)
     kind = plugins.load().objectives.get(objective)
     folder = Path(arguments.training.output_dir)
-    config = setup.load_config(arguments, setup.load_tokenizer(arguments, kind, folder), kind)
+    config = load_config(arguments, load_tokenizer(arguments, kind, folder), kind)
     rates = (
         f"{name}=0.0"
         for name, value in config.to_dict().items()
@@ -202,83 +206,81 @@ def switch_dropout_off(arguments: Arguments, objective: str) -> None:
 
 def train_hfseq(
     arguments: Arguments, objective: str, devices: Sequence[Any] | None = None
-) -> tuple[Loop, Trained]:
-    """Run the training loop itself, and note the loss of every step."""
+) -> tuple[Result, Trained]:
+    """Run the training itself, and note the loss of every step."""
     losses: list[float] = []
     moments: list[float] = []
-    loop = Loop(arguments, objective, devices)
 
-    def note(loop: Loop) -> None:
-        losses.append(float(loop.last_step["loss"]))
+    def note(info: StepInfo) -> None:
+        losses.append(float(info.measured["loss"]))
         moments.append(time.perf_counter())
 
-    loop.add_callback(note)
-    metrics = loop.run()
-    if len(losses) != loop.total_steps:
+    result = main(arguments, objective, callbacks=[note], devices=devices)
+    if len(losses) != result.run.total_steps:
         raise UsageError(
             f"--output_dir {arguments.training.output_dir} holds a run that was begun before, and "
             "its first losses are gone: give an empty one, or --overwrite_output_dir"
         )
-    evaluated = metrics.get("eval_loss")
-    return loop, Trained(arguments.training.seed, losses, evaluated, median_step(moments))
+    evaluated = result.metrics.get("eval_loss")
+    return result, Trained(arguments.training.seed, losses, evaluated, median_step(moments))
 
 
-def train_torch(loop: Loop, seed: int) -> Trained:
+def train_torch(run: Run, seed: int) -> Trained:
     """Train PyTorch's class as many steps, from hfseq's initial weights of ``seed``."""
     with tempfile.TemporaryDirectory() as folder:
-        model = torch_model(loop, seed, folder)
-    smoothing = getattr(loop.arguments.data, "label_smoothing_factor", 0.0)
-    twin = Twin(model, decay_rule(loop), loop.schedule, loop.training, smoothing)
-    losses = twin.train(training_batches(loop, seed))
-    evaluation = loop.data.evaluation
-    found = None if evaluation is None else twin.evaluate(evaluation_batches(loop))
+        model = torch_model(run, seed, folder)
+    smoothing = getattr(run.arguments.data, "label_smoothing_factor", 0.0)
+    twin = Twin(model, decay_rule(run), run.schedule, run.arguments.training, smoothing)
+    losses = twin.train(training_batches(run, seed))
+    evaluation = run.data.evaluation
+    found = None if evaluation is None else twin.evaluate(evaluation_batches(run))
     return Trained(seed, losses, found, median_step(twin.moments))
 
 
-def torch_model(loop: Loop, seed: int, folder: str) -> Any:
+def torch_model(run: Run, seed: int, folder: str) -> Any:
     """Save hfseq's initial weights of ``seed`` and load them with PyTorch."""
     import transformers
 
-    training = dataclasses.replace(loop.training, seed=seed)
-    arguments = dataclasses.replace(loop.arguments, training=training)
-    params, _ = setup.make_params(arguments, loop.model, loop.layout)
-    loop.model.save_pretrained(folder, params=setup.to_host(params, loop.layout))
-    name = loop.model.torch_class_name()
+    training = dataclasses.replace(run.arguments.training, seed=seed)
+    arguments = dataclasses.replace(run.arguments, training=training)
+    params, _ = make_params(arguments, run.model, run.layout)
+    run.model.save_pretrained(folder, params=to_host(params, run.layout))
+    name = run.model.torch_class_name()
     model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     wrong = {key: sorted(map(str, value)) for key, value in info.items() if value}
     if wrong:
         raise UsageError(f"{name} does not load what hfseq saved: {wrong}")
-    for derived in loop.model.derived_weights():  # places, say: hfseq computes, trains them not
+    for derived in run.model.derived_weights():  # places, say: hfseq computes, trains them not
         model.get_parameter(derived).requires_grad_(False)
     return model
 
 
-def decay_rule(loop: Loop) -> Any:
+def decay_rule(run: Run) -> Any:
     """Return a function from PyTorch names to whether hfseq's optimizer decays the parameter."""
-    names = loop.model.weight_map
-    patterns = (*optimizers.NO_DECAY, *loop.training.no_decay)
+    names = run.model.weight_map
+    patterns = (*optimizers.NO_DECAY, *run.arguments.training.no_decay)
     mask = trees.flatten(
-        optimizers.path_mask(patterns, matching=False)(loop.model.params_shape_tree)
+        optimizers.path_mask(patterns, matching=False)(run.model.params_shape_tree)
     )
     decayed = {slot.name: bool(mask[slot.path]) for slot in names.slots}
     return lambda name: decayed[names.aliases.get(name, name)]
 
 
-def training_batches(loop: Loop, seed: int) -> Iterator[Batch]:
+def training_batches(run: Run, seed: int) -> Iterator[Batch]:
     """Yield the batches of a run with ``seed``, as hfseq's feed makes them."""
-    source = Batches(loop.data.train.rows, loop.batch_size, seed)
-    for step in range(loop.total_steps):
+    source = Batches(run.data.train.rows, run.batch.rows, seed)
+    for step in range(run.total_steps):
         rows = source[step]
         random = RowRandom(seed, step, np.arange(len(rows["input_ids"]), dtype=np.int32))
-        yield loop.objective.collate(rows, random, 1)
+        yield run.objective.collate(rows, random, 1)
 
 
-def evaluation_batches(loop: Loop) -> Iterator[Batch]:
+def evaluation_batches(run: Run) -> Iterator[Batch]:
     """Yield the validation split with the masks that hfseq's evaluation draws."""
-    data = loop.data.evaluation
+    data = run.data.evaluation
     for step in range(len(data)):
-        random = RowRandom(loop.training.seed, 0, data.indices(step)[0])
-        yield loop.objective.collate(data[step], random, 1)
+        random = RowRandom(run.arguments.training.seed, 0, data.indices(step)[0])
+        yield run.objective.collate(data[step], random, 1)
 
 
 # -- PyTorch's class trained as hfseq trains: same weights, batches, masks, AdamW and schedule.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -113,23 +114,24 @@ def hfseq_state(model: str, size: dict[str, Any], weights: str) -> Running:
     import jax
 
     from hfseq.training import state
-    from hfseq.training.checkpointer import Checkpointer
+    from hfseq.training.checkpointer import Checkpointer, Progress
 
     config = training.configuration(model, size)
     module = training.hfseq_class(model).from_pretrained(weights, config=config)
-    optimizer, window = training.make_optimizer(), state.zero_window(("loss", "count"))
-    held = jax.jit(lambda p: state.make_state(p, optimizer, module.extra, window))(module.params)
+    optimizer, sums = training.make_optimizer(), ("loss", "count")
+    held = jax.jit(lambda p: state.make_state(p, optimizer, module.extra, sums))(module.params)
     # Moments are noise, as in training: zeros are compressed to nothing.
-    held["opt_state"] = jax.tree.map(
+    noise = jax.tree.map(
         lambda leaf: jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype)
-        if leaf.ndim else leaf, held["opt_state"],
+        if leaf.ndim else leaf, held.opt_state,
     )  # fmt: skip
+    held = dataclasses.replace(held, opt_state=noise)
     jax.block_until_ready(held)
     checkpoints: list[Checkpointer] = []
 
     def save(folder: Path) -> None:
         checkpoints[:] = [Checkpointer(folder)]
-        checkpoints[0].save(1, held, {"step": 1})
+        checkpoints[0].save(held, Progress(step=1))
 
     def restore(folder: Path) -> None:
         place = jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -231,7 +231,7 @@ def hfseq_loop(
     rows: int,
 ) -> Running:  # fmt: skip
     """A run of the training loop; seconds are those between its first step and its last."""
-    from hfseq.training.run import Loop
+    from hfseq.training.run import main
 
     home, tokenizer = corpus(megabytes, vocab_size)
     tokenizer.save_pretrained(home / "tokenizer")
@@ -249,9 +249,9 @@ def hfseq_loop(
     }  # fmt: skip
 
     def step() -> dict[str, float]:
-        loop = Loop(parse_flags(objective, home, **flags), objective)
+        arguments = parse_flags(objective, home, **flags)
         with timed_feed() as times:
-            loop.run()
+            main(arguments, objective)
         return times.values(rows * LENGTH)
 
     device = {"device": harness.jax_device()}

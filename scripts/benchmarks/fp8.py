@@ -98,7 +98,7 @@ def timed(
         calibrate = state.make_step(
             prepared.objective, prepared.module, prepared.optimizer, 0, False, calibrate=True
         )
-        current, _ = jax.jit(calibrate, donate_argnums=0)(current, batches[0])
+        current, _ = jax.jit(calibrate, donate_argnums=0)(current, {}, batches[0])
     gpu = jax.default_backend() == "gpu"
     # One kernel after the other, so that the profile names each: no CUDA graphs.
     options = {"xla_gpu_enable_command_buffer": ""} if profile_steps and gpu else None

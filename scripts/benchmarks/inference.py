@@ -109,12 +109,10 @@ def run(arguments: InferenceArguments) -> dict[str, Any]:
     constants, and every run is waited for. Runs of the precisions take turns, each order as often
     as the other: what disturbs the machine disturbs both.
     """
-    from hfseq import plugins
-    from hfseq.nn.compat import prepare_jax
-
-    prepare_jax()
     import jax
     import numpy as np
+
+    from hfseq import plugins
 
     plugins.load(extra=arguments.plugin)
     models, params = load(arguments)

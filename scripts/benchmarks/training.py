@@ -267,7 +267,7 @@ class Prepared:
         from hfseq.training import state
 
         names = tuple(sorted({"loss", "count", *self.objective.sums}))
-        return state.make_state(params, self.optimizer, extra, state.zero_window(names))
+        return state.make_state(params, self.optimizer, extra, names)
 
     def random_state(self, rng: Any) -> Any:
         """Return the state of step 0 with random parameters, to be traced."""
@@ -304,7 +304,11 @@ def prepare(
         batch, random = host_batch(name, module.config, number, rows, length, targets)
         collated = objective.collate(batch, random, 1) | {"row": np.arange(rows, dtype=np.int32)}
         made.append({key: np.asarray(leaf)[None] for key, leaf in collated.items()})
-    step = state.make_step(objective, module, optimizer, 0, False)
+    whole = state.make_step(objective, module, optimizer, 0, False)
+
+    def step(current: Any, batch: Any) -> tuple[Any, Any]:
+        return whole(current, {}, batch)
+
     return Prepared(module, objective, optimizer, step, made)
 
 
@@ -345,10 +349,10 @@ def hfseq_step(
     make = jax.jit(lambda p: prepared.make_state(p, module.extra), donate_argnums=0)
     current = make(loaded.params)
     del loaded
-    facts = jax_facts(current["params"])
+    facts = jax_facts(current.params)
     flops = throughput.run_flops(module, prepared.objective, rows, length)
     facts |= {"model_flops": flops, "flops": flops}
-    facts["bytes"] = training_bytes(jax_shapes(current["params"]))
+    facts["bytes"] = training_bytes(jax_shapes(current.params))
     step = jax.jit(prepared.step, donate_argnums=0)
     run = stepping(step, current, jax.device_put(prepared.batches))
     return Running(run, harness.jax_peak_bytes, facts)

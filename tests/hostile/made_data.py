@@ -206,11 +206,13 @@ def load_arrays(folder: Path) -> None:
 def save_checkpoint(folder: Path) -> None:
     import jax.numpy as jnp
 
-    from hfseq.training.checkpointer import Checkpointer
+    from hfseq.training.checkpointer import Checkpointer, Progress
+    from hfseq.training.state import TrainState
 
     checkpoints = Checkpointer(folder)
-    state = {"params": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}, "step": jnp.int32(3)}
-    checkpoints.save(3, state, {"step": 3, "tokens_seen": 12, "best_metric": None})
+    params = {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}
+    state = TrainState(params, (), {}, jnp.int32(3), {})
+    checkpoints.save(state, Progress(step=3, tokens_seen=12))
     checkpoints.finish()
 
 
@@ -223,19 +225,19 @@ def save_unsealed(folder: Path) -> None:
 def load_checkpoint(folder: Path) -> None:
     import jax
 
-    from hfseq.training.checkpointer import Checkpointer, progress_of
+    from hfseq.training.checkpointer import Checkpointer
+    from hfseq.training.state import TrainState
 
     checkpoints = Checkpointer(folder)
     for step in checkpoints.steps():
         checkpoints.check(step)
-        progress_of(checkpoints, step)
+        checkpoints.read_progress(step)
         shapes = {"params": {"kernel": (4, 8), "bias": (8,)}}
         place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        abstract = {
-            "params": {name: jax.ShapeDtypeStruct(shape, "float32", sharding=place)
-                       for name, shape in shapes["params"].items()},
-            "step": jax.ShapeDtypeStruct((), "int32", sharding=place),
-        }  # fmt: skip
+        params = {name: jax.ShapeDtypeStruct(shape, "float32", sharding=place)
+                  for name, shape in shapes["params"].items()}  # fmt: skip
+        number = jax.ShapeDtypeStruct((), "int32", sharding=place)
+        abstract = TrainState(params, (), {}, number, {})  # type: ignore[arg-type]
         checkpoints.restore(step, abstract)
 
 

@@ -94,7 +94,7 @@ def test_the_pods_of_the_jobset_are_one_run(data, tmp_path):
     import jax
 
     from hfseq.training.arguments import parse
-    from hfseq.training.run import Loop
+    from hfseq.training.run import main
 
     container = pod("jobset.yaml", "JobSet")["spec"]["containers"][0]
     annotations = {"jobset.sigs.k8s.io/jobset-name": "hfseq"}
@@ -130,7 +130,8 @@ def test_the_pods_of_the_jobset_are_one_run(data, tmp_path):
     out = data / "runs" / "english-spanish"
     alone = flags_of(extra, machines.environment(extra, **own), *container["args"], *TINY)
     again = ["--output_dir", str(tmp_path / "one"), "--report_to", "jsonl"]
-    Loop(parse(alone + again, objective="translation"), "translation", jax.devices()[:2]).run()
+    arguments = parse(alone + again, objective="translation")
+    main(arguments, "translation", devices=jax.devices()[:2])
     one, two = losses(tmp_path / "one"), losses(out)
     assert one.keys() == two.keys() == {1, 2, 3}
     assert max(abs(one[step] - two[step]) for step in one) < 1e-5

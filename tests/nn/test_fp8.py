@@ -12,8 +12,8 @@ import pytest
 from flax import nnx
 
 from hfseq.nn import fp8
+from hfseq.nn.context import Options, options
 from hfseq.nn.precision import choose_precision
-from hfseq.nn.stack import Options, options
 from tests.support.models import close
 
 MATRIX = (((1,), (0,)), ((), ()))

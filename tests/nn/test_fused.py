@@ -12,10 +12,10 @@ from flax import nnx
 
 from hfseq import nn, plugins
 from hfseq.nn import trees
+from hfseq.nn.context import Options, options
 from hfseq.nn.fp8 import for_gradient
 from hfseq.nn.precision import Precision, apply_precision
 from hfseq.nn.precision import low_precision_dot_general as product
-from hfseq.nn.stack import Options, options
 from tests.support import models as tiny
 
 # Products in FP8: those of a layer, with query, key and value (or key and value) as one.

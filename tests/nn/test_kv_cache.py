@@ -10,7 +10,7 @@ from flax import nnx
 
 from hfseq import nn
 from hfseq.nn import kv_cache
-from hfseq.nn.stack import Options
+from hfseq.nn.context import Options
 
 
 class Attention(nn.CachedAttention):

@@ -60,9 +60,11 @@ def test_old_keys_and_none():
 def draws(keys):
     """Draw from all that hangs on the keys, and on those of a part of the model."""
     part = keys.child().fold_in(3)
-    return [np.asarray(k.bits((2, 9))) for k in (keys, keys.steady, part, part.steady)] + [
+    return [
+        np.asarray(k.bits((2, 9))) for k in (keys, keys.per_sequence, part, part.per_sequence)
+    ] + [
         np.asarray(k.bits((9,)))
-        for k in (keys.shared, keys.steady.shared, part.shared, part.steady.shared)
+        for k in (keys.shared, keys.per_sequence.shared, part.shared, part.per_sequence.shared)
     ]
 
 
@@ -81,7 +83,7 @@ def test_shared_keys_are_those_of_all_rows_however_they_are_cut():
 
 def test_steady_keys_are_those_of_the_first_window():
     first, other, rows = jax.random.key(0), jax.random.key(1), jnp.arange(2)
-    begin, later = batch_keys(first, rows), batch_keys(other, rows, steady=first)
+    begin, later = batch_keys(first, rows), batch_keys(other, rows, sequence_key=first)
     same = [np.array_equal(a, b) for a, b in zip(draws(begin), draws(later), strict=True)]
     assert same == [False, True, False, True, False, True, False, True]
 
@@ -93,7 +95,7 @@ def test_steady_and_shared_keys_go_through_layers_scanned_or_not():
 
     class Layer(nnx.Module):
         def __call__(self, x, *, rngs):
-            return x, (rngs.steady.bits((2, 5)), rngs.shared.bits((5,)))
+            return x, (rngs.per_sequence.bits((2, 5)), rngs.shared.bits((5,)))
 
     class Holder(nnx.Module):
         def __init__(self):

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from hfseq import nn
-from hfseq.nn.stack import Options, stack_layers
+from hfseq.nn.context import Options
+from hfseq.nn.stack import stack_layers
 
 
 class Layer(nnx.Module):

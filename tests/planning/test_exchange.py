@@ -19,9 +19,9 @@ def of_kind(found, kind, *axes):
 
 def test_gradients_are_summed_over_data_as_the_compiled_step_does_it(options):
     options = options(mesh="data=8")
-    subject = build(options, abstract_mesh("data=8", 8))
-    rule = of_kind(by_rules(subject), "all-reduce", "data")
-    assert rule["bytes"] == 4 * sum(x.size for x in jax.tree.leaves(subject.state()[0]["params"]))
+    run = build(options, abstract_mesh("data=8", 8))
+    rule = of_kind(by_rules(run), "all-reduce", "data")
+    assert rule["bytes"] == 4 * sum(x.size for x in jax.tree.leaves(run.abstract_state().params))
     found = compile.measure(options, 2, False, jax.devices())["collectives"]
     # XLA may sum the two gradients of a tied table, of look-up and head, one by one.
     table = 4 * 128 * 32

@@ -7,9 +7,8 @@ import pytest
 
 from hfseq.cli.plan import compile
 from hfseq.cli.plan.estimate import make_plan
-from hfseq.cli.plan.run import Options, abstract_mesh, build
+from hfseq.cli.plan.run import Options, abstract_batch, abstract_mesh, build, local_rows
 from hfseq.training.loader import Loader
-from hfseq.training.run import compile_step
 
 
 def local_bytes(tree) -> int:
@@ -21,18 +20,19 @@ def local_bytes(tree) -> int:
 
 def planned(loop, **changes) -> Options:
     """The options of a plan of the run that ``loop`` made."""
-    training = loop.training
+    training = loop.run.arguments.training
     return Options(
-        config=str(loop.folder), devices=f"h200:{loop.mesh.size}", mesh=training.mesh,
-        objective=loop.objective_name, length=32, global_batch_size=loop.batch_size,
-        gradient_accumulation_steps=loop.micro, optim=training.optim, precision="float32",
+        config=str(loop.folder), devices=f"h200:{loop.run.mesh.size}", mesh=training.mesh,
+        objective=loop.run.objective.name, length=32, global_batch_size=loop.run.batch.rows,
+        gradient_accumulation_steps=loop.run.batch.micro, optim=training.optim, precision="float32",
         **({"no_compile": True} | changes),
     )  # fmt: skip
 
 
 def first_batch(loop):
-    data = loop.data.train
-    return Loader(data, loop.objective, loop.mesh, loop.micro, loop.training.seed)._make(0)[0]
+    run = loop.run
+    seed = run.arguments.training.seed
+    return Loader(run.data.train, run.objective, run.mesh, run.batch.micro, seed).make(0).batch
 
 
 @pytest.mark.parametrize(
@@ -50,17 +50,15 @@ def test_bytes_on_a_device_are_those_of_the_arrays_of_a_run(train, mesh, objecti
     options = planned(loop)
     plan = make_plan(options)
     state = loop.state
-    assert plan["bytes"]["parameters"]["device"] == local_bytes(state["params"])
-    assert plan["bytes"]["optimizer"]["device"] == local_bytes(state["opt_state"])
-    subject = build(options, abstract_mesh(mesh, 8))
-    shapes, places = subject.state()
+    assert plan["bytes"]["parameters"]["device"] == local_bytes(state.params)
+    assert plan["bytes"]["optimizer"]["device"] == local_bytes(state.opt_state)
+    run = build(options, abstract_mesh(mesh, 8))
+    shapes = run.abstract_state()
     assert jax.tree.structure(shapes) == jax.tree.structure(state)
-    for planned_leaf, place, leaf in zip(
-        jax.tree.leaves(shapes), jax.tree.leaves(places), jax.tree.leaves(state), strict=True
-    ):
+    for planned_leaf, leaf in zip(jax.tree.leaves(shapes), jax.tree.leaves(state), strict=True):
         assert (planned_leaf.shape, planned_leaf.dtype) == (leaf.shape, leaf.dtype)
-        assert place.spec == leaf.sharding.spec
-    batch, found = first_batch(loop), subject.batch(subject.local_rows)[0]
+        assert planned_leaf.sharding.spec == leaf.sharding.spec
+    batch, found = first_batch(loop), abstract_batch(run, local_rows(run))
     assert {k: (x.shape, x.dtype) for k, x in batch.items()} == {
         k: (x.shape, x.dtype) for k, x in found.items()
     }
@@ -71,9 +69,9 @@ def test_a_program_of_the_plan_is_that_of_the_run(train):
     loop = train(mesh="data=2,fsdp=4", objective="clm", max_steps=2, do_train=True,
                  save_strategy="no")  # fmt: skip
     batch = first_batch(loop)
-    memory = compile_step(loop).lower(loop.state, batch).compile().memory_analysis()
+    memory = loop.run.step_function().lower(loop.state, {}, batch).compile().memory_analysis()
     options = planned(loop)
-    found = compile.measure(options, loop.batch_size // 8, False, jax.devices())
+    found = compile.measure(options, loop.run.batch.rows // 8, False, jax.devices())
     assert found["arguments"] == memory.argument_size_in_bytes
     assert found["temporary"] == memory.temp_size_in_bytes
     arrays = local_bytes(loop.state) + local_bytes(batch)

@@ -45,18 +45,15 @@ def test_a_clock_that_jumps_changes_nothing(train, whole, monkeypatch, tmp_path)
     real = time.time
     jumps = iter((10**8, -(10**9), 0, 3600, -3600, -(10**8), 10**7))
 
-    def jump(loop):
+    def jump(info):
         offset = next(jumps)
         monkeypatch.setattr(time, "time", lambda: real() + offset)
 
-    def watch(loop):
-        loop.add_callback(jump)
-
     part = OPTIONS | {"max_steps": 4, "lr_scheduler_type": "constant"}
-    train("jumped", before=watch, **part)
+    train("jumped", callbacks=[jump], **part)
     monkeypatch.setattr(time, "time", lambda: real() - 10**9)
-    second = train("jumped", before=watch, **part | {"max_steps": 6})
-    assert second.restore_step == 4  # the newest by its step
+    second = train("jumped", callbacks=[jump], **part | {"max_steps": 6})
+    assert second.began == 4  # the newest by its step
     train("steady", **part | {"max_steps": 6})
     assert losses(second.folder) == losses(tmp_path / "steady")
     assert same(second.folder, tmp_path / "steady")
@@ -92,7 +89,7 @@ def test_a_row_that_breaks_the_loss_stops_the_run_before_anything_is_lost(
     weights = load_file(tmp_path / "broken" / "model.safetensors")
     assert all(np.isfinite(value).all() for value in weights.values())
     loop = train("broken", on_non_finite="skip", **options)  # what the message advises
-    assert loop.progress.step == 12 and loop.restore_step == 4
+    assert loop.progress.step == 12 and loop.began == 4
     weights = load_file(loop.folder / "model.safetensors")
     assert all(np.isfinite(value).all() for value in weights.values())
 
@@ -122,22 +119,19 @@ def test_a_worker_that_dies_while_tokenising_is_named_and_nothing_half_done_is_k
 def test_an_error_of_the_thread_that_makes_batches_ends_the_run_with_it(train, tmp_path, whole):
     """The batches before it are trained on and saved; without the error the run goes on."""
 
-    def breaks(loop):
-        def install(loop):
-            if loop.progress.step == 1:  # some batches are made already
-                real = loop.data.train.indices
+    def install(info):
+        if info.progress.step == 1:  # some batches are made already
+            real = info.run.data.train.indices
 
-                def indices(step):
-                    if step >= 7:
-                        raise DataError("the disk with the data is gone")
-                    return real(step)
+            def indices(step):
+                if step >= 7:
+                    raise DataError("the disk with the data is gone")
+                return real(step)
 
-                loop.data.train.indices = indices
-
-        loop.add_callback(install)
+            info.run.data.train.indices = indices
 
     with pytest.raises(DataError, match="the disk with the data is gone"):
-        train("broken", before=breaks, **OPTIONS)
+        train("broken", callbacks=[install], **OPTIONS)
     loop = train("broken", **OPTIONS)
-    assert loop.restore_step == 6 and losses(loop.folder) == losses(whole)
+    assert loop.began == 6 and losses(loop.folder) == losses(whole)
     assert same(loop.folder, whole)

@@ -77,7 +77,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(train, volume, kept, tmp_path,
         assert load_file(weights).keys() == kept["weights"].keys()  # whole, of whatever step
     volume(None)
     loop = train(**options)
-    assert loop.restore_step == (steps[-1] if steps else None)
+    assert loop.began == (steps[-1] if steps else 0)
     again = load_file(folder / "run" / "model.safetensors")
     assert all((again[name] == kept["weights"][name]).all() for name in again)
     found = losses(folder / "run")

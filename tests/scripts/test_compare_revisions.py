@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -65,6 +66,25 @@ def test_usage_errors():
             [sys.executable, str(SCRIPT), ".", *flags], capture_output=True, text=True
         )
         assert done.returncode == 2 and flags[1] in done.stderr
+
+
+@pytest.mark.parametrize("card", compare.DATA)
+def test_the_command_of_a_card_is_cut_short_and_parses(card, tmp_path, shared):
+    from hfseq.training.arguments import parse
+
+    *before, training = compare.commands(card, SimpleNamespace(data=shared, steps=6), tmp_path)
+    name = Path(training[0]).name
+    objectives = {"run_t5_mlm_flax.py": "span_mlm", "run_bart_dlm_flax.py": "denoising"}
+    objective = objectives.get(name) or name.split("_")[1]
+    arguments = parse(training[1:], objective=objective)
+    assert name in compare.HEADS and (ROOT / training[0]).exists()
+    assert arguments.training.max_steps == 6 and arguments.training.save_steps == 3
+    files = [word for word in training if str(tmp_path / "data") in word]
+    assert all(0 < Path(file).stat().st_size < 700_000 for file in files)
+    assert files or card == "numbers-en-de"
+    made = [command[command.index("--output_dir") + 1] for command in before]
+    if "--tokenizer_name" in training:
+        assert training[training.index("--tokenizer_name") + 1] in made
 
 
 @pytest.mark.slow

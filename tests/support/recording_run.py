@@ -20,7 +20,7 @@ def record(notes: Path) -> None:
     """Make every feed of this process write what it gives out to ``notes``."""
     from hfseq.training import loader, processes
 
-    make, batches = loader.Loader._make, loader.Loader.batches
+    make, batches = loader.Loader.make, loader.Loader.batches
     made: dict[int, list[str]] = {}
 
     def noting(self: Any, step: int) -> Any:
@@ -44,16 +44,16 @@ def record(notes: Path) -> None:
                 file.write(json.dumps(line) + "\n")
             yield item
 
-    loader.Loader._make, loader.Loader.batches = noting, giving  # type: ignore[method-assign]
+    loader.Loader.make, loader.Loader.batches = noting, giving  # type: ignore[method-assign]
 
 
 def main(notes: str, objective: str, *flags: str) -> None:
     """Train, and note the rows."""
     from hfseq.training.arguments import parse
-    from hfseq.training.run import Loop
+    from hfseq.training.run import main as train
 
     record(Path(notes))
-    Loop(parse(list(flags), objective=objective), objective).run()
+    train(parse(list(flags), objective=objective), objective)
 
 
 if __name__ == "__main__":

@@ -163,18 +163,18 @@ def run(objective: str, flags: dict[str, Any], data: Path, folder: Path) -> None
     import jax
 
     from hfseq.training.arguments import parse
-    from hfseq.training.run import Loop
+    from hfseq.training.run import main
 
     given = {**flags, "output_dir": folder, "data_cache_dir": folder.with_name("cache")}
     words = [f"--{name}={value}".replace(DATA, str(data)) for name, value in given.items()]
-    Loop(parse(words, objective=objective), objective, devices=jax.devices()[:1]).run()
+    main(parse(words, objective=objective), objective, devices=jax.devices()[:1])
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
     """The host's progress in the checkpoint of the stored step."""
-    from hfseq.training.checkpointer import Checkpointer, progress_of
+    from hfseq.training.checkpointer import Checkpointer
 
-    return dataclasses.asdict(progress_of(Checkpointer(folder), STEP))
+    return dataclasses.asdict(Checkpointer(folder).read_progress(STEP))
 
 
 def forget_where(checkpoint: Path) -> None:
@@ -184,7 +184,7 @@ def forget_where(checkpoint: Path) -> None:
     for path in checkpoint.rglob("commit_success.txt"):
         path.write_text("Checkpoint commit was successful.\n")
     (checkpoint / checkpointer.FILE).unlink()
-    checkpointer.write(checkpoint)
+    checkpointer.write_checksums(checkpoint)
 
 
 @contextmanager

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.support import runs
 
 WORDS = (
     "the law of every land is read by all who live there and some who do not yet know it".split()
@@ -108,26 +111,18 @@ def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 @pytest.fixture
 def train(flags: Callable[..., list[str]]) -> Callable[..., Any]:
-    """Run the loop in this process and return it; ``devices`` limits it to the first so many."""
+    """Train in this process and return what it left; ``devices`` limits it to the first so many."""
 
     def run(
         output: str = "run",
         devices: int = 8,
         objective: str = "mlm",
-        before: Callable[[Any], None] | None = None,
+        callbacks: Sequence[Any] = (),
         **changes: Any,
-    ) -> Any:
-        import jax
+    ) -> runs.Trained:
+        from tests.support import runs
 
-        from hfseq.training.arguments import parse
-        from hfseq.training.run import Loop
-
-        arguments = parse(flags(output, objective, **changes), objective=objective)
-        loop = Loop(arguments, objective, devices=jax.devices()[:devices])
-        if before:
-            before(loop)
-        loop.run()
-        return loop
+        return runs.train(flags(output, objective, **changes), objective, devices, callbacks)
 
     return run
 

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from hfseq.errors import CheckpointError, UsageError
 from hfseq.training import checkpointer, output
+from hfseq.training.callbacks import every
 from tests.training.conftest import losses
 
 OPTIONS = {"devices": 1, "save_steps": 2, "max_steps": 6, "save_total_limit": 3}
@@ -67,7 +68,7 @@ def test_a_damaged_checkpoint_is_kept_and_the_run_goes_on_from_the_one_before(
     (run / "checkpoints" / "6" / "mine").touch()  # by which the very directory is known again
     with caplog.at_level("WARNING"):
         loop = train("run", **OPTIONS)
-    assert loop.restore_step == 4 and losses(run) == whole
+    assert loop.began == 4 and losses(run) == whole
     assert "damaged: " in caplog.text and "goes on from step 4" in caplog.text
     assert (run / "checkpoint-6-damaged" / "mine").exists()
     again = load_file(run / "model.safetensors")
@@ -107,7 +108,7 @@ def test_the_newest_checkpoint_is_that_of_the_last_step_whatever_the_clock_said(
         ]:
             os.utime(path, (when, when))
     loop = train("run", **OPTIONS | {"max_steps": 8, "lr_scheduler_type": "constant"})
-    assert loop.restore_step == 6
+    assert loop.began == 6
 
 
 # -- two runs in one directory
@@ -116,12 +117,12 @@ def test_the_newest_checkpoint_is_that_of_the_last_step_whatever_the_clock_said(
 def test_a_second_run_is_refused_and_the_first_named(train, tmp_path):
     refused = []
 
-    def start_another(loop):
+    def start_another(info):
         with pytest.raises(UsageError) as error:
             train("run", **OPTIONS)
         refused.append(error.value)
 
-    train("run", before=lambda loop: loop.add_callback(start_another, every=3), **OPTIONS)
+    train("run", callbacks=[every(3, start_another)], **OPTIONS)
     assert len(refused) == 2 and refused[0].exit_code == 2
     assert f"is in use by process {os.getpid()} on " in str(refused[0])
     assert losses(tmp_path / "run").keys() == {1, 2, 3, 4, 5, 6}
@@ -129,7 +130,7 @@ def test_a_second_run_is_refused_and_the_first_named(train, tmp_path):
 
 def test_what_a_killed_run_left_blocks_nobody(train, run):
     (run / output.FILE).write_text(json.dumps({"process": 1, "machine": "x", "since": "y"}))
-    assert train("run", **OPTIONS).restore_step == 6
+    assert train("run", **OPTIONS).began == 6
     (run / output.FILE).write_text("no JSON")
     with output.hold(run), pytest.raises(UsageError, match="in use by process"):
         with output.hold(run):

@@ -106,13 +106,13 @@ def test_other_code_in_one_process_is_refused(store, monkeypatch):  # noqa: F811
     monkeypatch.setattr(processes, "of_program", lambda _: {"the code of hfseq": "0a1b"})
     kept = store(1)
     kept.values["hfseq/agree/0/verdict"] = "[]"
-    processes.agree_on_flags(parse(["--output_dir=x"]), "mlm")
+    processes.agree_on_flags(parse(["--output_dir=x"]).as_dict(), "mlm")
     del kept.values["hfseq/agree/0/verdict"]
     store(0)
     monkeypatch.setattr(processes, "of_program", lambda _: {"the code of hfseq": "2c3d"})
     text = 'the code of hfseq is "2c3d" in process 0 and "0a1b" in process 1: give all .* same code'
     with pytest.raises(UsageError, match=text):
-        processes.agree_on_flags(parse(["--output_dir=x"]), "mlm")
+        processes.agree_on_flags(parse(["--output_dir=x"]).as_dict(), "mlm")
 
 
 @pytest.mark.slow

@@ -7,28 +7,32 @@ from types import SimpleNamespace
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.training import evaluation
+from hfseq.training import callbacks, evaluation
+from hfseq.training.arguments import TrainingArguments
+from hfseq.training.callbacks import Evaluate, StepInfo, note_best
 from hfseq.training.checkpointer import Progress
+from hfseq.training.setup import check_metric
+from hfseq.training.trackers import Trackers
+
+BATCHES = [0] * 3
 
 
-def loop_with(**training):
-    options = {
-        "metric_for_best_model": "eval_loss", "greater_is_better": None, "max_eval_batches": None,
-        "eval_strategy": "steps", "do_train": True,
-    }  # fmt: skip
-    return SimpleNamespace(
-        training=SimpleNamespace(**(options | training)), progress=Progress(step=1),
-        data=SimpleNamespace(evaluation=[0] * 3), evaluated_step=-1, metrics={},
-        report=lambda measured, step: None,
-        objective=SimpleNamespace(reported=lambda split: None),
-    )  # fmt: skip
+def flags(**changes):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "do_train": True}
+    return TrainingArguments(output_dir="run", **(options | changes))
 
 
-def evaluate(monkeypatch, loop, limit=None):
-    monkeypatch.setattr(evaluation, "_measure", lambda *_: ({"eval_loss": 2.0}, {}))
-    monkeypatch.setattr(evaluation.writing, "write", lambda *_: {})
-    evaluation.evaluate(loop, limit)
-    return loop.progress.best_metric
+def evaluate(monkeypatch, training, limit):
+    """The best metric after an evaluation of a split of three batches."""
+    whole = limit is None or limit >= len(BATCHES)
+    found = evaluation.Evaluation({"eval_loss": 2.0}, {}, None, whole)
+    monkeypatch.setattr(callbacks.evaluation, "evaluate", lambda *_: found)
+    run = SimpleNamespace(
+        arguments=SimpleNamespace(training=training), data=SimpleNamespace(evaluation=BATCHES)
+    )
+    progress = Progress(step=1)
+    Evaluate(Trackers()).evaluate(StepInfo(run, None, progress), limit)
+    return progress.best_metric
 
 
 @pytest.mark.parametrize(
@@ -39,14 +43,12 @@ def evaluate(monkeypatch, loop, limit=None):
     ],
 )  # fmt: skip
 def test_the_direction_of_a_metric_follows_from_its_name(name, best):
-    loop = loop_with(metric_for_best_model=name)
-    for value in (2.0, 1.0):
-        evaluation.note_best(loop, {f"eval_{name.removeprefix('eval_')}": value})
-    one_way = loop.progress.best_metric
-    loop.progress = Progress(step=1)
-    for value in (1.0, 2.0):
-        evaluation.note_best(loop, {f"eval_{name.removeprefix('eval_')}": value})
-    assert one_way == loop.progress.best_metric == best
+    one_way, other_way = Progress(step=1), Progress(step=1)
+    for progress, values in ((one_way, (2.0, 1.0)), (other_way, (1.0, 2.0))):
+        for value in values:
+            metrics = {f"eval_{name.removeprefix('eval_')}": value}
+            note_best(flags(metric_for_best_model=name), progress, metrics)
+    assert one_way.best_metric == other_way.best_metric == best
 
 
 @pytest.mark.parametrize(
@@ -63,12 +65,14 @@ def test_the_direction_of_a_metric_follows_from_its_name(name, best):
 def test_evaluations_of_a_part_and_of_the_whole_are_not_compared(
     monkeypatch, training, limit, counts
 ):
-    assert evaluate(monkeypatch, loop_with(**training), limit) == (2.0 if counts else None)
+    assert evaluate(monkeypatch, flags(**training), limit) == (2.0 if counts else None)
 
 
 def test_the_words_of_a_part_choose_nothing():
+    objective = SimpleNamespace(reported=lambda split: None)
     wrong = {"metric_for_best_model": "eval_word_perplexity", "max_eval_batches": 2}
     with pytest.raises(UsageError, match="max_eval_batches 2 reads a part of the 3 .* by loss"):
-        evaluation.check_metric(loop_with(**wrong))
-    for change in ({"max_eval_batches": 3}, {"eval_strategy": "no"}, {"do_train": False}):
-        evaluation.check_metric(loop_with(**(wrong | change)))
+        check_metric(flags(**wrong), objective, None, BATCHES)
+    alone = {"do_train": False, "do_eval": True}
+    for change in ({"max_eval_batches": 3}, {"eval_strategy": "no"}, alone):
+        check_metric(flags(**(wrong | change)), objective, None, BATCHES)

@@ -10,7 +10,7 @@ import pytest
 from hfseq.errors import UsageError
 from hfseq.nn import trees
 from hfseq.training.arguments import TrainingArguments
-from hfseq.training.export import _abstract
+from hfseq.training.checkpointer import Checkpointer
 
 
 def saved(loop):
@@ -20,6 +20,10 @@ def saved(loop):
     return trees.flatten(FlaxRobertaForMaskedLM.from_pretrained(str(loop.folder)).params)
 
 
+def restored(loop, step):
+    return Checkpointer(loop.folder).restore(step, loop.run.abstract_state())
+
+
 def evaluations(loop):
     records = map(json.loads, (loop.folder / "metrics.jsonl").read_text().splitlines())
     return [(r["step"], r["eval_loss"]) for r in records if "eval_loss" in r]
@@ -27,9 +31,7 @@ def evaluations(loop):
 
 def test_the_mean_of_the_last_checkpoints_is_saved_and_evaluated(train):
     loop = train(save_steps=2, max_steps=6, average_checkpoints=2, eval_steps=6)
-    parts = [
-        trees.flatten(loop.checkpoints.restore(step, _abstract(loop))["params"]) for step in (4, 6)
-    ]
+    parts = [trees.flatten(restored(loop, step).params) for step in (4, 6)]
     for path, leaf in saved(loop).items():
         mean = (np.asarray(parts[0][path]) + np.asarray(parts[1][path])) / 2
         np.testing.assert_allclose(np.asarray(leaf), mean, rtol=1e-6, atol=1e-7)
@@ -79,8 +81,6 @@ def test_of_scales_the_largest_counts_not_the_mean(train):
         save_steps=1, max_steps=2, average_checkpoints=2, precision="fp8_delayed",
         fp8_amax_history_length=4, do_train=True,
     )  # fmt: skip
-    parts = [
-        trees.flatten(loop.checkpoints.restore(step, _abstract(loop))["extra"]) for step in (1, 2)
-    ]
-    for path, leaf in trees.flatten(loop.state["extra"]).items():
+    parts = [trees.flatten(restored(loop, step).extra) for step in (1, 2)]
+    for path, leaf in trees.flatten(loop.state.extra).items():
         assert np.array_equal(leaf, np.maximum(parts[0][path], parts[1][path])), path

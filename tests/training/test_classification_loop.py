@@ -48,13 +48,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def classify(folder, tmp_path):
-    """Run the loop in this process; keywords add or replace flags, None takes one away."""
+    """Train in this process; keywords add or replace flags, None takes one away."""
 
-    def run(output="run", devices=1, before=None, **changes):
-        import jax
-
-        from hfseq.training.arguments import parse
-        from hfseq.training.run import Loop
+    def run(output="run", devices=1, callbacks=(), **changes):
+        from tests.support import runs
 
         values = {
             "output_dir": tmp_path / output, "model_type": "bert", "config_overrides": TINY,
@@ -64,12 +61,7 @@ def classify(folder, tmp_path):
             "report_to": "jsonl", "compilation_cache_dir": "none",
         } | changes  # fmt: skip
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        arguments = parse(flags, objective="classification")
-        loop = Loop(arguments, "classification", devices=jax.devices()[:devices])
-        if before:
-            before(loop)
-        loop.run()
-        return loop
+        return runs.train(flags, "classification", devices, callbacks)
 
     return run
 
@@ -153,17 +145,17 @@ def test_a_resumed_run_is_the_uninterrupted_one(classify):
     options = {"tokenizer_name": None, "vocabulary": "words", "do_train": True, "save_steps": 2}
     whole = classify("whole", **options)
     with pytest.raises(SystemExit):
-        classify("parts", before=stop_at(3), **options)
+        classify("parts", callbacks=[stop_at(3)], **options)
     parts = classify("parts", **options)
     assert losses(parts.folder) == losses(whole.folder)
-    assert parts.tokenizer.get_vocab() == whole.tokenizer.get_vocab()
-    assert parts.model.config.vocab_size == len(parts.tokenizer)
+    assert parts.run.tokenizer.get_vocab() == whole.run.tokenizer.get_vocab()
+    assert parts.run.model.config.vocab_size == len(parts.run.tokenizer)
 
 
 def test_an_epoch_visits_every_example_once(classify):
     loop = classify(max_steps=None, num_train_epochs=1, do_train=True)
     assert loop.progress.step == 7  # 100 examples, 16 a step: the last batch has four
-    assert loop.progress.tokens_seen == loop.data.train.rows.total_tokens
+    assert loop.progress.tokens_seen == loop.run.data.train.rows.total_tokens
 
 
 def test_pairs_are_told_apart_and_predictions_written(classify, folder):
@@ -171,7 +163,7 @@ def test_pairs_are_told_apart_and_predictions_written(classify, folder):
         **pairs(folder, test_file=folder / "out_dev.jsonl"), label_column="label",
         do_train=True, do_eval=True, do_predict=True, max_steps=12, learning_rate=1e-3,
     )  # fmt: skip
-    assert loop.objective.types and loop.model.config.label2id == {"bad": 0, "good": 1}
+    assert loop.run.objective.types and loop.run.model.config.label2id == {"bad": 0, "good": 1}
     lines = (loop.folder / "test_results.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 13
     assert {line.split("\t")[1] for line in lines[1:]} <= {"good", "bad"}
@@ -197,7 +189,9 @@ def test_numbers_are_learnt_and_correlate(classify, folder):
         **pairs(folder, sentence2_column=None), label_column="score", max_steps=60,
         learning_rate=1e-2, metric_for_best_model="spearmanr",
     )  # fmt: skip
-    assert loop.model.config.problem_type == "regression" and loop.model.config.num_labels == 1
+    assert (
+        loop.run.model.config.problem_type == "regression" and loop.run.model.config.num_labels == 1
+    )
     assert loop.metrics["eval_pearson"] > 0.8 and loop.metrics["eval_loss"] < 1
     assert "train_accuracy" not in loop.metrics
     assert loop.progress.best_metric == pytest.approx(loop.metrics["eval_spearmanr"])
@@ -238,15 +232,15 @@ def test_a_model_of_other_classes_needs_a_new_classifier(classify, folder, tmp_p
     with pytest.raises(Exception, match="ignore_mismatched_sizes"):
         classify("other", **changes)
     loop = classify("new", ignore_mismatched_sizes=True, **changes)
-    assert loop.model.config.id2label == {0: "0", 1: "1", 2: "2"}
+    assert loop.run.model.config.id2label == {0: "0", 1: "1", 2: "2"}
 
 
 @pytest.mark.slow
 def test_batches_of_other_widths_compile_four_times_at_most(classify):
     loop = classify(max_steps=14, per_device_eval_batch_size=1)
-    widths = loop.data.train.rows.widths
+    widths = loop.run.data.train.rows.widths
     assert 1 < len(widths) <= 4 and widths[-1] <= 32
-    assert loop.eval_step._cache_size() <= 4
+    assert loop.run.eval_step._cache_size() <= 4
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_two_processes_are_one_and_the_first_alone_writes(flags, train, tmp_path
     assert "Step... (6 |" in texts[0] and "Step..." not in texts[1] and "Eval" not in texts[1]
     # Its checkpoints serve any number of processes: here one goes on where two stopped.
     on = train("two", devices=4, **options | {"max_steps": 8})
-    assert on.restore_step == 6 and on.progress.step == 8
+    assert on.began == 6 and on.progress.step == 8
 
 
 def test_processes_of_two_devices_share_a_tensor_axis(flags, train, tmp_path):
@@ -234,7 +234,7 @@ def test_classification_gathers_the_predictions_of_all_processes(flags, tmp_path
     import jax
 
     from hfseq.training.arguments import parse
-    from hfseq.training.run import Loop
+    from hfseq.training.run import main
 
     for name, count in (("labelled", 40), ("judged", 19), ("asked", 11)):
         rows = ({"sentence": "the law" * (i % 3 + 1), "label": i % 2} for i in range(count))
@@ -246,7 +246,8 @@ def test_classification_gathers_the_predictions_of_all_processes(flags, tmp_path
         "do_eval": True, "do_predict": True,
     }  # fmt: skip
     given = flags("one", **options)
-    Loop(parse(given, objective="classification"), "classification", jax.devices()[:2]).run()
+    arguments = parse(given, objective="classification")
+    main(arguments, "classification", devices=jax.devices()[:2])
     Processes(flags("two", **options), 2, objective="classification").ends(0)
     assert_same(tmp_path / "one", tmp_path / "two")
     one, two = (results(tmp_path / name) for name in ("one", "two"))

@@ -32,7 +32,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """A function that reads what was noted under a name; runs in this process note under "here"."""
     from hfseq.training import loader
 
-    for name in ("_make", "batches"):  # put back at the end
+    for name in ("make", "batches"):  # put back at the end
         monkeypatch.setattr(loader.Loader, name, getattr(loader.Loader, name))
     recording_run.record(tmp_path / "here.notes")
     yield lambda name: [
@@ -76,7 +76,7 @@ def test_a_run_goes_on_through_meshes_with_the_rows_of_one_that_did_not_change(
     meshes = ((1, "data=1"), (2, "data=2"), (2, "fsdp=2"))
     for (devices, mesh), until in zip(meshes, (2, 4, 6), strict=True):
         loop = train("parts", devices=devices, mesh=mesh, max_steps=until, **OPTIONS)
-        assert loop.restore_step == (until - 2 or None)
+        assert loop.began == until - 2
     parts = notes("here")
     assert [line["step"] for line in parts] == list(range(6))  # each once, in order
     assert [line["rows"] for line in parts] == [line["rows"] for line in whole]
@@ -102,7 +102,7 @@ def test_a_killed_worker_ends_the_run_and_another_number_of_processes_goes_on(
     last = Checkpointer(tmp_path / "parts", limit=None).steps()[-1]
     steps += last
     loop = train("parts", devices=1, max_steps=steps, **OPTIONS)
-    assert loop.restore_step == last
+    assert loop.began == last
     after = notes("here")
     (tmp_path / "here.notes").unlink()
     train("whole", devices=1, max_steps=steps, **OPTIONS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ RECIPE = {"precision": "fp8_delayed", "fp8_amax_history_length": 4, "do_train": 
 
 
 def scales(loop):
-    return {path: np.asarray(x) for path, x in trees.flatten(loop.state["extra"]).items()}
+    return {path: np.asarray(x) for path, x in trees.flatten(loop.state.extra).items()}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(train, tmp_path):
     options = {"devices": 1, "save_steps": 3, "gradient_accumulation_steps": 2, **RECIPE}
     whole = train("whole", **options)
     with pytest.raises(SystemExit):
-        train("stopped", before=stop_at(4), **options)
+        train("stopped", callbacks=[stop_at(4)], **options)
     again = train("stopped", **options)
     assert same(again.state, whole.state)
     for name in ("model.safetensors", "fp8_params.safetensors"):
@@ -123,24 +125,22 @@ def test_a_skipped_step_leaves_the_state(train):
     """The scales are part of what a step that is not finite does not touch."""
     before = {}
 
-    def poison(loop):
-        def spoil(loop):
-            if loop.progress.step == 2:
-                before.update(jax.device_get(loop.state["extra"]))
-                params = trees.flatten(loop.state["params"])
-                path = next(p for p in params if p[-1] == "embedding")
-                params[path] = params[path].at[:].set(np.nan)
-                loop.state["params"] = trees.unflatten(params)
+    def spoil(info):
+        if info.progress.step != 2:
+            return None
+        before.update(jax.device_get(info.state.extra))
+        params = trees.flatten(info.state.params)
+        path = next(p for p in params if p[-1] == "embedding")
+        params[path] = params[path].at[:].set(np.nan)
+        return dataclasses.replace(info.state, params=trees.unflatten(params))
 
-        loop.add_callback(spoil)
-
-    loop = train(before=poison, devices=1, max_steps=3, on_non_finite="skip", **RECIPE)
-    assert same(jax.device_get(loop.state["extra"]), before)
+    loop = train(callbacks=[spoil], devices=1, max_steps=3, on_non_finite="skip", **RECIPE)
+    assert same(jax.device_get(loop.state.extra), before)
 
 
 def test_moments_and_decay_know_nothing_of_the_scales(train):
     loop = train(devices=1, max_steps=2, weight_decay=0.1, max_grad_norm=1.0, **RECIPE)
-    names = {str(key) for path, _ in jax.tree.flatten_with_path(loop.state["opt_state"])[0]
+    names = {str(key) for path, _ in jax.tree.flatten_with_path(loop.state.opt_state)[0]
              for key in path}  # fmt: skip
     assert not any("amax" in name or "dot_general" in name for name in names)
 

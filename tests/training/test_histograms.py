@@ -35,18 +35,16 @@ def test_a_run_reports_weights_and_gradients_and_trains_the_same(train, tmp_path
     pytest.importorskip("tensorboard")
     begun: dict[int, Any] = {}
 
-    def note(loop: Any) -> None:
-        loop.add_callback(
-            lambda loop: begun.update({loop.progress.step: jax.device_get(loop.state["params"])})
-        )
+    def note(info: Any) -> None:
+        begun[info.progress.step] = jax.device_get(info.state.params)
 
-    plain = train("plain", 1, before=note, max_grad_norm=0.1)
+    plain = train("plain", 1, callbacks=[note], max_grad_norm=0.1)
     flags = {"log_histograms": 3, "report_to": "tensorboard,jsonl"}
     watched = train("watched", 1, max_grad_norm=0.1, **flags)
     assert losses(plain.folder) == losses(watched.folder)
-    assert same(plain.state["params"], watched.state["params"])
+    assert same(plain.state.params, watched.state.params)
     events = read(watched.folder)
-    paths = ["/".join(path) for path in callbacks.trees.flatten(plain.state["params"])]
+    paths = ["/".join(path) for path in callbacks.trees.flatten(plain.state.params)]
     assert set(events.Tags()["histograms"]) == {
         f"{kind}/{path}" for kind in ("weights", "gradients") for path in paths
     }
@@ -76,7 +74,7 @@ def test_a_run_reports_weights_and_gradients_and_trains_the_same(train, tmp_path
 
 def test_bins_hold_the_finite_values_between_the_smallest_and_the_largest():
     values = np.concatenate([np.linspace(-1, 3, 4001), [np.nan, np.inf, -np.inf]])
-    found = callbacks._histogram(jax.device_get(callbacks._bins(jnp.asarray(values))))
+    found = callbacks.histogram(jax.device_get(callbacks.bins_of(jnp.asarray(values))))
     assert (found.low, found.high, found.count) == (-1, 3, 4001)
     assert found.edges[0] == -1 and found.edges[-1] == 3 and len(found.edges) == 41
     assert sum(found.counts) == 4001 and min(found.counts) >= 99 and max(found.counts) <= 102
@@ -85,7 +83,7 @@ def test_bins_hold_the_finite_values_between_the_smallest_and_the_largest():
 
 @pytest.mark.parametrize("values", [[2.0, 2.0, 2.0], [np.nan] * 3, []])
 def test_equal_values_and_none_have_bins_too(values):
-    found = callbacks._histogram(jax.device_get(callbacks._bins(jnp.asarray(values, jnp.float32))))
+    found = callbacks.histogram(jax.device_get(callbacks.bins_of(jnp.asarray(values, jnp.float32))))
     assert sum(found.counts) == found.count == (3 if 2.0 in values else 0)
     assert all(np.diff(found.edges) > 0)
 

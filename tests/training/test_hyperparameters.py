@@ -109,7 +109,7 @@ def test_a_training_run_is_all_in_wandb_s_offline_file(flags, tmp_path):
     given = flags(report_to="wandb,jsonl", log_histograms=3, eval_steps=3)
     code = (
         "import sys; from hfseq.training.arguments import parse\n"
-        "from hfseq.training.run import Loop; Loop(parse(sys.argv[1:]), 'mlm').run()"
+        "from hfseq.training.run import main; main(parse(sys.argv[1:]), 'mlm')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=600,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -54,7 +55,7 @@ def test_gradient_accumulation_does_not_change_the_losses_even_with_dropout(
 ):
     expected = one_device(train, reference)
     loop = train("micro", devices=1, gradient_accumulation_steps=micro)
-    assert loop.micro == micro and loop.model.config.hidden_dropout_prob == 0.1
+    assert loop.run.batch.micro == micro and loop.run.model.config.hidden_dropout_prob == 0.1
     assert_same(losses(loop.folder), expected)
 
 
@@ -69,10 +70,10 @@ def test_scanned_and_rematerialised_layers_give_the_same_losses(train, reference
 def test_fsdp_leaves_each_device_its_share_of_parameters_and_optimizer_state(train):
     loop = train("fsdp", mesh="fsdp=8", max_steps=2)
     for part in ("params", "opt_state"):
-        leaves = [leaf for leaf in jax.tree.leaves(loop.state[part]) if leaf.size > 1]
+        leaves = [leaf for leaf in jax.tree.leaves(getattr(loop.state, part)) if leaf.size > 1]
         whole = sum(leaf.nbytes for leaf in leaves)
         held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
-        bias = [leaf.nbytes for leaf in leaves if leaf.shape == (loop.model.config.vocab_size,)]
+        bias = [leaf.nbytes for leaf in leaves if leaf.shape == (loop.run.model.config.vocab_size,)]
         assert held <= whole / 8 + sum(bias)  # the vocabulary's bias alone is not split
 
 
@@ -118,7 +119,9 @@ def _assert_torch_gives_the_same_logits(loop):
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train):
     whole = train("whole", devices=1, max_steps=9, save_steps=4, logging_steps=3)
     with pytest.raises(SystemExit) as left:
-        train("parts", devices=1, max_steps=9, save_steps=4, logging_steps=3, before=stop_at(5))
+        train(
+            "parts", devices=1, max_steps=9, save_steps=4, logging_steps=3, callbacks=[stop_at(5)]
+        )
     assert left.value.code == 0
     parts = train("parts", devices=1, max_steps=9, save_steps=4, logging_steps=3)
     assert parts.progress.tokens_seen == whole.progress.tokens_seen
@@ -130,19 +133,16 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train):
 
 
 def stop_at(step):
-    """A hook that sends the run SIGTERM after ``step``."""
+    """A callback that sends the run SIGTERM after ``step``."""
 
-    def install(loop):
-        def stop(loop):
-            if loop.progress.step == step:
-                import os
-                import signal
+    def stop(info):
+        if info.progress.step == step:
+            import os
+            import signal
 
-                os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
 
-        loop.add_callback(stop)
-
-    return install
+    return stop
 
 
 @pytest.mark.slow
@@ -150,16 +150,16 @@ def test_the_next_twenty_losses_are_the_same_on_another_number_of_devices(train)
     options = {"global_batch_size": None, "per_device_train_batch_size": 2, "max_steps": 24}
     expected = losses(train("whole", mesh="data=8", **options).folder)
     with pytest.raises(SystemExit):
-        train("moved", mesh="data=8", before=stop_at(4), **options)
+        train("moved", mesh="data=8", callbacks=[stop_at(4)], **options)
     loop = train("moved", devices=1, **options)
-    assert loop.batch_size == 16  # the run's own, where the flags alone would give 2
+    assert loop.run.batch.rows == 16  # the run's own, where the flags alone would give 2
     assert len(expected) == 24
     assert_same(losses(loop.folder), expected)
 
 
 def test_sigterm_saves_and_exits_with_the_code_asked_for(train):
     with pytest.raises(SystemExit) as left:
-        train("term", devices=1, before=stop_at(2), sigterm_exit_code=143)
+        train("term", devices=1, callbacks=[stop_at(2)], sigterm_exit_code=143)
     assert left.value.code == 143
 
 
@@ -203,7 +203,7 @@ def test_load_best_model_at_end_leaves_the_best_weights(train):
     expected = load_file(best.folder / "model.safetensors")
     # The schedule of the shorter run differs after warm-up only.
     assert saved.keys() == expected.keys()
-    assert int(loop.state["step"]) == 2
+    assert int(loop.state.step) == 2
 
 
 def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(train):
@@ -215,7 +215,7 @@ def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_checkpoint(train, tmp_path):
     with pytest.raises(NonFiniteLoss, match="the checkpoint of step 2 is kept"):
-        train("nan", devices=1, save_steps=2, before=poison_at(3))
+        train("nan", devices=1, save_steps=2, callbacks=[poison_at(3)])
     kept = sorted(path.name for path in (tmp_path / "nan" / "checkpoints").iterdir())
     assert kept == ["2"]
     assert np.isfinite(load_file(tmp_path / "nan" / "model.safetensors")["lm_head.bias"]).all()
@@ -228,29 +228,25 @@ def test_on_non_finite_skip_leaves_the_state_of_a_bad_step_unchanged(train, capl
             devices=1,
             on_non_finite="skip",
             max_steps=3,
-            before=poison_at(1, infinite_rate=True),
+            callbacks=[poison_at(1, infinite_rate=True)],
         )
     assert "were skipped" in caplog.text
-    finite = [
-        np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(loop.state["opt_state"])
-    ]
+    finite = [np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(loop.state.opt_state)]
     assert all(finite)
 
 
 def poison_at(step, infinite_rate=False):
     """Make the embeddings infinite after ``step``."""
 
-    def install(loop):
-        def poison(loop):
-            if loop.progress.step == step:
-                flat = trees.flatten(loop.state["params"])
-                path = next(p for p in flat if p[-1] == "embedding")
-                flat[path] = flat[path] * np.inf
-                loop.state["params"] = trees.unflatten(flat)
+    def poison(info):
+        if info.progress.step != step:
+            return None
+        flat = trees.flatten(info.state.params)
+        path = next(p for p in flat if p[-1] == "embedding")
+        flat[path] = flat[path] * np.inf
+        return dataclasses.replace(info.state, params=trees.unflatten(flat))
 
-        loop.add_callback(poison)
-
-    return install
+    return poison
 
 
 def test_evaluation_alone_reads_the_saved_model(train):
@@ -280,21 +276,21 @@ def test_streaming_resumes_at_the_very_row(train):
     options = {"devices": 1, "streaming": True, "save_steps": 2, "max_steps": 8}
     whole = losses(train("stream", **options).folder)
     with pytest.raises(SystemExit):
-        train("cut", before=stop_at(4), **options)
+        train("cut", callbacks=[stop_at(4)], **options)
     assert losses(train("cut", **options).folder) == whole
 
 
 def test_a_frozen_parameter_stays_as_it_was(train):
     first = {}
 
-    def remember(loop):
+    def remember(info):
         if not first:  # the rate of the first step is 0
-            flat = trees.flatten(loop.state["params"])
+            flat = trees.flatten(info.state.params)
             first.update({path: np.asarray(leaf).copy() for path, leaf in flat.items()})
 
     options = {"devices": 1, "freeze": "embeddings/", "weight_decay": 0.1, "do_train": True}
-    loop = train("frozen", before=lambda loop: loop.add_callback(remember), **options)
-    last = trees.flatten(loop.state["params"])
+    loop = train("frozen", callbacks=[remember], **options)
+    last = trees.flatten(loop.state.params)
     for path, leaf in first.items():
         frozen = "embeddings" in path
         assert np.array_equal(leaf, last[path]) == frozen, trees.join(path)
@@ -319,7 +315,7 @@ def test_every_kind_of_optimizer_takes_steps(train, optim):
 def test_bfloat16_computes_in_half_and_keeps_float32_parameters(train, reference):
     expected = one_device(train, reference)
     loop = train("half", devices=1, dtype="bfloat16")
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(loop.state["params"])} == {"float32"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(loop.state.params)} == {"float32"}
     assert_same(losses(loop.folder), expected, relative=5e-3)
     assert losses(loop.folder) != expected
 
@@ -356,10 +352,10 @@ def test_a_failing_save_keeps_the_previous_checkpoint(train, tmp_path, monkeypat
 
     real = Checkpointer.save
 
-    def full(self, step, *args, **kwargs):
-        if step == 4:
-            raise self._not_saved(step, OSError(28, "No space left on device"))
-        return real(self, step, *args, **kwargs)
+    def full(self, state, progress):
+        if progress.step == 4:
+            raise self._not_saved(progress.step, OSError(28, "No space left on device"))
+        return real(self, state, progress)
 
     monkeypatch.setattr(Checkpointer, "save", full)
     with pytest.raises(CheckpointError, match="No space left.*the checkpoint of step 2 is kept"):

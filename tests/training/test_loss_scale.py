@@ -11,17 +11,17 @@ from tests.training.conftest import losses
 
 
 def test_only_float16_needs_a_scale():
-    assert state.initial(jnp.bfloat16) is None and state.initial(None) is None
-    assert float(state.initial(jnp.float16)["factor"]) == state.FIRST
+    assert state.initial_loss_scale(jnp.bfloat16) is None and state.initial_loss_scale(None) is None
+    assert float(state.initial_loss_scale(jnp.float16)["factor"]) == state.INITIAL_SCALE
 
 
 def test_overflow_halves_and_patience_doubles():
-    scale = state.initial(jnp.float16)
-    scale = state.update(scale, jnp.array(True))
-    assert float(scale["factor"]) == state.FIRST / 2 and int(scale["good_steps"]) == 0
-    for _ in range(state.PATIENCE):
-        scale = state.update(scale, jnp.array(False))
-    assert float(scale["factor"]) == state.FIRST and int(scale["good_steps"]) == 0
+    scale = state.initial_loss_scale(jnp.float16)
+    scale = state.update_loss_scale(scale, jnp.array(True))
+    assert float(scale["factor"]) == state.INITIAL_SCALE / 2 and int(scale["good_steps"]) == 0
+    for _ in range(state.GROWTH_INTERVAL):
+        scale = state.update_loss_scale(scale, jnp.array(False))
+    assert float(scale["factor"]) == state.INITIAL_SCALE and int(scale["good_steps"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_float16_trains_as_float32_does_and_keeps_its_scale_with_the_checkpoint(
     assert half.keys() == exact.keys()
     for step, value in exact.items():
         assert half[step] == pytest.approx(value, rel=5e-3)
-    scale = loop.state["loss_scale"]
-    assert float(scale["factor"]) == state.FIRST and int(scale["good_steps"]) == 6
+    scale = loop.state.loss_scale
+    assert float(scale["factor"]) == state.INITIAL_SCALE and int(scale["good_steps"]) == 6
 
 
 def test_a_step_that_overflows_is_left_out_and_the_next_has_half_the_scale(train, monkeypatch):
-    monkeypatch.setattr(state, "FIRST", 2.0**24)
+    monkeypatch.setattr(state, "INITIAL_SCALE", 2.0**24)
     loop = train("run", 1, dtype="float16", do_train=True)
     found = losses(loop.folder)
     assert found[1] == pytest.approx(found[2], rel=1e-2)  # the first step changed nothing
-    assert float(loop.state["loss_scale"]["factor"]) < 2.0**24
+    assert float(loop.state.loss_scale["factor"]) < 2.0**24
     assert np.isfinite(list(found.values())).all()

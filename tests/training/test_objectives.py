@@ -51,7 +51,7 @@ def test_neither_devices_nor_micro_batches_change_the_losses(
     devices = math.prod(int(part[-1]) for part in mesh.split(","))
     options = {"mesh": mesh, "gradient_accumulation_steps": micro, "do_train": True}
     loop = train("many", devices, objective, **options)
-    assert loop.micro == micro and loop.mesh.size == devices
+    assert loop.run.batch.micro == micro and loop.run.mesh.size == devices
     assert_same(losses(loop.folder), reference(objective)[0])
 
 
@@ -59,7 +59,7 @@ def test_neither_devices_nor_micro_batches_change_the_losses(
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train, reference, objective):
     expected, whole = reference(objective)
     with pytest.raises(SystemExit):
-        train("parts", 1, objective, before=stop_at(3), save_steps=2, do_train=True)
+        train("parts", 1, objective, callbacks=[stop_at(3)], save_steps=2, do_train=True)
     parts = train("parts", 1, objective, save_steps=2, do_train=True)
     assert losses(parts.folder) == expected
     assert parts.progress.tokens_seen == whole.progress.tokens_seen
@@ -86,14 +86,18 @@ def test_streaming_resumes_at_the_very_row(train, objective):
     options = {"streaming": True, "save_steps": 2, "max_steps": 4, "do_train": True}
     whole = losses(train("stream", 1, objective, **options).folder)
     with pytest.raises(SystemExit):
-        train("cut", 1, objective, before=stop_at(3), **options)
+        train("cut", 1, objective, callbacks=[stop_at(3)], **options)
     assert losses(train("cut", 1, objective, **options).folder) == whole
 
 
 @pytest.mark.parametrize("objective", quick("span_mlm", "denoising"))
 def test_lines_are_rows(train, objective):
     loop = train("lines", 1, objective, line_by_line=True, pad_to_max_length=True, max_steps=2)
-    assert loop.data.description["validation"]["documents"] == len(loop.data.evaluation.rows) == 20
+    assert (
+        loop.run.data.description["validation"]["documents"]
+        == len(loop.run.data.evaluation.rows)
+        == 20
+    )
     assert np.isfinite(list(losses(loop.folder).values())).all()
     assert math.isfinite(loop.metrics["eval_loss"])
 
@@ -112,7 +116,7 @@ def test_training_learns_and_pytorch_gives_the_same_logits(train, objective):
     theirs = getattr(transformers, config["architectures"][0]).from_pretrained(loop.folder).eval()
     ids = np.arange(5, 25, dtype=np.int32)[None]
     given = {"input_ids": ids} | ({} if objective == "clm" else {"decoder_input_ids": ids[:, ::-1]})
-    found = loop.model(**given, params=loop.state["params"]).logits
+    found = loop.run.model(**given, params=loop.state.params).logits
     with torch.no_grad():
         wanted = theirs(**{name: torch.tensor(array.copy()) for name, array in given.items()})
     np.testing.assert_allclose(found, wanted.logits.numpy(), rtol=0, atol=1e-4)
@@ -133,7 +137,7 @@ def test_word_perplexity_divides_all_nats_by_the_words(train, tmp_path):
         cross_documents=True, word_perplexity=True,
     )  # fmt: skip
     words = 9 * (5 + 4 + 3 + 4)  # and an end for each of the four lines
-    facts = loop.data.description["validation"]
+    facts = loop.run.data.description["validation"]
     assert facts["words"] == words
     nats = loop.metrics["eval_loss"] * (facts["tokens"] - 1)  # all but the first token
     assert loop.metrics["eval_word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-4)
@@ -173,11 +177,10 @@ def test_usage_errors_name_the_value_and_what_would_work(train, objective, chang
 
 
 def test_flags_of_another_objective_keep_what_was_set(flags):
-    from hfseq.training.arguments import parse
-    from hfseq.training.run import Loop
+    from hfseq.training.arguments import parse, with_data_of
 
     given = [*flags("x"), "--validation_split_percentage=7"]
-    plain = Loop(parse(given), "denoising").arguments.data
+    plain = with_data_of("denoising", parse(given)).data
     assert plain.mlm_probability == 0.3 and plain.validation_split_percentage == 7
-    other = Loop(parse([*given, "--mlm_probability=0.2"]), "denoising").arguments.data
+    other = with_data_of("denoising", parse([*given, "--mlm_probability=0.2"])).data
     assert other == type(plain)(**{**vars(plain), "mlm_probability": 0.2})

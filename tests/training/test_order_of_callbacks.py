@@ -5,6 +5,7 @@ Seen from outside: by what lies in the output directory when a user's callback i
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 
@@ -15,8 +16,8 @@ def test_a_step_is_logged_evaluated_shown_to_callbacks_and_saved_in_this_order(t
     folder = tmp_path / "run"
     weights, seen = folder / "model.safetensors", []
 
-    def look(loop):
-        step = loop.progress.step
+    def look(info):
+        step = info.progress.step
         records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         reported = [
             kind
@@ -28,7 +29,7 @@ def test_a_step_is_logged_evaluated_shown_to_callbacks_and_saved_in_this_order(t
         seen.append((step, reported, saved))
 
     train(
-        before=lambda loop: loop.add_callback(look), devices=1, max_steps=STEPS, do_train=True,
+        callbacks=[look], devices=1, max_steps=STEPS, do_train=True,
         logging_steps=1, eval_steps=1, save_steps=1, save_total_limit=STEPS, warmup_steps=0,
     )  # fmt: skip
     # Logged before evaluated, and both before the callback.
@@ -53,18 +54,20 @@ def test_what_a_callback_changes_is_saved_with_its_step(train, tmp_path):
 
     folder, found = tmp_path / "run", {}
 
-    def change(loop):
-        step = loop.progress.step
+    def change(info):
+        step = info.progress.step
         if step == 2:
-            flat = trees.flatten(loop.state["params"])
+            flat = trees.flatten(info.state.params)
             path = ("lm_head", "bias")
             assert flat[path].any()
-            loop.state["params"] = trees.unflatten(flat | {path: flat[path] * 0})
+            params = trees.unflatten(flat | {path: flat[path] * 0})
+            return dataclasses.replace(info.state, params=params)
         if step == 3:  # the next step has not been saved yet
             found.update(load_file(folder / "model.safetensors"))
+        return None
 
     train(
-        before=lambda loop: loop.add_callback(change), devices=1, max_steps=3, do_train=True,
+        callbacks=[change], devices=1, max_steps=3, do_train=True,
         save_steps=1, warmup_steps=0,
     )  # fmt: skip
     assert found and not found["lm_head.bias"].any()

@@ -15,7 +15,7 @@ ONE = {"max_steps": 1, "warmup_steps": 0, "do_train": True}
 def test_sequence_parallelism_changes_no_loss(train):
     plain = losses(train("one", devices=1, max_steps=2).folder)
     loop = train("many", mesh="data=2,tensor=4", sequence_parallel=True, max_steps=2)
-    assert loop.model.sequence_parallel
+    assert loop.run.model.sequence_parallel
     assert losses(loop.folder) == pytest.approx(plain, rel=1e-5)
 
 
@@ -63,6 +63,6 @@ def test_what_cannot_be_laid_out_is_explained(train, changes, message):
 def test_a_vocabulary_that_the_tensor_axis_does_not_divide_is_padded(train):
     changes = {"config_overrides": f"{TINY},vocab_size=301", "mesh": "data=2,tensor=4"}
     loop = train("run", **ONE, **changes)
-    table = loop.state["params"]["roberta"]["embeddings"]["word_embeddings"]["embedding"]
+    table = loop.state.params["roberta"]["embeddings"]["word_embeddings"]["embedding"]
     assert table.shape[0] == 304 and table.sharding.shard_shape(table.shape)[0] == 76
     assert isinstance(table, jax.Array)

@@ -8,7 +8,7 @@ import pytest
 
 from hfseq import plugins
 from hfseq.errors import UsageError
-from hfseq.training.setup import _fresh_config
+from hfseq.training.setup import fresh_config
 
 
 class Tokenizer(SimpleNamespace):
@@ -26,7 +26,7 @@ NAMES = [
 
 @pytest.mark.parametrize(("kind", "preset"), NAMES)
 def test_a_preset_takes_the_vocabulary_of_the_tokenizer(kind, preset):
-    config = _fresh_config(kind, TOKENIZER, preset)
+    config = fresh_config(kind, TOKENIZER, preset)
     values = type(config).presets[preset]
     assert config.vocab_size == 300 and config.eos_token_id == 1
     assert all(getattr(config, n) == v for n, v in values.items() if n != "vocab_size")
@@ -34,4 +34,4 @@ def test_a_preset_takes_the_vocabulary_of_the_tokenizer(kind, preset):
 
 def test_an_unknown_preset_is_answered_with_those_there_are():
     with pytest.raises(UsageError, match="enwik8, pg19, imagenet64, throughput"):
-        _fresh_config("vq_transformer", TOKENIZER, "enwik9")
+        fresh_config("vq_transformer", TOKENIZER, "enwik9")

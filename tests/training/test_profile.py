@@ -7,7 +7,8 @@ import json
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.training import callbacks, output
+from hfseq.training import callbacks
+from hfseq.training.checkpointer import Progress
 from tests.training.test_distributed_processes import Processes
 
 
@@ -41,26 +42,31 @@ def test_of_several_processes_the_first_writes_a_profile_and_the_peaks_add_up(fl
     assert_mfu(tmp_path / "run", 2 * 0.5e12)
 
 
+def before(step):
+    """What callbacks are given before a step."""
+    return callbacks.StepInfo(None, None, Progress(step=step - 1))
+
+
 def test_a_profile_begins_before_its_first_step_and_ends_behind_its_last(monkeypatch, tmp_path):
     done = []
-    monkeypatch.setattr(output.jax.profiler, "start_trace", lambda folder: done.append("start"))
-    monkeypatch.setattr(output.jax.profiler, "stop_trace", lambda: done.append("stop"))
-    profiler = callbacks.Profiler("2-3", tmp_path)
+    monkeypatch.setattr(callbacks.jax.profiler, "start_trace", lambda folder: done.append("start"))
+    monkeypatch.setattr(callbacks.jax.profiler, "stop_trace", lambda: done.append("stop"))
+    profile = callbacks.Profile("2-3", tmp_path)
     for step in range(1, 7):
-        profiler.at(step)
+        profile.on_step_begin(before(step))
         done.append(step)
     assert done == [1, "start", 2, 3, "stop", 4, 5, 6]
 
 
 def test_a_run_that_goes_on_among_the_steps_profiles_the_rest(monkeypatch, tmp_path):
     done = []
-    monkeypatch.setattr(output.jax.profiler, "start_trace", lambda folder: done.append("start"))
-    monkeypatch.setattr(output.jax.profiler, "stop_trace", lambda: done.append("stop"))
-    profiler = callbacks.Profiler("2-9", tmp_path)
-    profiler.at(5)
-    profiler.at(6)
-    profiler.close()
-    profiler.close()
+    monkeypatch.setattr(callbacks.jax.profiler, "start_trace", lambda folder: done.append("start"))
+    monkeypatch.setattr(callbacks.jax.profiler, "stop_trace", lambda: done.append("stop"))
+    profile = callbacks.Profile("2-9", tmp_path)
+    profile.on_step_begin(before(5))
+    profile.on_step_begin(before(6))
+    profile.on_train_end(before(7))
+    profile.on_train_end(before(7))
     assert done == ["start", "stop"]
 
 

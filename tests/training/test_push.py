@@ -86,7 +86,7 @@ def test_a_run_goes_on_elsewhere_from_the_checkpoint_on_the_hub(train, flags, hu
     assert {name.split("/")[1] for name in names if name.startswith("checkpoints/")} == {"4"}
     snapshot_download("user/tiny", local_dir=tmp_path / "elsewhere")
     again = train("elsewhere", devices=1, lr_scheduler_type="constant", save_steps=2)
-    assert again.restore_step == 4 and again.progress.step == whole.progress.step == 6
+    assert again.began == 4 and again.progress.step == whole.progress.step == 6
     steps = [record["step"] for record in read_metrics(tmp_path / "elsewhere" / "metrics.jsonl")]
     assert steps == sorted(steps) and {1, 4, 5, 6} <= set(steps)
 

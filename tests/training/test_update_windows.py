@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -69,7 +70,7 @@ def reference(run, kept):
 
 def assert_same_state(one, other, relative=2e-4):
     for name in ("params", "extra", "memory"):
-        flat, expected = trees.flatten(one[name]), trees.flatten(other[name])
+        flat, expected = trees.flatten(getattr(one, name)), trees.flatten(getattr(other, name))
         for path, leaf in expected.items():
             found, wanted = np.asarray(flat[path]), np.asarray(leaf)
             scale = max(np.abs(wanted).max(), 1.0)
@@ -79,7 +80,7 @@ def assert_same_state(one, other, relative=2e-4):
 def test_a_run_stopped_in_mid_sequence_goes_on_to_the_last_bit(run, kept):
     whole = reference(run, kept)
     with pytest.raises(SystemExit):
-        run("parts", before=stop_at(6))  # after the second of four windows
+        run("parts", callbacks=[stop_at(6)])  # after the second of four windows
     parts = run("parts")
     assert losses(parts.folder) == whole["losses"]
     for one, other in zip(
@@ -94,7 +95,7 @@ def test_a_run_stopped_in_mid_sequence_goes_on_to_the_last_bit(run, kept):
 
 
 def test_the_codebook_moves_and_its_batch_sums_are_empty_after_a_step(run, kept):
-    flat = trees.flatten(reference(run, kept)["state"]["extra"]["codebook"])
+    flat = trees.flatten(reference(run, kept)["state"].extra["codebook"])
     assert all(not leaf.any() for path, leaf in flat.items() if path[-1].startswith("new_"))
     counts = [leaf for path, leaf in flat.items() if path[-1] == "counts"]
     assert all(leaf.max() > 1.0 for leaf in counts)
@@ -117,7 +118,7 @@ def test_a_mesh_with_accumulation_gives_the_same_losses_state_and_codebook(run, 
     loop = run("mesh", devices=2, mesh="data=2", gradient_accumulation_steps=2)
     assert_same(losses(loop.folder), whole["losses"], relative=1e-4)
     assert_same_state(loop.state, whole["state"])
-    held = [leaf.addressable_shards[0].data.shape for leaf in jax.tree.leaves(loop.state["memory"])]
+    held = [leaf.addressable_shards[0].data.shape for leaf in jax.tree.leaves(loop.state.memory)]
     assert all(shape[0] == 2 for shape in held)
 
 
@@ -126,7 +127,7 @@ def test_scanned_layers_give_the_same_losses_and_resume_with_their_state(run, ke
     options = {"scan_layers": True, "config_overrides": f"{TINY},num_hidden_layers=2"}
     plain = losses(run("plain", config_overrides=options["config_overrides"]).folder)
     with pytest.raises(SystemExit):
-        run("scanned", before=stop_at(5), gradient_accumulation_steps=2, **options)
+        run("scanned", callbacks=[stop_at(5)], gradient_accumulation_steps=2, **options)
     scanned = run("scanned", gradient_accumulation_steps=2, **options)
     assert_same(losses(scanned.folder), plain, relative=1e-4)
 
@@ -135,14 +136,14 @@ def test_streams_resume_and_carry_their_state_over_the_end_of_a_row(run):
     options = {"state_reset": "never", "max_steps": 40, "logging_steps": 8}
     whole = run("stream", **options)
     with pytest.raises(SystemExit):
-        run("cut", before=stop_at(21), **options)
+        run("cut", callbacks=[stop_at(21)], **options)
     assert losses(run("cut", **options).folder) == losses(whole.folder)
     positions = next(
-        leaf for path, leaf in trees.flatten(whole.state["memory"]).items()
+        leaf for path, leaf in trees.flatten(whole.state.memory).items()
         if path[-1] == "position"
     )  # fmt: skip
     # 950 bytes of training text are 119 rows of 8, 30 a place: the last place began anew.
-    assert len(whole.data.train) == 30
+    assert len(whole.run.data.train) == 30
     assert positions.tolist() == [320, 320, 320, 80]
 
 
@@ -193,16 +194,16 @@ def test_evaluation_alone_reads_the_codebook_from_the_saved_model(run):
 def test_the_mean_of_checkpoints_has_the_mean_of_their_statistics(run):
     states = {}
 
-    def keep(loop):
-        states[loop.progress.step] = jax.device_get(loop.state["extra"])
+    def keep(info):
+        states[info.progress.step] = jax.device_get(info.state.extra)
 
     loop = run(
         "mean", max_steps=4, save_steps=2, average_checkpoints=2,
-        before=lambda loop: loop.add_callback(keep),
+        callbacks=[keep],
     )  # fmt: skip
     expected = jax.tree.map(lambda a, b: (a + b) / 2, states[2], states[4])
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), loop.state["extra"], expected
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), loop.state.extra, expected
     )
 
 
@@ -210,17 +211,18 @@ def test_the_mean_of_checkpoints_has_the_mean_of_their_statistics(run):
 def test_a_skipped_step_leaves_the_codebook_as_it_was(run):
     seen = {}
 
-    def poison(loop):
-        seen[loop.progress.step] = jax.device_get(loop.state["extra"])
-        if loop.progress.step == 2:
-            flat = trees.flatten(loop.state["params"])
-            path = next(p for p in flat if p[-1] == "embedding")
-            flat[path] = flat[path] * np.inf
-            loop.state["params"] = trees.unflatten(flat)
+    def poison(info):
+        seen[info.progress.step] = jax.device_get(info.state.extra)
+        if info.progress.step != 2:
+            return None
+        flat = trees.flatten(info.state.params)
+        path = next(p for p in flat if p[-1] == "embedding")
+        flat[path] = flat[path] * np.inf
+        return dataclasses.replace(info.state, params=trees.unflatten(flat))
 
     run(
         "skipped", max_steps=3, on_non_finite="skip",
-        before=lambda loop: loop.add_callback(poison),
+        callbacks=[poison],
     )  # fmt: skip
     same = jax.tree.map(lambda a, b: bool((a == b).all()), seen[3], seen[2])
     assert all(jax.tree.leaves(same))
@@ -229,23 +231,25 @@ def test_a_skipped_step_leaves_the_codebook_as_it_was(run):
 
 
 def test_rows_that_begin_with_a_skipped_step_begin_afresh(run):
-    def poison(loop):
-        if loop.progress.step == 4:  # the next step is the first window of other rows
-            flat = trees.flatten(loop.state["params"])
-            path = next(p for p in flat if p[-1] == "embedding")
-            loop.state["params"] = trees.unflatten(flat | {path: flat[path] * np.inf})
+    def poison(info):
+        if info.progress.step != 4:  # the next step is the first window of other rows
+            return None
+        flat = trees.flatten(info.state.params)
+        path = next(p for p in flat if p[-1] == "embedding")
+        params = trees.unflatten(flat | {path: flat[path] * np.inf})
+        return dataclasses.replace(info.state, params=params)
 
     loop = run(
         "poisoned", max_steps=5, on_non_finite="skip", gradient_accumulation_steps=2,
-        before=lambda loop: loop.add_callback(poison),
+        callbacks=[poison],
     )  # fmt: skip
-    left, empty = loop.state["memory"], loop.model.init_cache(4, 0)
+    left, empty = loop.state.memory, loop.run.model.init_cache(4, 0)
     jax.tree.map(np.testing.assert_array_equal, left, empty)
 
 
 def test_a_checkpoint_of_another_cut_is_refused_with_both_cuts(run):
     with pytest.raises(SystemExit):
-        run("cut", before=stop_at(3))
+        run("cut", callbacks=[stop_at(3)])
     for changes, message in (
         ({"update_length": 16}, "step 3 .* --update_length 8 .* say with --update_length 16"),
         ({"state_reset": "never"}, "--state_reset sequence .* --state_reset never"),
@@ -258,19 +262,17 @@ def test_a_checkpoint_of_another_cut_is_refused_with_both_cuts(run):
 
 
 def test_a_checkpoint_without_windows_does_not_go_on_in_windows():
-    loop = SimpleNamespace(
-        windows=setup.Windows(8, 4, True), batch_size=4, restore_step=1, progress=Progress()
-    )
+    windows, progress = setup.Windows(8, 4, True), Progress(step=1)
     with pytest.raises(UsageError, match="without --update_length, .* --state_reset never"):
-        keep_windows(loop)
-    loop.restore_step = None
-    keep_windows(loop)  # a fresh run records its own
-    loop.restore_step = 1
-    keep_windows(loop)
+        keep_windows(windows, 4, progress)
+    progress.step = 0
+    keep_windows(windows, 4, progress)  # a fresh run records its own
+    progress.step = 1
+    keep_windows(windows, 4, progress)
 
 
 def test_rows_are_reset_on_the_second_axis_of_stacks():
-    memory = state.Memory(3, 4, (("layers",),))
+    memory = state.Carry(3, 4, (("layers",),))
     old = {"layers": {"a": np.ones((2, 3, 5))}, "position": np.array([7, 8, 9])}
     found = memory.reset(
         old, np.array([False, True, False]), jax.tree.map(np.zeros_like, old)
@@ -308,4 +310,4 @@ def test_other_objectives_need_their_row_as_a_whole():
     objective = SimpleNamespace(carries_state=False, name="mlm")
     model = SimpleNamespace(config=SimpleNamespace(model_type="roberta"), fixed_state=False)
     with pytest.raises(UsageError, match="'mlm' needs a row as a whole"):
-        setup.plan(SimpleNamespace(training=training, data=None), objective, model, 32)
+        setup.plan_windows(SimpleNamespace(training=training, data=None), objective, model, 32)

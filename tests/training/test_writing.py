@@ -9,6 +9,10 @@ import pytest
 from hfseq.errors import UsageError
 from hfseq.objectives.base import Texts
 from hfseq.training import evaluation
+from hfseq.training.arguments import TrainingArguments
+from hfseq.training.callbacks import Evaluate, StepInfo
+from hfseq.training.checkpointer import Progress
+from hfseq.training.trackers import Trackers
 
 WRITTEN = Texts(
     [f"source {i}" for i in range(10)],
@@ -20,50 +24,63 @@ WRITTEN = Texts(
 
 
 @pytest.fixture
-def loop(tmp_path):
-    reported, shown = [], []
-    tracker = SimpleNamespace(text=lambda tag, text, step: shown.append((tag, text, step)))
-    return SimpleNamespace(
+def tracker():
+    """A tracker that keeps what it is given."""
+    kept = SimpleNamespace(shown=[], reported=[])
+    kept.text = lambda tag, text, step: kept.shown.append((tag, text, step))
+    kept.log = lambda metrics, step: kept.reported.append((metrics, step))
+    return kept
+
+
+@pytest.fixture
+def info(tmp_path):
+    """Where a run stands that has no rows to judge, only texts to write."""
+    run = SimpleNamespace(
         objective=SimpleNamespace(write_texts=lambda model, params, split: WRITTEN),
-        model=SimpleNamespace(extra={}), state={"params": {"a": {"kernel": 1}}, "extra": {}},
-        notes={}, trackers=[tracker],
-        layout=SimpleNamespace(cut=lambda path, leaf: leaf), folder=tmp_path,
-        arguments=SimpleNamespace(data=SimpleNamespace(text_samples=3)),
-        progress=SimpleNamespace(step=7), written=None, shown=shown, reported=reported,
-        report=lambda metrics, step: reported.append((metrics, step)),
+        model=SimpleNamespace(extra={}), layout=SimpleNamespace(cut=lambda path, leaf: leaf),
+        arguments=SimpleNamespace(
+            data=SimpleNamespace(text_samples=3), training=TrainingArguments(output_dir="run")
+        ),
+        data=SimpleNamespace(evaluation=None, test=None), folder=tmp_path,
     )  # fmt: skip
+    state = SimpleNamespace(params={"a": {"kernel": 1}}, extra={})
+    return StepInfo(run, state, Progress(step=7))
 
 
-def test_scores_are_named_after_the_split_and_samples_go_to_the_trackers(loop):
-    measured = evaluation.write(loop, "validation")
+def test_scores_are_named_after_the_split(info):
+    measured = evaluation.evaluate(info.run, info.state, "validation").metrics
     assert measured.pop("eval_generation_runtime") >= 0
     assert measured == {"eval_bleu": 12.5, "eval_chrf": 40.0}
-    ((tag, text, step),) = loop.shown
-    assert (tag, step) == ("eval_samples", 7)
+
+
+def test_samples_go_to_the_trackers_and_predictions_are_one_line_each_beside_their_references(
+    info, tracker, capsys
+):
+    Evaluate(Trackers([tracker])).predict(info)
+    ((tag, text, step),) = tracker.shown
+    assert (tag, step) == ("predict_samples", 7)
     assert text.splitlines()[2:] == [
         f"| source {i} | reference {i} | text {i} and more \\| {i} |" for i in (0, 3, 6)
     ]
-
-
-def test_predictions_are_one_line_each_beside_their_references(loop, capsys):
-    evaluation.predict_texts(loop)
-    lines = (loop.folder / "generated_predictions.txt").read_text().splitlines()
+    lines = (info.run.folder / "generated_predictions.txt").read_text().splitlines()
     assert lines == [f"text {i} and more | {i}" for i in range(10)]
-    references = (loop.folder / "generated_references.txt").read_text().splitlines()
+    references = (info.run.folder / "generated_references.txt").read_text().splitlines()
     assert references == WRITTEN.references
-    assert loop.reported[0][0]["predict_bleu"] == 12.5 and loop.reported[0][1] == 7
+    assert tracker.reported[0][0]["predict_bleu"] == 12.5 and tracker.reported[0][1] == 7
+    assert info.metrics["predict_bleu"] == 12.5
     assert "predict_bleu: 12.5" in capsys.readouterr().out
 
 
-def test_an_objective_that_writes_nothing_adds_nothing(loop):
-    loop.objective = SimpleNamespace(write_texts=lambda model, params, split: None)
-    assert evaluation.write(loop, "validation") == {} and not loop.shown
+def test_an_objective_that_writes_nothing_adds_nothing(info):
+    info.run.objective.write_texts = lambda model, params, split: None
+    done = evaluation.evaluate(info.run, info.state, "validation")
+    assert done.metrics == {} and done.texts is None
 
 
-def test_no_samples_are_logged_where_none_are_asked_for(loop):
-    loop.arguments.data.text_samples = 0
-    evaluation.write(loop, "validation")
-    assert not loop.shown
+def test_no_samples_are_logged_where_none_are_asked_for(info, tracker):
+    info.run.arguments.data.text_samples = 0
+    Evaluate(Trackers([tracker])).predict(info)
+    assert not tracker.shown and tracker.reported
 
 
 def test_predicting_is_refused_where_an_objective_has_no_test_split(train):

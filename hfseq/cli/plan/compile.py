@@ -6,6 +6,7 @@ the accelerators, and the compiler says what memory it needs and what the device
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -13,10 +14,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfseq.cli.plan.run import Options
 from hfseq.errors import HfseqError
+
+if TYPE_CHECKING:
+    import jax
+
+    from hfseq.training.collectives import Collective
 
 _FORCED = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
@@ -36,7 +42,7 @@ def measure_apart(
         # A program that comes from a cache has no memory analysis.
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
-    request = json.dumps({"options": options.plain(), "variants": list(variants)})
+    request = json.dumps({"options": dataclasses.asdict(options), "variants": list(variants)})
     command = [sys.executable, "-m", "hfseq.cli.plan.compile"]
     problem = ""
     process = subprocess.Popen(
@@ -56,28 +62,21 @@ def measure_apart(
     return found, problem
 
 
-def measure(options: Options, rows: int, remat: bool, devices: Sequence[Any]) -> dict[str, Any]:
+def measure(
+    options: Options, rows: int, remat: bool, devices: Sequence[jax.Device]
+) -> dict[str, Any]:
     """Compile the step for ``devices`` with ``rows`` rows a data shard; returns what it says.
 
     ``arguments`` and ``temporary`` are bytes on a device, ``collectives`` what the devices exchange
     in a step: kind, axes, times and bytes that each leaves on a device.
     """
-    import jax
-
-    from hfseq.cli.plan.run import build
-    from hfseq.nn import sharding
+    from hfseq.cli.plan.run import abstract_batch, build
     from hfseq.training import collectives
 
     started = time.perf_counter()
-    mesh = sharding.make_mesh(options.mesh, devices)
-    subject = build(options, mesh, gradient_checkpointing=remat)
-    state, places = subject.state()
-    batch, batch_places = subject.batch(rows)
-    step = jax.jit(
-        subject.step(), donate_argnums=0, in_shardings=(places, None), out_shardings=(places, None)
-    )
-    placed = jax.tree.map(_placed, (state, batch), (places, batch_places))
-    program = step.lower(*placed).compile()
+    run = build(options, devices, gradient_checkpointing=remat)
+    step, batch = run.step_function(), abstract_batch(run, rows)
+    program = step.lower(run.abstract_state(), run.frozen, batch).compile()
     memory = program.memory_analysis()
     if memory is None:
         raise HfseqError("this jax gives no memory analysis of compiled programs")
@@ -86,18 +85,12 @@ def measure(options: Options, rows: int, remat: bool, devices: Sequence[Any]) ->
         "remat": remat,
         "arguments": memory.argument_size_in_bytes,
         "temporary": memory.temp_size_in_bytes,
-        "collectives": _grouped(collectives.collectives(program.as_text() or "", mesh)),
+        "collectives": _grouped(collectives.collectives(program.as_text() or "", run.mesh)),
         "seconds": time.perf_counter() - started,
     }
 
 
-def _placed(leaf: Any, place: Any) -> Any:
-    import jax
-
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-
-
-def _grouped(found: Sequence[Any]) -> list[dict[str, Any]]:
+def _grouped(found: Sequence[Collective]) -> list[dict[str, Any]]:
     """Add up what is of one kind, over the same axes."""
     groups: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
     for one in found:
@@ -121,6 +114,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-__all__ = ["measure", "measure_apart"]

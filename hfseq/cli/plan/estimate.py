@@ -5,18 +5,29 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
+from jax.typing import DTypeLike
 
 from hfseq.cli.plan import compile
-from hfseq.cli.plan.run import Options, Subject, abstract_mesh, build, local_bytes
+from hfseq.cli.plan.run import (
+    Options,
+    abstract_batch,
+    abstract_mesh,
+    build,
+    local_bytes,
+    local_rows,
+)
 from hfseq.nn.random import batch_keys
 from hfseq.nn.sharding import AXES
 from hfseq.training import throughput
 from hfseq.training.hardware import Accelerator
+from hfseq.training.setup import Run, shapes_of
+from hfseq.training.state import Batch, Tree
 
 
 class Kept(NamedTuple):
@@ -44,23 +55,25 @@ def trace(options: Options, remat: bool) -> Kept:
     return Kept(max(2 * one - two, 0), two - one)
 
 
-def kept_bytes(subject: Subject, rows: int) -> int:
+def kept_bytes(run: Run, rows: int) -> int:
     """Return the bytes kept for ``rows`` rows of a run on one device."""
-    state, _ = subject.state()
-    shapes, _ = subject.batch(rows)
-    batch = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in shapes.items()}
+    state = run.abstract_state()
+    batch = {
+        name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+        for name, leaf in abstract_batch(run, rows).items()
+    }
 
-    def backward(params: Any, extra: Any, batch: Any) -> Any:
+    def backward(params: Tree, extra: Tree, batch: Batch) -> Any:
         inputs, root = dict(batch), jax.random.key(0)
-        keys = batch_keys(root, inputs.pop("row"), root)
+        keys: Any = batch_keys(root, inputs.pop("row"), root)
 
-        def loss(params: Any) -> jax.Array:
-            model = subject.model
-            return subject.objective.loss(model, params, inputs, keys, True, extra=extra)[0]
+        def loss(params: Tree) -> jax.Array:
+            model = run.model
+            return run.objective.loss(model, params, inputs, keys, True, extra=extra)[0]
 
         return jax.vjp(loss, params)[1]
 
-    found = jax.make_jaxpr(backward)(state["params"], state["extra"], batch).jaxpr
+    found = jax.make_jaxpr(backward)(state.params, state.extra, batch).jaxpr
     given = set(found.invars)
     kept = {var for var in found.outvars if not isinstance(var, Literal) and var not in given}
     return sum(_activation_bytes(var.aval) for var in kept)
@@ -70,7 +83,7 @@ def _activation_bytes(aval: Any) -> int:
     return int(aval.size * getattr(aval.dtype, "itemsize", 4))
 
 
-def by_rules(subject: Subject) -> list[dict[str, Any]]:
+def by_rules(run: Run) -> list[dict[str, Any]]:
     """Return the exchange that the rules ask for, in the form of :func:`compiled.measure`.
 
     Gradients are summed over ``data`` once a micro-batch; kernels and tables that ``fsdp`` splits
@@ -78,20 +91,20 @@ def by_rules(subject: Subject) -> list[dict[str, Any]]:
     layer, and their gradients summed where they lie; ``tensor`` sums hidden states behind each
     product that is split by its input, in both passes. Bytes are those left on a device.
     """
-    mesh, itemsize = subject.mesh.shape, _itemsize(subject.arguments.model.param_dtype)
-    shapes = subject.shapes()
-    places = subject.layout.shardings(shapes)
-    passes = 2 if subject.arguments.model.gradient_checkpointing else 1
+    mesh, itemsize = run.mesh.shape, _itemsize(run.arguments.model.param_dtype)
+    shapes = shapes_of(run.model)
+    places = run.layout.shardings(shapes)
+    passes = 2 if run.arguments.model.gradient_checkpointing else 1
     found: dict[tuple[str, tuple[str, ...]], list[float]] = {}
 
     def add(kind: str, axes: tuple[str, ...], count: float, size: float) -> None:
         if count and any(mesh[axis] > 1 for axis in axes):
             entry = found.setdefault((kind, axes), [0, 0])
-            entry[0] += count * subject.micro
-            entry[1] += size * count * subject.micro
+            entry[0] += count * run.batch.micro
+            entry[1] += size * count * run.batch.micro
 
     for path, place in places.items():
-        shape = subject.layout.padded(path, shapes[path])
+        shape = run.layout.padded(path, shapes[path])
         local = math.prod(place.shard_shape(shape)) * itemsize
         split = {name for entry in place.spec for name in _names(entry) if mesh[name] > 1}
         add("all-reduce", ("data",), 1, local)
@@ -100,11 +113,11 @@ def by_rules(subject: Subject) -> list[dict[str, Any]]:
             add("reduce-scatter", ("fsdp",), 1, local)
         else:
             add("all-reduce", ("fsdp",), 1, local)
-        if subject.layout.tactic(path) in ("row", "embedding") and "tensor" in split:
-            layers = shape[0] if len(shape) > len(subject.layout.own_shape(path, shape)) else 1
-            hidden = subject.local_rows * subject.length / mesh["sequence"]
-            width = _width(subject) * _itemsize(subject.model.precision.compute_dtype)
-            both = 2 if subject.layout.tactic(path) == "row" else 1
+        if run.layout.tactic(path) in ("row", "embedding") and "tensor" in split:
+            layers = shape[0] if len(shape) > len(run.layout.layer_shape(path, shape)) else 1
+            hidden = local_rows(run) * run.batch.length / mesh["sequence"]
+            width = _width(run) * _itemsize(run.model.precision.compute_dtype)
+            both = 2 if run.layout.tactic(path) == "row" else 1
             add("all-reduce", ("tensor",), both * layers, hidden * width)
     return [
         {"kind": kind, "axes": list(axes), "count": round(count), "bytes": round(size)}
@@ -113,7 +126,7 @@ def by_rules(subject: Subject) -> list[dict[str, Any]]:
 
 
 def wire_seconds(
-    one: dict[str, Any], mesh: Any, device: Accelerator, network: float | None = None
+    one: dict[str, Any], mesh: Mapping[str, int], device: Accelerator, network: float | None = None
 ) -> float | None:
     """Return the least time that an exchange takes on the links, or None where no figure exists.
 
@@ -134,18 +147,18 @@ def wire_seconds(
     return sent / rate if rate else None
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
-def _itemsize(dtype: Any) -> int:
+def _itemsize(dtype: DTypeLike | None) -> int:
     import jax.numpy as jnp
 
     return jnp.dtype(dtype or jnp.float32).itemsize
 
 
-def _width(subject: Subject) -> int:
-    config = subject.model.config
+def _width(run: Run) -> int:
+    config = run.model.config
     return int(getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0))
 
 
@@ -155,43 +168,43 @@ def make_plan(options: Options) -> dict[str, Any]:
     Raises:
         UsageError: what the training loop would refuse, and unknown devices or models.
     """
-    subject = build(options, abstract_mesh(options.mesh, options.count))
-    found = {"run": _run(subject), "devices": _devices(options)}
-    found["bytes"] = _bytes(subject)
+    run = build(options, abstract_mesh(options.mesh, options.count))
+    found = {"run": _run(run), "devices": _devices(options)}
+    found["bytes"] = _bytes(run)
     kept = {remat: trace(options, remat) for remat in (False, True)}
-    ways = subject.mesh.shape["sequence"]
+    ways = run.mesh.shape["sequence"]
     found["activations"] = {
-        _remat(remat): round(one.of(subject.local_rows) / ways) for remat, one in kept.items()
+        _remat(remat): round(one.of(local_rows(run)) / ways) for remat, one in kept.items()
     }
-    remat = subject.arguments.model.gradient_checkpointing
+    remat = run.arguments.model.gradient_checkpointing
     programs: list[dict[str, Any]] = []
     problem = "--no_compile"
     if not options.no_compile:
         _say(f"compiling the step for {options.count} host devices, three times")
-        programs, problem = compile.measure_apart(options, _variants(subject))
+        programs, problem = compile.measure_apart(options, _variants(run))
     found["compiled"] = {"programs": programs, "problem": problem}
-    found["fit"] = _fit(found, kept, subject)
-    rules = by_rules(subject)
+    found["fit"] = _fit(found, kept, run)
+    rules = by_rules(run)
     own = next((p for p in programs if p["remat"] == remat), None)
     found["exchange"] = {
-        "rules": _with_seconds(rules, subject, options),
-        "compiled": _with_seconds(own["collectives"], subject, options) if own else [],
+        "rules": _with_seconds(rules, run, options),
+        "compiled": _with_seconds(own["collectives"], run, options) if own else [],
     }
-    found["time"] = _time(subject, options, rules)
+    found["time"] = _time(run, options, rules)
     return found
 
 
-def _run(subject: Subject) -> dict[str, Any]:
-    model, arguments = subject.model, subject.arguments
+def _run(run: Run) -> dict[str, Any]:
+    model, arguments = run.model, run.arguments
     return {
         "model_type": model.config.model_type,
-        "objective": subject.objective.name,
+        "objective": run.objective.name,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params_shape_tree)),
-        "length": subject.length,
-        "target_length": subject.objective.target_length(subject.length),
-        "rows": subject.rows,
-        "rows_a_shard": subject.local_rows,
-        "micro_batches": subject.micro,
+        "length": run.batch.length,
+        "target_length": run.objective.target_length(run.batch.length),
+        "rows": run.batch.rows,
+        "rows_a_shard": local_rows(run),
+        "micro_batches": run.batch.micro,
         "precision": model.precision.name,
         "optimizer": arguments.training.optim,
         "gradient_checkpointing": arguments.model.gradient_checkpointing,
@@ -213,40 +226,36 @@ def _devices(options: Options) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _bytes(subject: Subject) -> dict[str, Any]:
+def _bytes(run: Run) -> dict[str, Any]:
     """Return bytes of each part, in all and on a device, and of what lies whole on every device."""
-    state, places = subject.state()
-    batch, batch_places = subject.batch(subject.local_rows)
-    other = {k: v for k, v in state.items() if k not in ("params", "opt_state")}
-    other_places = {name: places[name] for name in other}
+    state = run.abstract_state()
+    apart = ("params", "opt_state")
     parts = {
-        "parameters": (state["params"], places["params"]),
-        "optimizer": (state["opt_state"], places["opt_state"]),
-        "other": (other, other_places),
-        "gradients": (state["params"], places["params"]),
-        "batch": (batch, batch_places),
+        "parameters": state.params,
+        "optimizer": state.opt_state,
+        "other": {name: part for name, part in state.to_dict().items() if name not in apart},
+        "gradients": state.params,
+        "batch": abstract_batch(run, local_rows(run)),
     }
-    found = {name: {"all": _size(tree), "device": local_bytes(tree, where)}
-             for name, (tree, where) in parts.items()}  # fmt: skip
+    found = {
+        name: {"all": _size(tree), "device": local_bytes(tree)} for name, tree in parts.items()
+    }
     whole = [
-        (leaf, place)
-        for name in ("params", "opt_state")
-        for leaf, place in zip(
-            jax.tree.leaves(state[name]), jax.tree.leaves(places[name]), strict=True
-        )
-        if place.shard_shape(leaf.shape) == leaf.shape
+        leaf
+        for leaf in jax.tree.leaves((state.params, state.opt_state))
+        if leaf.sharding.shard_shape(leaf.shape) == leaf.shape
     ]
-    found["whole"] = {"all": 0, "device": sum(leaf.size * leaf.dtype.itemsize for leaf, _ in whole)}
+    found["whole"] = {"all": 0, "device": _size(whole)}
     return found
 
 
-def _size(tree: Any) -> int:
+def _size(tree: object) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _variants(subject: Subject) -> list[dict[str, Any]]:
+def _variants(run: Run) -> list[dict[str, Any]]:
     """The run itself, the same with twice as many rows, and with the other choice of remat."""
-    rows, remat = subject.local_rows, subject.arguments.model.gradient_checkpointing
+    rows, remat = local_rows(run), run.arguments.model.gradient_checkpointing
     return [
         {"rows": rows, "remat": remat},
         {"rows": 2 * rows, "remat": remat},
@@ -254,13 +263,13 @@ def _variants(subject: Subject) -> list[dict[str, Any]]:
     ]
 
 
-def _fit(found: dict[str, Any], kept: dict[bool, Kept], subject: Subject) -> dict[str, Any]:
+def _fit(found: dict[str, Any], kept: dict[bool, Kept], run: Run) -> dict[str, Any]:
     """Return what the run needs and the largest batch, by two programs or else by the trace.
 
     Where layers are recomputed, one at a time has all of its own activations.
     """
-    usable, rows = found["devices"]["usable"], subject.local_rows
-    remat = subject.arguments.model.gradient_checkpointing
+    usable, rows = found["devices"]["usable"], local_rows(run)
+    remat = run.arguments.model.gradient_checkpointing
     sizes = {
         p["rows"]: p["arguments"] + p["temporary"]
         for p in found["compiled"]["programs"] if p["remat"] == remat
@@ -272,9 +281,9 @@ def _fit(found: dict[str, Any], kept: dict[bool, Kept], subject: Subject) -> dic
         parts = found["bytes"]
         source = "traced"
         fixed = sum(parts[name]["device"] for name in ("parameters", "optimizer", "gradients"))
-        layers = getattr(subject.model.config, "num_hidden_layers", 0) or 1
+        layers = getattr(run.model.config, "num_hidden_layers", 0) or 1
         row = kept[remat].row + (kept[False].row / layers if remat else 0)
-        slope = row / subject.mesh.shape["sequence"] + parts["batch"]["device"] / rows
+        slope = row / run.mesh.shape["sequence"] + parts["batch"]["device"] / rows
         needed = fixed + kept[remat].fixed + slope * rows
     slope = max(slope, 1.0)
     smallest = needed - slope * (rows - 1)
@@ -286,22 +295,22 @@ def _fit(found: dict[str, Any], kept: dict[bool, Kept], subject: Subject) -> dic
     }  # fmt: skip
 
 
-def _with_seconds(found: list[dict[str, Any]], subject: Subject, options: Options) -> Any:
-    mesh, network = subject.mesh.shape, options.network_gbs and options.network_gbs * 1e9
+def _with_seconds(found: list[dict[str, Any]], run: Run, options: Options) -> Any:
+    mesh, network = run.mesh.shape, options.network_gbs and options.network_gbs * 1e9
     return [
         one | {"seconds": wire_seconds(one, mesh, options.accelerator, network)} for one in found
     ]
 
 
-def _time(subject: Subject, options: Options, rules: list[dict[str, Any]]) -> dict[str, Any]:
+def _time(run: Run, options: Options, rules: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the model FLOPs of a step and what it takes at the stated MFU."""
-    flops = throughput.run_flops(subject.model, subject.objective, subject.rows, subject.length)
-    dtype = jnp.dtype(subject.model.precision.compute_dtype or jnp.float32)
+    flops = throughput.run_flops(run.model, run.objective, run.batch.rows, run.batch.length)
+    dtype = jnp.dtype(run.model.precision.compute_dtype or jnp.float32)
     peak = options.accelerator.peak(dtype.itemsize)
     peak = peak if options.peak_tflops is None else options.peak_tflops * 1e12
     seconds = flops / (options.mfu * peak * options.count)
-    tokens = subject.rows * subject.length
-    wires = [x["seconds"] for x in _with_seconds(rules, subject, options)]
+    tokens = run.batch.rows * run.batch.length
+    wires = [x["seconds"] for x in _with_seconds(rules, run, options)]
     return {
         "flops": flops, "peak": peak, "mfu": options.mfu, "seconds": seconds, "tokens": tokens,
         "tokens_per_second": tokens / seconds,

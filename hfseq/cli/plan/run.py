@@ -1,38 +1,37 @@
-"""The run that is planned: model, layout, objective, optimizer and shapes, but no arrays."""
+"""The run that is planned: the training's own, on devices that are only described."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
-
-from hfseq.nn.compat import prepare_jax
-
-prepare_jax()
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType
 
 from hfseq import plugins
 from hfseq.checkpoints.config import native_config, override, parse_overrides, preset_values
 from hfseq.data.batches import RowRandom
 from hfseq.errors import CheckpointError, UsageError, first_line, nearest
-from hfseq.nn import attention, sharding, trees
-from hfseq.training import hardware, setup
-from hfseq.training import state as states
-from hfseq.training.arguments import Arguments, parse
-from hfseq.training.optimizers import make_optimizer, make_schedule
+from hfseq.nn import attention, sharding
+from hfseq.training import hardware
+from hfseq.training.arguments import parse
+from hfseq.training.checkpointer import Progress
+from hfseq.training.setup import Run, build_run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.modeling.base import FlaxPreTrainedModel
 
 #: The script's objective for the heads of an architecture, the first that it has.
 HEADS = {"ForMaskedLM": "mlm", "ForCausalLM": "clm", "ForSeq2SeqLM": "span_mlm"}
-
-
 OBJECTIVES = ("mlm", "clm", "span_mlm", "denoising", "translation")
 
 
@@ -92,10 +91,6 @@ class Options:
             )
         self.accelerator, self.count = parse_devices(self.devices)
 
-    def plain(self) -> dict[str, Any]:
-        """Return the values for :class:`Options` in another process."""
-        return dataclasses.asdict(self)
-
     def flags(self, objective: str) -> list[str]:
         """Return the training script's flags: what was given, then what follows ``--``."""
         kept = ("per_device_train_batch_size", "gradient_accumulation_steps", "optim", "precision",
@@ -130,13 +125,141 @@ def parse_devices(text: str) -> tuple[hardware.Accelerator, int]:
     return hardware.named(name), int(number or 1)
 
 
+def abstract_mesh(layout: str | None, devices: int) -> AbstractMesh:
+    """Return the mesh of a layout on devices that need not be there."""
+    sizes = tuple(sharding.mesh_sizes(layout, devices).values())
+    return AbstractMesh(sizes, sharding.AXES, axis_types=(AxisType.Auto,) * len(sharding.AXES))
+
+
+def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **changes: bool) -> Run:
+    """Build the run on ``devices``; ``changes`` are other values of the model's flags.
+
+    Raises:
+        UsageError: what the run would refuse, too: mesh, heads, lengths, rows.
+    """
+    config = load_config(options)
+    name = choose_objective(options, config)
+    arguments = parse(options.flags(name), objective=name)
+    for flag, value in changes.items():
+        setattr(arguments.model, flag, value)
+    if arguments.training.update_length:
+        raise UsageError("--update_length cannot be planned: plan a window as a row of its length")
+    tokenizer = make_tokenizer(config, sentinels=name == "span_mlm")
+    plugins.load().objectives.get(name).configure(config, tokenizer, False)
+    arguments.training.mesh = options.mesh
+    chosen, arguments.model.attn_implementation = arguments.model.attn_implementation, None
+    run = build_run(
+        arguments, name, Path(arguments.training.output_dir), Progress(), devices,
+        tokenizer=tokenizer, config=config, with_data=False,
+    )  # fmt: skip
+    if chosen:
+        arguments.model.attn_implementation = chosen
+        use_attention(run.model, chosen)
+    return run
+
+
+def use_attention(model: FlaxPreTrainedModel, name: str) -> None:
+    """Let the model attend as ``name`` says; a placeholder does what only accelerators can."""
+    chosen = plugins.load().attention.get(name)
+    if name == "cudnn":
+        chosen = flash_attention
+    model._options = dataclasses.replace(model._options, attention=chosen)
+
+
+def local_rows(run: Run) -> int:
+    """Return the rows that a data shard has in a micro-batch."""
+    return run.batch.rows // (sharding.data_shards(run.mesh) * run.batch.micro)
+
+
+def abstract_batch(run: Run, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shapes and shardings of a placed batch with so many rows a data shard.
+
+    What an objective returns has rows or groups first, and both grow with the groups.
+    """
+    objective, micro = run.objective, run.batch.micro
+    length = objective.row_length(run.batch.length)
+    word = len(run.tokenizer.all_special_ids)
+    full = {
+        "input_ids": np.full((rows, length), word, np.int32),
+        "segment_ids": np.ones((rows, length), np.int32),
+        "valid": np.ones(rows, bool),
+    }
+    if objective.name == "translation":
+        target = objective.target_length(run.batch.length)
+        full["target_ids"] = np.full((rows, target), word, np.int32)
+        full["target_segment_ids"] = np.ones((rows, target), np.int32)
+    batch = objective.collate(full, RowRandom(0, 0, np.arange(rows)), 1)
+    batch |= {"row": np.arange(rows, dtype=np.int32)}
+    shards, width = sharding.data_shards(run.mesh), batch["input_ids"].shape
+    placed = {}
+    for name, array in batch.items():
+        shape = (micro, shards * array.shape[0], *array.shape[1:])
+        split = array.shape == width and not width[1] % run.mesh.shape["sequence"]
+        place = sharding.batch_sharding(run.mesh, len(shape), split_length=split)
+        placed[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=place)
+    return placed
+
+
+def local_bytes(tree: object) -> int:
+    """Return the bytes that a device has of a tree of shapes with shardings."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def load_config(options: Options) -> PreTrainedConfig:
+    """Return the configuration of a directory, a JSON file, a Hub name or a model type.
+
+    Raises:
+        UsageError: it is none of them. CheckpointError: it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    plugins.register_auto_classes()
+    name, known = options.config, plugins.load(extra=options.plugin).architectures
+    kind = known.get(name).load_config() if name in known else None
+    sizes = preset_values(kind, options.preset, name)
+    if kind is not None:
+        config = kind(**sizes)
+    elif not Path(name).exists() and "/" not in name:
+        types = ", ".join(sorted(known))
+        raise UsageError(
+            f"--config {name} is neither a directory, a JSON file nor a model type"
+            f"{nearest(name, known)} (model types: {types}; a name on the Hub has a '/')"
+        )
+    else:
+        try:
+            config = native_config(AutoConfig.from_pretrained(name))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"--config {name}: {first_line(error)}") from error
+    if options.config_overrides:
+        override(config, parse_overrides(options.config_overrides))
+    return config
+
+
+def choose_objective(options: Options, config: PreTrainedConfig) -> str:
+    """Return the objective: what was asked for, or that of the architecture's own script."""
+    if options.objective:
+        return options.objective
+    spec = plugins.load().architectures.get(config.model_type)
+    for kind in plugins.load().objectives:
+        default = plugins.load().objectives.get(kind).default_model_type
+        if default == config.model_type:
+            return kind
+    found = [objective for head, objective in HEADS.items() if head in spec.heads]
+    if not found:
+        raise UsageError(f"'{config.model_type}' has no head that is planned: give --objective")
+    return found[0]
+
+
+# -- placeholders
+
 SENTINELS = 100
-
-
 BLOCK = 128  # queries that flash_attention looks at together
 
 
-def make_tokenizer(config: Any, sentinels: bool) -> Any:
+def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedTokenizerBase:
     """Return a tokenizer of the configuration's vocabulary, whose entries mean nothing.
 
     With ``sentinels`` its last entries are T5's, a hundred or a quarter of the vocabulary.
@@ -155,34 +278,6 @@ def make_tokenizer(config: Any, sentinels: bool) -> Any:
     model = WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
     special: dict[str, Any] = {f"{role}_token": f"<{role}>" for role in roles}
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **special)
-
-
-def rows_of_text(count: int, length: int, tokenizer: Any, target_length: int = 0) -> Any:
-    """Return full rows as a data set gives them; with ``target_length``, pairs."""
-    word = len(tokenizer.all_special_ids)
-    full = {
-        "input_ids": np.full((count, length), word, np.int32),
-        "segment_ids": np.ones((count, length), np.int32),
-        "valid": np.ones(count, bool),
-    }
-    if target_length:
-        full["target_ids"] = np.full((count, target_length), word, np.int32)
-        full["target_segment_ids"] = np.ones((count, target_length), np.int32)
-    return full
-
-
-def batch_arrays(objective: Any, rows: dict[str, np.ndarray], groups: int) -> dict[str, Any]:
-    """Return shapes and types of a batch of ``groups`` times ``rows``, as the feed makes them.
-
-    What an objective returns has rows or groups first, and both grow with the groups.
-    """
-    count = len(rows["input_ids"])
-    random = RowRandom(0, 0, np.arange(count))
-    batch = objective.collate(rows, random, 1) | {"row": np.arange(count, dtype=np.int32)}
-    return {
-        name: jax.ShapeDtypeStruct((groups * array.shape[0], *array.shape[1:]), array.dtype)
-        for name, array in batch.items()
-    }
 
 
 def flash_attention(
@@ -221,205 +316,3 @@ def flash_attention(
         return one(jnp.int32(0))
     found = jax.lax.map(one, jnp.arange(0, length, block))
     return jnp.moveaxis(found, 0, 1).reshape(query.shape[0], length, *found.shape[3:])
-
-
-STEPS = 1_000_000  # of the schedule, whose state is a counter whatever its length
-
-
-def abstract_mesh(layout: str | None, devices: int) -> AbstractMesh:
-    """Return the mesh of a layout on devices that need not be there."""
-    sizes = tuple(sharding.mesh_sizes(layout, devices).values())
-    return AbstractMesh(sizes, sharding.AXES, axis_types=(AxisType.Auto,) * len(sharding.AXES))
-
-
-def load_config(options: Options) -> Any:
-    """Return the configuration of a directory, a JSON file, a Hub name or a model type.
-
-    Raises:
-        UsageError: it is none of them. CheckpointError: it cannot be read.
-    """
-    from transformers import AutoConfig
-
-    from hfseq.plugins import register_auto_classes
-
-    register_auto_classes()
-    name, known = options.config, plugins.load(extra=options.plugin).architectures
-    kind = known.get(name).load_config() if name in known else None
-    sizes = preset_values(kind, options.preset, name)
-    if kind is not None:
-        config = kind(**sizes)
-    elif not Path(name).exists() and "/" not in name:
-        types = ", ".join(sorted(known))
-        raise UsageError(
-            f"--config {name} is neither a directory, a JSON file nor a model type"
-            f"{nearest(name, known)} (model types: {types}; a name on the Hub has a '/')"
-        )
-    else:
-        try:
-            config = native_config(AutoConfig.from_pretrained(name))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"--config {name}: {first_line(error)}") from error
-    if options.config_overrides:
-        override(config, parse_overrides(options.config_overrides))
-    return config
-
-
-def choose_objective(options: Options, config: Any) -> str:
-    """Return the objective: what was asked for, or that of the architecture's own script."""
-    if options.objective:
-        return options.objective
-    spec = plugins.load().architectures.get(config.model_type)
-    for kind in plugins.load().objectives:
-        default = plugins.load().objectives.get(kind).default_model_type
-        if default == config.model_type:
-            return kind
-    found = [objective for head, objective in HEADS.items() if head in spec.heads]
-    if not found:
-        raise UsageError(f"'{config.model_type}' has no head that is planned: give --objective")
-    return found[0]
-
-
-@dataclasses.dataclass
-class Subject:
-    """A run on a mesh, real or abstract; ``model`` computes on the mesh where it is real."""
-
-    arguments: Arguments
-    mesh: Mesh | AbstractMesh
-    model: Any
-    objective: Any
-    layout: sharding.Layout
-    optimizer: Any
-    length: int
-    rows: int  # a step
-    micro: int
-
-    @property
-    def shards(self) -> int:
-        """How many parts the rows of a micro-batch are cut into."""
-        return sharding.data_shards(self.mesh)  # type: ignore[arg-type]
-
-    @property
-    def local_rows(self) -> int:
-        """Rows that a data shard has in a micro-batch."""
-        return self.rows // (self.shards * self.micro)
-
-    def shapes(self) -> dict[trees.Path, tuple[int, ...]]:
-        """Return the shapes of the parameters, without padding."""
-        return {p: leaf.shape for p, leaf in trees.flatten(self.model.params_shape_tree).items()}
-
-    def state(self) -> tuple[Any, Any]:
-        """Return shapes and shardings of the whole training state, as the loop makes it."""
-        names = tuple(sorted({"loss", "count", *self.objective.sums}))
-        shapes, dtype = self.shapes(), self.arguments.model.param_dtype
-        padded = trees.unflatten(
-            {p: jax.ShapeDtypeStruct(self.layout.padded(p, s), dtype) for p, s in shapes.items()}
-        )
-
-        def build(params: Any, extra: Any) -> Any:
-            return states.make_state(
-                params, self.optimizer, extra, states.zero_window(names),
-                self.model.precision.compute_dtype,
-            )  # fmt: skip
-
-        abstract = jax.eval_shape(build, padded, self.model.extra_shape_tree)
-        places = self.layout.shardings(shapes)
-        return abstract, states.state_shardings(abstract, places, self.mesh)  # type: ignore[arg-type]
-
-    def batch(self, local_rows: int) -> tuple[Any, Any]:
-        """Return shapes and shardings of a placed batch with so many rows a data shard."""
-        length = self.objective.row_length(self.length)
-        translates = self.objective.name == "translation"
-        pairs = self.objective.target_length(self.length) if translates else 0
-        rows = rows_of_text(local_rows, length, self.objective.tokenizer, pairs)
-        flat = batch_arrays(self.objective, rows, self.shards * self.micro)
-        whole = flat["input_ids"].shape
-        shapes, places, mesh = {}, {}, cast(Mesh, self.mesh)
-        for name, leaf in flat.items():
-            shape = (self.micro, leaf.shape[0] // self.micro, *leaf.shape[1:])
-            split = leaf.shape == whole and not whole[1] % mesh.shape["sequence"]
-            shapes[name] = jax.ShapeDtypeStruct(shape, leaf.dtype)
-            places[name] = sharding.batch_sharding(mesh, len(shape), split_length=split)
-        return shapes, places
-
-    def step(self) -> Any:
-        """Return the training step of the loop."""
-        training = self.arguments.training
-        return states.make_step(
-            self.objective, self.model, self.optimizer, training.seed,
-            training.on_non_finite == "skip",
-        )  # fmt: skip
-
-
-def build(options: Options, mesh: Mesh | AbstractMesh, **changes: Any) -> Subject:
-    """Build the run on ``mesh``; ``changes`` are other values of the model's flags.
-
-    Raises:
-        UsageError: what the loop would refuse, too: mesh, heads, lengths, rows.
-    """
-    config = load_config(options)
-    name = choose_objective(options, config)
-    arguments = parse(options.flags(name), objective=name)
-    for flag, value in changes.items():
-        setattr(arguments.model, flag, value)
-    training, kind = arguments.training, plugins.load().objectives.get(name)
-    if training.update_length:
-        raise UsageError("--update_length cannot be planned: plan a window as a row of its length")
-    tokenizer = make_tokenizer(config, sentinels=name == "span_mlm")
-    kind.configure(config, tokenizer, False)
-    attention, arguments.model.attn_implementation = arguments.model.attn_implementation, None
-    model = setup.build_model(arguments, config, kind.auto_class)
-    if attention:
-        use_attention(model, attention)
-    objective = kind(arguments.data, tokenizer, config)
-    layout = setup.lay_out(model, mesh, training.sequence_parallel)  # type: ignore[arg-type]
-    objective.prepare(model)
-    length = objective.choose_length(model.max_length())
-    _check_lengths(objective, length, mesh, training.sequence_parallel)
-    schedule = make_schedule(training, STEPS, getattr(config, "hidden_size", None))
-    factory = plugins.load().optimizers.get(training.optim)
-    optimizer = make_optimizer(factory, training, schedule, model.stacked_prefixes)
-    return Subject(
-        arguments, mesh, model, objective, layout, optimizer, length,
-        *_rows(training, sharding.data_shards(mesh)),  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
-def use_attention(model: Any, name: str) -> None:
-    """Let the model attend as ``name`` says; what only an accelerator can do is stood in for."""
-    chosen = plugins.load().attention.get(name)
-    if name == "cudnn":
-        chosen = flash_attention
-    model._options = dataclasses.replace(model._options, attention=chosen)
-
-
-def _rows(training: Any, shards: int) -> tuple[int, int]:
-    micro = training.gradient_accumulation_steps
-    rows = training.global_batch_size or training.per_device_train_batch_size * shards * micro
-    if rows % (shards * micro):
-        raise UsageError(
-            f"a step has {rows} rows, which do not divide by {shards} data shards x {micro} "
-            f"micro-batches: give --global_batch_size a multiple of {shards * micro}"
-        )
-    return rows, micro
-
-
-def _check_lengths(objective: Any, length: int, mesh: Any, parallel: bool) -> None:
-    axes = ["sequence", *(["tensor"] if parallel else [])]
-    ways = math.prod(mesh.shape[name] for name in axes)
-    for what, tokens in (("row", length), ("target row", objective.target_length(length))):
-        if tokens % ways:
-            raise UsageError(
-                f"--mesh {','.join(f'{name}={mesh.shape[name]}' for name in axes)} does not divide "
-                f"the {tokens} tokens of a {what}: give a --length that is a multiple of {ways}"
-            )
-
-
-def local_bytes(shapes: Any, places: Any) -> int:
-    """Return the bytes that a device has of a tree of shapes laid out by ``places``."""
-    pairs = zip(jax.tree.leaves(shapes), jax.tree.leaves(places, is_leaf=_is_place), strict=True)
-    return sum(math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-               for leaf, place in pairs)  # fmt: skip
-
-
-def _is_place(node: Any) -> bool:
-    return isinstance(node, NamedSharding)

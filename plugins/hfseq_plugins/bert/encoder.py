@@ -25,7 +25,9 @@ def dense(config: BertConfig, features_in: int, features_out: int, rngs: nnx.Rng
 
 
 class Embeddings(nnx.Module):
-    """Word, position and token-type vectors, summed and normalised."""
+    """Word, position and token-type vectors, summed and (unless a sibling says so) normalised."""
+
+    normalised: ClassVar[bool] = True
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         def table(size: int) -> nn.Embed:
@@ -34,12 +36,14 @@ class Embeddings(nnx.Module):
         self.word_embeddings = table(config.vocab_size)
         self.position_embeddings = table(config.max_position_embeddings)
         self.token_type_embeddings = table(config.type_vocab_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.LayerNorm = norm if self.normalised else nnx.data(None)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def __call__(self, ids: jax.Array, types: jax.Array, positions: jax.Array, rngs: Keys | None):
         x = self.word_embeddings(ids) + self.token_type_embeddings(types)
-        return self.dropout(self.LayerNorm(x + self.position_embeddings(positions)), rngs)
+        x = x + self.position_embeddings(positions)
+        return self.dropout(x if self.LayerNorm is None else self.LayerNorm(x), rngs)
 
 
 class SelfAttention(nn.CachedAttention):

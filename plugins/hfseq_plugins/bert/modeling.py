@@ -1,6 +1,7 @@
-"""The classes of BERT: each head as a module, then its public face.
+"""The classes of BERT: each head as a module, then its public class.
 
-A sibling (RoBERTa) names its own encoder in a subclass and reuses the heads.
+A sibling (RoBERTa, MegatronBERT) names its own encoder, and its own head over the vocabulary, in a
+subclass and reuses the rest.
 """
 
 from __future__ import annotations
@@ -62,18 +63,30 @@ class Transform(nnx.Module):
         return self.LayerNorm(self.act(self.dense(x)))
 
 
-class Predictions(nnx.Module):
+class VocabularyHead(nnx.Module):
     """Logits over the vocabulary, with the word embeddings where the head is tied to them."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
-        self.transform = Transform(config, rngs)
+        self.add_transform(config, rngs)
         self.decoder = untied_decoder(config, rngs)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
 
     def __call__(self, x: jax.Array, embeddings: nn.Embed) -> jax.Array:
-        x = self.transform(x)
+        x = self.transformed(x)
         logits = embeddings.attend(x) if self.decoder is None else self.decoder(x)
         return nn.add_bias(logits, self.bias[...])
+
+
+class Predictions(VocabularyHead):
+    """BERT's head over the vocabulary."""
+
+    def add_transform(self, config: BertConfig, rngs: nnx.Rngs) -> None:
+        """Make what comes before the vocabulary."""
+        self.transform = Transform(config, rngs)
+
+    def transformed(self, x: jax.Array) -> jax.Array:
+        """Map hidden states to what the vocabulary is multiplied with."""
+        return self.transform(x)
 
 
 class PreTrainingHeads(nnx.Module):
@@ -88,31 +101,40 @@ class PreTrainingHeads(nnx.Module):
         )
 
 
-class MaskedLM(Headed):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+class LanguageModel(Headed):
+    """An encoder with a head over the vocabulary."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
+        self.add_head(config, rngs)
+
+    def add_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
+        """Make the head under its checkpoint name."""
         self.cls = PreTrainingHeads(config, rngs)
+
+    @property
+    def vocabulary_head(self) -> VocabularyHead:
+        """The head over the vocabulary."""
+        return self.cls.predictions
+
+
+class MaskedLM(LanguageModel):
+    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
     def __call__(self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any):
         encoded = self.encode(*args, **kwargs)
         x = nn.gather_positions(encoded.last_hidden_state, masked_positions)
-        logits = self.cls.predictions(x, self.word_embeddings)
+        logits = self.vocabulary_head(x, self.word_embeddings)
         return out.FlaxMaskedLMOutput(logits, encoded.hidden_states, encoded.attentions)
 
 
-class CausalLM(Headed):
+class CausalLM(LanguageModel):
     """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
-
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
-        super().__init__(config, rngs)
-        self.cls = PreTrainingHeads(config, rngs)
 
     def __call__(self, *args: Any, **kwargs: Any):
         encoded = self.encode(*args, **kwargs)
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=self.cls.predictions(encoded.last_hidden_state, self.word_embeddings),
+            logits=self.vocabulary_head(encoded.last_hidden_state, self.word_embeddings),
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
             cross_attentions=encoded.cross_attentions,

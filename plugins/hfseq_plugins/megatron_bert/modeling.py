@@ -5,8 +5,6 @@ No norm follows the embeddings; one ends the stack.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 from flax import nnx
 from transformers import MegatronBertConfig
@@ -22,23 +20,10 @@ def norm(config: MegatronBertConfig) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
 
-class Embeddings(nnx.Module):
+class Embeddings(encoder.Embeddings):
     """Word, position and token-type vectors, summed."""
 
-    def __init__(self, config: MegatronBertConfig, rngs: nnx.Rngs):
-        self.word_embeddings = self.table(config, config.vocab_size, rngs)
-        self.position_embeddings = self.table(config, config.max_position_embeddings, rngs)
-        self.token_type_embeddings = self.table(config, config.type_vocab_size, rngs)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    @staticmethod
-    def table(config: MegatronBertConfig, size: int, rngs: nnx.Rngs) -> Any:
-        """Return ``size`` vectors."""
-        return nn.Embed(size, config.hidden_size, nn.normal(config.initializer_range), rngs)
-
-    def __call__(self, ids: jax.Array, types: jax.Array, positions: jax.Array, rngs: Keys | None):
-        x = self.word_embeddings(ids) + self.token_type_embeddings(types)
-        return self.dropout(x + self.position_embeddings(positions), rngs)
+    normalised = False
 
 
 class Output(nnx.Module):

@@ -32,56 +32,40 @@ class RobertaModule(BertModule):
         return jnp.where(segment_ids > 0, counted, self.pad_token_id)
 
 
-class Headed(bert.Headed):
-    """An encoder under the name ``roberta``."""
+class WithRoberta:
+    """RoBERTa's encoder, and its head over the vocabulary, under their checkpoint names."""
 
     prefix, module = "roberta", RobertaModule
 
+    def add_head(self, config: RobertaConfig, rngs: nnx.Rngs) -> None:
+        """Make the head over the vocabulary."""
+        self.lm_head = LMHead(config, rngs)
 
-class LMHead(nnx.Module):
+    @property
+    def vocabulary_head(self) -> LMHead:
+        """The head over the vocabulary."""
+        return self.lm_head
+
+
+class LMHead(bert.VocabularyHead):
     """Dense, GELU, norm, then logits over the vocabulary (tied to the word embeddings, or not)."""
 
-    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
+    def add_transform(self, config: RobertaConfig, rngs: nnx.Rngs) -> None:
+        """Make what comes before the vocabulary."""
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
         self.layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.decoder = bert.untied_decoder(config, rngs)
-        self.bias = nnx.Param(jnp.zeros(config.vocab_size))
 
-    def __call__(self, x: jax.Array, embeddings: nn.Embed) -> jax.Array:
-        x = self.layer_norm(nn.activation("gelu")(self.dense(x)))
-        logits = embeddings.attend(x) if self.decoder is None else self.decoder(x)
-        return nn.add_bias(logits, self.bias[...])
+    def transformed(self, x: jax.Array) -> jax.Array:
+        """Map hidden states to what the vocabulary is multiplied with."""
+        return self.layer_norm(nn.activation("gelu")(self.dense(x)))
 
 
-class MaskedLM(Headed):
+class MaskedLM(WithRoberta, bert.MaskedLM):
     """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
-    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
-        super().__init__(config, rngs)
-        self.lm_head = LMHead(config, rngs)
 
-    def __call__(self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any):
-        encoded = self.encode(*args, **kwargs)
-        x = nn.gather_positions(encoded.last_hidden_state, masked_positions)
-        logits = self.lm_head(x, self.word_embeddings)
-        return out.FlaxMaskedLMOutput(logits, encoded.hidden_states, encoded.attentions)
-
-
-class CausalLM(Headed):
+class CausalLM(WithRoberta, bert.CausalLM):
     """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
-
-    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
-        super().__init__(config, rngs)
-        self.lm_head = LMHead(config, rngs)
-
-    def __call__(self, *args: Any, **kwargs: Any):
-        encoded = self.encode(*args, **kwargs)
-        return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=self.lm_head(encoded.last_hidden_state, self.word_embeddings),
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
-            cross_attentions=encoded.cross_attentions,
-        )
 
 
 class ClassificationHead(nnx.Module):
@@ -96,7 +80,7 @@ class ClassificationHead(nnx.Module):
         return self.out_proj(dropout(x, rngs))
 
 
-class SequenceClassification(Headed):
+class SequenceClassification(WithRoberta, bert.Headed):
     """A label (or a number) for the whole sequence."""
 
     def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
@@ -109,22 +93,16 @@ class SequenceClassification(Headed):
         return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
 
 
-class TokenClassification(bert.TokenClassification):
+class TokenClassification(WithRoberta, bert.TokenClassification):
     """A label for every token."""
 
-    prefix, module = "roberta", RobertaModule
 
-
-class QuestionAnswering(bert.QuestionAnswering):
+class QuestionAnswering(WithRoberta, bert.QuestionAnswering):
     """The first and the last token of the answer."""
 
-    prefix, module = "roberta", RobertaModule
 
-
-class MultipleChoice(bert.MultipleChoice):
+class MultipleChoice(WithRoberta, bert.MultipleChoice):
     """One of several continuations."""
-
-    prefix, module = "roberta", RobertaModule
 
 
 class FlaxRobertaPreTrainedModel(bert.FlaxBertPreTrainedModel):

@@ -154,7 +154,7 @@ class Attention(StateAttention):
         config, heads = self.config, self.config.key_heads
         waves = sinusoids(jnp.arange(distances), config.hidden_size, config.sinusoid_base)
         # One mask for the batch, and for all windows of a sequence.
-        waves = self.wave_dropout(waves, rngs and rngs.steady.shared)
+        waves = self.wave_dropout(waves, rngs and rngs.per_sequence.shared)
         shape = (heads, -1, 1, config.head_dim)
         if one:
             kernel = self.r_proj.kernel[...].astype(jnp.float32) * self.scale
@@ -235,4 +235,6 @@ class Layer(nnx.Module):
         """Leave a part out for some rows, for as long as their sequences last (LayerDrop)."""
         if rngs is None or not self.layer_dropout.rate:
             return change
-        return change * self.layer_dropout(jnp.ones((len(change), 1, 1), change.dtype), rngs.steady)
+        return change * self.layer_dropout(
+            jnp.ones((len(change), 1, 1), change.dtype), rngs.per_sequence
+        )

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from hfseq import nn
-from hfseq.nn.stack import Options
+from hfseq.nn.context import Options
 from hfseq_plugins.vq_transformer import sequence
 from hfseq_plugins.vq_transformer.attention import attend
 from hfseq_plugins.vq_transformer.state import State

@@ -222,7 +222,7 @@ def test_a_process_that_ends_does_not_wait_for_a_push_that_hangs(folder: Path) -
         "pusher = hub.BackgroundPusher(sys.argv[1], 'user/m'); pusher.push('step 1')\n"
         "print(pusher.finish(timeout=0.1))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder)],
         env=environment, capture_output=True, text=True, timeout=120,

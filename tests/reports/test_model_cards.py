@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-CARDS = sorted((Path(__file__).parents[1] / "model_cards").glob("*/README.md"))
+CARDS = sorted((Path(__file__).parents[2] / "model_cards").glob("*/README.md"))
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: path.parent.name)

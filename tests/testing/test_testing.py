@@ -15,7 +15,7 @@ from hfseq.errors import UsageError
 from hfseq.testing import case, check_architecture
 from tests.support.models import bert_config
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "examples" / "averaging_encoder.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "averaging_encoder.py"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import hfseq
 from hfseq import cli, plugins
 from hfseq.cli import project as environment
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 HEAVY = {"jax", "flax", "torch", "transformers", "datasets", "numpy"}
 

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from hfseq import cli
 from hfseq.errors import DataError
 from hfseq.reports import plots
-from hfseq.reports.log import RunLog
+from hfseq.reports.log import RunLog, named
 from tests.support.run_logs import put, records
 
 
@@ -61,9 +61,9 @@ def test_json_has_it_all(runs, capsys, tmp_path, monkeypatch):
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
     logs = [RunLog(put(tmp_path / side / "run", records())) for side in ("a", "b")]
-    assert list(plots.named(logs)) == ["a/run", "b/run"]
+    assert list(named(logs)) == ["a/run", "b/run"]
     with pytest.raises(DataError, match="is given twice"):
-        plots.named([logs[0], logs[0]])
+        named([logs[0], logs[0]])
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ HIJAX_NAMES = ("HiPrimitive", "MutableHiType", "AvalQDD", "AvalMutableQDD", "QDD
 
 
 def prepare_jax() -> None:
-    """Let flax 0.12.8 import on jax 0.11 and later; call it before the first import of flax.
+    """Let flax 0.12.8 import on jax 0.11 and later.
 
-    Missing names become inert placeholder classes; where flax and jax fit nothing is touched. It
-    may import jax, so only modules that need jax anyway call it.
+    Missing names become inert placeholder classes; where flax and jax fit nothing is touched. Once
+    hfseq is imported, the first import of flax runs it (hfseq.plugins.transformers_hook).
     """
     if int(metadata.version("flax").split(".")[2]) >= 12:  # 0.12.12 uses none of the names
         return

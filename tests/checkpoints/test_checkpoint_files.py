@@ -337,7 +337,7 @@ with files.staged(Path(sys.argv[1])) as stage:
 
 def test_kill_in_the_middle_of_a_save_loses_nothing(tmp_path):
     save(tmp_path, MANY, 64)
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     result = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
     assert result.returncode == -signal.SIGKILL

@@ -30,9 +30,8 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(folder):
-    from hfseq.pipelines.translation import load_pair
-
-    return load_pair(str(folder))
+    translator = Translator.from_pretrained(str(folder))
+    return translator.model, translator.tokenizer
 
 
 def texts_of(found: list[list[Hypothesis]]) -> list[list[str]]:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hfseq import cli
-from hfseq.cli import text as text_curve
-from hfseq.cli.report import duration, table
+from hfseq.cli import text as terminal
+from hfseq.cli.text import draw, duration, table
 from hfseq.errors import DataError
 from hfseq.reports.log import RunLog, summarise
 from tests.support.run_logs import START, put, records
@@ -178,8 +178,8 @@ def test_a_falling_curve_falls_from_the_left_to_the_right(monkeypatch):
     class Ascii:
         encoding = "ascii"
 
-    monkeypatch.setattr(text_curve.sys, "stdout", Ascii())
-    lines = text_curve.draw([(1, 9.0), (2, 6.0), (3, 3.0)], 26, 5)
+    monkeypatch.setattr(terminal.sys, "stdout", Ascii())
+    lines = draw([(1, 9.0), (2, 6.0), (3, 3.0)], 26, 5)
     assert lines[0].startswith("9 |*") and lines[-2].startswith("3 |")
     tops = [line.split("|")[1].find("*") for line in lines[:-1]]
     assert tops == sorted(tops) and lines[-2].endswith("*")
@@ -188,9 +188,9 @@ def test_a_falling_curve_falls_from_the_left_to_the_right(monkeypatch):
 
 @pytest.mark.parametrize("points", [[(5, 1.0)], [(5, 1.0), (6, 1.0)], [(5, 1.0), (5, 2.0)]])
 def test_a_curve_of_one_point_or_one_height_is_drawn(points):
-    lines = text_curve.draw(points, 60)
+    lines = draw(points, 60)
     assert len(lines) == 9 and any(ord(letter) > 0x2800 for letter in "".join(lines))
-    assert text_curve.draw([], 60) == []
+    assert draw([], 60) == []
 
 
 def test_columns_that_do_not_fit_are_left_out():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hfseq import cli
-from hfseq.checkpoints import files
+from hfseq.checkpoints.config import open_source
 from hfseq.cli import convert
 from hfseq.errors import CheckpointError, UsageError, WeightsError
 from tests.support import models
@@ -59,7 +59,7 @@ def saved(tmp_path):
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:
-    opened = files.open_weights(lambda name: convert._existing(folder / name), str(folder))
+    opened = open_source(str(folder), {}, from_pt=False)
     return {name: np.asarray(tensor.read(...)) for name, tensor in opened.tensors.items()}
 
 
@@ -197,7 +197,6 @@ def test_a_destination_is_replaced_only_when_told_and_only_by_a_whole_model(
 
     with monkeypatch.context() as patch:
         patch.setattr(convert.shutil, "copyfile", full)
-        patch.setattr(convert, "_carry", lambda *_: full())
         assert cli.main(["convert", str(source), str(target), "--overwrite"]) == 1
         assert "No space left" in capsys.readouterr().err
         assert {p.name: p.read_bytes() for p in target.iterdir() if p.is_file()} == before
