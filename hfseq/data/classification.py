@@ -390,7 +390,7 @@ def class_names(splits: LabelledSplits, config: PreTrainedConfig) -> list[str]:
 
 def config_labels(config: PreTrainedConfig) -> list[str]:
     """Return the names of a model's classes in the order of their numbers."""
-    names = dict(config.id2label or {})
+    names: dict[Any, str] = dict(config.id2label or {})
     return [str(names[number]) for number in sorted(names)]
 
 

@@ -99,9 +99,9 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
     origins = origins or _generated(arguments)
     stored = _store(origins, arguments)
     splits: dict[str, Dataset] = {}
-    for name, pairs in stored.items():
-        if (split := pairs.dataset(name)) is not None:
-            splits[name] = split
+    for split, pairs in stored.items():
+        if (dataset := pairs.dataset(split)) is not None:
+            splits[split] = dataset
     limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_test_samples)
     for name, limit in zip(SPLITS, limits, strict=True):
         if name in splits and limit:
