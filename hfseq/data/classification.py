@@ -390,8 +390,10 @@ def class_names(splits: LabelledSplits, config: PreTrainedConfig) -> list[str]:
 
 def config_labels(config: PreTrainedConfig) -> list[str]:
     """Return the names of a model's classes in the order of their numbers."""
-    names: dict[Any, str] = dict(config.id2label or {})
-    return [str(names[number]) for number in sorted(names)]
+    names: dict[int, str] = {
+        int(number): str(name) for number, name in (config.id2label or {}).items()
+    }
+    return [names[number] for number in sorted(names)]
 
 
 def sorted_names(labels: Iterable[str]) -> list[str]:
