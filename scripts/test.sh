@@ -3,7 +3,7 @@
 # as a debugger wants it); arguments go to pytest:
 #
 #     bash scripts/test.sh
-#     bash scripts/test.sh -m slow
+#     bash scripts/test.sh -m slow --shard 1/4
 #     bash scripts/test.sh tests/data -k packing
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

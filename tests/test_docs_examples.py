@@ -32,12 +32,10 @@ def named(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
-    [
-        page if page.stem == "migration" else pytest.param(page, marks=pytest.mark.slow)
-        for page in RUN
-    ],
+    RUN,
     ids=named,
 )
 @pytest.mark.filterwarnings("default")

@@ -49,7 +49,7 @@ def run_completion(arguments: argparse.Namespace) -> int:
     for command in (parser, *commands.choices.values()):
         for action in command._actions:
             if action.nargs != 0 and not action.choices:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]
+                action.complete = shtab.FILE
     print(shtab.complete(parser, arguments.shell))
     return 0
 
@@ -66,60 +66,95 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command(
-        *("env", "show versions, plugins and devices"),
-        *(project.add_env, project.run_env, "hfseq env --json"),
+        "env",
+        "show versions, plugins and devices",
+        project.add_env,
+        project.run_env,
+        "hfseq env --json",
     ),
     Command(
-        *("plugins", "show what every plugin adds"),
-        *(add_json, project.run_plugins, "hfseq plugins --json"),
+        "plugins",
+        "show what every plugin adds",
+        add_json,
+        project.run_plugins,
+        "hfseq plugins --json",
     ),
     Command(
-        *("new", "write a working architecture in one file"),
-        *(project.add_new, project.run_new, "hfseq new my-encoder"),
+        "new",
+        "write a working architecture in one file",
+        project.add_new,
+        project.run_new,
+        "hfseq new my-encoder",
     ),
     Command(
-        *("plan", "say what a training run needs and takes, without its devices"),
-        *(plan.add_plan, plan.run_plan),
+        "plan",
+        "say what a training run needs and takes, without its devices",
+        plan.add_plan,
+        plan.run_plan,
         "hfseq plan --config gpt2 --mesh data=8,fsdp=8 --devices h200:64 --length 1024",
     ),
     Command(
-        *("report", "show how a run is going, or went"),
-        *(report.add_report, report.run_report, report.EXAMPLES),
+        "report",
+        "show how a run is going, or went",
+        report.add_report,
+        report.run_report,
+        report.EXAMPLES,
     ),
     Command(
-        *("compare", "lay the curves of runs over each other"),
-        *(report.add_compare, report.run_compare, report.COMPARE_EXAMPLES),
+        "compare",
+        "lay the curves of runs over each other",
+        report.add_compare,
+        report.run_compare,
+        report.COMPARE_EXAMPLES,
     ),
     Command(
-        *("inspect", "show what a checkpoint holds, and what is wrong with it"),
-        *(inspect.add_inspect, inspect.run_inspect, inspect.EXAMPLES),
+        "inspect",
+        "show what a checkpoint holds, and what is wrong with it",
+        inspect.add_inspect,
+        inspect.run_inspect,
+        inspect.EXAMPLES,
     ),
     Command(
-        *("convert", "write a model's weights in another format or type"),
-        *(convert.add_convert, convert.run_convert, convert.EXAMPLES),
+        "convert",
+        "write a model's weights in another format or type",
+        convert.add_convert,
+        convert.run_convert,
+        convert.EXAMPLES,
     ),
     Command(
-        *("fill-mask", "let a masked language model fill masks"),
-        *(models.add_fill_mask, models.run_fill_mask),
+        "fill-mask",
+        "let a masked language model fill masks",
+        models.add_fill_mask,
+        models.run_fill_mask,
         f'hfseq fill-mask my-roberta "Return the {MASK} of the list."',
     ),
     Command(
-        *("generate", "let a language model write"),
-        *(models.add_generate, models.run_generate, models.EXAMPLES),
+        "generate",
+        "let a language model write",
+        models.add_generate,
+        models.run_generate,
+        models.EXAMPLES,
     ),
     Command(
-        *("translate", "translate text, a file or standard input"),
-        *(models.add_translate, models.run_translate),
+        "translate",
+        "translate text, a file or standard input",
+        models.add_translate,
+        models.run_translate,
         'hfseq translate my-translator "The cat is blue." --num_beams 4',
     ),
     Command(
-        *("push", "push a model directory to the Hub"),
-        *(project.add_push, project.run_push),
+        "push",
+        "push a model directory to the Hub",
+        project.add_push,
+        project.run_push,
         "hfseq push my-roberta --hub_model_id user/my-roberta",
     ),
     Command(
-        *("completion", "print a script that completes commands and flags in a shell"),
-        *(add_completion, run_completion, COMPLETION_EXAMPLES),
+        "completion",
+        "print a script that completes commands and flags in a shell",
+        add_completion,
+        run_completion,
+        COMPLETION_EXAMPLES,
     ),
 )
 

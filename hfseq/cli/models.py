@@ -328,6 +328,7 @@ def run_translate(arguments: argparse.Namespace) -> int:
     if problems:
         raise UsageError("; ".join(problems))
     lines: Iterable[str]
+    total: int | None
     if arguments.texts:
         lines = [line for text in arguments.texts for line in text.split("\n")]
         name, total = "text", len(lines)

@@ -59,6 +59,31 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
+def size(count: float) -> str:
+    """Write bytes in units of 1000."""
+    return f"{quantity(count)}B"
+
+
+def quantity(value: float) -> str:
+    """Write a number with three digits and a unit's prefix."""
+    for unit, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:.{_places(value / unit)}f} {prefix}"
+    return f"{value:.0f} "
+
+
+def seconds(value: float) -> str:
+    """Write a time in seconds, milli- or microseconds."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if value >= unit:
+            return f"{value / unit:.{_places(value / unit)}f} {name}"
+    return f"{value * 1e6:.{_places(value * 1e6)}f} us"
+
+
+def _places(value: float) -> int:
+    return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+
+
 def add_json(parser: argparse._ActionsContainer, text: str = "print JSON") -> None:
     """Add the flag ``--json``."""
     parser.add_argument("--json", action="store_true", help=text)

@@ -71,7 +71,8 @@ class CheckedArguments:
 
     def __post_init__(self) -> None:
         problems = []
-        for name, words, allowed in _rules(type(self)):
+        kind: type = type(self)
+        for name, words, allowed in _rules(kind):
             value = getattr(self, name)
             if value is None or value in words or (not words and value in allowed):
                 continue

@@ -373,7 +373,7 @@ def class_names(splits: LabelledSplits, config: PreTrainedConfig) -> list[str]:
         names = list(classes)
     elif "train" in splits:
         names = sorted_names(class_name(x) for x in splits["train"].labels if x is not None)
-    own = [config.id2label[number] for number in sorted(config.id2label)]
+    own = config_labels(config)
     default = all(re.fullmatch(r"LABEL_\d+", name) for name in own)
     if not names:  # an evaluation alone: the model knows
         return list(map(str, range(len(own)))) if default else own
@@ -386,6 +386,14 @@ def class_names(splits: LabelledSplits, config: PreTrainedConfig) -> list[str]:
                 "--label_column, or give examples of at least two classes"
             )
     return names if default or not set(names) <= set(own) else own
+
+
+def config_labels(config: PreTrainedConfig) -> list[str]:
+    """Return the names of a model's classes in the order of their numbers."""
+    names: dict[int, str] = {
+        int(number): str(name) for number, name in (config.id2label or {}).items()
+    }
+    return [names[number] for number in sorted(names)]
 
 
 def sorted_names(labels: Iterable[str]) -> list[str]:

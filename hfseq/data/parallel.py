@@ -98,8 +98,10 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
             origins[split] = _from_files(patterns, split, arguments)
     origins = origins or _generated(arguments)
     stored = _store(origins, arguments)
-    splits = {name: pairs.dataset(name) for name, pairs in stored.items()}
-    splits = {name: split for name, split in splits.items() if split is not None}
+    splits: dict[str, Dataset] = {}
+    for split, pairs in stored.items():
+        if (dataset := pairs.dataset(split)) is not None:
+            splits[split] = dataset
     limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_test_samples)
     for name, limit in zip(SPLITS, limits, strict=True):
         if name in splits and limit:
@@ -277,15 +279,15 @@ def _languages(
         if code := code_of(side) or _SIDES.get(side.lower()):
             found.setdefault(code, side)
     asked = arguments.source_lang, arguments.target_lang
-    if all(asked) and set(found) != set(ROLES):
-        return PairColumns(*asked, *asked)
+    if asked[0] and asked[1] and set(found) != set(ROLES):
+        return PairColumns(asked[0], asked[1], *asked)
     if len(found) != 2:
         raise _unclear(found, flag, names, folder)
     if set(found) == set(ROLES):
         return PairColumns(found["source"], found["target"], *asked)
     source, target = found.values()
     if asked[0] or asked[1]:  # the one that was not asked for is the other side
-        given = find_language((source, target), asked[0] or asked[1])
+        given = find_language((source, target), asked[0] or asked[1] or "")
         if given is None:
             raise _unclear(found, flag, names, folder)
         if (given == target) == bool(asked[0]):

@@ -253,7 +253,7 @@ def text_column(dataset: Dataset | IterableDataset, arguments: TextArguments) ->
         if asked:
             raise DataError(f"--text_column_name {asked} holds no text; the columns are {listing}")
         raise DataError(f"no column holds text; the columns are {listing or 'none'}")
-    return column
+    return str(column)
 
 
 def _with_references(dataset: Dataset, column: str, file: str, flag: str) -> Dataset:

@@ -256,14 +256,18 @@ class _Prepared:
                 "DATASET": self.info["name"], "SPLIT": split, "FILEFORMAT": self.format,
                 "SHARD_X_OF_Y": f"{index}-of-{number}", "SHARD_INDEX": index, "NUM_SHARDS": number,
             }  # fmt: skip
-            # Not with str.format, which reads attributes and pads to any width.
-            name = re.sub(r"\{(\w+)\}", lambda match, values=values: values[match[1]], template)
+            name = _filled(template, values)
             if re.search(r"[/\\\0]|^\.*$", name):
                 raise DataError(
                     f"{self.flag}: {self.directory}/{INFO} names the file {name!r:.80}: files "
                     "must lie beside it"
                 )
             yield name
+
+
+def _filled(template: str, values: dict[str, str]) -> str:
+    """Fill in names; not with str.format, which reads attributes and pads to any width."""
+    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], template)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
@@ -193,17 +193,7 @@ FLAX_MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING = (
 )
 
 
-class PretrainedClass(Protocol):
-    """A class of Transformers or hfseq that loads by name."""
-
-    __name__: str
-
-    def from_pretrained(self, name: str, **options: Any) -> Any:
-        """Load what ``name`` names."""
-        ...
-
-
-def load(auto: PretrainedClass, name: str, **options: Any) -> Any:
+def load(auto: Any, name: str, **options: Any) -> Any:
     """Return ``auto.from_pretrained(name)``; what Transformers raises becomes one of our errors."""
     try:
         return auto.from_pretrained(name, **options)

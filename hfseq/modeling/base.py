@@ -62,7 +62,8 @@ def as_array(name: str, value: Input | bool) -> Any:
         raise TypeError(f"{name} must be an array of numbers, not text: call the tokenizer first")
     if isinstance(value, (list, tuple)) and value and not isinstance(value[0], jax.Array):
         value = _rectangular(name, value)
-    if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.integer):
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
         return jnp.asarray(value, jnp.int32)
     return jnp.asarray(value) if isinstance(value, np.ndarray) else value
 
@@ -93,7 +94,7 @@ def check_ids(name: str, ids: Input, vocab_size: int | None) -> None:
 
 def check_length(name: str, ids: Input, limit: int | None, owner: str, table: str) -> None:
     """Refuse sequences longer than a table of positions, which JAX would answer with NaN."""
-    length = (0, *np.shape(ids))[-1]
+    length = 0 if ids is None else (0, *np.shape(ids))[-1]
     if limit is not None and length > limit:
         raise UsageError(
             f"{name} have {length} tokens a row, {owner} allows {limit} ({table}): truncate the "

@@ -62,7 +62,7 @@ class FlaxModule:
         ``rngs`` is a key or ``{"dropout": key}``; ``method`` is ``"encode"`` or ``"decode"``, or a
         function of that name; with ``mutable=["cache"]`` the result is a pair with the new cache.
         """
-        entry = getattr(method, "__name__", method) or "__call__"
+        entry = method if isinstance(method, str) else getattr(method, "__name__", "__call__")
         if variables.get("cache"):
             kwargs["past_key_values"] = variables["cache"]
         key = rngs.get("dropout") if isinstance(rngs, Mapping) else rngs

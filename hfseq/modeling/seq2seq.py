@@ -6,7 +6,7 @@ numbers positions takes ``position_ids`` and ``decoder_position_ids`` there.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -130,11 +130,17 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         return kv_cache.restart(filled, empty)
 
 
-class Seq2SeqGeneration:
+if TYPE_CHECKING:
+    _Model = FlaxSeq2SeqPreTrainedModel
+else:
+    _Model = object  # a mixin: the model class stands beside it
+
+
+class Seq2SeqGeneration(_Model):
     """The first and the next step of generation, for encoder-decoders with a head."""
 
     def prepare_inputs_for_generation(
-        self: FlaxSeq2SeqPreTrainedModel, decoder_input_ids: jax.Array, max_length: int,
+        self, decoder_input_ids: jax.Array, max_length: int,
         attention_mask: jax.Array | None = None, decoder_attention_mask: jax.Array | None = None,
         encoder_outputs: Encoded | None = None, params: trees.Params | None = None, **_: Any,
     ) -> dict[str, Any]:  # fmt: skip

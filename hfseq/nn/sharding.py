@@ -372,8 +372,8 @@ def token_ids(x: jax.Array, axes: Axes | None) -> jax.Array:
     mesh = current_options().mesh
     if mesh is None or TENSOR not in _names(_entry(axes or (), 0)) or x.ndim != 2:
         return x
-    entries = (_fitting(mesh, *one) for one in zip(x.shape, (BATCH, SEQUENCE), strict=True))
-    sharding = NamedSharding(mesh, PartitionSpec(*entries))
+    rows, length = _fitting(mesh, x.shape[0], BATCH), _fitting(mesh, x.shape[1], SEQUENCE)
+    sharding = NamedSharding(mesh, PartitionSpec(rows, length))
     return jax.lax.with_sharding_constraint(x, sharding)
 
 

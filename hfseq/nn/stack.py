@@ -84,11 +84,12 @@ def run_layers(
         layer: nnx.Module, x: jax.Array, number: int | jax.Array, slices: Slices
     ) -> tuple[jax.Array, Any]:
         layer_keys = None if keys is None else keys.fold_in(number)
-        out, second = layer(x, *args, rngs=layer_keys, **kwargs, **slices)  # type: ignore[operator]
+        out, second = layer(x, *args, rngs=layer_keys, **kwargs, **slices)
         return sharding.hidden_states(out), second
 
-    run = _loop if isinstance(layers, nnx.List) else _scan
-    return run(layers, x, call, per_layer or {}, collect)
+    if isinstance(layers, nnx.List):
+        return _loop(layers, x, call, per_layer or {}, collect)
+    return _scan(layers, x, call, per_layer or {}, collect)
 
 
 def _functional(graph: nnx.GraphDef, call: Call) -> Callable[..., tuple[jax.Array, Any]]:
@@ -123,7 +124,7 @@ def _loop(layers: nnx.List, x: jax.Array, call: Call, per_layer: Slices, collect
 
 def _scan(layer: nnx.Module, x: jax.Array, call: Call, per_layer: Slices, collect: bool) -> Stacked:
     graph, params, others = trees.split(layer)
-    count: int = layer.num_stacked
+    count: int = layer.num_stacked  # type: ignore[attr-defined]
     pure = _functional(graph, call)
 
     def body(x: jax.Array, sliced: tuple[Any, ...]) -> tuple[jax.Array, Any]:

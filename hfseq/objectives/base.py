@@ -197,9 +197,7 @@ class Objective:
         """Return how many tokens the model is to see, with a position table of ``limit``."""
         return text_row_length(self.arguments, limit, self.tokenizer, self.default_length)
 
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Splits, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
         """Tokenise a split into rows of ``length`` tokens of text; returns facts on it, too."""
         return text_rows(
             self.arguments, self.tokenizer, splits, split, length, self.cross_documents

@@ -18,6 +18,7 @@ from hfseq.data.classification import (
     ExampleRows,
     Labels,
     class_names,
+    config_labels,
     is_regression,
     load_examples,
     words_in,
@@ -65,7 +66,7 @@ class Classification(Objective):
         super().__init__(arguments, tokenizer, config)
         self.splits = load_examples(arguments)
         self.regression = config.problem_type == "regression"
-        names = None if self.regression else [config.id2label[i] for i in range(config.num_labels)]
+        names = None if self.regression else config_labels(config)
         self.labels = Labels(names, by_number="train" not in self.splits)
         self.sums = () if self.regression else ("correct",)  # type: ignore[misc]
         task = GLUE.get(self.splits.task or "")
@@ -87,16 +88,15 @@ class Classification(Objective):
                     f"--metrics {metric.name} is of classes, and numbers are predicted here: give "
                     f"{', '.join(NUMBERS)}, or --task_type classification"
                 )
-            if metric.name == "f1" and config.num_labels > 2:
+            if metric.name == "f1" and len(names or ()) > 2:
                 raise UsageError(
-                    f"--metrics f1 is of two classes and there are {config.num_labels}: use "
-                    "f1_macro"
+                    f"--metrics f1 is of two classes and there are {len(names or ())}: use f1_macro"
                 )
         self.types = False
         self._numbers: dict[str, np.ndarray] = {}  # the labels of each split
 
     @classmethod
-    def make_tokenizer(
+    def make_tokenizer(  # type: ignore[override]
         cls, arguments: ClassificationArguments, folder: Path, plugins: Plugins | None
     ) -> PreTrainedTokenizerBase | None:
         """Load the words that the run found when it first began, or find them, if it may."""
@@ -105,7 +105,7 @@ class Classification(Objective):
         return words_in(folder, arguments, lambda: load_examples(arguments, plugins))
 
     @classmethod
-    def configure_data(
+    def configure_data(  # type: ignore[override]
         cls, config: PreTrainedConfig, arguments: ClassificationArguments, plugins: Plugins | None
     ) -> None:
         """Let the model have the classes of the data, or one number to predict."""
@@ -113,9 +113,9 @@ class Classification(Objective):
         if is_regression(splits, arguments, config):
             config.num_labels, config.problem_type = 1, "regression"
             return
-        names = class_names(splits, config)
-        if names != [config.id2label[i] for i in sorted(config.id2label)] and not (
-            "train" not in splits and names == list(map(str, range(config.num_labels)))
+        names, own = class_names(splits, config), config_labels(config)
+        if names != own and not (
+            "train" not in splits and names == list(map(str, range(len(own))))
         ):
             config.id2label = dict(enumerate(names))
             config.label2id = {name: number for number, name in enumerate(names)}
@@ -180,7 +180,9 @@ class Classification(Objective):
         extra: Params | None = None,
     ) -> Loss:
         """Sum the loss over examples; in evaluation the outputs of each row come along."""
-        inputs = {"token_type_ids": batch["token_type_ids"]} if self.types else {}
+        inputs: dict[str, Any] = {}
+        if self.types:
+            inputs["token_type_ids"] = batch["token_type_ids"]
         mask, counts = batch["attention_mask"], batch["counts"]
         if model.statistics and model.takes("code_mask"):
             inputs["code_mask"] = mask * batch["valid"][:, None]  # copies count in no statistics

@@ -225,7 +225,9 @@ class CausalLM(Objective):
                 prompt, params=params, max_new_tokens=most, do_sample=False, num_beams=1
             ).sequences
             begun, written = (
-                self.tokenizer.decode(np.asarray(part).tolist(), skip_special_tokens=True).strip()
+                str(
+                    self.tokenizer.decode(np.asarray(part).tolist(), skip_special_tokens=True)
+                ).strip()
                 for part in (prompt[0], made[0, length:])
             )
             samples.append((begun, written))

@@ -193,10 +193,14 @@ class MaskedLM(Objective):
         chances = np.asarray(jax.nn.softmax(logits[row_numbers, np.array(hidden)], axis=-1))
         best = np.argsort(-chances, axis=-1)[:, :GUESSES].tolist()
         legible = ordinary | (ids == tokenizer.mask_token_id)
+
+        def text(tokens: list[int]) -> str:
+            return str(tokenizer.decode(tokens)).strip()
+
         return [
             (
-                tokenizer.decode(row[mask].tolist()).strip(),
-                ", ".join(f"{tokenizer.decode([i]).strip()} ({chance[i]:.0%})" for i in guesses),
+                text(row[mask].tolist()),
+                ", ".join(f"{text([i])} ({chance[i]:.0%})" for i in guesses),
             )
             for row, mask, guesses, chance in zip(ids, legible, best, chances, strict=True)
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
@@ -98,7 +98,7 @@ class Seq2SeqLM(Objective):
     ) -> tuple[jax.Array, Params]:
         """Run the model on a batch; returns its logits and the new ``extra``."""
         if "decoder_segment_ids" in batch:
-            inputs = visible(model, batch["segment_ids"])
+            inputs: dict[str, Any] = visible(model, batch["segment_ids"])
             inputs |= visible(model, batch["decoder_segment_ids"], "decoder_")
         else:  # one sequence a row: padding, at its end, is all that is to be hidden
             inputs = {"attention_mask": batch["segment_ids"]}
@@ -144,7 +144,7 @@ class Seq2SeqLM(Objective):
 
         def text(ids: np.ndarray) -> str:
             kept = [i for i in np.asarray(ids).tolist() if i not in unseen]
-            return tokenizer.decode(kept).strip()
+            return str(tokenizer.decode(kept)).strip()
 
         return [
             (text(row[mask]), text(out)) for row, mask, out in zip(inputs, real, made, strict=True)

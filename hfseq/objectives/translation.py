@@ -75,7 +75,7 @@ class Translation(Seq2SeqLM):
         super().configure(config, tokenizer, fresh)
 
     @classmethod
-    def make_tokenizer(
+    def make_tokenizer(  # type: ignore[override]
         cls, arguments: TranslationArguments, folder: Path, plugins: Plugins | None
     ) -> PreTrainedTokenizerBase:
         """Load the vocabulary that the run made when it first began, or make it of both sides."""
@@ -201,7 +201,9 @@ class Translation(Seq2SeqLM):
         from hfseq.pipelines.translation import Translator
 
         data = self.arguments
-        options = {"length_penalty": data.length_penalty} if data.num_beams > 1 else {}
+        options: dict[str, Any] = (
+            {"length_penalty": data.length_penalty} if data.num_beams > 1 else {}
+        )
         if data.num_beams > 1 and data.length_penalty_type != "transformers":
             options["length_penalty_type"] = data.length_penalty_type
         return Translator(

@@ -39,7 +39,7 @@ def fill_masks(name: str, texts: Sequence[str], top: int) -> list[list[list[tupl
     probabilities = np.asarray(jax.nn.softmax(model(**inputs).logits[masked]))
     best = np.argsort(-probabilities, axis=-1)[:, :top].tolist()
     guesses = [
-        [(tokenizer.decode([token]).strip(), float(row[token])) for token in tokens]
+        [(str(tokenizer.decode([token])).strip(), float(row[token])) for token in tokens]
         for tokens, row in zip(best, probabilities, strict=True)
     ]
     ends = np.cumsum(masked.sum(axis=1)).tolist()

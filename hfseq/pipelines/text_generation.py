@@ -95,7 +95,7 @@ class TextGenerator:
         if len(text) > len(shown):
             yield text[len(shown) :]
 
-    def _inputs(self, prompt: str) -> dict[str, np.ndarray]:
+    def _inputs(self, prompt: str) -> dict[str, Any]:
         inputs = self.tokenizer(prompt, return_tensors="np")
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         if self.continues and not ids.size:
@@ -127,5 +127,5 @@ class TextGenerator:
         ends = np.atleast_1d(config.eos_token_id if config.eos_token_id is not None else -1)
         stops = np.flatnonzero(np.isin(ids, ends))
         kept = ids[: stops[0]] if len(stops) else ids
-        text = self.tokenizer.decode(kept, skip_special_tokens=True)
+        text = str(self.tokenizer.decode(kept, skip_special_tokens=True))
         return Text(text, len(kept), bool(len(stops)))

@@ -278,9 +278,9 @@ class TargetDecoder:
             ends = np.flatnonzero(np.isin(row, self.ends))
             length = len(row)
             if len(ends):
-                length = ends[0]
+                length = int(ends[0])
             elif self.pad is not None:
-                length -= np.argmax(row[::-1] != self.pad)
+                length -= int(np.argmax(row[::-1] != self.pad))
             kept.append(row[:length].tolist())
             ended.append(bool(len(ends) and ends[0] < len(row) - 1))
         texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True, **self._options)

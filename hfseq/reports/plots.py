@@ -69,6 +69,7 @@ def learning_curve(
 
 def draw(records: Sequence[Record], title: str | None, baselines: Mapping[str, float]) -> Figure:
     """Return the figure; not pyplot, so that it needs no display and leaves no global state."""
+    import numpy as np
     from matplotlib.figure import Figure
 
     rate = curve(records, *LEARNING_RATE)
@@ -87,7 +88,7 @@ def draw(records: Sequence[Record], title: str | None, baselines: Mapping[str, f
     steps, losses = curve(records, *LOSS)
     if len(steps):
         line = _draw_loss(panel, steps, losses, TRAIN)
-        line.set_label(f"training {line.get_ydata()[-1]:.2f}")
+        line.set_label(f"training {np.asarray(line.get_ydata())[-1]:.2f}")
     steps, losses = curve(records, "eval_loss")
     if len(steps):
         panel.plot(steps, losses, label=f"validation {losses[-1]:.2f}", **dots)

@@ -18,8 +18,11 @@ from hfseq.nn import trees
 from hfseq.nn.sharding import Layout
 
 if TYPE_CHECKING:
+    import optax
+
+    from hfseq.modeling.base import FlaxPreTrainedModel
     from hfseq.training.setup import Run
-    from hfseq.training.state import Batch, TrainState
+    from hfseq.training.state import Batch, TrainState, Tree
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -215,7 +218,9 @@ def report(run: Run, state: TrainState, batch: Batch) -> None:
             print(line, flush=True)
 
 
-def unasked_gathers(found: Iterable[Collective], layout: Layout, model: Any) -> list[Collective]:
+def unasked_gathers(
+    found: Iterable[Collective], layout: Layout, model: FlaxPreTrainedModel
+) -> list[Collective]:
     """Return the all-gathers that neither a rule nor a flag asked for.
 
     Asked for are the weights that ``fsdp`` keeps in parts, keys and values of rows that
@@ -260,13 +265,13 @@ def _plain(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(size for size in shape if size > 1))
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 # -- tables
 # ---------------------------------------------------------------------------------------
-def describe_parameters(layout: Layout, params: Any) -> Iterator[str]:
+def describe_parameters(layout: Layout, params: Tree) -> Iterator[str]:
     """Yield a line for each parameter: path, shape, tactic, axes, bytes on a device."""
     mesh = ", ".join(f"{name}={size}" for name, size in layout.mesh.shape.items())
     yield f"Parameters on the mesh {mesh} ({layout.mesh.size} devices):"
@@ -278,7 +283,7 @@ def describe_parameters(layout: Layout, params: Any) -> Iterator[str]:
     yield _total("All parameters", jax.tree.leaves(params))
 
 
-def _describe_optimizer(state: Any, params: Any) -> Iterator[str]:
+def _describe_optimizer(state: optax.OptState, params: Tree) -> Iterator[str]:
     leaves = [leaf for leaf in jax.tree.leaves(state) if hasattr(leaf, "sharding")]
     if not leaves:
         return
@@ -289,7 +294,7 @@ def _describe_optimizer(state: Any, params: Any) -> Iterator[str]:
             yield f"  whole on every device: {jax.tree_util.keystr(path)} {_shape(leaf)}"
 
 
-def _describe_batch(batch: Any) -> Iterator[str]:
+def _describe_batch(batch: Batch) -> Iterator[str]:
     yield "Batch (micro-batches first):"
     rows = [(name, _shape(leaf), _split(leaf)) for name, leaf in sorted(batch.items())]
     yield from _table(rows)
@@ -338,15 +343,15 @@ def _total(title: str, leaves: Sequence[Any]) -> str:
     return f"{title}: {whole:,} bytes, {local:,} a device ({whole / max(local, 1):.2f} ways)"
 
 
-def _local(leaf: Any) -> int:
+def _local(leaf: jax.Array) -> int:
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-def _is_whole(leaf: Any) -> bool:
+def _is_whole(leaf: jax.Array) -> bool:
     return leaf.sharding.is_fully_replicated
 
 
-def _shape(leaf: Any) -> str:
+def _shape(leaf: jax.Array) -> str:
     return "x".join(map(str, leaf.shape)) or "scalar"
 
 

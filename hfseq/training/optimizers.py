@@ -14,8 +14,10 @@ import optax
 
 from hfseq.errors import UsageError, nearest
 from hfseq.nn import trees
+from hfseq.training.arguments import TrainingArguments
+from hfseq.training.state import Tree
 
-Mask = Callable[[Any], Any]
+Mask = Callable[[Tree], dict]
 
 # v4's rule: biases and everything in a normalisation layer are not decayed.
 NO_DECAY = (r"(^|/)[^/]*bias$", r"norm[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
@@ -25,7 +27,9 @@ NO_DECAY = (r"(^|/)[^/]*bias$", r"norm[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
 PER_LEAF = ("adafactor", "lamb", "lars", "novograd")
 
 
-def make_schedule(arguments: Any, total_steps: int, width: int | None = None) -> optax.Schedule:
+def make_schedule(
+    arguments: TrainingArguments, total_steps: int, width: int | None = None
+) -> optax.Schedule:
     """Return learning rate as a function of the step: linear warm-up, then the named decay.
 
     ``linear`` and ``cosine`` end at ``lr_end_ratio`` of the peak, and the last
@@ -59,7 +63,7 @@ def make_schedule(arguments: Any, total_steps: int, width: int | None = None) ->
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup])
 
 
-def _decay(arguments: Any, peak: float, steps: int, shift: int) -> optax.Schedule:
+def _decay(arguments: TrainingArguments, peak: float, steps: int, shift: int) -> optax.Schedule:
     """Return what follows the warm-up: ``steps`` of decay, then the rate at which that ended."""
     end = arguments.lr_end_ratio
     decays: dict[str, optax.Schedule] = {
@@ -86,7 +90,7 @@ def _decay(arguments: Any, peak: float, steps: int, shift: int) -> optax.Schedul
 def noam(factor: float, width: int, warmup: int) -> optax.Schedule:
     """Return ``factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)``, steps from 1."""
 
-    def schedule(count: Any) -> Any:
+    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32) + 1
         return factor * width**-0.5 * jnp.minimum(step**-0.5, step * warmup**-1.5)
 
@@ -97,7 +101,7 @@ def path_mask(patterns: Sequence[str], *, matching: bool) -> Mask:
     """Return a function from parameters to a tree of bools: does the path match a pattern?"""
     compiled = [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
 
-    def mask(params: Any) -> Any:
+    def mask(params: Tree) -> Any:
         flat = trees.flatten(params)
         hit = {path: any(p.search(trees.join(path)) for p in compiled) for path in flat}
         return trees.unflatten({path: value == matching for path, value in hit.items()})
@@ -106,9 +110,9 @@ def path_mask(patterns: Sequence[str], *, matching: bool) -> Mask:
 
 
 def make_optimizer(
-    factory: Callable[..., Any],
-    arguments: Any,
-    schedule: Any,
+    factory: Callable[..., optax.GradientTransformation],
+    arguments: TrainingArguments,
+    schedule: optax.Schedule,
     stacked: Sequence[trees.Path] = (),
 ) -> optax.GradientTransformation:
     """Chain freezing, clipping and the named optimizer with its decay mask.
@@ -138,7 +142,7 @@ def by_layer(
 ) -> optax.GradientTransformation:
     """Apply ``inner`` to each layer of the stacks at the prefixes ``stacked``, and to the rest."""
 
-    def parts(tree: Any) -> dict[str, Any]:
+    def parts(tree: Tree) -> dict[str, Any]:
         found: dict[str, dict[trees.Path, Any]] = {}
         for path, leaf in trees.flatten(tree).items():
             inside = any(path[: len(head)] == head for head in stacked)
@@ -146,13 +150,13 @@ def by_layer(
             found.setdefault(f"layers_{leaf.shape[0]}" if inside else "", {})[path] = leaf
         return {name: trees.unflatten(part) for name, part in found.items()}
 
-    def init(params: Any) -> Any:
+    def init(params: Tree) -> Any:
         return {
             name: (jax.vmap(inner.init) if name else inner.init)(part)
             for name, part in parts(params).items()
         }
 
-    def update(grads: Any, state: Any, params: Any) -> Any:
+    def update(grads: Tree, state: optax.OptState, params: Tree) -> Any:
         cut_grads, cut_params = parts(grads), parts(params)
         flat: dict[trees.Path, Any] = {}
         states = {}
@@ -165,7 +169,12 @@ def by_layer(
     return optax.GradientTransformation(init, update)
 
 
-def _with_decay(optimizer: Any, schedule: Any, arguments: Any, mask: Mask) -> Any:
+def _with_decay(
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    arguments: TrainingArguments,
+    mask: Mask,
+) -> Any:
     """Add decoupled weight decay to an optimizer that has none of its own."""
     if not arguments.weight_decay:
         return optimizer
@@ -176,13 +185,15 @@ def _with_decay(optimizer: Any, schedule: Any, arguments: Any, mask: Mask) -> An
     return _sum_updates(optimizer, decay)
 
 
-def _sum_updates(first: Any, second: Any) -> optax.GradientTransformation:
+def _sum_updates(
+    first: optax.GradientTransformation, second: optax.GradientTransformation
+) -> optax.GradientTransformation:
     """Apply ``first`` to the gradients and ``second`` to zeros, and add what they give."""
 
-    def init(params: Any) -> Any:
+    def init(params: Tree) -> Any:
         return first.init(params), second.init(params)
 
-    def update(grads: Any, state: Any, params: Any) -> Any:
+    def update(grads: Tree, state: optax.OptState, params: Tree) -> Any:
         own, first_state = first.update(grads, state[0], params)
         zeros = jax.tree.map(jnp.zeros_like, grads)
         extra, second_state = second.update(zeros, state[1], params)
@@ -191,7 +202,9 @@ def _sum_updates(first: Any, second: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def adamw(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+def adamw(
+    schedule: optax.Schedule, arguments: TrainingArguments, mask: Mask
+) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter, 2019)."""
     return optax.adamw(
         schedule, b1=arguments.adam_beta1, b2=arguments.adam_beta2, eps=arguments.adam_epsilon,
@@ -199,12 +212,16 @@ def adamw(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransforma
     )  # fmt: skip
 
 
-def adafactor(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+def adafactor(
+    schedule: optax.Schedule, arguments: TrainingArguments, mask: Mask
+) -> optax.GradientTransformation:
     """Adafactor (Shazeer and Stern, 2018) at the given learning rate, as v4 ran it."""
     return _with_decay(optax.adafactor(schedule), schedule, arguments, mask)
 
 
-def lion(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+def lion(
+    schedule: optax.Schedule, arguments: TrainingArguments, mask: Mask
+) -> optax.GradientTransformation:
     """Lion (Chen et al., 2023)."""
     return optax.lion(
         schedule,
@@ -215,7 +232,12 @@ def lion(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformat
     )
 
 
-def _betas(make: Any, schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+def _betas(
+    make: Callable[..., optax.GradientTransformation],
+    schedule: optax.Schedule,
+    arguments: TrainingArguments,
+    mask: Mask,
+) -> optax.GradientTransformation:
     """An optimizer with Adam's two betas and epsilon."""
     optimizer = make(
         schedule, b1=arguments.adam_beta1, b2=arguments.adam_beta2, eps=arguments.adam_epsilon
@@ -223,7 +245,12 @@ def _betas(make: Any, schedule: Any, arguments: Any, mask: Mask) -> optax.Gradie
     return _with_decay(optimizer, schedule, arguments, mask)
 
 
-def _plain(make: Any, schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+def _plain(
+    make: Callable[..., optax.GradientTransformation],
+    schedule: optax.Schedule,
+    arguments: TrainingArguments,
+    mask: Mask,
+) -> optax.GradientTransformation:
     """An optimizer that needs no more than a learning rate."""
     return _with_decay(make(schedule), schedule, arguments, mask)
 
@@ -241,7 +268,9 @@ rmsprop = functools.partial(_plain, optax.rmsprop)
 sgd = functools.partial(_plain, functools.partial(optax.sgd, momentum=0.9))
 
 
-def muon(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformation:
+def muon(
+    schedule: optax.Schedule, arguments: TrainingArguments, mask: Mask
+) -> optax.GradientTransformation:
     """Muon (Jordan et al., 2024) on the kernels, Adam on all else.
 
     Updates are scaled to Adam's size (Liu et al., 2025), so one learning rate serves both.
@@ -249,8 +278,8 @@ def muon(schedule: Any, arguments: Any, mask: Mask) -> optax.GradientTransformat
     from optax.contrib import MuonDimensionNumbers
     from optax.contrib import muon as make
 
-    def kernels(params: Any) -> Any:
-        def axes(path: trees.Path, leaf: Any) -> Any:
+    def kernels(params: Tree) -> Any:
+        def axes(path: trees.Path, leaf: jax.Array) -> MuonDimensionNumbers | None:
             # BERT's head is named "decoder": like other tables it is Adam's.
             hidden = path[-1] == "kernel" and path[-2:-1] not in (("decoder",), ("lm_head",))
             return MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if hidden else None

@@ -110,6 +110,7 @@ def main(
         stop = stack.enter_context(StopSignal())
         try:
             if training.do_train:
+                assert run.data is not None
                 meter = evaluate.meter = make_meter(
                     run.model, run.objective, run.data, run.batch.rows, run.batch.length,
                     training.peak_tflops,

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from hfseq.nn import fp8, sharding, trees
-from hfseq.nn.random import Keys, batch_keys
+from hfseq.nn.random import batch_keys
 
 if TYPE_CHECKING:
     from hfseq.modeling.base import FlaxPreTrainedModel
@@ -245,10 +245,10 @@ def make_step(
     overwritten = model.overwritten_extra
 
     def loss_sum(
-        params: Tree, scales: Tree, frozen: Tree, extra: dict, batch: Batch, keys: Keys,
+        params: Tree, scales: Tree, frozen: Tree, extra: dict, batch: Batch, keys: Any,
         factor: jax.Array | None,
     ) -> tuple[jax.Array, tuple]:  # fmt: skip
-        extra = extra | fp8.for_gradient(scales)
+        extra = {**extra, **fp8.for_gradient(scales)}
         whole = join_frozen(params, frozen)
         total, count, more = objective.loss(model, whole, dict(batch), keys, True, extra=extra)
         scaled = total if factor is None else total * factor

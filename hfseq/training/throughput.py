@@ -6,21 +6,31 @@ import functools
 import logging
 import resource
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from hfseq.data.pairs import PairSums
 from hfseq.nn import trees
 from hfseq.training import hardware, processes
+from hfseq.training.state import Tree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from hfseq.modeling.base import FlaxPreTrainedModel
+    from hfseq.objectives.base import Objective
+    from hfseq.training.setup import RunData
 
 logger = logging.getLogger(__name__)
 
 
 def step_flops(
-    params: Any,
-    config: Any,
+    params: Tree,
+    config: PreTrainedConfig,
     tokens: int,
     length: int,
     head_tokens: int,
@@ -45,7 +55,7 @@ def step_flops(
     return tokens * (6.0 * kernels + attention) + 6.0 * head_tokens * vocab * width
 
 
-def run_flops(model: Any, objective: Any, rows: int, length: int) -> float:
+def run_flops(model: FlaxPreTrainedModel, objective: Objective, rows: int, length: int) -> float:
     """Return the model FLOPs of a step of ``rows`` rows, of which the model sees ``length`` tokens.
 
     An encoder-decoder runs its decoder on the targets only; keys and values of its cross-attention
@@ -75,7 +85,7 @@ def run_flops(model: Any, objective: Any, rows: int, length: int) -> float:
     return encoder + decoder + crossed + shared
 
 
-def pair_flops(model: Any, work: PairSums, causal: float = 0.5) -> float:
+def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) -> float:
     """Return the model FLOPs of training on pairs: 6 a weight and token, 12 d a layer and product.
 
     A matrix that makes keys and values of the source for the decoder works on source tokens; a
@@ -100,16 +110,16 @@ def pair_flops(model: Any, work: PairSums, causal: float = 0.5) -> float:
 
 
 def make_meter(
-    model: Any,
-    objective: Any,
-    data: Any,
+    model: FlaxPreTrainedModel,
+    objective: Objective,
+    data: RunData,
     rows: int,
     length: int,
     peak_tflops: float | None = None,
 ) -> Meter:
     """Return the meter of a run on steps of ``rows`` rows of which the model sees ``length``.
 
-    ``data`` is what :func:`hfseq.training.setup.prepare_data` gave; ``peak_tflops`` is
+    ``data`` is what :func:`hfseq.training.setup.load_data` gave; ``peak_tflops`` is
     ``--peak_tflops``. Pairs are counted as they are; what their padding costs in addition is a
     figure of its own. All processes call this together: those on CPUs measure at the same time,
     so that those of one machine find what is left to each.
@@ -128,7 +138,9 @@ def make_meter(
     )  # fmt: skip
 
 
-def peak_flops(compute_dtype: Any = jnp.bfloat16, peak_tflops: float | None = None) -> float:
+def peak_flops(
+    compute_dtype: DTypeLike | None = jnp.bfloat16, peak_tflops: float | None = None
+) -> float:
     """Return the peak FLOP/s of the devices of all processes; logs where it is from.
 
     It is ``peak_tflops`` (10^12 FLOP/s) a unit if given, else the data sheet's, else the rate of a
@@ -166,7 +178,7 @@ def measured_flops(dtype: str, size: int = 1536) -> float:
     return 2.0 * size**3 / best
 
 
-def _seconds(call: Any) -> float:
+def _seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

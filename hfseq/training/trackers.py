@@ -94,7 +94,7 @@ def tracker_names(report_to: str | Iterable[str] | None) -> list[str]:
 def make_trackers(
     names: str | Iterable[str] | None,
     run_directory: Path,
-    arguments: Any,
+    arguments: object,
     run_config: Mapping[str, Any],
     resume_step: int | None = None,
 ) -> Trackers:
@@ -208,7 +208,12 @@ class JsonlTracker:
     Where a run begins to train, or goes on, the line has its configuration under ``run``.
     """
 
-    def __init__(self, run_directory: Path, arguments: Any = None, run_config: Any = None) -> None:
+    def __init__(
+        self,
+        run_directory: Path,
+        arguments: object = None,
+        run_config: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path = Path(run_directory) / METRICS_FILE
         self._config = {name: value for name, value in (run_config or {}).items() if value != []}
         self._file = self._open()
@@ -264,7 +269,12 @@ def _json_number(value: Any) -> int | float | None:
 class TensorBoardTracker:
     """Event files under ``<run_directory>/runs/<date_host>/``, whose curves the Hub shows too."""
 
-    def __init__(self, run_directory: Path, arguments: Any = None, run_config: Any = None) -> None:
+    def __init__(
+        self,
+        run_directory: Path,
+        arguments: object = None,
+        run_config: Mapping[str, Any] | None = None,
+    ) -> None:
         self.runs = Path(run_directory) / "runs"
         self._config = {name: v for name, v in (run_config or {}).items() if v not in (None, [])}
         self._host = re.sub(r"[^\w.-]", "-", socket.gethostname())
@@ -314,7 +324,9 @@ class WandbTracker:
     The project is WANDB_PROJECT or "hfseq"; the other WANDB_* variables work as W&B documents them.
     """
 
-    def __init__(self, run_directory: Path, arguments: Any, run_config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_directory: Path, arguments: object, run_config: Mapping[str, Any]
+    ) -> None:
         import wandb
 
         id_file = Path(run_directory) / WANDB_ID_FILE
@@ -332,7 +344,7 @@ class WandbTracker:
         id_file.write_text(run_id + "\n")
 
     @staticmethod
-    def _name(run_directory: Path, arguments: Any) -> str:
+    def _name(run_directory: Path, arguments: object) -> str:
         given = getattr(arguments, "run_name", None) or os.environ.get("WANDB_NAME")
         return given or run_directory.resolve().name
 

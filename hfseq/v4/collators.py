@@ -192,9 +192,7 @@ class FlaxDataCollatorForLanguageModeling:
             )
         self.generator = np.random.default_rng(self.seed)
 
-    def __call__(
-        self, examples: Sequence[dict], pad_to_multiple_of: int = 16
-    ) -> dict[str, np.ndarray]:
+    def __call__(self, examples: Sequence[dict], pad_to_multiple_of: int = 16) -> BatchEncoding:
         """Pad the examples to one length and return numpy arrays, with "labels"."""
         batch = self.tokenizer.pad(
             list(examples), pad_to_multiple_of=pad_to_multiple_of, return_tensors="np"

@@ -19,6 +19,7 @@ from hfseq.nn import trees
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
     from hfseq.modeling import FlaxPreTrainedModel
 
@@ -37,7 +38,7 @@ def convert_pytorch_state_dict_to_flax(
     **Raises:** :class:`~hfseq.errors.WeightsError` (a ValueError) for tensors of other shapes.
     """
     arrays = {
-        name: files.from_torch_tensor(value) if hasattr(value, "detach") else np.asarray(value)
+        name: np.asarray(value) if isinstance(value, np.ndarray) else files.from_torch_tensor(value)
         for name, value in pt_state_dict.items()
     }
     tensors = {name: files.in_memory(array) for name, array in arrays.items()}
@@ -71,8 +72,8 @@ def load_pytorch_checkpoint_in_flax_state_dict(
 
 
 def load_flax_checkpoint_in_pytorch_model(
-    model: torch.nn.Module, flax_checkpoint_path: str | os.PathLike[str]
-) -> torch.nn.Module:
+    model: PreTrainedModel, flax_checkpoint_path: str | os.PathLike[str]
+) -> PreTrainedModel:
     """Load a ``flax_model.msgpack`` (or its index) into a PyTorch model in place; returns it."""
     tensors = files.open_file(os.path.abspath(flax_checkpoint_path)).tensors
     flat = {tuple(name.split(".")): tensor.read(...) for name, tensor in tensors.items()}
@@ -80,8 +81,8 @@ def load_flax_checkpoint_in_pytorch_model(
 
 
 def load_flax_weights_in_pytorch_model(
-    pt_model: torch.nn.Module, flax_state: Mapping[str, Any]
-) -> torch.nn.Module:
+    pt_model: PreTrainedModel, flax_state: Mapping[str, Any]
+) -> PreTrainedModel:
     """Copy a Flax parameter tree into a PyTorch model in place; returns the model.
 
     A head's parameters fit its base, and the other way round. Half-precision leaves arrive in the

@@ -85,7 +85,12 @@ def test_both_sides_step_to_the_same_losses(name, weights):
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [("gpt2", "greedy"), ("gpt2", "sampling"), ("t5", "beam")]
+    ("name", "mode"),
+    [
+        pytest.param("gpt2", "greedy", marks=pytest.mark.slow),
+        ("gpt2", "sampling"),
+        pytest.param("t5", "beam", marks=pytest.mark.slow),
+    ],
 )
 def test_both_sides_generate_as_much_and_the_same(name, mode, weights):
     pytest.importorskip("torch")

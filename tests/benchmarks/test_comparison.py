@@ -35,6 +35,7 @@ def arguments(flags, objective, **changes):  # noqa: F811
     return parse(flags(objective, objective=objective, **values | changes), objective=objective)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mlm", "clm", "span_mlm", "denoising"])
 def test_losses_of_packed_rows_agree_step_by_step(objective, flags):  # noqa: F811
     given = arguments(flags, objective)
@@ -54,6 +55,7 @@ def test_losses_of_packed_rows_agree_step_by_step(objective, flags):  # noqa: F8
     assert "largest |loss difference|" in against_pytorch.report(result)
 
 
+@pytest.mark.slow
 def test_other_seeds_have_other_weights_and_another_order(flags):  # noqa: F811
     given = arguments(flags, "mlm", max_steps=2, max_grad_norm=0.5)
     seed = given.training.seed

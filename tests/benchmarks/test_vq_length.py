@@ -53,6 +53,7 @@ def here():
 SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("train", "memory", "compare")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["forward", "decode", *SLOW])
 def test_every_mode_measures_and_writes_down(mode, here, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")

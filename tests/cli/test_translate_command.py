@@ -315,6 +315,7 @@ def test_the_guide_has_every_flag_and_no_other(capsys):
     assert shown == flags - {"--help", "--plugin", "--debug"}
 
 
+@pytest.mark.slow
 def test_help_of_translate_imports_nothing_heavy():
     code = (
         "import sys; from hfseq import cli\n"

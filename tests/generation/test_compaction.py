@@ -21,7 +21,6 @@ MODES = {
     "gnmt": {"num_beams": 4, "length_penalty_type": "gnmt", "num_return_sequences": 4},
     "encoder": {"num_beams": 2, "encoder_repetition_penalty": 1.5},
 }
-SLOW = pytest.mark.slow
 SHAPE = {"max_new_tokens": 24, "eos_token_id": ENDS, "no_repeat_ngram_size": 1}
 
 
@@ -39,12 +38,12 @@ def moves(caplog) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "mode"),
     [
-        ("bart", "greedy"),
-        *(pytest.param("bart", mode, marks=SLOW) for mode in list(MODES)[1:]),
-        *(pytest.param("t5", mode, marks=SLOW) for mode in ("greedy", "beams")),
+        *(("bart", mode) for mode in MODES),
+        *(("t5", mode) for mode in ("greedy", "beams")),
     ],
 )
 def test_results_are_those_of_the_plain_loop(family, mode, caplog):
@@ -100,6 +99,7 @@ def test_few_rows_stay_together(caplog):
     assert not moves(caplog)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"do_sample": True}, {"output_scores": True}])
 def test_where_rows_cannot_leave_they_stay(options, caplog):
     model, given = families.model("bart"), inputs("bart", 20)

@@ -38,10 +38,16 @@ def test_buckets():
     assert [bucket(n, smallest=8) for n in (1, 2, 8, 9, 13, 17)] == [1, 8, 8, 12, 16, 24]
 
 
-@pytest.mark.parametrize("lengths", [{"max_length": 30}, {"max_new_tokens": 12}])
+@pytest.mark.parametrize(
+    "lengths", [pytest.param({"max_length": 30}, marks=pytest.mark.slow), {"max_new_tokens": 12}]
+)
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("llama", {}), ("llama", {"num_beams": 2, "repetition_penalty": 1.2}), ("t5", {})],
+    [
+        pytest.param("llama", {}, marks=pytest.mark.slow),
+        ("llama", {"num_beams": 2, "repetition_penalty": 1.2}),
+        pytest.param("t5", {}, marks=pytest.mark.slow),
+    ],
 )
 def test_prompt_lengths_of_a_bucket_share_a_program(family, options, lengths):
     model = families.model(family)

@@ -91,6 +91,7 @@ def test_wide_beam_search_finds_the_best_of_all_continuations(model):
         np.testing.assert_allclose(found.scores, total[best], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_beam_more_than_rows_keeps_states_with_their_beams(either):
     ids, options = prompts(4), OPTIONS | {"num_beams": 3, "num_return_sequences": 3}
     together = either.generate(ids, **options).sequences.reshape(4, 3, -1)
@@ -98,21 +99,23 @@ def test_one_beam_more_than_rows_keeps_states_with_their_beams(either):
         assert either.generate(row[None], **options).sequences.tolist() == ours.tolist()
 
 
-SAMPLING = [
-    {"temperature": 0.7},
-    {"top_k": 4},
+SAMPLING = [{"temperature": 0.7}, {"top_k": 4}, {"num_beams": 3}]
+MORE = [
     {"top_p": 0.6},
     {"min_p": 0.1},
     {"typical_p": 0.7},
-    pytest.param({"epsilon_cutoff": 0.01}, marks=pytest.mark.slow),
+    {"epsilon_cutoff": 0.01},
     {"eta_cutoff": 0.01},
-    pytest.param({"repetition_penalty": 1.5, "no_repeat_ngram_size": 2}, marks=pytest.mark.slow),
-    pytest.param({"num_return_sequences": 4}, marks=pytest.mark.slow),
-    {"num_beams": 3},
+    {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+    {"num_return_sequences": 4},
 ]
 
 
-@pytest.mark.parametrize("options", SAMPLING, ids=lambda options: next(iter(options)))
+@pytest.mark.parametrize(
+    "options",
+    [*SAMPLING, *(pytest.param(options, marks=pytest.mark.slow) for options in MORE)],
+    ids=lambda options: next(iter(options)),
+)
 def test_sampling_is_reproducible_and_follows_the_key(model, options):
     ids, given = prompts(), {**OPTIONS, "do_sample": True, "top_k": 0, **options}
     one, two, other = (

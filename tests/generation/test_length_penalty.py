@@ -51,7 +51,15 @@ def everything(model, ids, kind: str, penalty: float) -> list[tuple[float, tuple
     return sorted(found, reverse=True)
 
 
-@pytest.mark.parametrize("penalty", [pytest.param(0.0, marks=pytest.mark.slow), 0.6, 1.0, 2.0])
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        pytest.param(0.0, marks=pytest.mark.slow),
+        0.6,
+        pytest.param(1.0, marks=pytest.mark.slow),
+        pytest.param(2.0, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", ["gnmt", "transformers"])
 def test_beams_that_hold_everything_find_the_best(model, kind, penalty):
     """With ``early_stopping="never"`` (GNMT: always) the search ends when nothing can be better."""

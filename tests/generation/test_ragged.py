@@ -42,6 +42,7 @@ def test_right_padded_prompts_come_back_padded_on_the_left():
     assert (np.asarray(sequences)[:, :7] == padded("left")[0]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families.PAIRS)
 def test_inputs_of_encoders_may_be_padded_on_either_side(family):
     model = families.model(family)

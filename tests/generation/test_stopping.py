@@ -23,6 +23,7 @@ def stopped(free: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return np.where(keep, free, 0)
 
 
+@pytest.mark.slow
 def test_stop_token_sequences():
     free = tokens()
     pair = free[0, 7:9].tolist()

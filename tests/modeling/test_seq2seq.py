@@ -109,6 +109,7 @@ def test_filled_cache_is_read_and_not_made_again(run, encoded):
     assert close(first, nothing, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"scan_layers": True}, {"gradient_checkpointing": True}])
 def test_stacked_and_recomputed_layers_decode_alike(options):
     other = Runner(**options)
@@ -264,6 +265,7 @@ def test_cache_is_kept_in_the_type_of_computation():
     assert kinds == keys | {("cache_index", "int32")}
 
 
+@pytest.mark.slow
 def test_both_sides_are_trained(run):
     def loss(params, rng):
         output = run.model(

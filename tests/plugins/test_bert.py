@@ -40,6 +40,7 @@ def test_battery_covers_every_registered_head():
     assert set(HEADS) == set(plugins.load().architectures["bert"].target.heads)
 
 
+@pytest.mark.slow
 def test_battery_with_cross_attention_and_untied_embeddings():
     config = bert_config(
         num_hidden_layers=1, is_decoder=True, add_cross_attention=True, tie_word_embeddings=False
@@ -47,6 +48,7 @@ def test_battery_with_cross_attention_and_untied_embeddings():
     check_architecture("bert", config, heads=["ForCausalLM"])
 
 
+@pytest.mark.slow
 def test_battery_with_another_activation_and_no_dropout():
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = bert_config(num_hidden_layers=1, hidden_act="gelu_new", **quiet)
@@ -101,6 +103,7 @@ def test_attentions_are_rows_of_probabilities():
     assert np.array_equal(output.hidden_states[-1], output.last_hidden_state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "cls"),
     [

@@ -70,6 +70,7 @@ def test_gated_blocks_and_the_large_products_of_the_flattened_head_have_theirs()
     assert not {"classifier/out_proj", "bert/embeddings/word_embeddings"} & found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", ["pooled", "te"])
 def test_forward_and_backward_stay_close_to_float32(recipe, name):
@@ -174,12 +175,13 @@ def test_base_model_reads_the_scales_of_a_model_with_a_head(tmp_path):
 # -- training --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "recipe"),
     [
         ("fp8_encoder", "fp8_delayed"),
-        pytest.param("fp8_encoder", "float32", marks=pytest.mark.slow),
-        pytest.param("megatron-bert", "fp8_delayed", marks=pytest.mark.slow),
+        ("fp8_encoder", "float32"),
+        ("megatron-bert", "fp8_delayed"),
     ],
 )
 def test_masked_lm_training_learns_and_saves_the_stock_class(model_type, recipe, train):  # noqa: F811
@@ -202,6 +204,7 @@ def test_masked_lm_training_learns_and_saves_the_stock_class(model_type, recipe,
         assert float(state["kernel_scale"][0]) != 1.0
 
 
+@pytest.mark.slow
 def test_another_head_has_no_use_for_the_state_of_the_flattened_one(tmp_path):
     """The base model's scales are taken; those of a head that is not there are left, as weights."""
     model = fp8(FlaxFp8EncoderForSequenceClassification, **FLAT)

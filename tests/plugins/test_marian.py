@@ -37,6 +37,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_equals_pytorch(name, tmp_path):
     pytest.importorskip("torch")

@@ -27,6 +27,7 @@ def test_battery(head):
     check_architecture("megatron-bert", megatron_bert_config(num_labels=3), heads=[head])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "changes"),
     [

@@ -32,6 +32,7 @@ def test_battery_without_a_head():
     check_architecture("pegasus", pegasus_config(**SHALLOW), heads=["Model"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{"scale_embedding": True}, {"tie_word_embeddings": False}], ids=str
 )
@@ -67,6 +68,7 @@ def test_places_are_written_and_are_no_parameters(model, tmp_path):
     assert same(FlaxPegasusForConditionalGeneration.from_pretrained(tmp_path).params, model.params)
 
 
+@pytest.mark.slow
 def test_other_places_of_a_file_are_used_kept_and_not_trained(model, tmp_path):
     model.save_pretrained(tmp_path)
     other = np.random.default_rng(3).normal(size=(40, 32)).astype(np.float32)
@@ -150,6 +152,7 @@ def test_v4_msgpack_loads_as_it_is(tmp_path, caplog):
 # -- packed rows -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_packed_rows_number_places_anew():
     """Two pairs in one row give what each of them gives alone."""
     model = FlaxPegasusModel(pegasus_config(**SHALLOW))

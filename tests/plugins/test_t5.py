@@ -102,7 +102,8 @@ def test_table_of_the_first_block_serves_all_and_is_scanned_under_its_name(tmp_p
     assert same(again.params, model.params)
 
 
-@pytest.mark.parametrize("filled", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("filled", [True, False])
 def test_scanned_decoding_with_a_cache_gives_the_full_forward(filled):
     model = FlaxT5ForConditionalGeneration(t5_config(), scan_layers=True)
     tokens, targets, mask = ids(), ids(2, 9, seed=1), np.ones((2, 9), np.int32)
@@ -323,6 +324,7 @@ def test_half_precision_is_kept_and_said(tmp_path, caplog):
     assert "were initialized in bfloat16 precision" in caplog.text
 
 
+@pytest.mark.slow
 def test_published_checkpoint_equals_pytorch(shared):
     pytest.importorskip("torch")
     folder = shared / "checkpoints-tiny" / "caikit-T5ForConditionalGeneration"

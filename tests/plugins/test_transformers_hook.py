@@ -174,6 +174,7 @@ def test_importing_transformers_after_hfseq_loads_no_plugin(project):
     assert run(code, project) == ""
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_does_not_break_transformers(project):
     (project / "hfseqfile.py").write_text("import no_such_module_here")
     save_config(project / "model", model_type="bert")
@@ -190,6 +191,7 @@ def test_plugins_that_cannot_be_loaded_at_all_are_a_warning(monkeypatch, caplog)
     assert "hfseq's plugins cannot be loaded: division by zero" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_hook_leaves_no_trace_in_the_modules(project):
     code = (
         "import hfseq; from transformers.models.auto import configuration_auto as module\n"

@@ -95,7 +95,8 @@ def test_pytorch_computes_the_same_and_saves_it_back(name, tmp_path):
     assert same(again.params, jax.tree.map(np.asarray, model.params))
 
 
-@pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["pre", "post"])
 def test_greedy_and_beam_search_equal_pytorch(norm, tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForSeq2SeqLM

@@ -34,6 +34,7 @@ def command(*flags):
     return subprocess.run([sys.executable, SCRIPT, *flags], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_both_precisions_run_in_turn_and_are_compared(tmp_path, capsys):
     result = inference.run(InferenceArguments(**SMALL, json=str(tmp_path / "r.json")))
     assert json.loads((tmp_path / "r.json").read_text()) == result

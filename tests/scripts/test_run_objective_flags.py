@@ -172,6 +172,7 @@ def test_a_wrong_value_is_named_with_what_would_work(objective, argv, message):
     assert message in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_shows_the_defaults_of_the_script_and_imports_nothing_heavy(script):
     code = (

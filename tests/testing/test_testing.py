@@ -140,6 +140,7 @@ def test_rules_that_split_nothing_are_found(registered):
         check_architecture("faulty", config)
 
 
+@pytest.mark.slow
 def test_third_party_example_passes():
     added = plugins.load([EXAMPLE])
     config = added.architectures["averaging"].target.load_config()

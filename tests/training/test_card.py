@@ -13,7 +13,15 @@ def samples(text: str) -> list[str]:
     return re.findall(r"```text\n(.*?)\n```", text.partition("## Sample outputs")[2], re.DOTALL)
 
 
-@pytest.mark.parametrize("objective", ["mlm", "clm", "span_mlm", "denoising"])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        pytest.param("mlm", marks=pytest.mark.slow),
+        "clm",
+        "span_mlm",
+        pytest.param("denoising", marks=pytest.mark.slow),
+    ],
+)
 def test_a_card_shows_what_the_model_answers(train, tmp_path, objective):
     train("run", 1, objective, max_steps=2, card_samples=2)
     shown = samples((tmp_path / "run" / "README.md").read_text())
@@ -47,6 +55,7 @@ def test_examples_that_fail_do_not_cost_the_card(train, tmp_path, monkeypatch, c
     assert "## Training" in (tmp_path / "run" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_becomes_a_released_card(train, tmp_path):
     import subprocess
     import sys
@@ -62,6 +71,7 @@ def test_a_run_becomes_a_released_card(train, tmp_path):
     assert card.replace("one", "run") == own.replace("one", "run")
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_in_its_directory(train, tmp_path):
     train("run", 1, max_steps=2, lr_scheduler_type="constant")
     again = train("run", 1, max_steps=4, lr_scheduler_type="constant")

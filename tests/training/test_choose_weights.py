@@ -41,6 +41,7 @@ def test_the_mean_of_the_last_checkpoints_is_saved_and_evaluated(train):
     assert results["eval_loss"] == after
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_averages_and_does_not_continue_from_the_mean(train):
     options = {"save_steps": 2, "average_checkpoints": 2, "eval_steps": 100, "learning_rate": 1e-3}
     train("two", max_steps=4, lr_scheduler_type="constant", **options)
@@ -51,6 +52,7 @@ def test_a_run_that_goes_on_averages_and_does_not_continue_from_the_mean(train):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other), str(path))
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_what_the_results_tell_of(train):
     loop = train(
         save_steps=2, eval_steps=2, max_steps=6, load_best_model_at_end=True, learning_rate=30.0,
@@ -76,6 +78,7 @@ def test_averages_that_cannot_be_are_refused(changes, message):
         TrainingArguments(**{"output_dir": "x", "average_checkpoints": 2} | changes)
 
 
+@pytest.mark.slow
 def test_of_scales_the_largest_counts_not_the_mean(train):
     loop = train(
         save_steps=1, max_steps=2, average_checkpoints=2, precision="fp8_delayed",

@@ -124,8 +124,8 @@ def test_every_encoder_with_the_head_learns(classify, folder, changes):
 @pytest.mark.parametrize(
     "mesh",
     [
-        pytest.param("data=4", marks=pytest.mark.slow),
-        pytest.param("data=2,tensor=2", marks=pytest.mark.slow),
+        "data=4",
+        "data=2,tensor=2",
         "fsdp=2,tensor=2,sequence=2",
     ],
 )
@@ -184,6 +184,7 @@ def test_unlabelled_examples_are_predicted_and_not_judged(classify, folder, tmp_
     assert {n for n in loop.metrics if n.startswith("predict_")} == {"predict_runtime"}
 
 
+@pytest.mark.slow
 def test_numbers_are_learnt_and_correlate(classify, folder):
     loop = classify(
         **pairs(folder, sentence2_column=None), label_column="score", max_steps=60,
@@ -199,6 +200,7 @@ def test_numbers_are_learnt_and_correlate(classify, folder):
     assert f"{folder.name}/in_dev.jsonl | validation |" in card
 
 
+@pytest.mark.slow
 def test_a_score_that_is_no_number_is_null_in_the_results(classify, folder, tmp_path):
     file = tmp_path / "constant.jsonl"
     file.write_text("".join(json.dumps({"text": f"the cat {i}", "label": 2.5}) + "\n"
@@ -220,6 +222,7 @@ def test_an_evaluation_alone_takes_classes_and_words_from_the_model(classify, fo
         assert again.metrics[name] == pytest.approx(one.metrics[name], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_of_other_classes_needs_a_new_classifier(classify, folder, tmp_path):
     three = tmp_path / "three.jsonl"
     three.write_text("".join(json.dumps({"text": f"t {i}", "label": i % 3}) + "\n"

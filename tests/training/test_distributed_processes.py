@@ -96,6 +96,7 @@ def assert_same(one: Path, other: Path) -> None:
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_and_the_first_alone_writes(flags, train, tmp_path):
     options = {"save_steps": 3, "eval_steps": 3}
     train("one", devices=2, **options)
@@ -111,6 +112,7 @@ def test_two_processes_are_one_and_the_first_alone_writes(flags, train, tmp_path
     assert on.began == 6 and on.progress.step == 8
 
 
+@pytest.mark.slow
 def test_processes_of_two_devices_share_a_tensor_axis(flags, train, tmp_path):
     options = {"objective": "clm", "mesh": "data=1,fsdp=2,tensor=2", "max_steps": 4}
     train("one", devices=4, **options)
@@ -118,6 +120,7 @@ def test_processes_of_two_devices_share_a_tensor_axis(flags, train, tmp_path):
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_at_one_step(flags, train, tmp_path):
     options = {"max_steps": 400, "logging_steps": 10, "save_strategy": "no", "do_train": True}
     running = Processes(flags("run", **options | {"sigterm_exit_code": 143}), 2)
@@ -130,6 +133,7 @@ def test_a_signal_to_one_process_stops_all_at_one_step(flags, train, tmp_path):
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [str(stopped)]
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_others_soon(flags, tmp_path):
     options = {"max_steps": 4000, "logging_steps": 10, "save_strategy": "no"}
     running = Processes([*flags("run", **options), "--heartbeat_timeout=30"], 2)
@@ -139,12 +143,14 @@ def test_a_killed_process_ends_the_others_soon(flags, tmp_path):
     assert "the connection to another process was lost" in texts[0]
 
 
+@pytest.mark.slow
 def test_processes_that_disagree_all_end(flags):
     each = [flags("run", learning_rate=rate) for rate in (0.1, 0.2)]
     for text in Processes(each, 2).ends(2, within=120):
         assert "--learning_rate is 0.1 in process 0 and 0.2 in process 1" in text
 
 
+@pytest.mark.slow
 def test_a_process_that_never_comes_is_named(flags):
     alone = Processes([*flags("run"), "--coordinator_timeout=3"], 2, only=0)
     assert "not all 2 processes had come to the coordinator at localhost:" in alone.ends(1)[0]

@@ -37,15 +37,16 @@ def alone(train, kept):
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "options"),
     [
         (4, {"mesh": "data=2,tensor=2"}),
-        pytest.param(8, {"mesh": "data=8"}, marks=pytest.mark.slow),
-        pytest.param(8, {"mesh": "data=2,fsdp=2,sequence=2"}, marks=pytest.mark.slow),
-        pytest.param(1, {"gradient_accumulation_steps": 4}, marks=pytest.mark.slow),
-        pytest.param(1, {"scan_layers": True}, marks=pytest.mark.slow),
-        pytest.param(1, {"gradient_checkpointing": True}, marks=pytest.mark.slow),
+        (8, {"mesh": "data=8"}),
+        (8, {"mesh": "data=2,fsdp=2,sequence=2"}),
+        (1, {"gradient_accumulation_steps": 4}),
+        (1, {"scan_layers": True}),
+        (1, {"gradient_checkpointing": True}),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
@@ -96,6 +97,7 @@ def test_training_follows_bfloat16(train):
         assert max(abs(curve[step] - loss) for step, loss in plain.items()) < 0.03, name
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_last_bit(train, tmp_path):
     options = {"devices": 1, "save_steps": 3, "gradient_accumulation_steps": 2, **RECIPE}
     whole = train("whole", **options)
@@ -121,6 +123,7 @@ def test_a_run_cannot_change_its_collections_on_the_way(train, change):
         train(devices=1, max_steps=4, do_train=True, **change)
 
 
+@pytest.mark.slow
 def test_a_skipped_step_leaves_the_state(train):
     """The scales are part of what a step that is not finite does not touch."""
     before = {}
@@ -138,6 +141,7 @@ def test_a_skipped_step_leaves_the_state(train):
     assert same(jax.device_get(loop.state.extra), before)
 
 
+@pytest.mark.slow
 def test_moments_and_decay_know_nothing_of_the_scales(train):
     loop = train(devices=1, max_steps=2, weight_decay=0.1, max_grad_norm=1.0, **RECIPE)
     names = {str(key) for path, _ in jax.tree.flatten_with_path(loop.state.opt_state)[0]
@@ -195,6 +199,7 @@ def test_weights_are_those_of_any_recipe(saved, tmp_path):
     assert not (tmp_path / "fp8_params.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_without_the_sidecar_scales_begin_fresh(saved, tmp_path):
     FlaxAutoModelForMaskedLM.from_pretrained(saved).save_pretrained(tmp_path)
     model = load(tmp_path)

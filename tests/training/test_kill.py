@@ -58,6 +58,7 @@ def labelled(corpus):
     return corpus / "labelled.tsv"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlm", *SLOW])
 def test_kills_at_random_moments_change_nothing(flags, labelled, tmp_path, name):
     script, objective, own, kills = RUNS[name]
@@ -104,12 +105,13 @@ def log_of(run: subprocess.Popen, folder: Path, step: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signals", "code"),
     [
         pytest.param([signal.SIGINT], 130, id="ctrl-c"),
         pytest.param([signal.SIGINT] * 2, 130, id="ctrl-c twice"),
-        pytest.param([signal.SIGTERM], 0, id="sigterm", marks=pytest.mark.slow),
+        pytest.param([signal.SIGTERM], 0, id="sigterm"),
     ],
 )
 def test_a_signal_saves_and_a_second_ctrl_c_leaves_at_once(flags, tmp_path, signals, code):

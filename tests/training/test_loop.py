@@ -163,6 +163,7 @@ def test_sigterm_saves_and_exits_with_the_code_asked_for(train):
     assert left.value.code == 143
 
 
+@pytest.mark.slow
 def test_resume_from_checkpoint_takes_the_one_named(train, tmp_path):
     first = train("first", devices=1, save_steps=2, save_total_limit=5)
     assert sorted(path.name for path in (first.folder / "checkpoints").iterdir()) == ["2", "4", "6"]
@@ -192,6 +193,7 @@ def test_save_total_limit_keeps_the_newest_and_the_best(train):
     )  # nothing is learned: the first stays the best
 
 
+@pytest.mark.slow
 def test_load_best_model_at_end_leaves_the_best_weights(train):
     loop = train(
         "best", devices=1, max_steps=4, save_steps=2, eval_steps=2, load_best_model_at_end=True,
@@ -301,10 +303,10 @@ def test_a_frozen_parameter_stays_as_it_was(train):
     "optim",
     [
         "adafactor",
-        pytest.param("lion", marks=pytest.mark.slow),
-        pytest.param("sgd", marks=pytest.mark.slow),
+        "lion",
+        "sgd",
         "muon",
-        pytest.param("lamb", marks=pytest.mark.slow),
+        "lamb",
     ],
 )
 def test_every_kind_of_optimizer_takes_steps(train, optim):
@@ -312,6 +314,7 @@ def test_every_kind_of_optimizer_takes_steps(train, optim):
     assert np.isfinite(list(losses(loop.folder).values())).all()
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_in_half_and_keeps_float32_parameters(train, reference):
     expected = one_device(train, reference)
     loop = train("half", devices=1, dtype="bfloat16")

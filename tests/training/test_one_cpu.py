@@ -24,6 +24,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatch):
     task = parallel.main_head(name)

@@ -12,6 +12,7 @@ from tests.training.conftest import TINY, losses
 ONE = {"max_steps": 1, "warmup_steps": 0, "do_train": True}
 
 
+@pytest.mark.slow
 def test_sequence_parallelism_changes_no_loss(train):
     plain = losses(train("one", devices=1, max_steps=2).folder)
     loop = train("many", mesh="data=2,tensor=4", sequence_parallel=True, max_steps=2)
@@ -32,6 +33,7 @@ def test_inspection_says_what_lies_where_and_what_is_exchanged(train, capsys):
     assert "All-gathers that no rule asked for: none" in text
 
 
+@pytest.mark.slow
 def test_a_rule_that_splits_a_product_the_wrong_way_is_reported(train, monkeypatch, capsys):
     spec = plugins.load().architectures.get("roberta")
     right = spec.load_sharding()
@@ -60,6 +62,7 @@ def test_what_cannot_be_laid_out_is_explained(train, changes, message):
         train(**changes)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_the_tensor_axis_does_not_divide_is_padded(train):
     changes = {"config_overrides": f"{TINY},vocab_size=301", "mesh": "data=2,tensor=4"}
     loop = train("run", **ONE, **changes)

@@ -45,6 +45,7 @@ def test_every_architecture_has_sizes_here():
     assert set(NAMES) <= set(parallel.SIZES), "add the new family to tests/support/parallel.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh", "split_length"), list(cases()))
 def test_losses_and_gradients_are_those_of_one_device(name, mesh, split_length):
     task = parallel.main_head(name)

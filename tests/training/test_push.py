@@ -13,6 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 PUSH = {"push_to_hub": True, "hub_model_id": "user/tiny", "report_to": "tensorboard,jsonl"}
 
 
+@pytest.mark.slow
 def test_a_run_pushes_everything_and_loads_back_by_name(train, hub):
     train("tiny", devices=1, save_steps=3, **PUSH)
     repo = hub.repo("user/tiny")
@@ -31,6 +32,7 @@ def test_a_run_pushes_everything_and_loads_back_by_name(train, hub):
     assert model.config.hidden_size == 32
 
 
+@pytest.mark.slow
 def test_a_pushed_translator_translates_alike_in_jax_and_in_pytorch(train, hub):
     """From pairs to the Hub and back: by name, with the classes that PyTorch's users know."""
     transformers = pytest.importorskip("transformers")

@@ -102,9 +102,7 @@ def test_the_codebook_moves_and_its_batch_sums_are_empty_after_a_step(run, kept)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "micro", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("micro", [2, 4])
 def test_micro_batches_give_the_same_losses_state_and_codebook(run, kept, micro):
     whole = reference(run, kept)
     loop = run("micro", gradient_accumulation_steps=micro)
@@ -157,6 +155,7 @@ def test_without_dropout_windows_see_what_the_whole_row_sees(run):
     assert np.mean(list(steps.values())) == pytest.approx(whole[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_evaluation_and_results_hold_bits_per_byte_and_the_use_of_codes(run):
     loop = run(
         "judged", max_steps=4, do_eval=True, do_predict=True, test_split_percentage=10,
@@ -178,6 +177,7 @@ def test_evaluation_and_results_hold_bits_per_byte_and_the_use_of_codes(run):
     assert trained[0]["train_perplexity"] == pytest.approx(np.exp(trained[0]["train_loss"]))
 
 
+@pytest.mark.slow
 def test_evaluation_alone_reads_the_codebook_from_the_saved_model(run):
     trained = run("trained", do_eval=True)
     loop = run(

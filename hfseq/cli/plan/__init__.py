@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from typing import Any
+
+from hfseq.cli.convert import use_cpu
+from hfseq.cli.text import add_json, print_json
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +40,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("answer")
     group.add_argument("--mfu", default=0.4, help="the MFU to expect (0.4)", **real)
     group.add_argument("--tokens", help="tokens to train on, e.g. 3e11: how many days", **real)
-    group.add_argument("--json", action="store_true", help="print JSON")
+    add_json(group)
     group.add_argument(
         "--no_compile", action="store_true", help="rules and a trace only, in seconds"
     )
@@ -78,16 +80,16 @@ def _add_run(parser: argparse.ArgumentParser, number: dict[str, Any]) -> None:
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Print the plan; exit code 1 where the run does not fit."""
-    import jax
-
-    # Nothing here is for an accelerator, and none is to be taken from those who use it.
-    jax.config.update("jax_platforms", "cpu")
+    use_cpu()
     from hfseq.cli.plan.estimate import make_plan
     from hfseq.cli.plan.run import Options
     from hfseq.cli.plan.text import check_fit, describe
 
     names = {field.name for field in dataclasses.fields(Options)}
     plan = make_plan(Options(**{k: v for k, v in vars(arguments).items() if k in names}))
-    print(json.dumps(plan, indent=2) if arguments.json else "\n".join(describe(plan)), flush=True)
+    if arguments.json:
+        print_json(plan)
+    else:
+        print("\n".join(describe(plan)), flush=True)
     check_fit(plan)
     return 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
+from jax.typing import DTypeLike
 
 from hfseq.cli.plan import compile
 from hfseq.cli.plan.run import (
@@ -25,6 +27,7 @@ from hfseq.nn.sharding import AXES
 from hfseq.training import throughput
 from hfseq.training.hardware import Accelerator
 from hfseq.training.setup import Run, shapes_of
+from hfseq.training.state import Batch, Tree
 
 
 class Kept(NamedTuple):
@@ -60,11 +63,11 @@ def kept_bytes(run: Run, rows: int) -> int:
         for name, leaf in abstract_batch(run, rows).items()
     }
 
-    def backward(params: Any, extra: Any, batch: Any) -> Any:
+    def backward(params: Tree, extra: Tree, batch: Batch) -> Any:
         inputs, root = dict(batch), jax.random.key(0)
-        keys = batch_keys(root, inputs.pop("row"), root)
+        keys: Any = batch_keys(root, inputs.pop("row"), root)
 
-        def loss(params: Any) -> jax.Array:
+        def loss(params: Tree) -> jax.Array:
             model = run.model
             return run.objective.loss(model, params, inputs, keys, True, extra=extra)[0]
 
@@ -123,7 +126,7 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
 
 
 def wire_seconds(
-    one: dict[str, Any], mesh: Any, device: Accelerator, network: float | None = None
+    one: dict[str, Any], mesh: Mapping[str, int], device: Accelerator, network: float | None = None
 ) -> float | None:
     """Return the least time that an exchange takes on the links, or None where no figure exists.
 
@@ -144,11 +147,11 @@ def wire_seconds(
     return sent / rate if rate else None
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
-def _itemsize(dtype: Any) -> int:
+def _itemsize(dtype: DTypeLike | None) -> int:
     import jax.numpy as jnp
 
     return jnp.dtype(dtype or jnp.float32).itemsize
@@ -246,7 +249,7 @@ def _bytes(run: Run) -> dict[str, Any]:
     return found
 
 
-def _size(tree: Any) -> int:
+def _size(tree: object) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hfseq.cli.text import quantity, seconds, size, table
 from hfseq.errors import HfseqError
-
-UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
 
 PARTS = {
     "parameters": "parameters",
@@ -85,7 +83,7 @@ def _memory(plan: dict[str, Any]) -> Iterator[str]:
         (f"kept for the backward pass, {text}", "", size(plan["activations"][key]))
         for key, text in CHOICES.items()
     ]
-    yield from table(rows)
+    yield from (f"  {line}" for line in table(rows))
     if plan["devices"]["mesh"]["tensor"] > 1:
         yield "  (tensor divides a part of what is kept, which is not taken off here)"
 
@@ -103,7 +101,7 @@ def _compiled(plan: dict[str, Any]) -> Iterator[str]:
         choice = CHOICES["recomputed" if one["remat"] else "kept"]
         rows.append((choice, str(one["rows"]), size(one["arguments"]), size(one["temporary"]),
                      size(both), f"{one['seconds']:.0f}"))  # fmt: skip
-    yield from table(rows)
+    yield from (f"  {line}" for line in table(rows))
     if found["problem"]:
         yield f"  {found['problem']}"
     if plan["run"]["attention"] == "cudnn":
@@ -129,7 +127,7 @@ def _exchange(plan: dict[str, Any]) -> Iterator[str]:
              "unknown" if one["seconds"] is None else seconds(one["seconds"]))
             for one in found
         ]  # fmt: skip
-        yield from table(rows)
+        yield from (f"  {line}" for line in table(rows))
 
 
 def _time(plan: dict[str, Any]) -> Iterator[str]:
@@ -158,37 +156,3 @@ def _verdict(plan: dict[str, Any]) -> Iterator[str]:
         f"largest batch: {fit['largest_rows_a_shard']} rows a data shard and micro-batch "
         f"({size(fit['row'])} a row; by {how})"
     )
-
-
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the rows of a table, the first column to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        yield f"  {'  '.join(cells)}".rstrip()
-
-
-def size(count: float) -> str:
-    """Write bytes in units of 1000."""
-    return f"{quantity(count)}B"
-
-
-def quantity(value: float) -> str:
-    """Write a number with three digits and a unit's prefix."""
-    for unit, prefix in UNITS:
-        if abs(value) >= unit:
-            return f"{value / unit:.{_places(value / unit)}f} {prefix}"
-    return f"{value:.0f} "
-
-
-def seconds(value: float) -> str:
-    """Write a time in seconds, milli- or microseconds."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if value >= unit:
-            return f"{value / unit:.{_places(value / unit)}f} {name}"
-    return f"{value * 1e6:.{_places(value * 1e6)}f} us"
-
-
-def _places(value: float) -> int:
-    return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2

@@ -109,6 +109,7 @@ def shipped(request, tmp_path_factory):
     return folder, ours, params, found
 
 
+@pytest.mark.slow
 def test_checkpoints_name_their_pytorch_classes(tmp_path):
     ours, _ = save(tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())

@@ -123,8 +123,8 @@ def test_presets_have_the_sizes_of_the_reference(name):
     "name, total",
     [
         ("enwik8", 187_679_750),
-        pytest.param("pg19", 1_314_659_584, marks=pytest.mark.slow),
-        pytest.param("imagenet64", 1_249_622_276, marks=pytest.mark.slow),
+        ("pg19", 1_314_659_584),
+        ("imagenet64", 1_249_622_276),
     ],  # fmt: skip
 )
 def test_presets_have_the_number_of_parameters_of_the_reference(name, total):

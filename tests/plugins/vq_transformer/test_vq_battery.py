@@ -12,9 +12,9 @@ from tests.plugins.vq_transformer import vq_cases
 @pytest.mark.parametrize(
     ("head", "tasks"),
     [
-        pytest.param("mqa", ["ForCausalLM"], marks=pytest.mark.slow),
-        pytest.param("shga", None, marks=pytest.mark.slow),
-        pytest.param("gqa", ["ForCausalLM"], marks=pytest.mark.slow),
+        ("mqa", ["ForCausalLM"]),
+        ("shga", None),
+        ("gqa", ["ForCausalLM"]),
     ],
 )
 def test_the_battery(head, tasks):

@@ -50,6 +50,7 @@ def jacobian(made, segments=None):
     return np.abs(found[:, :LENGTH]).max(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head, reduction, block, window, changes", [*FEW, *MORE])
 def test_nothing_depends_on_what_comes_later(head, reduction, block, window, changes):
     made = model(

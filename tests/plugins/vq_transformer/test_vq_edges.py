@@ -36,6 +36,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_finite_and_right(case):
     change, length, options = CASES[case]
@@ -98,6 +99,7 @@ def test_an_empty_cache_takes_no_part():
     assert np.isfinite(two).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 4])
 def test_a_cache_that_is_switched_off_takes_no_part_whatever_it_holds(length):
     made = model("mqa", use_compressive_cache=False)

@@ -102,6 +102,7 @@ def test_a_row_stops_at_its_end_and_others_go_on():
         assert row[:stop].tolist() == whole[:stop].tolist() and not row[stop:].any()
 
 
+@pytest.mark.slow
 def test_wide_beam_search_finds_the_best_of_all_continuations():
     (ids,) = vq_cases.ids(1, 7)
     options = OPTIONS | {"max_new_tokens": 2, "num_beams": SIZE, "num_return_sequences": 3}
@@ -115,6 +116,7 @@ def test_wide_beam_search_finds_the_best_of_all_continuations():
     np.testing.assert_allclose(found.scores, total[best], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_beams_of_a_row_do_not_depend_on_other_rows():
     ids, options = vq_cases.ids(3, 6), OPTIONS | {"num_beams": 3}
     together = np.asarray(model().generate(ids, **options).sequences)
@@ -165,6 +167,7 @@ def test_nothing_but_the_text_itself_grows_with_the_length():
     assert shapes[0][0]["attention_mask"] == (2, 1) and len(shapes[0][0]) == 2
 
 
+@pytest.mark.slow
 def test_scanned_layers_write_the_same(tmp_path):
     two, ids = model("mqa", num_hidden_layers=2), vq_cases.ids(2, 7)
     two.save_pretrained(tmp_path)
@@ -178,6 +181,7 @@ def test_the_quadratic_baseline_says_that_it_cannot():
         model(attention_type="full").generate(vq_cases.ids(1, 4), **OPTIONS)
 
 
+@pytest.mark.slow
 def test_streams_hold_the_tokens_of_the_whole():
     ids = vq_cases.ids(2, 5)
     whole = np.asarray(model().generate(ids, **OPTIONS).sequences)[:, 5:]

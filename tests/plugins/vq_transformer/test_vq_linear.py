@@ -97,17 +97,18 @@ def test_linear_attention_is_the_quadratic_one(head, reduction):
     check(head, reduction, block, window, length, gradients)
 
 
-@pytest.mark.parametrize("reduction", ["recurrent", "matmul"])
+@pytest.mark.parametrize("reduction", [pytest.param("recurrent", marks=pytest.mark.slow), "matmul"])
 def test_sliding_window_without_a_cache(reduction):
     block, window, length = {"recurrent": (3, 2, 11), "matmul": (4, 5, 12)}[reduction]
     check("shga", reduction, block, window, length, False, use_compressive_cache=False)
 
 
-@pytest.mark.parametrize("reduction", ["recurrent", "serial"])
+@pytest.mark.parametrize("reduction", [pytest.param("recurrent", marks=pytest.mark.slow), "serial"])
 def test_gradients_may_stop_at_the_block(reduction):
     check("mqa", reduction, 4, 3, 13, True, stop_gradient_cache=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window, block", [(4, 3), (0, 2)])
 def test_quadratic_evaluation_has_the_gradients_of_the_blocks(window, block):
     params, extra, ((_, wanted), slopes) = everything("gqa", block, window, 13)
@@ -124,6 +125,7 @@ def test_quadratic_evaluation_has_the_gradients_of_the_blocks(window, block):
     assert_gradients_close(found, slopes, 1e-5)
 
 
+@pytest.mark.slow
 def test_reductions_agree():
     chosen = model("mqa", block_size=3, window_size=4)
     params, extra = variables(chosen, 3)

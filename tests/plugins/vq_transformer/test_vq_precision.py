@@ -38,6 +38,7 @@ def case(window, reduction):
 WAYS = [(600, "recurrent"), (0, "serial"), (7, "matmul")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "reduction"), WAYS)
 def test_scores_and_sums_are_float32_in_bfloat16(window, reduction):
     out, _ = attend(*case(window, reduction), None, None)

@@ -93,7 +93,7 @@ def golden_run(golden):
     return after, np.array(losses), float((mask * token_losses(output.logits, targets)).mean())
 
 
-@pytest.mark.parametrize("updates", [1, 3, 6])
+@pytest.mark.parametrize("updates", [pytest.param(1, marks=pytest.mark.slow), 3, 6])
 def test_parameters_and_codebooks_after_updates(golden, updates):
     options = golden.options("main/gau_untied")
     wanted = convert_reference(golden.tree(f"train/params_after_{updates}"), options)
@@ -123,6 +123,7 @@ def stacked(tree):
     return {**tree, "model": {**tree["model"], "layers": both}}
 
 
+@pytest.mark.slow
 def test_scanned_layers_train_as_the_loop_does():
     loop = model("mqa", num_hidden_layers=2, window_size=2)
     scan = FlaxVQTransformerForCausalLM(loop.config, _do_init=False, scan_layers=True)
@@ -227,6 +228,7 @@ def test_without_dropout_training_computes_what_evaluation_does():
     assert np.array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_sinusoids_and_layers_are_dropped_for_whole_sequences():
     """Windows with keys of their own and the sequence's steady ones equal one call."""
     made, call = dropping(sinusoid_dropout=0.4, layer_dropout=0.4)
@@ -314,6 +316,7 @@ def test_files_hold_the_statistics_and_not_the_sums_of_a_step(tmp_path):
     assert np.array_equal(stored[name], statistics(made.extra, "sums")[1])
 
 
+@pytest.mark.slow
 def test_gradients_with_rematerialised_layers_are_the_same():
     plain = model("mqa", num_hidden_layers=2)
     params, extra = variables(plain)

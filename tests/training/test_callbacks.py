@@ -1,0 +1,77 @@
+"""Callbacks: the guide's example as it stands there, the moments, and what is no callback."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from hfseq.errors import UsageError
+from hfseq.training.callbacks import Callback, StepInfo, call, every, functions_at
+from hfseq.training.checkpointer import Progress
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+
+
+def test_the_example_of_the_guide_runs(flags, tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"## From Python\n\n```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    given = dict(flag[2:].split("=", 1) for flag in flags(max_steps=4, do_train=True))
+    monkeypatch.chdir(tmp_path)
+    Path("roberta.yaml").write_text(yaml.safe_dump(given))
+    names: dict = {}
+    exec(compile(code, str(GUIDE), "exec"), names)
+    result, mean = names["result"], names["average"].mean
+    assert result.run.arguments.training.seed == 7 and result.progress.step == 4
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in shown if len(line) == 2 and line[0].isdigit()] == ["2", "4"]
+    assert jax.tree.all(jax.tree.map(np.array_equal, result.state.params, mean))
+    saved = load_file(result.folder / "model.safetensors")["lm_head.bias"]
+    assert np.array_equal(saved, mean["lm_head"]["bias"])
+
+
+def info(step: int) -> StepInfo:
+    return StepInfo(None, "state 0", Progress(step=step))  # type: ignore[arg-type]
+
+
+def test_each_sees_the_state_that_the_one_before_it_left():
+    seen = []
+
+    def first(info):
+        seen.append(info.state)
+        return "state 1"
+
+    def second(info):
+        seen.append(info.state)
+
+    functions = functions_at("on_step_end", [first, second])
+    assert call(functions, info(1)).state == "state 1" and seen == ["state 0", "state 1"]
+
+
+def test_every_calls_after_each_nth_step():
+    steps: list[int] = []
+    function = every(3, lambda info: steps.append(info.progress.step))
+    for step in range(1, 8):
+        call(functions_at("on_step_end", [function]), info(step))
+    assert steps == [3, 6]
+
+
+def test_an_object_may_have_some_of_the_moments_and_a_function_is_for_the_end_of_a_step():
+    class Silent(Callback):
+        pass
+
+    begun = SimpleNamespace(on_train_begin=lambda info: "begun")
+    given = [Silent(), begun, lambda info: "done"]
+    assert call(functions_at("on_train_begin", given), info(0)).state == "begun"
+    assert call(functions_at("on_step_end", given), info(0)).state == "done"
+    assert call(functions_at("on_train_end", given), info(0)).state == "state 0"
+
+
+def test_what_is_no_callback_is_refused():
+    with pytest.raises(UsageError, match="is no callback: give a function of a StepInfo, or an"):
+        functions_at("on_step_begin", [3])  # type: ignore[list-item]
