@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hfseq import errors
 from hfseq.errors import DataError
@@ -77,7 +78,7 @@ class TokenStore:
         return cls(tokens, offsets, header["pad_token_id"], continues, header)
 
 
-def _map(path: Path, dtype, count: int) -> np.ndarray:
+def _map(path: Path, dtype: DTypeLike, count: int) -> np.ndarray:
     expected = count * np.dtype(dtype).itemsize
     size = path.stat().st_size if path.exists() else 0
     if size != expected:

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.errors import UsageError
-from hfseq.modeling.base import FlaxPreTrainedModel
+from hfseq.modeling.base import FlaxPreTrainedModel, Input
 from hfseq.nn import kv_cache, trees
 from hfseq.nn.outputs import FlaxModelOutput
+from hfseq.nn.random import Keys
 
 #: What ``encode`` returns, whose first entry is the last hidden state.
 Encoded = FlaxModelOutput | tuple[Any, ...]
@@ -41,10 +42,21 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
     """
 
     def __call__(  # type: ignore[override]
-        self, input_ids, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None,
-        output_attentions=None, output_hidden_states=None, return_dict=None, train=False,
-        params=None, dropout_rng=None, *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids: Input,
+        attention_mask: Input = None,
+        decoder_input_ids: Input = None,
+        decoder_attention_mask: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        *,
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
         """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` (batch, source length) and ``decoder_input_ids`` (batch, target length).
@@ -62,9 +74,17 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         )  # fmt: skip
 
     def encode(
-        self, input_ids, attention_mask=None, output_attentions=None, output_hidden_states=None,
-        return_dict=None, train=False, params=None, dropout_rng=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids: Input,
+        attention_mask: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        **inputs: Any,
+    ) -> Any:
         """Run the encoder alone: (batch, source length) to hidden states."""
         given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         return self.run(
@@ -73,11 +93,20 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         )  # fmt: skip
 
     def decode(
-        self, decoder_input_ids, encoder_outputs, encoder_attention_mask=None,
-        decoder_attention_mask=None, past_key_values=None, output_attentions=None,
-        output_hidden_states=None, return_dict=None, train=False, params=None, dropout_rng=None,
-        **inputs,
-    ):  # fmt: skip
+        self,
+        decoder_input_ids: Input,
+        encoder_outputs: Encoded,
+        encoder_attention_mask: Input = None,
+        decoder_attention_mask: Input = None,
+        past_key_values: trees.Params | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        **inputs: Any,
+    ) -> Any:
         """Run the decoder on ``encoder_outputs``, whose first entry is the last hidden state.
 
         With ``past_key_values`` the ``decoder_attention_mask`` covers the whole cache, and the
@@ -95,7 +124,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             past_key_values, method="decode",
         )  # fmt: skip
 
-    def default_decoder_input_ids(self, input_ids: jax.Array) -> jax.Array:
+    def default_decoder_input_ids(self, input_ids: Input) -> jax.Array:
         """Return what the decoder reads where the caller does not say; most families refuse."""
         raise UsageError(
             f"{type(self).__name__} needs decoder_input_ids: shift_tokens_right(labels, "

@@ -13,6 +13,7 @@ import numpy as np
 
 from hfseq.data import tokenize
 from hfseq.data.arguments import TextArguments
+from hfseq.data.batches import IGNORED as IGNORED
 from hfseq.data.batches import LineRows, PackedRows, RowRandom, Rows
 from hfseq.data.sources import ImageRows, Images, RawText, Splits, load_splits
 from hfseq.errors import UsageError
