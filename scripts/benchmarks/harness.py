@@ -1029,7 +1029,7 @@ def _curves(title: str, given: list[dict[str, Any]]) -> Any:
         panel.grid(axis="x", color="#dddddd", linewidth=0.6)
         panel.set_xlabel(part["x"])
         panel.set_ylabel(part["y"])
-        panel.legend(frameon=False, fontsize=9)
+        panel.legend(loc="upper left", frameon=False, fontsize=9)
     return drawn
 
 
