@@ -1,19 +1,34 @@
-"""A model from outside: called with its parameters, loaded, saved, chosen by name."""
+"""A model from outside: called with its parameters, loaded, saved, chosen by name.
 
-from hfseq.checkpoints.weights import Derived, Tensor, WeightMap
-from hfseq.modeling.base import FlaxPreTrainedModel
-from hfseq.modeling.seq2seq import (
-    FlaxSeq2SeqPreTrainedModel,
-    Seq2SeqGeneration,
-    shift_tokens_right,
-)
+The names are resolved when they are first used: the Auto classes' mappings are asked without jax.
+"""
 
-__all__ = [
-    "Derived",
-    "FlaxPreTrainedModel",
-    "FlaxSeq2SeqPreTrainedModel",
-    "Seq2SeqGeneration",
-    "Tensor",
-    "WeightMap",
-    "shift_tokens_right",
-]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hfseq.checkpoints.weights import Derived as Derived
+    from hfseq.checkpoints.weights import Tensor as Tensor
+    from hfseq.checkpoints.weights import WeightMap as WeightMap
+    from hfseq.modeling.base import FlaxPreTrainedModel as FlaxPreTrainedModel
+    from hfseq.modeling.seq2seq import FlaxSeq2SeqPreTrainedModel as FlaxSeq2SeqPreTrainedModel
+    from hfseq.modeling.seq2seq import Seq2SeqGeneration as Seq2SeqGeneration
+    from hfseq.modeling.seq2seq import shift_tokens_right as shift_tokens_right
+
+_MODULES = {
+    "Derived": "hfseq.checkpoints.weights",
+    "FlaxPreTrainedModel": "hfseq.modeling.base",
+    "FlaxSeq2SeqPreTrainedModel": "hfseq.modeling.seq2seq",
+    "Seq2SeqGeneration": "hfseq.modeling.seq2seq",
+    "Tensor": "hfseq.checkpoints.weights",
+    "WeightMap": "hfseq.checkpoints.weights",
+    "shift_tokens_right": "hfseq.modeling.seq2seq",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'hfseq.modeling' has no attribute '{name}'")
+    return getattr(importlib.import_module(_MODULES[name]), name)

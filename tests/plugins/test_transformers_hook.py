@@ -9,7 +9,7 @@ import pytest
 
 import hfseq
 from hfseq import plugins
-from hfseq.plugins import transformers_hook
+from hfseq.plugins import manager, transformers_hook
 from tests.support import plugin_files, toy_plugin
 from tests.support.toy_plugin import TOY, remote_checkpoint, run, save_config
 
@@ -186,7 +186,7 @@ def test_a_broken_plugin_does_not_break_transformers(project):
 
 
 def test_plugins_that_cannot_be_loaded_at_all_are_a_warning(monkeypatch, caplog):
-    monkeypatch.setattr(plugins, "load", lambda: 1 / 0)
+    monkeypatch.setattr(manager, "load", lambda: 1 / 0)
     assert transformers_hook._custom({}) == {}
     assert "hfseq's plugins cannot be loaded: division by zero" in caplog.text
 

@@ -80,9 +80,11 @@ def test_check_names_what_is_stale_and_writes_nothing(tmp_path, monkeypatch, cap
     (tmp_path / "docs").mkdir()
     readme = f"before {make_docs.BEGIN} old {make_docs.END} after"
     (tmp_path / "README.md").write_text(readme)
+    options = f"before {make_docs.BEGIN_OPTIONS} old {make_docs.END_OPTIONS} after"
+    (tmp_path / "docs" / "generation.md").write_text(options)
     monkeypatch.setattr(make_docs, "ROOT", tmp_path)
     assert make_docs.main(check=True) == 1
-    assert capsys.readouterr().out.count("not current") == 2
+    assert capsys.readouterr().out.count("not current") == 3
     assert (tmp_path / "README.md").read_text() == readme
     assert make_docs.main(check=False) == 0 and make_docs.main(check=True) == 0
     assert "`roberta`" in (tmp_path / "README.md").read_text()
