@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import hfseq
-from hfseq import plugins
 from hfseq.plugins import manager, transformers_hook
 from tests.support import plugin_files, toy_plugin
 from tests.support.toy_plugin import TOY, remote_checkpoint, run, save_config
