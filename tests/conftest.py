@@ -52,12 +52,17 @@ def small_heap() -> Iterator[None]:
     """
     gc.freeze()
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 15_000:
-        import jax
+    process = Path("/proc/self")
+    if process.exists():
+        maps = (process / "maps").read_bytes().count(b"\n")
+        gigabytes = (
+            int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e9
+        )
+        if maps > 15_000 or gigabytes > 3:
+            import jax
 
-        jax.clear_caches()
-        gc.unfreeze()
+            jax.clear_caches()
+            gc.unfreeze()
     gc.collect()
 
 
