@@ -17,6 +17,7 @@ from hfseq.data.batches import IGNORED as IGNORED
 from hfseq.data.batches import LineRows, PackedRows, RowRandom, Rows
 from hfseq.data.sources import ImageRows, Images, RawText, Splits, load_splits
 from hfseq.errors import UsageError
+from hfseq.objectives.cross_entropy import cross_entropy as cross_entropy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
