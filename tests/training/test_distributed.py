@@ -183,7 +183,8 @@ def test_what_belongs_to_a_machine_may_differ(store, monkeypatch):
     store(0)
     for cache, seed in (("a", 1), ("b", 1)):
         flags = ["--output_dir=x", f"--data_cache_dir={cache}", f"--seed={seed}"]
-        processes.agree_on_flags(parse([*flags, f"--process_id={seed}"]), "mlm")
+        arguments = parse([*flags, f"--process_id={seed}"])
+        processes.agree_on_flags(arguments.as_dict(), "mlm")
     assert facts[0] == facts[1] and facts[0]["--seed"] == 1
 
 
