@@ -23,19 +23,23 @@ def record(notes: Path) -> None:
     make, batches = loader.Loader.make, loader.Loader.batches
     made: dict[int, list[str]] = {}
 
-    def noting(self: Any, step: int) -> Any:
-        fetch = self.source.fetch
+    class Noting:
+        """Rows by step, which notes those that it gives out."""
 
-        def fetched(number: int) -> Any:
-            rows = fetch(number)
-            made[number] = [hashlib.sha1(row.tobytes()).hexdigest() for row in rows["input_ids"]]
+        def __init__(self, source: Any):
+            self.source = source
+
+        def __getitem__(self, step: int) -> Any:
+            rows = self.source[step]
+            made[step] = [hashlib.sha1(row.tobytes()).hexdigest() for row in rows["input_ids"]]
             return rows
 
-        self.source.fetch = fetched
+    def noting(self: Any, step: int) -> Any:
+        source, self.source = self.source, Noting(self.source)
         try:
             return make(self, step)
         finally:
-            self.source.fetch = fetch
+            self.source = source
 
     def giving(self: Any, *span: int) -> Generator[Any, None, None]:
         for item in batches(self, *span):
