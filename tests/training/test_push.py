@@ -99,4 +99,4 @@ def test_the_flags_of_a_run_are_a_file_that_runs_it_again(train, tmp_path, monke
     file = tmp_path / "tiny" / "training_args.json"
     assert str(tmp_path) not in file.read_text()
     again = parse([str(file)], objective="mlm")
-    assert again.as_dict() == first.arguments.as_dict()
+    assert again.as_dict() == first.run.arguments.as_dict()
