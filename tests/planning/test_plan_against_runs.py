@@ -35,6 +35,7 @@ def first_batch(loop):
     return Loader(data, loop.objective, loop.mesh, loop.micro, loop.training.seed)._make(0)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "objective", "optimizer"),
     [
