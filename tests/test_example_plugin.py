@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import hfseq
 from hfseq import plugins
@@ -33,6 +34,7 @@ def test_the_example_works_as_hfseqfile(project):
         np.testing.assert_array_equal(loaded(IDS).logits, model(IDS).logits)
 
 
+@pytest.mark.slow
 def test_the_example_passes_the_battery():
     from hfseq.testing import check_architecture
 

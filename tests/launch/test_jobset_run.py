@@ -89,6 +89,7 @@ def flags_of(folder: Path, environment: dict[str, str], *given: str) -> list[str
     return shlex.split(done.stdout)[2:]
 
 
+@pytest.mark.slow
 def test_the_pods_of_the_jobset_are_one_run(data, tmp_path):
     """Two pods, each with its own name and address (as root): the losses are one process's."""
     import jax

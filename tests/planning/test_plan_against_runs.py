@@ -35,6 +35,7 @@ def first_batch(loop):
     return Loader(run.data.train, run.objective, run.mesh, run.batch.micro, seed).make(0).batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "objective", "optimizer"),
     [

@@ -45,9 +45,7 @@ def classifier():
 @pytest.mark.parametrize(
     "head",
     [
-        head
-        if head in ("ForSeq2SeqLM", "ForCausalLM")
-        else pytest.param(head, marks=pytest.mark.slow)
+        head if head == "ForSeq2SeqLM" else pytest.param(head, marks=pytest.mark.slow)
         for head in HEADS
     ],
 )

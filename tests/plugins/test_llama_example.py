@@ -77,6 +77,7 @@ def run(code: str, site: Path, *arguments: object):
     return json.loads(result.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_trained_llama_gives_its_reference_logits(installed, shared):
     folder = shared / "checkpoints-tiny" / "stories260K"
     found = run(STORIES, installed, folder)

@@ -20,7 +20,7 @@ HEADS = (
     "head",
     [
         head
-        if head not in ("Model", "ForCausalLM", "ForSequenceClassification")
+        if head in ("ForMultipleChoice", "ForQuestionAnswering")
         else pytest.param(head, marks=pytest.mark.slow)
         for head in HEADS
     ],

@@ -78,6 +78,7 @@ def breaking_rows(monkeypatch):
     monkeypatch.setattr(MaskedLM, "loss", loss)
 
 
+@pytest.mark.slow
 def test_a_row_that_breaks_the_loss_stops_the_run_before_anything_is_lost(
     train, breaking_rows, tmp_path
 ):

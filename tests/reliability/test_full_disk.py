@@ -16,7 +16,6 @@ OPTIONS = {"devices": 1, "save_steps": 1, "max_steps": 4, "save_total_limit": 2,
            "report_to": "jsonl,tensorboard"}  # fmt: skip
 #: Where the disk ends, in shares of what the directory of a whole run takes.
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
-DEFAULT = (0.6,)
 
 
 @pytest.fixture
@@ -51,13 +50,8 @@ def used(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
 
 
-@pytest.mark.parametrize(
-    "share",
-    [
-        share if share in DEFAULT else pytest.param(share, marks=pytest.mark.slow)
-        for share in SHARES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("share", SHARES)
 def test_a_full_disk_costs_nothing_that_was_saved(train, volume, kept, tmp_path, share):
     if not kept:
         whole = train("whole", **OPTIONS).folder

@@ -24,6 +24,7 @@ def corpus(tmp_path_factory) -> list[str]:
     return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_the_corpus_is_prose_enough_to_learn_from(corpus):
     assert sum(map(len, corpus)) > 1_000_000
     assert len(set(corpus)) == len(corpus)
@@ -32,6 +33,7 @@ def test_the_corpus_is_prose_enough_to_learn_from(corpus):
     assert not any("  " in text or "\n" in text or "====" in text for text in corpus)
 
 
+@pytest.mark.slow
 def test_the_corpus_is_the_same_every_time(corpus, tmp_path):
     quickstart_corpus.main(tmp_path / "again.jsonl")
     lines = (tmp_path / "again.jsonl").read_text(encoding="utf-8").splitlines()

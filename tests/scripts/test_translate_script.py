@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hfseq import cli
 from tests.support.translators import save_tiny_t5
 
@@ -32,6 +34,7 @@ def test_the_script_has_every_flag_of_the_command(capsys):
     assert ours <= theirs
 
 
+@pytest.mark.slow
 def test_the_script_translates_as_the_command_does(tmp_path, capfd):
     save_tiny_t5(tmp_path)
     flags = ["--num_beams", "1", "--max_new_tokens", "15"]

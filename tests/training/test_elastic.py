@@ -67,6 +67,7 @@ def assert_same_losses(one: Path, other: Path) -> None:
     assert max(abs(first[step] - second[step]) for step in first) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_through_meshes_with_the_rows_of_one_that_did_not_change(
     train, notes, tmp_path
 ):

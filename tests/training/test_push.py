@@ -76,6 +76,7 @@ def test_at_the_end_alone_one_commit_is_made(train, hub):
     assert titles == ["End of training"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_elsewhere_from_the_checkpoint_on_the_hub(train, flags, hub, tmp_path):
     """The output directory is lost; what the Hub holds is the run, to be gone on with."""
     from huggingface_hub import snapshot_download

@@ -103,6 +103,7 @@ def test_the_flops_of_pairs_are_those_of_their_own_lengths():
     assert found == matrices + attention
 
 
+@pytest.mark.slow
 def test_a_model_in_fp8_writes_with_the_scales_of_its_training(train, monkeypatch):
     """What is written in FP8 is written with the state's scales, and the model keeps none of it."""
     held = []

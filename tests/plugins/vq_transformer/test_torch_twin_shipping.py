@@ -100,7 +100,7 @@ def save(folder, head="gqa", **changes):
     return ours, params
 
 
-@pytest.fixture(scope="module", params=["shga", "mqa"])
+@pytest.fixture(scope="module", params=["shga", pytest.param("mqa", marks=pytest.mark.slow)])
 def shipped(request, tmp_path_factory):
     """A checkpoint that JAX wrote, and what a Python without hfseq did with it."""
     folder = tmp_path_factory.mktemp("shipped")
