@@ -40,20 +40,5 @@ import sys
 
 from hfseq.training import script
 
-OBJECTIVE = "clm"
-
-
-def main() -> int:
-    """Parse the flags, then train: jax is imported only after the flags are known to be good."""
-    from hfseq.training.arguments import parse
-
-    arguments = parse(description=__doc__, objective=OBJECTIVE)
-
-    from hfseq.training.run import main as train
-
-    train(arguments, OBJECTIVE)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(script.run(main))
+    sys.exit(script.train("clm", __doc__))

@@ -33,7 +33,6 @@ from collections.abc import Sequence
 
 from hfseq.training import script
 
-OBJECTIVE = "translation"
 DATA = ("--dataset_name", "--train_file", "--validation_file", "--test_file")
 # What the demonstration is trained with; flags that are given win.
 DEMO = (
@@ -47,18 +46,6 @@ DEMO = (
 )
 
 
-def main() -> int:
-    """Parse the flags, then train: jax is imported only after the flags are known to be good."""
-    from hfseq.training.arguments import parse
-
-    arguments = parse(with_demonstration(sys.argv[1:]), __doc__, OBJECTIVE)
-
-    from hfseq.training.run import main as train
-
-    train(arguments, OBJECTIVE)
-    return 0
-
-
 def with_demonstration(argv: Sequence[str]) -> list[str]:
     """Put the demonstration's flags before the given ones where these name no data."""
     names = {word.partition("=")[0].replace("-", "_") for word in argv}
@@ -69,4 +56,4 @@ def with_demonstration(argv: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(script.run(main))
+    sys.exit(script.train("translation", __doc__, with_demonstration(sys.argv[1:])))

@@ -1,4 +1,4 @@
-"""What every training script does around its own work: huge pages, messages, exit codes."""
+"""What every script does around its work: huge pages, flags before jax, messages, exit codes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,25 @@ from hfseq.errors import run_command
 #: Where Linux says which memory may lie in pages of 2 MB: all, what asks for it, or none.
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 TUNABLE = "glibc.malloc.hugetlb"
+
+
+def train(objective: str, description: str | None, argv: Sequence[str] | None = None) -> int:
+    """Be a training script: parse its flags, train, and return the exit code.
+
+    ``description`` is the script's docstring, for ``--help``; the flags are the command line's
+    unless ``argv`` has them. jax is imported when they are known to be good.
+    """
+
+    def work() -> None:
+        from hfseq.training.arguments import parse
+
+        arguments = parse(argv, description, objective)
+
+        from hfseq.training.run import main
+
+        main(arguments, objective)
+
+    return run(work)
 
 
 def run(main: Callable[[], int | None]) -> int:
@@ -53,16 +72,14 @@ def is_whole_program(argv: Sequence[str], started_with: Sequence[str]) -> bool:
 
     Under a test, in a notebook or by ``runpy`` the words that Python was started with are others.
     """
-    own = bool(sys.executable) and list(started_with[-len(argv) :]) == list(argv)
-    return own and sys.gettrace() is None and sys.getprofile() is None
+    same_words = list(started_with[-len(argv) :]) == list(argv)
+    watched = sys.gettrace() is not None or sys.getprofile() is not None
+    return bool(sys.executable) and same_words and not watched
 
 
 def _glibc_can() -> bool:
     name, version = platform.libc_ver()
-    if name != "glibc":
-        return False
     try:
-        major, minor = (int(part) for part in version.split(".")[:2])
+        return name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
     except ValueError:
         return False
-    return (major, minor) >= (2, 35)
