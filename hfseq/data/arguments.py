@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import os
@@ -19,13 +20,15 @@ from typing import (
     get_type_hints,
 )  # fmt: skip
 
-from hfseq.errors import UsageError
+from hfseq.errors import UsageError, nearest
 
 Value = TypeVar("Value")
 
 
 def option(default: Value, help: str) -> Value:
     """Return a dataclass field with the help text that ``--help`` shows."""
+    if isinstance(default, list):
+        return field(default_factory=lambda: copy.copy(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
 
 
@@ -76,7 +79,7 @@ class CheckedArguments:
             value = getattr(self, name)
             if value is None or value in words or (not words and value in allowed):
                 continue
-            problems.append(f"--{name} {value}: give {allowed.give}")
+            problems.append(f"--{name} {value}: give {allowed.give}{nearest(str(value), words)}")
         problems += self.problems()
         if problems:
             raise UsageError("; ".join(problems))

@@ -5,16 +5,27 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
-from hfseq.data.arguments import OBJECTIVES, DataArguments, TextArguments, convert, option
+from hfseq.data.arguments import (
+    OBJECTIVES,
+    Allowed,
+    CheckedArguments,
+    Count,
+    DataArguments,
+    NotNegative,
+    TextArguments,
+    convert,
+    option,
+)
 from hfseq.errors import UsageError, nearest, redact, redact_values
 
 #: Flags of other programs that take, or ask for, a token of the Hub.
@@ -36,15 +47,12 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = [name for name in action.option_strings if "-" not in name.lstrip("-")]
-        return ", ".join(names or action.option_strings) + _values(action)
-
-
-def _values(action: argparse.Action) -> str:
-    if action.nargs in (0, "?"):
-        return ""
-    kind = getattr(action.type, "__name__", "str")
-    name = {"int": " N", "float": " X"}.get(kind, " VALUE")
-    return f"{name} [...]" if action.nargs == "+" else name
+        flag = ", ".join(names or action.option_strings)
+        if action.nargs in (0, "?"):
+            return flag
+        kind = getattr(action.type, "__name__", "str")
+        flag += {"int": " N", "float": " X"}.get(kind, " VALUE")
+        return f"{flag} [...]" if action.nargs == "+" else flag
 
 
 def make_parser(parts: Iterable[Any], description: str | None = None) -> Any:
@@ -69,14 +77,20 @@ def parse_flags(
     """Return an instance of each dataclass in ``parts``; mistakes end with exit code 2."""
     parser = make_parser(parts, description)
     try:
-        *found, rest = parser.parse_args_into_dataclasses(list(argv), return_remaining_strings=True)
+        *made, rest = parser.parse_args_into_dataclasses(list(argv), return_remaining_strings=True)
+    except UsageError:
+        raise
     except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(str(error)) from error
-    if rest:
-        raise UsageError(_unknown(rest, names(parts)))
-    return tuple(found)
+    if not rest:
+        return tuple(made)
+    known = [f"--{name}" for name in names(parts)]
+    flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    if not flags:
+        raise UsageError(
+            f"no flag takes {shlex.join(rest)}: values follow their flag, which begins with --"
+        )
+    raise UsageError("unknown flag " + ", ".join(flag + nearest(flag, known) for flag in flags))
 
 
 def refuse_secrets(words: Iterable[str]) -> None:
@@ -99,14 +113,6 @@ def refuse_secrets(words: Iterable[str]) -> None:
 def names(parts: Iterable[type]) -> set[str]:
     """Return the names of all flags."""
     return {field.name for part in parts for field in dataclasses.fields(part)}
-
-
-def _unknown(rest: list[str], known: Iterable[str]) -> str:
-    flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
-    if not flags:
-        return f"no flag takes {shlex.join(rest)}: values follow their flag, which begins with --"
-    meant = [nearest(flag, [f"--{name}" for name in known]) for flag in flags]
-    return "unknown flag " + ", ".join(map("".join, zip(flags, meant, strict=True)))
 
 
 def flags_of_file(path: Path, known: set[str]) -> list[str]:
@@ -148,7 +154,7 @@ VARIABLES = {
 
 
 @dataclass
-class ProcessArguments:
+class ProcessArguments(CheckedArguments):
     """How the processes of a run find each other; without any of these a run is one process."""
 
     distributed: bool = option(
@@ -157,39 +163,27 @@ class ProcessArguments:
     coordinator_address: str | None = option(
         None, "host:port on which process 0 listens, e.g. node1:1234 (or COORDINATOR_ADDRESS)."
     )
-    num_processes: int | None = option(
+    num_processes: Count | None = option(
         None, "How many processes there are, where nothing detects it (or NUM_PROCESSES)."
     )
-    process_id: int | None = option(
+    process_id: Annotated[int, Allowed("0 or more, they count from 0", minimum=0)] | None = option(
         None, "The number of this process, from 0 (or PROCESS_ID)."
-    )  # fmt: skip
+    )
     local_device_ids: str | None = option(
         None, "Accelerators of this machine that are this process's, e.g. 0 or 0,1; by default all."
     )
-    coordinator_timeout: int = option(
+    coordinator_timeout: Annotated[int, Allowed("at least 1 second", minimum=1)] = option(
         300, "Seconds to wait for the coordinator and for the other processes at the start."
     )
-    heartbeat_timeout: int = option(
+    heartbeat_timeout: Annotated[int, Allowed("at least 10 seconds", minimum=10)] = option(
         100, "Seconds after which a process that gives no sign of life has ended the run."
     )
 
-    def __post_init__(self) -> None:
-        problems = [text for wrong, text in self._problems() if wrong]
-        if problems:
-            raise UsageError("; ".join(problems))
-
-    def _problems(self) -> list[tuple[bool, str]]:
-        count, number, ids = self.num_processes, self.process_id, self.local_device_ids
-        return [
-            (self.coordinator_timeout < 1,
-             f"--coordinator_timeout {self.coordinator_timeout}: give at least 1 second"),
-            (self.heartbeat_timeout < 10,
-             f"--heartbeat_timeout {self.heartbeat_timeout}: give at least 10 seconds"),
-            (count is not None and count < 1, f"--num_processes {count}: give at least 1"),
-            (number is not None and number < 0, f"--process_id {number}: they count from 0"),
-            (ids is not None and not re.fullmatch(r"\d+(,\d+)*", ids),
-             f"--local_device_ids {ids}: give numbers with commas between them, e.g. 0,1"),
-        ]  # fmt: skip
+    def problems(self) -> Iterator[str]:
+        """Add devices that are no list of numbers."""
+        ids = self.local_device_ids
+        if ids is not None and not re.fullmatch(r"\d+(,\d+)*", ids):
+            yield f"--local_device_ids {ids}: give numbers with commas between them, e.g. 0,1"
 
     @property
     def several(self) -> bool:
@@ -200,22 +194,21 @@ class ProcessArguments:
     @property
     def address(self) -> str | None:
         """The coordinator's host and port, from the flag or the environment."""
-        found, source = self.coordinator_address, "--coordinator_address"
-        if found is None and (name := _variable("coordinator_address")):
-            found, source = os.environ[name], f"{name} in the environment,"
-        if found and not re.fullmatch(r".+:\d+", found):
-            raise UsageError(f"{source} {found}: give host:port, e.g. node1:1234")
-        return found or None
+        value, variable = self._given("coordinator_address")
+        if value and not re.fullmatch(r".+:\d+", value):
+            source = f"{variable} in the environment," if variable else "--coordinator_address"
+            raise UsageError(f"{source} {value}: give host:port, e.g. node1:1234")
+        return value or None
 
     @property
     def count(self) -> int | None:
         """How many processes there are, if that was said."""
-        return _number("num_processes", self.num_processes)
+        return self._number("num_processes")
 
     @property
     def number(self) -> int | None:
         """Which of them this is, if that was said."""
-        return _number("process_id", self.process_id)
+        return self._number("process_id")
 
     @property
     def devices(self) -> list[int] | None:
@@ -223,36 +216,28 @@ class ProcessArguments:
         ids = self.local_device_ids
         return None if ids is None else [int(part) for part in ids.split(",")]
 
+    def _given(self, flag: str) -> tuple[str | None, str | None]:
+        """Return what a flag says, or the variable that stands for it, and that variable."""
+        if (value := getattr(self, flag)) is not None:
+            return str(value), None
+        variable = next((name for name in VARIABLES[flag] if os.environ.get(name)), None)
+        return (os.environ[variable] if variable else None), variable
 
-def _number(flag: str, given: int | None) -> int | None:
-    if given is not None:
-        return given
-    name = _variable(flag)
-    if name is None:
-        return None
-    if not os.environ[name].isdigit():
-        raise UsageError(
-            f"{name} in the environment is '{os.environ[name]}': give a number, or --{flag}"
-        )
-    return int(os.environ[name])
-
-
-def _variable(flag: str) -> str | None:
-    """Return the name of the variable that stands for a flag, if one is set."""
-    return next((name for name in VARIABLES[flag] if os.environ.get(name)), None)
+    def _number(self, flag: str) -> int | None:
+        value, variable = self._given(flag)
+        if variable and value and not value.isdigit():
+            raise UsageError(
+                f"{variable} in the environment is '{value}': give a number, or --{flag}"
+            )
+        return None if value is None else int(value)
 
 
-STRATEGIES = ("no", "steps", "epoch")
-
-
-HUB_STRATEGIES = ("every_save", "end", "checkpoint")
-
-
-TYPES = ("float32", "bfloat16", "float16")
+Type = Literal["float32", "bfloat16", "float16"]
+TYPES: tuple[str, ...] = get_args(Type)
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(CheckedArguments):
     """Which model, configuration and tokenizer (v4's names and defaults)."""
 
     model_name_or_path: str | None = option(
@@ -279,7 +264,9 @@ class ModelArguments:
     use_fast_tokenizer: bool = option(
         True, "Kept for old commands; tokenizers are always fast now."
     )
-    dtype: str | None = option(
+    dtype: (
+        Annotated[Type, Allowed("float32, bfloat16 or float16, recipes have --precision")] | None
+    ) = option(
         None,
         "Type of computation: float32, bfloat16 or float16 (old name of --precision; beside an FP8 "
         "recipe, the type of all that is not in FP8: bfloat16 by default).",
@@ -300,7 +287,9 @@ class ModelArguments:
     fp8_margin: int | None = option(
         None, "Binary orders of headroom above that value (0 by default)."
     )
-    param_dtype: str = option("float32", "Type of the parameters themselves: float32 or bfloat16.")
+    param_dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "Type of the parameters themselves: float32 or bfloat16."
+    )
     trust_remote_code: bool = option(False, "Run model code that a Hub repository carries.")
     gradient_checkpointing: bool = option(
         False,
@@ -314,20 +303,10 @@ class ModelArguments:
         None, "Attention by name: xla (default), cudnn, eager, yours."
     )
 
-    def __post_init__(self) -> None:
-        plain = self.precision in TYPES
-        if self.dtype and plain and self.dtype != self.precision:
-            raise UsageError(
-                f"--dtype {self.dtype} and --precision {self.precision} disagree: give one"
-            )
-        if self.param_dtype not in ("float32", "bfloat16"):
-            raise UsageError(f"--param_dtype {self.param_dtype}: give float32 or bfloat16")
-
-        if self.dtype and self.dtype not in TYPES:
-            raise UsageError(
-                f"--dtype {self.dtype}: give {', '.join(TYPES)}{nearest(self.dtype, TYPES)}; "
-                "recipes have --precision"
-            )
+    def problems(self) -> Iterator[str]:
+        """Add two types that differ."""
+        if self.dtype and self.precision in TYPES and self.dtype != self.precision:
+            yield f"--dtype {self.dtype} and --precision {self.precision} disagree: give one"
 
     @property
     def recipe(self) -> str:
@@ -345,8 +324,19 @@ class ModelArguments:
         return tuple(filter(None, (self.precision_sites or "").split(",")))
 
 
+Strategy = Annotated[Literal["no", "steps", "epoch"], Allowed("one of no, steps, epoch")]
+Decay = Annotated[Literal["decoupled", "absolute"], Allowed("one of decoupled, absolute")]
+OnNonFinite = Annotated[Literal["stop", "skip"], Allowed("one of stop, skip")]
+Device = Annotated[
+    Literal["cpu", "gpu", "cuda", "tpu"], Allowed("one of cpu, gpu, cuda, tpu, or nothing")
+]
+Schedule = Literal["linear", "cosine", "inverse_sqrt", "constant", "constant_with_warmup", "noam"]
+Rate = Annotated[float, Allowed("0 or more", minimum=0)]
+Portion = Annotated[float, Allowed("0 to 1", minimum=0, maximum=1)]
+
+
 @dataclass
-class TrainingArguments:
+class TrainingArguments(CheckedArguments):
     """How to train (v4's names and defaults, and those of today's Trainer where v4 had none)."""
 
     output_dir: str = option(
@@ -362,42 +352,42 @@ class TrainingArguments:
         "At the end judge the test split: its loss (clm), what is written (translation), "
         "or what is predicted (classification).",
     )
-    per_device_train_batch_size: int = option(8, "Rows a data shard per micro-batch.")
-    per_device_eval_batch_size: int = option(8, "Rows a data shard in evaluation.")
-    gradient_accumulation_steps: int = option(
+    per_device_train_batch_size: Count = option(8, "Rows a data shard per micro-batch.")
+    per_device_eval_batch_size: Count = option(8, "Rows a data shard in evaluation.")
+    gradient_accumulation_steps: Count = option(
         1, "Micro-batches a step; exact, whatever their number."
     )
-    global_batch_size: int | None = option(
+    global_batch_size: Count | None = option(
         None, "Rows a step over all devices, instead of per_device x data shards x accumulation."
     )
-    update_length: int | None = option(
+    update_length: Count | None = option(
         None,
         "Tokens of a row per optimizer step (truncated back-propagation): a row is trained in "
         "windows of so many tokens, and the model's state is carried from one to the next.",
     )
-    state_reset: str = option(
+    state_reset: Literal["sequence", "never"] = option(
         "sequence",
         "With --update_length, where the state starts fresh: sequence (with each row) or never "
         "(each row of the batch reads on through the text).",
     )
-    learning_rate: float = option(5e-5, "Peak learning rate.")
-    lr_scheduler_type: str = option(
+    learning_rate: Rate = option(5e-5, "Peak learning rate.")
+    lr_scheduler_type: Schedule = option(
         "linear",
         "linear, cosine, inverse_sqrt, constant, constant_with_warmup, or noam: learning_rate x "
         "d_model^-0.5 x min(step^-0.5, step x warmup_steps^-1.5).",
     )
-    warmup_steps: int = option(0, "Steps of linear warm-up.")
-    warmup_ratio: float = option(0.0, "Warm-up as a share of all steps, where warmup_steps is 0.")
-    lr_end_ratio: float = option(
+    warmup_steps: NotNegative = option(0, "Steps of linear warm-up.")
+    warmup_ratio: Portion = option(0.0, "Warm-up as a share of all steps, where warmup_steps is 0.")
+    lr_end_ratio: Portion = option(
         0.0, "Share of the peak at which linear and cosine schedules end, e.g. 0.1."
     )
-    lr_constant_steps: int = option(
+    lr_constant_steps: NotNegative = option(
         0, "Last steps of the run, with the learning rate at which the decay ended."
     )
     optim: str = option("adamw", "Optimizer by name; `hfseq plugins` lists them.")
     adafactor: bool = option(False, "The same as --optim adafactor.")
-    weight_decay: float = option(0.0, "Weight decay; biases and norms are exempt.")
-    weight_decay_mode: str = option(
+    weight_decay: Rate = option(0.0, "Weight decay; biases and norms are exempt.")
+    weight_decay_mode: Decay = option(
         "decoupled",
         "decoupled: times the learning rate; absolute: parameters are multiplied by "
         "1 - weight_decay each step, whatever the learning rate.",
@@ -405,45 +395,45 @@ class TrainingArguments:
     adam_beta1: float = option(0.9, "First beta.")
     adam_beta2: float = option(0.999, "Second beta.")
     adam_epsilon: float = option(1e-8, "Epsilon.")
-    max_grad_norm: float = option(0.0, "Clip gradients to this global norm; 0 does not clip.")
-    no_decay: list[str] = dataclasses.field(
-        default_factory=list,
-        metadata={
-            "help": "Further parameters without weight decay, as regular expressions on paths."
-        },
+    max_grad_norm: Annotated[float, Allowed("0 (no clipping) or more", minimum=0)] = option(
+        0.0, "Clip gradients to this global norm; 0 does not clip."
     )
-    freeze: list[str] = dataclasses.field(
-        default_factory=list,
-        metadata={"help": "Parameters that are not trained, as regular expressions on paths."},
+    no_decay: list[str] = option(
+        [], "Further parameters without weight decay, as regular expressions on paths."
+    )
+    freeze: list[str] = option(
+        [], "Parameters that are not trained, as regular expressions on paths."
     )
     num_train_epochs: float = option(3.0, "Epochs; fractions count.")
     max_steps: int = option(-1, "Optimizer steps; overrides num_train_epochs if positive.")
-    logging_steps: int = option(500, "Log every so many steps.")
+    logging_steps: Count = option(500, "Log every so many steps.")
     logging_first_step: bool = option(True, "Log the first step too.")
-    eval_strategy: str | None = option(
+    eval_strategy: Strategy | None = option(
         None,
         "When to evaluate during training: no, steps or epoch; steps where eval_steps is given.",
     )
-    eval_steps: int | None = option(None, "Evaluate every so many steps.")
-    max_eval_batches: int | None = option(
+    eval_steps: Count | None = option(None, "Evaluate every so many steps.")
+    max_eval_batches: Count | None = option(
         None, "During training evaluate on the first so many batches only; at the end on all."
     )
-    save_strategy: str = option("steps", "When to save: no (only at the end), steps or epoch.")
-    save_steps: int = option(500, "Save every so many steps.")
-    save_total_limit: int | None = option(2, "Checkpoints to keep, the best one besides.")
+    save_strategy: Strategy = option("steps", "When to save: no (only at the end), steps or epoch.")
+    save_steps: Count = option(500, "Save every so many steps.")
+    save_total_limit: Count | None = option(2, "Checkpoints to keep, the best one besides.")
     metric_for_best_model: str = option("eval_loss", "The metric that makes a checkpoint the best.")
     greater_is_better: bool | None = option(None, "Whether more is better; guessed from the name.")
     load_best_model_at_end: bool = option(
         False, "Leave the best checkpoint's weights, not the last's."
     )
-    average_checkpoints: int | None = option(
+    average_checkpoints: Count | None = option(
         None, "At the end leave the mean of the last so many checkpoints' weights."
     )
     resume_from_checkpoint: str | None = option(
         None, "Checkpoint or output directory to go on from; by default the newest in output_dir."
     )
     seed: int = option(42, "Seed of initialisation, data order, masks and dropout.")
-    device: str | None = option(None, "cpu, gpu (cuda) or tpu; asked for and absent is an error.")
+    device: Device | None = option(
+        None, "cpu, gpu (cuda) or tpu; asked for and absent is an error."
+    )
     mesh: str | None = option(
         None, "Layout, e.g. data=2,fsdp=4 (axes data, fsdp, tensor, sequence)."
     )
@@ -453,12 +443,13 @@ class TrainingArguments:
     inspect_sharding: bool = option(
         False, "Before the first step print what lies where and what the devices exchange."
     )
-    on_non_finite: str = option("stop", "On a NaN or infinite loss: stop, or skip the step.")
-    report_to: list[str] = dataclasses.field(
-        default_factory=lambda: ["tensorboard", "jsonl"],
-        metadata={"help": "tensorboard, wandb, jsonl, a plugin's tracker; all or none."},
+    on_non_finite: OnNonFinite = option(
+        "stop", "On a NaN or infinite loss: stop, or skip the step."
     )
-    log_histograms: int | None = option(
+    report_to: list[str] = option(
+        ["tensorboard", "jsonl"], "tensorboard, wandb, jsonl, a plugin's tracker; all or none."
+    )
+    log_histograms: Count | None = option(
         None, "Report histograms of weights and gradients every so many steps."
     )
     run_name: str | None = option(None, "Name of the run where trackers show one.")
@@ -466,7 +457,7 @@ class TrainingArguments:
     profile: str | None = option(
         None, "Write a jax profile of steps 10 to 15, for example, as 10-15; under output_dir."
     )
-    peak_tflops: float | None = option(
+    peak_tflops: Annotated[float, Allowed("a positive number", above=0)] | None = option(
         None,
         "What MFU is a share of, in 10^12 FLOP/s a device (on CPUs, a process); by default of the "
         "data sheet, where the device is a known one, else measured.",
@@ -480,7 +471,7 @@ class TrainingArguments:
     push_to_hub: bool = option(False, "Upload model, logs, card and plots, in the background.")
     hub_model_id: str | None = option(None, "Repository; by default the name of output_dir.")
     hub_private_repo: bool = option(False, "Make the repository private.")
-    hub_strategy: str = option(
+    hub_strategy: Literal["every_save", "end", "checkpoint"] = option(
         "every_save",
         "What is pushed when: every_save, end (once, at the end of training), or checkpoint (every "
         "save, and with it the newest training checkpoint, to go on from elsewhere).",
@@ -489,10 +480,8 @@ class TrainingArguments:
     card_language: list[str] | None = option(
         None, "Languages of the model, for its card: codes such as nb or en."
     )
-    card_samples: int = option(3, "Sample outputs in the card; 0 for none.")
-    plugin: list[str] = dataclasses.field(
-        default_factory=list, metadata={"help": "Plugin files to load, e.g. my_model.py."}
-    )
+    card_samples: NotNegative = option(3, "Sample outputs in the card; 0 for none.")
+    plugin: list[str] = option([], "Plugin files to load, e.g. my_model.py.")
     debug: bool = option(False, "Show tracebacks of errors.")
 
     def __post_init__(self) -> None:
@@ -504,65 +493,40 @@ class TrainingArguments:
             self.eval_strategy = "steps" if self.eval_steps else "no"
         if self.profile:
             profiled_steps(self.profile)
-        problems = [text for wrong, text in self._problems() if wrong]
-        if problems:
-            raise UsageError("; ".join(problems))
+        super().__post_init__()
 
-    def _problems(self) -> list[tuple[Any, str]]:
-        one = (
-            *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
-            *("gradient_accumulation_steps", "logging_steps", "save_steps", "eval_steps"),
-            *("save_total_limit", "average_checkpoints", "max_eval_batches", "update_length"),
-            "log_histograms",
-        )
-        values = {name: getattr(self, name) for name in one}
-        small = [(v is not None and v < 1, f"--{name} {v}: give a number of at least 1")
-                 for name, v in values.items()]  # fmt: skip
-        listed = {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES,
-                  "on_non_finite": ("stop", "skip"), "state_reset": ("sequence", "never"),
-                  "hub_strategy": HUB_STRATEGIES,
-                  "weight_decay_mode": ("decoupled", "absolute"),
-                  "device": (None, "cpu", "gpu", "cuda", "tpu")}  # fmt: skip
-        named = [
-            (getattr(self, name) not in allowed,
-             f"--{name} {getattr(self, name)}: give one of {', '.join(map(str, allowed))}")
-            for name, allowed in listed.items()
-        ]  # fmt: skip
-        return small + named + [
-            (not self.output_dir, "--output_dir is required"),
-            (self.average_checkpoints and self.load_best_model_at_end,
-             "--average_checkpoints and --load_best_model_at_end exclude each other: give one"),
-            ((self.average_checkpoints or 0) > (self.save_total_limit or 2**31),
-             f"--average_checkpoints {self.average_checkpoints} needs as many checkpoints: "
-             f"--save_total_limit {self.save_total_limit} keeps fewer"),
-            (self.max_steps <= 0 and self.num_train_epochs <= 0,
-             f"--num_train_epochs {self.num_train_epochs}: give a positive number"),
-            (self.card_samples < 0, f"--card_samples {self.card_samples}: give 0 or more"),
-            (self.warmup_steps < 0, f"--warmup_steps {self.warmup_steps}: give 0 or more"),
-            (not 0 <= self.warmup_ratio <= 1, f"--warmup_ratio {self.warmup_ratio}: give 0 to 1"),
-            (not 0 <= self.lr_end_ratio <= 1, f"--lr_end_ratio {self.lr_end_ratio}: give 0 to 1"),
-            (self.lr_end_ratio and self.lr_scheduler_type not in ("linear", "cosine"),
-             f"--lr_end_ratio {self.lr_end_ratio} is for linear and cosine: "
-             f"--lr_scheduler_type {self.lr_scheduler_type} has no end, drop one of the two"),
-            (self.lr_constant_steps < 0,
-             f"--lr_constant_steps {self.lr_constant_steps}: give 0 or more"),
-            (self.lr_constant_steps and self.lr_scheduler_type == "noam",
-             f"--lr_constant_steps {self.lr_constant_steps}: noam never ends, use inverse_sqrt"),
-            (self.state_reset != "sequence" and not self.update_length,
-             f"--state_reset {self.state_reset} needs --update_length: without it every row is "
-             "trained in one step"),
-            (self.peak_tflops is not None and not self.peak_tflops > 0,
-             f"--peak_tflops {self.peak_tflops}: give a positive number"),
-            (self.weight_decay < 0, f"--weight_decay {self.weight_decay}: give 0 or more"),
-            (self.weight_decay_mode == "absolute" and self.weight_decay >= 1,
-             f"--weight_decay {self.weight_decay} with --weight_decay_mode absolute leaves nothing "
-             "of the parameters: give less than 1"),
-            (self.max_grad_norm < 0,
-             f"--max_grad_norm {self.max_grad_norm}: give 0 (no clipping) or more"),
-            (self.learning_rate < 0, f"--learning_rate {self.learning_rate}: give 0 or more"),
-            (self.eval_strategy == "steps" and not self.eval_steps,
-             "--eval_strategy steps needs --eval_steps N"),
-        ]  # fmt: skip
+    def problems(self) -> Iterator[str]:
+        """Add what is missing, and flags that exclude or need each other."""
+        if not self.output_dir:
+            yield "--output_dir is required"
+        if self.average_checkpoints and self.load_best_model_at_end:
+            yield "--average_checkpoints and --load_best_model_at_end exclude each other: give one"
+        if (self.average_checkpoints or 0) > (self.save_total_limit or math.inf):
+            yield (
+                f"--average_checkpoints {self.average_checkpoints} needs as many checkpoints: "
+                f"--save_total_limit {self.save_total_limit} keeps fewer"
+            )
+        if self.max_steps <= 0 and not self.num_train_epochs > 0:
+            yield f"--num_train_epochs {self.num_train_epochs}: give a positive number"
+        if self.lr_end_ratio and self.lr_scheduler_type not in ("linear", "cosine"):
+            yield (
+                f"--lr_end_ratio {self.lr_end_ratio} is for linear and cosine: "
+                f"--lr_scheduler_type {self.lr_scheduler_type} has no end, drop one of the two"
+            )
+        if self.lr_constant_steps and self.lr_scheduler_type == "noam":
+            yield f"--lr_constant_steps {self.lr_constant_steps}: noam never ends, use inverse_sqrt"
+        if self.state_reset != "sequence" and not self.update_length:
+            yield (
+                f"--state_reset {self.state_reset} needs --update_length: without it every row is "
+                "trained in one step"
+            )
+        if self.weight_decay_mode == "absolute" and self.weight_decay >= 1:
+            yield (
+                f"--weight_decay {self.weight_decay} with --weight_decay_mode absolute leaves "
+                "nothing of the parameters: give less than 1"
+            )
+        if self.eval_strategy == "steps" and not self.eval_steps:
+            yield "--eval_strategy steps needs --eval_steps N"
 
 
 def profiled_steps(text: str) -> tuple[int, int]:

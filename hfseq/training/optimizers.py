@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError
 from hfseq.nn import trees
 from hfseq.training.arguments import TrainingArguments
 from hfseq.training.state import Tree
@@ -74,14 +74,7 @@ def _decay(arguments: TrainingArguments, peak: float, steps: int, shift: int) ->
         "constant": optax.constant_schedule(peak),
         "constant_with_warmup": optax.constant_schedule(peak),
     }
-    name = arguments.lr_scheduler_type
-    if name not in decays:
-        known = (*decays, "noam")
-        raise UsageError(
-            f"--lr_scheduler_type {name} is unknown{nearest(name, known)} "
-            f"(known: {', '.join(known)})"
-        )
-    chosen = decays[name]
+    chosen = decays[arguments.lr_scheduler_type]
     if not arguments.lr_constant_steps:
         return chosen
     return lambda step: chosen(jnp.minimum(step, steps))
