@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedTokenizerBase
 
     from hfseq.modeling import FlaxPreTrainedModel
@@ -29,3 +31,29 @@ def load(
     loaded = models.load(AutoTokenizer, tokenizer or name)
     check_vocabulary(loaded, model.config)
     return model, loaded
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **options: Any
+) -> dict[str, np.ndarray]:
+    """Return texts as int32 arrays (rows, width of the longest): ids, attention mask and types.
+
+    Of the tokenizer only ids are needed: it may return no mask, and have no padding token. Types
+    are there if it returns them; ``options`` are those of its call.
+    """
+    import numpy as np
+
+    encoded = tokenizer(list(texts), **options)
+    rows = encoded["input_ids"]
+    lengths = np.array([[len(row)] for row in rows])
+    shape = len(rows), int(lengths.max())
+    pad = tokenizer.pad_token_id or 0
+    inputs = {
+        name: np.full(shape, value, np.int32)
+        for name, value in (("input_ids", pad), ("token_type_ids", 0))
+        if name in encoded
+    }
+    for name, array in inputs.items():
+        for number, row in enumerate(encoded[name]):
+            array[number, : len(row)] = row
+    return inputs | {"attention_mask": (np.arange(shape[1]) < lengths).astype(np.int32)}

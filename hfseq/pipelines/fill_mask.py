@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hfseq.errors import UsageError
-from hfseq.pipelines import load
+from hfseq.pipelines import encode, load
 
 MASK = "<mask>"
 
@@ -28,8 +28,10 @@ def fill_masks(name: str, texts: Sequence[str], top: int) -> list[list[list[tupl
     if tokenizer.mask_token_id is None:
         raise UsageError(f"the tokenizer of {name} has no mask token: take a masked language model")
     filled = [text.replace(MASK, tokenizer.mask_token) for text in texts]
-    inputs = dict(tokenizer(filled, return_tensors="np", padding=True))
-    masked = inputs["input_ids"] == tokenizer.mask_token_id
+    inputs = encode(tokenizer, filled)
+    if not model.takes("token_type_ids"):
+        inputs.pop("token_type_ids", None)
+    masked = (inputs["input_ids"] == tokenizer.mask_token_id) & (inputs["attention_mask"] > 0)
     bare = [text for text, row in zip(texts, masked, strict=True) if not row.any()]
     if bare:
         raise UsageError(f"no {MASK} in '{bare[0]}': put one where a token is to be guessed")

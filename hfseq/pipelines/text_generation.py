@@ -11,7 +11,7 @@ import numpy as np
 from hfseq import plugins
 from hfseq.checkpoints.config import Source, model_type, read_config
 from hfseq.errors import UsageError
-from hfseq.pipelines import load
+from hfseq.pipelines import encode, load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,7 +96,7 @@ class TextGenerator:
             yield text[len(shown) :]
 
     def _inputs(self, prompt: str) -> dict[str, Any]:
-        inputs = self.tokenizer(prompt, return_tensors="np")
+        inputs = encode(self.tokenizer, [prompt])
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         if self.continues and not ids.size:
             start = self.tokenizer.bos_token_id
@@ -104,9 +104,9 @@ class TextGenerator:
                 start = self.tokenizer.eos_token_id
             if start is None:
                 raise UsageError("the prompt is empty, and the tokenizer has no start token")
-            ids = np.array([[start]])
+            ids = np.array([[start]], np.int32)
             mask = np.ones_like(ids)
-        return {"input_ids": np.asarray(ids, np.int32), "attention_mask": np.asarray(mask)}
+        return {"input_ids": ids, "attention_mask": mask}
 
     def _limited(self, inputs: dict[str, np.ndarray], options: dict[str, Any]) -> dict[str, Any]:
         """Say how long the text may become, where nobody did."""

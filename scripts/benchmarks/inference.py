@@ -29,6 +29,7 @@ from harness import Case, Options, Row, Rows, Running, Suite
 
 from hfseq.data.arguments import option
 from hfseq.errors import CheckpointError, DataError, UsageError, nearest
+from hfseq.pipelines import encode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -213,11 +214,14 @@ def make_batch(arguments: InferenceArguments, model: Any) -> Batch:
             f"needs ({str(error).splitlines()[0]}): leave the text out to run random tokens"
         ) from error
     filled = [texts[i % len(texts)] for i in range(shape[0])]
-    encoded = tokenizer(
-        filled, padding="max_length", truncation=True, max_length=shape[1], return_tensors="np"
-    )
-    taken = ("input_ids", "attention_mask", "token_type_ids")
-    return {name: encoded[name].astype(np.int32) for name in taken if name in encoded}
+    batch = encode(tokenizer, filled, truncation=True, max_length=shape[1])
+    missing = [(0, 0), (0, shape[1] - batch["input_ids"].shape[1])]
+    pads = {"input_ids": tokenizer.pad_token_id or 0}
+    return {
+        name: np.pad(array, missing, constant_values=pads.get(name, 0))
+        for name, array in batch.items()
+        if name != "token_type_ids" or model.takes(name)
+    }
 
 
 def read_texts(arguments: InferenceArguments) -> list[str] | None:

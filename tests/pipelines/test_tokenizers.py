@@ -1,0 +1,84 @@
+"""Tokenizers of strangers: no attention mask, no padding token, types that the model has not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hfseq.data.tokenizers import train_tokenizer
+from hfseq.pipelines import encode
+from hfseq.pipelines.fill_mask import fill_masks
+from hfseq.pipelines.text_generation import TextGenerator
+from tests.support import models
+
+TEXTS = [f"the law of every land is read by all who live there {i}" for i in range(30)]
+
+
+def without(folder: Path, *names: str, **changes) -> None:
+    """Take settings out of a tokenizer's file, and put others in."""
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in settings.items() if k not in names}))
+
+
+@pytest.fixture
+def gpt2(tmp_path) -> Path:
+    import hfseq
+
+    tokenizer = train_tokenizer([TEXTS], "gpt2", None, 300, tmp_path)
+    config = models.gpt2_config(vocab_size=len(tokenizer), n_layer=1, initializer_range=0.4)
+    hfseq.FlaxGPT2LMHeadModel(config, seed=3).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def roberta(tmp_path) -> Path:
+    from transformers import RobertaConfig
+
+    import hfseq
+
+    tokenizer = train_tokenizer([TEXTS], "roberta", None, 300, tmp_path)
+    config = RobertaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=40, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        type_vocab_size=1,
+    )  # fmt: skip
+    hfseq.FlaxRobertaForMaskedLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_tokenizer_without_attention_mask_generates(gpt2):
+    wanted = TextGenerator.from_pretrained(str(gpt2)).write("the law", max_new_tokens=4)
+    without(gpt2, model_input_names=["input_ids"])
+    writer = TextGenerator.from_pretrained(str(gpt2))
+    assert "attention_mask" not in writer.tokenizer("the law")
+    assert writer.write("the law", max_new_tokens=4) == wanted
+    assert list(writer.stream("the law", max_new_tokens=4))
+
+
+def test_masks_are_filled_whatever_the_tokenizer_returns_beside_ids(roberta):
+    texts = ["the <mask> of every land", "a <mask>"]
+    wanted = fill_masks(str(roberta), texts, 2)
+    for names in (["input_ids"], ["input_ids", "token_type_ids", "attention_mask"]):
+        without(roberta, model_input_names=names)
+        assert fill_masks(str(roberta), texts, 2) == wanted
+    without(roberta, "pad_token", model_input_names=["input_ids"])
+    found = fill_masks(str(roberta), texts, 2)
+    for one, other in zip(sum(found, []), sum(wanted, []), strict=True):
+        assert [token for token, _ in one] == [token for token, _ in other]
+
+
+def test_rows_are_filled_up_behind_and_hidden(gpt2):
+    from transformers import AutoTokenizer
+
+    without(gpt2, "pad_token", model_input_names=["input_ids"])
+    tokenizer = AutoTokenizer.from_pretrained(gpt2)
+    batch = encode(tokenizer, ["law", TEXTS[0]])
+    first, second = batch["attention_mask"].sum(-1)
+    assert first == len(tokenizer("law")["input_ids"]) < second == batch["input_ids"].shape[1]
+    assert batch["input_ids"].dtype == np.int32 and set(batch) == {"input_ids", "attention_mask"}
+    assert encode(tokenizer, [""])["input_ids"].shape == (1, 0)
