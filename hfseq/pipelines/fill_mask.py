@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hfseq.errors import UsageError
 from hfseq.pipelines import encode, load
@@ -28,7 +29,7 @@ def fill_masks(name: str, texts: Sequence[str], top: int) -> list[list[list[tupl
     if tokenizer.mask_token_id is None:
         raise UsageError(f"the tokenizer of {name} has no mask token: take a masked language model")
     filled = [text.replace(MASK, tokenizer.mask_token) for text in texts]
-    inputs = encode(tokenizer, filled)
+    inputs: dict[str, Any] = encode(tokenizer, filled)
     if not model.takes("token_type_ids"):
         inputs.pop("token_type_ids", None)
     masked = (inputs["input_ids"] == tokenizer.mask_token_id) & (inputs["attention_mask"] > 0)

@@ -18,6 +18,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
 import re
@@ -29,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,29 @@ class Row:
 
 
 def ratio(row: Row, baseline: Row) -> float | None:
-    """How many times faster than ``baseline``: the median over rounds, each within itself."""
+    """How many times faster than ``baseline``: the median over rounds, each within itself.
+
+    Steps that say how much they did may differ in it: times of as much are compared.
+    """
     pairs = [b / a for a, b in zip(row.seconds, baseline.seconds, strict=False) if a]
-    return statistics.median(pairs) if pairs else None
+    work, other = (each.values[-1].get("work") if each.values else None for each in (row, baseline))
+    return statistics.median(pairs) * (work / other if work and other else 1.0) if pairs else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowance:
+    """The seconds that something may take from now on; without end by default."""
+
+    seconds: float = math.inf
+    begun: float = dataclasses.field(default_factory=time.monotonic)
+
+    def left(self) -> float:
+        """Return what is left of it."""
+        return self.begun + self.seconds - time.monotonic()
+
+
+class TimeIsOver(RuntimeError):
+    """The allowance ended before an answer came."""
 
 
 # -- processes
@@ -128,11 +149,18 @@ def ratio(row: Row, baseline: Row) -> float | None:
 class Process:
     """The parent's end of a contestant's process: a command a line down, an answer a line up.
 
-    A contestant that is silent for ``patience`` seconds is ended.
+    A contestant that is silent for ``patience`` seconds, or until the ``allowance`` is used up, is
+    ended.
     """
 
-    def __init__(self, contestant: Contestant, threads: int, patience: float | None = None):
-        self._patience = patience
+    def __init__(
+        self,
+        contestant: Contestant,
+        threads: int,
+        patience: float | None = None,
+        allowance: Allowance | None = None,
+    ):
+        self._patience, self._allowance = patience or math.inf, allowance or Allowance()
         numbers = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         # All contestants of a group are in memory at once: none may take the whole device.
         env = {**os.environ, **numbers, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -144,21 +172,26 @@ class Process:
             env=env | contestant.environment,
         )  # fmt: skip
 
-    def read(self) -> dict[str, Any]:
-        """Return the next answer; RuntimeError if the contestant failed or is gone."""
+    def read(self, allowance: Allowance | None = None) -> dict[str, Any]:
+        """Return the next answer; RuntimeError if the contestant failed, is gone or too slow."""
+        allowance = allowance or self._allowance
+        left = max(allowance.left(), 0.0)
         silent = threading.Event()
 
         def give_up() -> None:
             silent.set()
             self._process.kill()
 
-        timer = threading.Timer(self._patience or threading.TIMEOUT_MAX, give_up)
+        wait = min(self._patience, left, threading.TIMEOUT_MAX)
+        timer = threading.Timer(wait, give_up)
         timer.start()
         try:
             line = self._process.stdout.readline()
         finally:
             timer.cancel()
         if silent.is_set():
+            if left <= self._patience:
+                raise TimeIsOver(f"the {allowance.seconds:g} s of the suite were over")
             raise RuntimeError(f"no answer within {self._patience:g} s")
         answer = json.loads(line) if line else {"error": f"exit code {self._process.wait()}"}
         if "error" in answer:
@@ -169,7 +202,7 @@ class Process:
         with contextlib.suppress(BrokenPipeError):  # the answer or the exit code says what is wrong
             self._process.stdin.write(command + "\n")
             self._process.stdin.flush()
-        return self.read()
+        return self.read(Allowance() if command == "memory" else None)  # which takes no time
 
     def close(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
@@ -190,39 +223,52 @@ def run(
     settle: int = 0,
     threads: int | None = None,
     report: Callable[[str], None] = lambda line: None,
-    stop: Callable[[], bool] = lambda: False,
     patience: float | None = None,
+    allowance: Allowance | None = None,
 ) -> list[Row]:
     """Run each group in turn, its members step by step; returns a row for every contestant.
 
     Before each timed step come ``settle`` others: caches are then its own, as they are in training.
     One that lacks a package, fails, or is silent for ``patience`` seconds gets a row that says so;
-    the others go on. After the first round ``stop`` ends the rounds of a group.
+    the others go on. When the ``allowance`` is used up no step begins and those at work are ended:
+    a row keeps the rounds before, and one without any says that there was no time.
     """
-    threads = threads or len(os.sched_getaffinity(0))
+    threads, allowance = threads or len(os.sched_getaffinity(0)), allowance or Allowance()
     rows = {c: Row(c.name, c.group) for c in contestants}
+
+    def note(row: Row, error: RuntimeError) -> None:
+        """Note in the row why it ended, instead of ending the run."""
+        if not isinstance(error, TimeIsOver):
+            row.status, row.seconds = f"failed: {error}", []
+        elif not row.seconds:
+            row.status = f"not run: {error}"
+        report(f"{row.name} {row.status}")
+
     for group in dict.fromkeys(c.group for c in contestants):
         running: dict[Contestant, Process] = {}
         with contextlib.ExitStack() as stack:
             for contestant in (c for c in contestants if c.group == group):
                 row, lacking = rows[contestant], contestant.missing()
-                if lacking:
-                    row.status = f"not run: no {', '.join(lacking)}"
+                if lacking or allowance.left() <= 0:
+                    over = f"the {allowance.seconds:g} s of the suite were over"
+                    row.status = f"not run: {'no ' + ', '.join(lacking) if lacking else over}"
                     continue
-                process = Process(contestant, threads, patience)
+                process = Process(contestant, threads, patience, allowance)
                 stack.callback(process.close)
                 started = time.perf_counter()
-                with _recorded(row, report):
+                try:
                     row.facts = process.read()["facts"]
                     row.start_seconds = time.perf_counter() - started
                     running[contestant] = process
+                except RuntimeError as error:
+                    note(row, error)
             for number in range(-warmup, rounds):
-                if number > 0 and stop():
-                    break
                 # Each order as often as the other: no one always follows the same neighbour.
                 for contestant in list(running)[:: 1 if number % 2 else -1]:
                     row = rows[contestant]
-                    with _recorded(row, report):
+                    if row.seconds and allowance.left() <= 0:
+                        continue
+                    try:
                         for left in reversed(range(settle + 1)):
                             answer = running[contestant].ask("step")
                             row.values.append(answer["values"])
@@ -231,22 +277,15 @@ def run(
                             label = f"round {number}" if timed else "untimed"
                             told = f"{answer['seconds']:.3f} s {answer['values']}"
                             report(f"{label}: {row.name} {told}")
-                    if row.status != "ok":
+                    except RuntimeError as error:
+                        note(row, error)
                         del running[contestant]
             for contestant, process in running.items():
-                with _recorded(rows[contestant], report):
+                try:
                     rows[contestant].peak_bytes = process.ask("memory")["peak_bytes"]
+                except RuntimeError as error:
+                    note(rows[contestant], error)
     return list(rows.values())
-
-
-@contextlib.contextmanager
-def _recorded(row: Row, report: Callable[[str], None]) -> Iterator[None]:
-    """Note a failure in the row instead of ending the run."""
-    try:
-        yield
-    except RuntimeError as error:
-        row.status, row.seconds = f"failed: {error}", []
-        report(f"{row.name} {row.status}")
 
 
 def worker(given: dict[str, Any]) -> None:
@@ -516,7 +555,9 @@ def write_weights(folder: str, model: str, size: dict[str, Any], **options: Any)
     settings = {"folder": folder, "model": model, "size": size}
     writer = Contestant("weights", "", "training:save_weights", settings, ("transformers",))
     (row,) = run([writer], rounds=0, warmup=0, **options)
-    return [] if row.status == "ok" else [f"no weights could be written: {row.status}"]
+    if row.status == "ok":
+        return []
+    return [f"{row.status.partition(':')[0]}: no weights could be written: {row.status}"]
 
 
 @dataclasses.dataclass
@@ -532,30 +573,24 @@ class Runner:
 
     def suite(self, name: str, cases: Sequence[Case]) -> Rows:
         """Run the cases of a suite in turn; returns a summary for every contestant."""
-        started, found = time.monotonic(), Rows()
-
-        def over() -> bool:
-            return bool(self.suite_time) and time.monotonic() - started > self.suite_time
-
+        allowance, found = Allowance(self.suite_time or math.inf), Rows()
         for number, case in enumerate(cases, 1):
             tell(f"{name} {number}/{len(cases)}: {case.name}")
-            if over():
-                status = f"not run: the {self.suite_time:g} s of the suite were over"
-                rows = [Row(c.name, c.group, status) for c in case.contestants]
-            else:
-                rows = self.rows(case, over)
+            rows = self.rows(case, allowance)
             if name == "limits":
                 self.limits |= rates(rows)
             found += [summary(row, case, rows, self.limits) for row in rows]
         return found
 
-    def rows(self, case: Case, stop: Callable[[], bool] = lambda: False) -> list[Row]:
+    def rows(self, case: Case, allowance: Allowance | None = None) -> list[Row]:
         """Run a case; returns what was measured of each contestant."""
         contestants = case.contestants
         shared: dict[str, Any] = {
             "threads": self.threads, "report": tell, "patience": self.patience,
+            "allowance": allowance or Allowance(),
         }  # fmt: skip
-        if case.weights and not all(c.missing() for c in contestants):
+        late = shared["allowance"].left() <= 0
+        if case.weights and not late and not all(c.missing() for c in contestants):
             model, size = case.weights
             key = json.dumps(case.weights, sort_keys=True)
             if key not in self.written:
@@ -563,10 +598,11 @@ class Runner:
                 self.written[key] = folder, write_weights(folder, model, size, **shared)
             folder, problems = self.written[key]
             if problems:
+                if problems[0].startswith("not run"):  # for another suite there may be time
+                    del self.written[key]
                 why = {c: ", ".join(c.missing()) for c in contestants}
                 return [
-                    Row(c.name, c.group, f"not run: no {why[c]}" if why[c] else
-                        f"failed: {problems[0]}")
+                    Row(c.name, c.group, f"not run: no {why[c]}" if why[c] else problems[0])
                     for c in contestants
                 ]  # fmt: skip
             contestants = tuple(
@@ -574,8 +610,7 @@ class Runner:
                 for c in contestants
             )
         return run(
-            contestants, rounds=case.rounds, warmup=case.warmup, settle=case.settle, stop=stop,
-            **shared,
+            contestants, rounds=case.rounds, warmup=case.warmup, settle=case.settle, **shared
         )  # fmt: skip
 
 
@@ -646,8 +681,28 @@ def working(call: Callable[[], Any], work: float) -> Callable[[], dict[str, floa
     return step
 
 
-#: Rows of a matrix, or bytes of an array (far above any cache), on a CPU and on a GPU.
+#: Most rows of a matrix, or bytes of an array (far above any cache), on a CPU and on a GPU.
 LIMIT_SIZES = {"matmul": (2048, 8192), "triad": (1 << 28, 1 << 30)}
+#: The most seconds that a product of that size may take; else it has fewer rows.
+LONGEST_PRODUCT = 1.0
+
+
+def rows_of_product(seconds: Callable[[int], float], most: int, least: int = 256) -> int:
+    """Return how many rows, up to ``most``, a product has that takes no longer than a second.
+
+    ``seconds`` measures one. Bfloat16 without units for it is emulated, a hundred times as slow.
+    """
+    rows = min(least, most)
+    while 2 * rows <= most and 8 * seconds(rows) <= LONGEST_PRODUCT:
+        rows *= 2
+    return rows
+
+
+def _time(call: Callable[[], Any]) -> float:
+    call()  # which compiles
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def jax_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
@@ -655,13 +710,17 @@ def jax_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
     import jax
     import jax.numpy as jnp
 
-    size = size or LIMIT_SIZES[kind][jax.default_backend() == "gpu"]
-    facts = {"device": jax_device()}
+    most, facts = LIMIT_SIZES[kind][jax.default_backend() == "gpu"], {"device": jax_device()}
     if kind == "matmul":
-        x = jax.random.normal(jax.random.key(0), (size, size), dtype)
         product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
-        step = working(lambda: product(x).block_until_ready(), 2 * size**3)
-        return Running(step, jax_peak_bytes, facts)
+
+        def multiply(rows: int) -> Callable[[], Any]:
+            x = jax.random.normal(jax.random.key(0), (rows, rows), dtype)
+            return lambda: product(x).block_until_ready()
+
+        size = size or rows_of_product(lambda rows: _time(multiply(rows)), most)
+        return Running(working(multiply(size), 2 * size**3), jax_peak_bytes, facts)
+    size = size or most
     a, b, c = (jnp.full(size // 4, value, jnp.float32) for value in (0.0, 1.0, 2.0))
     triad = jax.jit(lambda a, b, c: b + 3.0 * c, donate_argnums=0, keep_unused=True)
 
@@ -677,22 +736,31 @@ def torch_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
     import torch
 
     cuda = torch.cuda.is_available()
-    size, device = size or LIMIT_SIZES[kind][cuda], "cuda" if cuda else "cpu"
+    most, device = LIMIT_SIZES[kind][cuda], "cuda" if cuda else "cpu"
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
+
+    def waited(call: Callable[[], Any]) -> Callable[[], None]:
+        def waiting() -> None:
+            call()
+            if cuda:
+                torch.cuda.synchronize()
+
+        return waiting
+
+    def multiply(rows: int) -> Callable[[], None]:
+        x = torch.randn((rows, rows), device=device).to(getattr(torch, dtype))
+        return waited(lambda: torch.matmul(x, x))
+
+    facts = {"device": torch_device()}
     if kind == "matmul":
-        x = torch.randn((size, size), device=device).to(getattr(torch, dtype))
-    else:
-        b, c = (torch.full((size // 4,), value, device=device) for value in (1.0, 2.0))
-        a = torch.zeros_like(b)
-
-    def call() -> None:
-        torch.matmul(x, x) if kind == "matmul" else torch.add(b, c, alpha=3.0, out=a)
-        if cuda:
-            torch.cuda.synchronize()
-
-    work = 2 * size**3 if kind == "matmul" else 3 * size
-    return Running(working(call, work), torch_peak_bytes, {"device": torch_device()})
+        size = size or rows_of_product(lambda rows: _time(multiply(rows)), most)
+        return Running(working(multiply(size), 2 * size**3), torch_peak_bytes, facts)
+    size = size or most
+    b, c = (torch.full((size // 4,), value, device=device) for value in (1.0, 2.0))
+    a = torch.zeros_like(b)
+    triad = waited(lambda: torch.add(b, c, alpha=3.0, out=a))
+    return Running(working(triad, 3 * size), torch_peak_bytes, facts)
 
 
 def limit_cases(
@@ -1108,7 +1176,7 @@ def dispatch(
 def parse(given: Sequence[str], about: str = "") -> argparse.Namespace:
     made = parser(
         about, rounds=(int, "timed steps of each contestant"),
-        suite_time=(float, "seconds after which nothing more starts in a suite"),
+        suite_time=(float, "seconds that a suite may take; what is at work then is ended"),
         patience=(900.0, "seconds after which a silent contestant is ended"),
     )  # fmt: skip
     made.set_defaults(output=None)

@@ -55,3 +55,17 @@ def silent() -> harness.Running:
 def timed() -> harness.Running:
     """Says itself how long its step took."""
     return harness.Running(lambda: {"seconds": 2.5, "loss": 1.0}, lambda: 1)
+
+
+def stuck(after: int) -> harness.Running:
+    """Takes so many steps, and then one that does not end."""
+    done = 0
+
+    def step() -> dict[str, float]:
+        nonlocal done
+        done += 1
+        if done > after:
+            time.sleep(3600)
+        return {"loss": 1.0}
+
+    return harness.Running(step, lambda: 1)

@@ -27,7 +27,7 @@ TINY = harness.Options(profile="tiny")
 class Inline:
     """A contestant in this process: no test waits for a dozen of them to import jax."""
 
-    def __init__(self, contestant, threads, patience=None):
+    def __init__(self, contestant, threads, patience=None, allowance=None):
         self.answer = {}
         module, _, name = contestant.factory.partition(":")
         try:
@@ -242,9 +242,41 @@ def test_a_suite_starts_nothing_after_its_time(tmp_path, inline, fakes):
     assert {row["status"] for row in rows} == {"not run: the 1e-09 s of the suite were over"}
 
 
-def test_rounds_end_when_the_time_is_over(inline, fakes):
-    (row,) = harness.run([fake("a")], rounds=50, warmup=0, stop=lambda: True)
+def test_the_time_of_a_suite_holds_inside_a_case(tmp_path, fakes):
+    """A contestant that never gets ready is ended; weights that nobody will use are not written."""
+    case = harness.Case("c", (fake("hfseq", "silent"),), 8.0)
+    (row,) = runner(tmp_path, suite_time=0.5).suite("train", [case])
+    assert row["status"] == "not run: the 0.5 s of the suite were over"
+    late = harness.Case("c", (fake("hfseq"),), 8.0, weights=("no such model", {}))
+    (row,) = runner(tmp_path, suite_time=1e-9).suite("train", [late])
+    assert row["status"].startswith("not run")
+
+
+def test_a_step_is_ended_when_the_time_is_over_and_the_rounds_before_it_count(fakes):
+    lines = []
+
+    class Short(harness.Allowance):
+        def left(self):
+            return 0.3 if any(line.startswith("round") for line in lines) else 100.0
+
+    (row,) = harness.run(
+        [fake("a", "stuck", settings={"after": 2})], rounds=50, warmup=1, allowance=Short(),
+        report=lines.append,
+    )  # fmt: skip
     assert row.status == "ok" and len(row.seconds) == 1
+
+
+def test_products_are_as_large_as_a_second_allows():
+    """Bfloat16 that is emulated took 62 s for 2,048 rows."""
+    assert harness.rows_of_product(lambda rows: 62 * (rows / 2048) ** 3, 2048) == 512
+    assert harness.rows_of_product(lambda rows: 0.1 * (rows / 2048) ** 3, 2048) == 2048
+    assert harness.rows_of_product(lambda rows: 60.0, 2048) == 256
+
+
+def test_products_of_different_sizes_are_compared_by_what_they_did():
+    small = harness.Row("a", "g", seconds=[1.0], values=[{"work": 8.0}])
+    large = harness.Row("b", "g", seconds=[2.0], values=[{"work": 64.0}])
+    assert harness.ratio(large, small) == 4.0
 
 
 def test_a_contestant_that_is_silent_is_ended(fakes):
@@ -254,7 +286,7 @@ def test_a_contestant_that_is_silent_is_ended(fakes):
 
 
 def test_weights_that_cannot_be_written_fail_the_rows(tmp_path, inline, fakes, monkeypatch):
-    monkeypatch.setattr(harness, "write_weights", lambda *a, **k: ["no weights: full"])
+    monkeypatch.setattr(harness, "write_weights", lambda *a, **k: ["failed: no weights: full"])
     case = harness.Case(
         "c", (fake("a"), fake("b", requires=("no_such",))), 1.0, weights=("bert", {})
     )
