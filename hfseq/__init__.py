@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         value = getattr(importlib.import_module(_MODULES[name]), name)
     elif name.startswith("Flax"):
-        value = _flax_class(name)
+        return _flax_class(name)  # not kept: a plugin that is loaded later may have another
     elif name.islower() and name[0] != "_" and importlib.util.find_spec(f"hfseq.{name}"):
         value = importlib.import_module(f"hfseq.{name}")
     else:

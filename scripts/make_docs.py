@@ -113,10 +113,13 @@ def _short(spec: Any) -> list[str]:
 
 def classes(page: str) -> str:
     """Return the table of the public classes of the architecture that has this page."""
+    from hfseq.plugins import TASKS
+
     spec = next(spec for spec in _specs() if _page(spec.model_type) == page)
     lines = ["| Class | Suffix of `FlaxAutoModel` | What it is |", "|---|---|---|"]
     for kind, tasks in _tasks(spec).items():
-        suffixes = ", ".join(f"`{task}`" if task != "Model" else "none" for task in tasks)
+        loaded = [task for task in tasks if task in TASKS]
+        suffixes = ", ".join(f"`{task}`" if task != "Model" else "none" for task in loaded)
         text = kind.__doc__.splitlines()[0].rstrip(".").replace("``", "`")
         lines.append(f"| `{kind.__name__}` | {suffixes or '–'} | {text} |")
     return "\n".join(lines)

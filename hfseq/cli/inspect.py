@@ -15,7 +15,7 @@ from hfseq.cli.convert import problems as misfits
 from hfseq.cli.convert import use_cpu, without_parameters
 from hfseq.cli.text import add_json, paint, print_json, width
 from hfseq.errors import HfseqError, UsageError, first_line, parse_json
-from hfseq.plugins.registry import auto_class_name
+from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, target_name
 
 if TYPE_CHECKING:
     from hfseq.checkpoints.files import Fetch
@@ -239,15 +239,23 @@ def _architecture(stored: dict[str, Any], problems: list[str]) -> dict[str, Any]
         elif stock is None:
             torch_classes = [str(name) for name in stored.get("architectures") or ()]
         else:
-            torch_classes = [auto_class_name(task) for task in stock.heads]
+            torch_classes = [name.removeprefix("Flax") for name in _classes(stock)]
     return {
         "model_type": kind,
         "stored_as": twin if twin != kind else None,
         "architectures": stored.get("architectures"),
         "plugin": spec.plugin if spec else None,
-        "jax_classes": [f"Flax{auto_class_name(task)}" for task in spec.heads] if spec else [],
+        "jax_classes": _classes(spec) if spec else [],
         "pytorch_classes": torch_classes,
     }
+
+
+def _classes(spec: ArchitectureSpec) -> list[str]:
+    """Name what loads each head: an Auto class, or the head itself where there is none."""
+    return [
+        f"Flax{auto_class_name(task)}" if task in TASKS else target_name(target)
+        for task, target in spec.heads.items()
+    ]
 
 
 def _by_module(counts: dict[str, int], depth: int) -> dict[str, int]:

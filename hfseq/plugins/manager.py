@@ -1,10 +1,11 @@
 """Discovery of plugins and the registries they fill.
 
 Plugins come, in this order, from hfseq itself (``hfseq.plugins.builtin``), from installed
-distributions (entry point group ``hfseq``; the architectures in ``plugins/`` too), from
+distributions (entry point group ``hfseq``; first the architectures in ``plugins/``), from
 ``hfseqfile.py`` in the working directory and from files named explicitly (``--plugin path.py``). A
 plugin that is broken is recorded in ``Plugins.errors`` and the others go on; only a file named
-explicitly must load.
+explicitly must load. An architecture that somebody else's plugin registers takes the place of
+hfseq's own of that model type.
 
 Environment: ``HFSEQ_PLUGINS=a,b`` loads just these besides hfseq itself,
 ``HFSEQ_DISABLE_PLUGINS=a,b`` leaves these out, ``HFSEQ_TRACE_PLUGINS=1`` prints every hook call to
@@ -46,6 +47,7 @@ from hfseq.plugins.registry import (
 logger = logging.getLogger("hfseq")
 
 GROUP = "hfseq"
+IN_TREE = "hfseq"  # the origin of what this repository brings
 PROJECT_FILE = "hfseqfile.py"
 
 
@@ -62,20 +64,25 @@ class Candidate:
 def candidates() -> Iterator[Candidate]:
     """Yield the plugins of the environment that the environment variables let through.
 
-    Names that nobody has, or more than one, come as candidates whose loading fails with the reason.
+    Those of this repository come first, so that others can take their places. Names that nobody
+    has, or more than one of the others, come as candidates whose loading fails with the reason.
     """
     only, without = (
         {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
         for variable in ("HFSEQ_PLUGINS", "HFSEQ_DISABLE_PLUGINS")
     )
-    by_name: dict[str, list[Candidate]] = defaultdict(list)
     checkout = _checkout()
     here = [file_candidate(Path(PROJECT_FILE))] if Path(PROJECT_FILE).is_file() else []
-    for candidate in (*checkout, *_installed(without_hfseq=bool(checkout)), *here):
-        by_name[candidate.name].append(candidate)
-    for name, claims in by_name.items():
-        if name in without or only and name not in only:
+    known = (*checkout, *_installed(without_hfseq=bool(checkout)), *here)
+    by_name: dict[str, list[Candidate]] = defaultdict(list)
+    for candidate in known:
+        if candidate.name in without or only and candidate.name not in only:
             continue
+        if candidate.origin == IN_TREE:
+            yield candidate
+        else:
+            by_name[candidate.name].append(candidate)
+    for name, claims in by_name.items():
         if len(claims) == 1:
             yield claims[0]
             continue
@@ -85,8 +92,9 @@ def candidates() -> Iterator[Candidate]:
             f"uninstall one or set HFSEQ_DISABLE_PLUGINS={name}"
         )
         yield _failing(name, origins, PluginConflict(message))
-    for name in sorted(only - by_name.keys()):
-        message = f"HFSEQ_PLUGINS names '{name}', which no plugin is called{nearest(name, by_name)}"
+    names = {candidate.name for candidate in known}
+    for name in sorted(only - names):
+        message = f"HFSEQ_PLUGINS names '{name}', which no plugin is called{nearest(name, names)}"
         yield _failing(name, "HFSEQ_PLUGINS", PluginError(message))
 
 
@@ -109,7 +117,8 @@ def _installed(without_hfseq: bool) -> Iterator[Candidate]:
     points = metadata.entry_points(group=GROUP)
     for point in sorted(points, key=lambda point: (point.name, point.value)):
         name, version = (point.dist.name, point.dist.version) if point.dist else ("?", None)
-        if not (without_hfseq and name.lower() == "hfseq"):
+        name = IN_TREE if name.lower() == IN_TREE else name
+        if not (without_hfseq and name == IN_TREE):
             yield Candidate(point.name, name, version, point.load)
 
 
@@ -130,7 +139,7 @@ def _checkout() -> list[Candidate]:
     lines = settings.get("options.entry_points", GROUP, fallback="").split("\n")
     pairs = [[part.strip() for part in line.split("=")] for line in lines if "=" in line]
     points = [metadata.EntryPoint(name, value, GROUP) for name, value in pairs]
-    return [Candidate(point.name, "hfseq", __version__, point.load) for point in points]
+    return [Candidate(point.name, IN_TREE, __version__, point.load) for point in points]
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -198,7 +207,7 @@ class Plugins:
 
     def discover(self) -> None:
         """Find and load everything but the files named explicitly."""
-        self._add(Candidate("core", "hfseq", __version__, lambda: builtin))
+        self._add(Candidate("core", IN_TREE, __version__, lambda: builtin))
         for candidate in candidates():
             self._add(candidate)
 
@@ -273,23 +282,31 @@ class Plugins:
         self.infos.append(info)
 
     def _load(self, candidate: Candidate, info: PluginInfo) -> None:
-        for other in self.infos:
-            if other.name == info.name:
-                raise PluginConflict(
-                    f"two plugins are named '{info.name}': {other.origin} and {info.origin}"
-                )
+        origins = {other.name: other.origin for other in self.infos}
+        if origins.get(info.name) == IN_TREE:
+            info.name = f"{Path(info.origin).name}:{info.name}"
+        if info.name in origins:
+            raise PluginConflict(
+                f"two plugins are named '{info.name}': {origins[info.name]} and {info.origin}"
+            )
         module = candidate.load()
         info.hooks = self._check_hooks(info.name, module)
         self.manager.register(module, name=info.name)
         try:
             for hook in REGISTRIES.keys() & set(info.hooks):
-                self._collect(hook, info.name)
+                self._collect(hook, info)
         except BaseException:
             # all of a plugin or nothing: half of one would fail later and elsewhere
             self.manager.unregister(name=info.name)
             for kind in REGISTRIES.values():
                 getattr(self, kind).discard(info.name)
             raise
+        replaced = [e for e in self.architectures.entries() if e.plugin == info.name and e.replaced]
+        if replaced:
+            names = ", ".join(f"'{entry.name}'" for entry in replaced)
+            logger.warning(
+                "plugin '%s' (%s) takes the place of hfseq's own %s", info.name, info.origin, names
+            )
 
     def _check_hooks(self, plugin: str, module: ModuleType) -> tuple[str, ...]:
         """Return the hooks that ``module`` implements; PluginError where one cannot work."""
@@ -321,8 +338,9 @@ class Plugins:
             raise PluginError(f"plugin '{plugin}' implements no hook; hooks: {', '.join(HOOKS)}")
         return tuple(hook for hook in HOOKS if hook in implemented)
 
-    def _collect(self, hook: str, plugin: str) -> None:
+    def _collect(self, hook: str, info: PluginInfo) -> None:
         registry: Registry = getattr(self, REGISTRIES[hook])
+        plugin, own = info.name, {other.name for other in self.infos if other.origin == IN_TREE}
 
         def register(name: str, target: Target) -> None:
             what = f"the {registry.kind} '{name}'"
@@ -330,7 +348,7 @@ class Plugins:
 
         def register_architecture(model_type: str, **description: Any) -> None:
             spec = ArchitectureSpec(model_type, plugin=plugin, **description)
-            registry.add(model_type, plugin, spec)
+            registry.add(model_type, plugin, spec, over=() if info.origin == IN_TREE else own)
 
         is_architecture = hook == "register_architectures"
         for owner, function in self._implementations(hook):

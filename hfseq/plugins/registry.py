@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,7 @@ class Entry:
     name: str
     plugin: str
     target: Any  # a Target; of architectures their ArchitectureSpec
+    replaced: Entry | None = None
 
     def resolve(self) -> Any:
         """Return the object behind the target."""
@@ -99,14 +100,18 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._conflicts: dict[str, PluginConflict] = {}
 
-    def add(self, name: str, plugin: str, target: Target) -> None:
-        """Register ``target`` under ``name`` for ``plugin``; PluginConflict if it is taken."""
+    def add(self, name: str, plugin: str, target: Target, over: Collection[str] = ()) -> None:
+        """Register ``target`` under ``name`` for ``plugin``; PluginConflict if it is taken.
+
+        An entry of a plugin that ``over`` names gives way.
+        """
         if not isinstance(name, str) or not name:
             raise PluginError(
                 f"plugin '{plugin}': the {self.kind} name {name!r} is empty or not text"
             )
-        if name in self._entries:
-            owners = sorted({self._entries[name].plugin, plugin})
+        present = self._entries.get(name)
+        if present is not None and present.plugin not in over:
+            owners = sorted({present.plugin, plugin})
             self._conflicts[name] = PluginConflict(
                 f"the {self.kind} '{name}' is registered by both plugin '{owners[0]}' and plugin "
                 f"'{owners[1]}'; disable one with HFSEQ_DISABLE_PLUGINS"
@@ -114,11 +119,12 @@ class Registry:
                 else f"plugin '{plugin}' registers the {self.kind} '{name}' twice"
             )
             raise self._conflicts[name]
-        self._entries[name] = Entry(name, plugin, target)
+        self._entries[name] = Entry(name, plugin, target, present)
 
     def discard(self, plugin: str) -> None:
-        """Forget what ``plugin`` registered."""
-        self._entries = {n: entry for n, entry in self._entries.items() if entry.plugin != plugin}
+        """Forget what ``plugin`` registered; what had given way to it is back."""
+        kept = {n: e.replaced if e.plugin == plugin else e for n, e in self._entries.items()}
+        self._entries = {name: entry for name, entry in kept.items() if entry is not None}
 
     def get(self, name: str) -> Any:
         """Return the object registered under ``name``, importing it if need be."""
@@ -168,9 +174,10 @@ def broken_plugins(errors: Mapping[str, BaseException]) -> str:
 class ArchitectureSpec:
     """What a plugin says about one architecture; nothing in it is imported until it is asked for.
 
-    ``heads`` maps tasks (see ``TASKS``) to model classes; ``sharding`` is a list of rules, or None
-    where the architecture has none; ``card`` is a line on it and ``citation`` the BibTeX of its
-    papers, both for model cards.
+    ``heads`` maps tasks (see ``TASKS``) to model classes; a class that no Auto class loads stands
+    under the end of its name (``"WithProjection"``). ``sharding`` is a list of rules, or None where
+    the architecture has none; ``card`` is a line on it and ``citation`` the BibTeX of its papers,
+    both for model cards.
     """
 
     model_type: str
@@ -187,9 +194,10 @@ class ArchitectureSpec:
         if self.sharding is not None:
             check_target(self.sharding, self.plugin, f"the sharding of {what}")
         for task, target in self.heads.items():
-            if task not in TASKS:
+            if task not in TASKS and not (task and target_name(target).endswith(task)):
                 raise PluginError(
-                    f"plugin '{self.plugin}': {what} has a head for the unknown task '{task}'; "
+                    f"plugin '{self.plugin}': {what} has a head for the unknown task '{task}', "
+                    f"which is not the end of its class's name either; "
                     f"tasks: {', '.join(TASKS)}{nearest(task, TASKS)}"
                 )
             check_target(target, self.plugin, f"{task} of {what}")

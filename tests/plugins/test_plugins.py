@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hfseq import plugins
-from hfseq.errors import DataError, PluginError
+from hfseq.errors import DataError, PluginConflict, PluginError
 from tests.support import plugin_files
 from tests.support.plugin_files import ROOT, documented, optimizer, write
 
@@ -130,6 +130,71 @@ def test_discovery_works_from_a_checkout_and_imports_no_heavy_module():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(ROOT)})
+
+
+# -- precedence ------------------------------------------------------------------------------------
+
+
+def family(model_type, config="transformers:BertConfig", head="somewhere:FlaxMyBert"):
+    return (
+        "@hookimpl\ndef register_architectures(register):\n"
+        f"    register({model_type!r}, config={config!r}, heads={{'Model': {head!r}}})\n"
+    )
+
+
+def test_a_named_plugin_wins_over_hfseqs_family_of_that_model_type_and_says_so_once(
+    project, caplog
+):
+    body = family("bert", head="math:floor")
+    path = write(project / "mine.py", body)
+    loaded = plugins.load([path])
+    plugins.load([path])
+    assert loaded.architectures["bert"].plugin == "mine" and "roberta" in loaded.architectures
+    assert loaded.adds("bert") == {} and loaded.adds("mine") == {"architectures": ["bert"]}
+    said = [r.getMessage() for r in caplog.records]
+    assert said == [f"plugin 'mine' ({path}) takes the place of hfseq's own 'bert'"]
+    import math
+
+    from transformers import BertConfig
+
+    from hfseq import FlaxAutoModel
+
+    assert FlaxAutoModel._model_mapping[BertConfig] is math.floor
+
+
+def test_an_installed_plugin_wins_whatever_order_the_names_have(distribute, caplog):
+    distribute("aaa", "aaa", family("bert"))
+    distribute("zzz", "zzz", family("roberta"))
+    loaded = plugins.load()
+    assert not loaded.errors
+    assert [loaded.architectures[name].plugin for name in ("bert", "roberta")] == ["aaa", "zzz"]
+
+
+def test_two_plugins_of_others_that_claim_one_family_of_hfseqs_clash(distribute, caplog):
+    distribute("aaa", "aaa", family("bert"))
+    distribute("zzz", "zzz", family("bert"))
+    loaded = plugins.load()
+    with pytest.raises(PluginConflict, match="both plugin 'aaa' and plugin 'zzz'"):
+        loaded.architectures.get("bert")
+
+
+def test_a_family_that_had_given_way_is_back_where_the_plugin_fails(project, caplog):
+    path = write(project / "half.py", family("bert") + "    raise RuntimeError('no licence')\n")
+    with pytest.raises(PluginError, match="no licence"):
+        plugins.load([path])
+    assert plugins.load().architectures["bert"].plugin == "bert"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_plugin_may_be_called_like_one_of_hfseqs(project, distribute, caplog, installed):
+    if installed:
+        distribute("acme", "bert", family("bert"))
+        loaded, name = plugins.load(), "acme:bert"
+    else:
+        loaded, name = plugins.load([write(project / "bert.py", family("bert"))]), "bert.py:bert"
+    assert not loaded.errors
+    assert loaded.architectures["bert"].plugin == name
+    assert {"bert", name} <= {info.name for info in loaded.infos}
 
 
 # -- calls -----------------------------------------------------------------------------------------

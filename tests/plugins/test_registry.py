@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hfseq.errors import PluginConflict, UsageError
+from hfseq.errors import PluginConflict, PluginError, UsageError
 from hfseq.plugins import TASKS, ArchitectureSpec
 from hfseq.plugins.registry import Registry
 from tests.support.plugin_files import GUIDE
@@ -33,6 +33,37 @@ def test_an_architecture_may_be_given_as_objects():
     assert (spec.load_config(), spec.load_head("Model")) == (SimpleNamespace, int)
     assert spec.load_sharding() is rules and spec.config_name == "SimpleNamespace"
     assert ArchitectureSpec("x", config="a:B").load_sharding() is None
+
+
+def test_a_head_that_no_auto_class_loads_goes_by_the_end_of_its_name():
+    heads = {"Model": int, "WithProjection": "clip:FlaxCLIPTextModelWithProjection"}
+    spec = ArchitectureSpec("clip", config=SimpleNamespace, heads=heads)
+    assert list(spec.heads) == ["Model", "WithProjection"]
+    with pytest.raises(PluginError, match="unknown task 'WithProjektion'.*not the end of its"):
+        ArchitectureSpec("x", config=int, heads={"WithProjektion": heads["WithProjection"]})
+    with pytest.raises(PluginError, match="unknown task ''"):
+        ArchitectureSpec("x", config=int, heads={"": "clip:FlaxCLIPTextModelWithProjection"})
+
+
+def test_a_head_with_a_name_of_its_own_is_imported_and_chosen_by_name(monkeypatch):
+    import hfseq
+    from hfseq.cli.inspect import _classes
+    from hfseq.modeling.auto import find_class
+    from hfseq_plugins.bert.modeling import FlaxBertModel
+
+    class FlaxBertModelWithProjection(FlaxBertModel):
+        pass
+
+    spec = hfseq.plugins.load().architectures["bert"].target
+    monkeypatch.setitem(spec.heads, "WithProjection", FlaxBertModelWithProjection)
+    assert hfseq.FlaxBertModelWithProjection is FlaxBertModelWithProjection
+    stored = {"model_type": "bert", "architectures": ["BertModelWithProjection"]}
+    assert find_class(stored, "here") is FlaxBertModelWithProjection
+    assert (
+        find_class({"model_type": "bert"}, "here", task="WithProjection")
+        is spec.heads["WithProjection"]
+    )
+    assert "FlaxBertModelWithProjection" in _classes(spec)
 
 
 def test_the_guide_lists_every_task():
