@@ -358,9 +358,9 @@ def fresh_config(
     """Make a configuration with the tokenizer's vocabulary and special tokens."""
     kind = plugins.load().architectures.get(model_type).load_config()
     sizes = preset_values(kind, preset, model_type)
-    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id")
-           for role in ("pad", "bos", "eos")}  # fmt: skip
-    ids = {name: token for name, token in ids.items() if token is not None and hasattr(kind, name)}
+    names = [f"{role}_token_id" for role in ("pad", "bos", "eos", "cls", "sep")]
+    ids = {name: getattr(tokenizer, name) for name in names if hasattr(kind, name)}
+    ids = {name: token for name, token in ids.items() if token is not None}
     # The tokenizer knows its size and its special tokens better than a preset.
     config = kind(**{**sizes, "vocab_size": len(tokenizer), **ids})
     ends = getattr(kind, "eos_token_id", None)

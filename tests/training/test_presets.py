@@ -8,6 +8,8 @@ import pytest
 
 from hfseq import plugins
 from hfseq.errors import UsageError
+from hfseq.plugins import ArchitectureSpec
+from hfseq.plugins.registry import Entry
 from hfseq.training.setup import fresh_config
 
 
@@ -35,3 +37,13 @@ def test_a_preset_takes_the_vocabulary_of_the_tokenizer(kind, preset):
 def test_an_unknown_preset_is_answered_with_those_there_are():
     with pytest.raises(UsageError, match="enwik8, pg19, imagenet64, throughput"):
         fresh_config("vq_transformer", TOKENIZER, "enwik9")
+
+
+def test_a_fresh_configuration_has_the_tokenizers_cls_and_sep(monkeypatch):
+    from transformers import ModernBertConfig
+
+    ids = {f"{role}_token_id": n for n, role in enumerate(("pad", "bos", "eos", "cls", "sep"))}
+    entry = Entry("modernbert", "mine", ArchitectureSpec("modernbert", config=ModernBertConfig))
+    monkeypatch.setitem(plugins.load().architectures._entries, "modernbert", entry)
+    config = fresh_config("modernbert", Tokenizer(**ids), None)
+    assert {name: getattr(config, name) for name in ids} == ids
