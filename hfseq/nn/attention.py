@@ -11,12 +11,20 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from hfseq.nn import cpu
 from hfseq.nn.context import current_options
 from hfseq.nn.layers import dropout
 from hfseq.nn.random import Keys
-from hfseq.nn.scores import attention_weights, explicit_attention, mix_values, softmax_scale
+from hfseq.nn.scores import (
+    attention_weights,
+    explicit_attention,
+    mix_values,
+    sees_any,
+    softmax_scale,
+    with_causal,
+)
 
 
 def attention_mask(
@@ -78,12 +86,19 @@ def attend(
     defaults to head_dim ** -0.5. The explicit form runs only where dropout on the weights, a head
     mask or the weights themselves are wanted; else the implementation chosen by name does.
 
+    Whatever runs, ``causal`` attention is aligned at the end (the last query sees the last key,
+    also where there are more or fewer queries than keys), and a query that sees no key gives zero
+    and passes no gradient on.
+
     The batch of ``query`` may be a multiple of that of ``key``: several beams that look at one
     source, whose keys are then read once. ``mask`` and ``bias`` must then be the same for all
     queries of a row.
     """
     if query.shape[0] != key.shape[0]:
         beams = query.shape[0] // key.shape[0]
+        if causal:
+            mask = _aligned_at_end(mask, query.shape[1], key.shape[1])
+            mask, causal = jnp.tile(mask, (1, 1, beams, 1)), False
         folded, weights = attend(
             query.reshape(key.shape[0], beams * query.shape[1], *query.shape[2:]), key, value,
             mask=mask, bias=bias, causal=causal, scale=scale, dropout_rate=dropout_rate, rngs=rngs,
@@ -94,29 +109,76 @@ def attend(
             weights = weights.reshape(rows, heads, beams, -1, keys).swapaxes(1, 2)
             weights = weights.reshape(rows * beams, heads, -1, keys)
         return folded.reshape(query.shape), weights
+    if causal and query.shape[1] != key.shape[1]:
+        mask, causal = _aligned_at_end(mask, query.shape[1], key.shape[1]), False
     if rngs is None or dropout_rate <= 0:
         if not return_weights and head_mask is None:
-            product = current_options().attention
-            mixed = product(query, key, value, bias=bias, mask=mask, scale=scale, is_causal=causal)
-            return mixed, None
+            options = {"bias": bias, "mask": mask, "scale": scale, "is_causal": causal}
+            return dot_product(query, key, value, **options), None
     elif dropout_rate < 1 and not return_weights and head_mask is None:
         form = cpu.attention_form(query, key, value, mask, bias, causal=causal, dropped=True)
         if form is not None:
             shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
-            return form(
+            mixed = form(
                 query, key, value, mask=mask, bias=bias, causal=causal,
                 scale=softmax_scale(scale, query), rate=dropout_rate, drawn=rngs.draw(shape),
-            ), None  # fmt: skip
+            )  # fmt: skip
+            return _zero_where_blind(mixed, sees_any(mask, causal)), None
     weights = attention_weights(query, key, mask=mask, bias=bias, causal=causal, scale=scale)
     weights = dropout(weights, dropout_rate, rngs)
     if head_mask is not None:
         weights = weights * head_mask.astype(weights.dtype)
-    return mix_values(weights, value), weights if return_weights else None
+    seeing = sees_any(mask, causal)
+    mixed = _zero_where_blind(mix_values(weights, value), seeing)
+    if not return_weights:
+        return mixed, None
+    return mixed, weights if seeing is None else jnp.where(seeing, weights, 0)
 
 
-def dot_product(query: jax.Array, key: jax.Array, value: jax.Array, **kwargs: Any) -> jax.Array:
-    """Run the attention implementation that is in force (see ``attn_implementation``)."""
-    return current_options().attention(query, key, value, **kwargs)
+def dot_product(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    is_causal: bool = False,
+    **options: Any,
+) -> jax.Array:
+    """Run the attention implementation that is in force (see ``attn_implementation``).
+
+    Arguments are those of ``jax.nn.dot_product_attention``. What implementations do not agree on is
+    made one here, as :func:`attend` says: causal attention of more or fewer queries than keys comes
+    to them as a mask, and what they return for a query that sees nothing is replaced by zero.
+    """
+    queries, keys = query.shape[-3], key.shape[-3]
+    if is_causal and queries != keys:
+        mask, is_causal = _aligned_at_end(mask, queries, keys), False
+    shown, lengths = mask, options.get("key_value_seq_lengths")
+    if lengths is not None:
+        within = (jnp.arange(keys) < lengths[:, None])[:, None, None]
+        shown = within if mask is None else mask & within
+    seeing = sees_any(shown, is_causal)
+    product = current_options().attention
+    if seeing is not None and mask is not None and product not in _FINITE:
+        # Not a number times the gradient zero is not a number: it sees all, which then is dropped.
+        mask = mask | ~seeing
+    mixed = product(query, key, value, bias=bias, mask=mask, is_causal=is_causal, **options)
+    return _zero_where_blind(mixed, seeing)
+
+
+def _aligned_at_end(mask: jax.Array | None, queries: int, keys: int) -> jax.Array:
+    """Return ``mask`` with what the last query and those before it see of the past."""
+    mask = with_causal(mask, queries, keys, keys - queries)
+    return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+
+
+def _zero_where_blind(mixed: jax.Array, seeing: jax.Array | None) -> jax.Array:
+    """Zero what queries returned that see nothing, and so stop its gradient."""
+    if seeing is None:
+        return mixed
+    seeing = seeing.reshape((1,) * (4 - seeing.ndim) + seeing.shape).swapaxes(1, 2)
+    return jnp.where(seeing, mixed, 0).reshape(mixed.shape).astype(mixed.dtype)
 
 
 # -- the implementations that plugins register by name
@@ -170,6 +232,10 @@ def eager_attention(
     return explicit_attention(
         query, key, value, mask=mask, bias=bias, causal=is_causal, scale=scale
     )
+
+
+# Those that return a number, whatever it is, for a query that sees nothing.
+_FINITE = (xla_attention, cudnn_attention, eager_attention, jax.nn.dot_product_attention)
 
 
 def resolve_attention(name: str | None) -> Callable[..., jax.Array]:

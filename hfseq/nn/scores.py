@@ -26,6 +26,23 @@ def with_causal(mask: jax.Array | None, queries: int, keys: int, offset: int) ->
     return causal if mask is None else mask & causal
 
 
+def sees_any(mask: jax.Array | None, causal: bool = False) -> jax.Array | None:
+    """Tell which queries see a key at all, (batch, heads, queries, 1); None where all of them do.
+
+    ``mask`` broadcasts to (batch, heads, queries, keys); where attention is ``causal``, there are
+    as many queries as keys.
+    """
+    if mask is None:
+        return None
+    if not causal:
+        return mask.any(-1, keepdims=True)
+    keys = mask.shape[-1]
+    if mask.shape[-2] > 1:
+        return with_causal(mask, keys, keys, 0).any(-1, keepdims=True)
+    first = jnp.where(mask.any(-1), mask.argmax(-1), keys)
+    return jnp.arange(keys)[:, None] >= first[..., None]
+
+
 def softmax_weights(
     scores: jax.Array,
     scale: float,
@@ -35,7 +52,8 @@ def softmax_weights(
 ) -> jax.Array:
     """Return the weights, in float32, of products of queries and keys along ``axis``.
 
-    A row that sees nothing has finite weights, all alike.
+    A query that sees nothing has finite weights, all alike; :func:`hfseq.nn.attend` makes zero of
+    what comes of them.
     """
     scores = scores * scale
     if bias is not None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from hfseq import nn
+from hfseq.nn import cpu
 from hfseq.nn.attention import eager_attention, xla_attention
+from hfseq.nn.context import Options
 from hfseq.nn.cpu import few_queries_attention
 from hfseq.nn.scores import attention_weights
 from tests.support.models import close
@@ -125,3 +129,114 @@ def test_returned_weights_are_those_that_were_used():
     mixed, weights = nn.attend(QUERY, KEY, VALUE, head_mask=mask, return_weights=True)
     assert not np.asarray(weights[:, 1]).any() and np.asarray(weights[:, 2]).any()
     assert not np.asarray(mixed[:, :, 1]).any()
+
+
+def naive_attention(query, key, value, bias=None, mask=None, *, scale=None, is_causal=False):
+    """A plugin's: aligned at the start as jax's is, and not a number for a query without keys."""
+    scores = jnp.einsum("bqhd,bshd->bhqs", query, key) / query.shape[-1] ** 0.5
+    if is_causal:
+        scores = jnp.where(jnp.tri(*scores.shape[-2:], dtype=bool), scores, -jnp.inf)
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf)
+    return jnp.einsum("bhqs,bshd->bqhd", jax.nn.softmax(scores), value)
+
+
+#: How each way to compute attention is reached: the implementation in force, what is patched,
+#: and what is asked for beside the result.
+WAYS = {
+    "jax": (jax.nn.dot_product_attention, {}, {}),
+    "xla": (xla_attention, {}, {}),
+    "direct": (xla_attention, {"one_cpu": lambda: True}, {}),
+    "blocked": (xla_attention, {"one_cpu": lambda: True, "WORTHWHILE": 1, "CAUSAL_QUERIES": 3}, {}),
+    "eager": (eager_attention, {}, {}),
+    "registered": (naive_attention, {}, {}),
+    "weights": (xla_attention, {}, {"return_weights": True}),
+    "dropped": (xla_attention, {}, {"dropout_rate": 1e-5}),
+    "dropped and direct": (xla_attention, {"one_cpu": lambda: True}, {"dropout_rate": 1e-5}),
+}
+SEEN = jnp.array([[0, 0, 1, 1, 1, 0, 0, 0], [1] * 8, [0] * 8], bool)[:, None, None]
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    product, patches, options = WAYS[request.param]
+    for name, value in patches.items():
+        monkeypatch.setattr(cpu, name, value)
+    if "dropout_rate" in options:
+        options = {**options, "rngs": nn.make_keys(jax.random.key(0))}
+
+    def run(*arrays, **given):
+        with nn.options(Options(attention=product)):
+            return nn.attend(*arrays, **given, **options)[0]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "masked", "causal"),
+    [
+        (5, 8, True, True),
+        (8, 5, True, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product((8, 5, 2), (8, 5), (False, True), (False, True))
+            if case not in ((5, 8, True, True), (8, 5, True, True))
+        ),
+    ],
+)
+def test_every_implementation_is_aligned_at_the_end_and_blind_queries_are_zero(
+    way, queries, keys, masked, causal
+):
+    q = random(3, queries, 2, 4)
+    k, v, change = (random(3, n, 2, 4, seed=i) for i, n in enumerate((keys, keys, queries), 1))
+    mask = SEEN[..., :keys] if masked else None
+    seen = jnp.ones((3, 1, queries, keys), bool) if mask is None else mask
+    if causal:
+        seen = seen & jnp.tri(queries, keys, keys - queries, dtype=bool)
+    seen = jnp.broadcast_to(seen, (3, 1, queries, keys))
+
+    def reference(q, k, v):
+        scores = jnp.where(seen, jnp.einsum("bqhd,bshd->bhqs", q, k) / 2, -1e30)
+        weights = jnp.where(seen, jax.nn.softmax(scores), 0)
+        return jnp.einsum("bhqs,bshd->bqhd", weights, v)
+
+    def both(attend):
+        out, back = jax.vjp(attend, q, k, v)
+        return out, *back(change)
+
+    def attend(q, k, v):
+        return way(q, k, v, mask=mask, causal=causal)
+
+    ours, theirs = jax.jit(lambda: (both(attend), both(reference)))()
+    for found, wanted in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=3e-4)  # (some ways drop one in 10^5)
+    blind = ~np.asarray(seen.any(-1))[:, 0]
+    assert not np.asarray(ours[0])[blind].any() and not np.asarray(ours[1])[blind].any()
+    assert masked or blind.any() == (causal and queries > keys)
+
+
+def test_weights_of_a_query_that_sees_nothing_are_zero():
+    _, weights = nn.attend(
+        QUERY, KEY, VALUE, mask=jnp.zeros((2, 1, 1, 7), bool), return_weights=True
+    )
+    assert not np.asarray(weights).any()
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 7), (2, 1, 5, 7)])
+def test_tokens_that_see_something_are_bit_equal_to_the_implementations_own(shape):
+    mask = jnp.asarray(np.random.default_rng(5).random(shape) < 0.4).at[0].set(False)
+    theirs = jax.jit(lambda: xla_attention(QUERY, KEY, VALUE, mask=mask))()
+    ours = jax.jit(lambda: nn.attend(QUERY, KEY, VALUE, mask=mask)[0])()
+    assert (np.asarray(ours)[1] == np.asarray(theirs)[1]).all() and not np.asarray(ours)[0].any()
+
+
+def test_beams_that_look_at_one_source_are_causal_each():
+    query = random(4, 3, 4, 8, seed=7)
+    ours, _ = nn.attend(query, KEY, VALUE, causal=True)
+    apart, _ = nn.attend(query, *(jnp.repeat(x, 2, 0) for x in (KEY, VALUE)), causal=True)
+    assert close(ours, apart, 1e-6)
+
+
+def test_a_row_whose_keys_have_no_length_gives_zero():
+    mixed = nn.dot_product(QUERY, KEY, VALUE, key_value_seq_lengths=jnp.array([0, 3], jnp.int32))
+    assert not np.asarray(mixed[0]).any() and np.asarray(mixed[1]).any()

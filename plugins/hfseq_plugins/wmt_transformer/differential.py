@@ -14,7 +14,7 @@ from flax import nnx
 
 from hfseq import nn
 from hfseq.nn.layers import dropout
-from hfseq.nn.scores import attention_weights
+from hfseq.nn.scores import attention_weights, sees_any
 
 if TYPE_CHECKING:
     from hfseq_plugins.bart.layers import Attention
@@ -60,6 +60,9 @@ class DifferentialMix:
         first, second = maps[:, 0::2], maps[:, 1::2]
         weights = first - self.strength(initial).astype(maps.dtype) * second
         weights = dropout(weights, dropout_rate, rngs)
+        seeing = sees_any(mask, causal)
+        if seeing is not None:
+            weights = jnp.where(seeing, weights, 0)
         pairs = value.reshape(rows, keys, -1, 2 * self.head_dim)
         mixed = jnp.einsum("bhqs,bshd->bqhd", weights, pairs, preferred_element_type=jnp.float32)
         mixed = self.head_norm(mixed) * (1.0 - initial)
