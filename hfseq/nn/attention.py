@@ -211,10 +211,25 @@ def xla_attention(
 
 
 def cudnn_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    **options: Any,
 ) -> jax.Array:
-    """cuDNN's fused (flash) attention: half precision on NVIDIA GPUs only."""
-    return jax.nn.dot_product_attention(query, key, value, *args, implementation="cudnn", **kwargs)
+    """cuDNN's fused (flash) attention: half precision on NVIDIA GPUs only.
+
+    The kernel takes masks and biases of all queries and keys alone, so those that hold for every
+    query (padding) are written down for each.
+    """
+    size = query.shape[-3], key.shape[-3]
+    bias, mask = (
+        x if x is None else jnp.broadcast_to(x, (*x.shape[:-2], *size)) for x in (bias, mask)
+    )
+    return jax.nn.dot_product_attention(
+        query, key, value, bias, mask, implementation="cudnn", **options
+    )
 
 
 def eager_attention(

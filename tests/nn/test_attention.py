@@ -11,7 +11,7 @@ import pytest
 
 from hfseq import nn
 from hfseq.nn import cpu
-from hfseq.nn.attention import eager_attention, xla_attention
+from hfseq.nn.attention import cudnn_attention, eager_attention, xla_attention
 from hfseq.nn.context import Options
 from hfseq.nn.cpu import few_queries_attention
 from hfseq.nn.scores import attention_weights
@@ -240,3 +240,29 @@ def test_beams_that_look_at_one_source_are_causal_each():
 def test_a_row_whose_keys_have_no_length_gives_zero():
     mixed = nn.dot_product(QUERY, KEY, VALUE, key_value_seq_lengths=jnp.array([0, 3], jnp.int32))
     assert not np.asarray(mixed[0]).any() and np.asarray(mixed[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("queries", "options"),
+    [
+        (64, {}),
+        (48, {}),
+        (64, {"is_causal": True}),
+        (48, {"bias": jnp.zeros((1, 4, 1, 64), jnp.bfloat16)}),
+    ],
+)
+def test_cudnn_takes_padding_masks_in_training(queries, options, monkeypatch):
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn  # (what it asks of a device)
+
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda least: least <= "9.0")
+    query, key = (jnp.zeros((2, n, 4, 64), jnp.bfloat16) for n in (queries, 64))
+
+    def total(query, key, value, mask):
+        with nn.options(Options(attention=cudnn_attention)):
+            mixed = nn.dot_product(query, key, value, mask=mask, **options)
+        return mixed.astype(jnp.float32).sum()
+
+    step = jax.jit(jax.grad(total, (0, 1, 2))).trace(query, key, key, jnp.ones((2, 1, 1, 64), bool))
+    text = step.lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmhaScaleBiasSoftmaxBackward" in text
