@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hfseq.checkpoints.config import override, parse_overrides
+from hfseq.checkpoints.config import override, parse_overrides, write_config
 from hfseq.data.arguments import DataArguments, option
 from hfseq.errors import UsageError, run_command
 from hfseq.training.arguments import parse_flags
@@ -90,7 +90,7 @@ def main(arguments: TokenizerArguments, data: DataArguments) -> None:
         print(f"(the text yields no more; {arguments.vocab_size} were asked for)")
     if arguments.config_name or overrides:
         config = make_config(arguments.config_name or arguments.model_type, tokenizer, overrides)
-        config.save_pretrained(output)
+        write_config(config, output)
         print(f"{output / 'config.json'}: {config.model_type}, vocab_size {config.vocab_size}")
 
 

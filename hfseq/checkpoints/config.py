@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import json
+import logging
 import math
 import os
 import re
@@ -28,6 +30,8 @@ from hfseq.errors import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+logger = logging.getLogger("hfseq.checkpoints.config")
 
 MAX_SIZE = 2**31 - 1  # no size of a model is a number that int32 does not hold
 MAX_LAYERS = 2048  # the deepest published transformers have 1,000
@@ -407,3 +411,87 @@ def read_config(place: str) -> dict[str, Any]:
 def model_type(stored: Mapping[str, Any]) -> str | None:
     """Return the architecture that a config.json names: the native one, where it names both."""
     return native_type(stored) or stored.get("model_type")
+
+
+#: What Transformers 4 calls rotary positions; what a file of its still says is written anew.
+_ROPE_KEYS = (
+    *("rope_theta", "rope_scaling", "partial_rotary_factor", "rope_local_base_freq"),
+    *("global_rope_theta", "local_rope_theta", "global_attn_every_n_layers"),
+)
+_UNKNOWN_TO_4 = (
+    "config.json of this {} has no keys for Transformers 4, which cannot express its rotary "
+    "positions or order of layers: it, and converters that read as it does, would compute another "
+    "model from these weights"
+)
+
+
+def write_config(config: PreTrainedConfig, folder: str | Path) -> None:
+    """Write ``config.json`` with the keys of Transformers 5 and, where they differ, those of 4.
+
+    Transformers 5 has ``rope_parameters`` alone. Transformers 4, and converters and servers that
+    read as it does, ignore those and take the defaults of the class, without a word: the same
+    weights are another model. Reading needs nothing here: configuration classes of Transformers 5
+    take both spellings, and ``rope_parameters`` is what a model reads.
+    """
+    config.save_pretrained(folder)
+    path = Path(folder, "config.json")
+    described = json.loads(path.read_bytes())
+    both = with_legacy_keys(described)
+    read = [type(config).from_dict(copy.deepcopy(stored)) for stored in (described, both)]
+    if read[0].__dict__.get("rope_parameters") != read[1].__dict__.get("rope_parameters"):
+        logger.warning("%s", _UNKNOWN_TO_4.format(config.model_type))
+        return
+    path.write_text(json.dumps(both, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def with_legacy_keys(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json of Transformers 5 with what Transformers 4 calls otherwise beside it.
+
+    Parts that are configurations themselves (``text_config``) get theirs.
+    """
+    both = {
+        name: with_legacy_keys(value)
+        if name != "hfseq" and isinstance(value, Mapping) and "model_type" in value
+        else value
+        for name, value in described.items()
+    }
+    if isinstance(described.get("dtype"), str):
+        both["torch_dtype"] = described["dtype"]
+    if rope := described.get("rope_parameters"):
+        both = {name: value for name, value in both.items() if name not in _ROPE_KEYS}
+        both |= _legacy_rope(described, rope)
+    return both
+
+
+def _legacy_rope(described: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of Transformers 4 for ``rope``; none, and a warning, where it has none."""
+
+    def scaling(part: Mapping[str, Any]) -> dict[str, Any] | None:
+        # With the base inside, too: converters look there.
+        return None if part["rope_type"] == "default" else dict(part)
+
+    if "rope_type" in rope:
+        keys = {"rope_theta": rope["rope_theta"], "rope_scaling": scaling(rope)}
+        partial = "partial_rotary_factor"
+        return keys | {name: rope[name] for name in (partial,) if name in rope}
+    full, windowed = rope.get("full_attention"), rope.get("sliding_attention")
+    kinds = described.get("layer_types") or []
+    whole = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
+    period = whole[1] if len(whole) > 1 else len(kinds)
+    model_type = described.get("model_type")
+    if full and windowed and not scaling(windowed):
+        if model_type == "gemma3_text":
+            return {
+                "rope_theta": full["rope_theta"],
+                "rope_local_base_freq": windowed["rope_theta"],
+                "rope_scaling": scaling(full),
+            }
+        regular = whole == list(range(0, len(kinds), period or 1)) and not scaling(full)
+        if model_type in ("modernbert", "modernbert-decoder") and regular:
+            return {
+                "global_rope_theta": full["rope_theta"],
+                "local_rope_theta": windowed["rope_theta"],
+                "global_attn_every_n_layers": period,
+            }
+    logger.warning("%s", _UNKNOWN_TO_4.format(model_type))
+    return {}

@@ -412,7 +412,7 @@ class PretrainedMixin:
         """Write ``config.json``, which names the PyTorch class, and ``generation_config.json``."""
         self.config.architectures = [self.torch_class_name()]
         config, generation = self._split_configs()
-        config.save_pretrained(folder)
+        configs.write_config(config, folder)
         if generation is not None:
             generation.save_pretrained(folder)
 
