@@ -335,7 +335,8 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
         shapes = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
         if not shapes:
             raise UsageError(
-                f"{type(self).__name__} has no cache: its attention is not causal (is_decoder)"
+                f"{type(self).__name__} has no cache: it has no nn.StateAttention and no causal "
+                "nn.CachedAttention (BERT and its kin need is_decoder=True)"
             )
         return kv_cache.empty(module, shapes, size.batch_size)
 

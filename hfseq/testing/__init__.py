@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +27,22 @@ from hfseq import plugins
 from hfseq.errors import UsageError, nearest
 from hfseq.testing import checks as jax_checks
 from hfseq.testing import torch as torch_checks
-from hfseq.testing.case import ZERO_GRADIENTS, Case, Report, Skipped
+from hfseq.testing.case import ZERO_GRADIENTS, Case, NotRun, Report, Skipped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
+class NotRunWarning(UserWarning):
+    """Checks that apply did not run, for want of PyTorch or of devices."""
+
+
 def check_architecture(
     name: str,
-    config: PreTrainedConfig,
+    config: PreTrainedConfig | Iterable[PreTrainedConfig] | Mapping[str, PreTrainedConfig],
     *,
     heads: Iterable[str] | None = None,
+    checks: Iterable[str] | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     torch: bool = True,
     skip: Mapping[str, str] | None = None,
@@ -46,7 +52,9 @@ def check_architecture(
     """Run the battery on the architecture ``name``; one AssertionError lists all failures.
 
     **Arguments:** ``config`` a tiny configuration (vocabulary of at least 16, 16 positions and what
-    the family keeps for itself); ``heads`` the tasks to check (``"ForMaskedLM"``; all by default);
+    the family keeps for itself), or several, in a list or by a name of yours; ``heads`` the tasks
+    to check (``"ForMaskedLM"``; all by default); ``checks`` the names of the checks to run (all by
+    default): each of them must run on some head;
     ``overrides`` configuration attributes by task (``{"ForCausalLM": {"is_decoder": True}}``, which
     is the default where the configuration has that attribute; an encoder-decoder's decoder alone is
     tried with attention to an encoder's output); ``torch=False`` leaves PyTorch out;
@@ -54,47 +62,75 @@ def check_architecture(
     of parameter paths whose gradient is zero for a reason; ``tolerance`` is that of the comparisons
     with PyTorch, relative to ``max(1, max|b|)``.
 
-    **Returns** a :class:`Report`, whose ``skipped`` says what was not checked and why.
+    **Returns** a :class:`Report`, which says what was not checked and why. What could not run here
+    is also told by a :class:`NotRunWarning`, and nothing checked at all is an AssertionError.
     """
+    from transformers import PreTrainedConfig
+
     skip = dict(skip or {})
+    chosen = _chosen(None if checks is None else list(checks), torch, skip)
     spec, report = plugins.load().architectures.get(name), Report()
     tasks = list(spec.heads if heads is None else heads)
+    if isinstance(config, PreTrainedConfig):
+        configs = {"": config}
+    elif isinstance(config, Mapping):
+        configs = {f"[{label}]": one for label, one in config.items()}
+    else:
+        configs = {f"[{number}]": one for number, one in enumerate(config)}
     # One class may serve two tasks; it is checked once.
     for kind, task in {spec.load_head(task): task for task in tasks}.items():
-        changed = copy.deepcopy(config)
-        for attribute, value in (overrides or {}).get(task, _alone(task, config)).items():
-            setattr(changed, attribute, value)
-        with tempfile.TemporaryDirectory() as folder:
-            case = Case(task, kind, changed, Path(folder), spec, tuple(zero_gradients), tolerance)
-            for check in _checks(torch, skip):
-                label = f"{kind.__name__}.{check.__name__}"
-                try:
-                    if check.__name__ in skip:
-                        raise Skipped(skip[check.__name__])
-                    check(case)
-                    report.passed.append(label)
-                except Skipped as reason:
-                    report.skipped[label] = str(reason)
-                except AssertionError as error:
-                    report.failed[label] = str(error)
-                except Exception:
-                    report.failed[label] = traceback.format_exc(limit=-4)
+        for label, one in configs.items():
+            changed = copy.deepcopy(one)
+            for attribute, value in (overrides or {}).get(task, _alone(task, one)).items():
+                setattr(changed, attribute, value)
+            with tempfile.TemporaryDirectory() as folder:
+                zero = tuple(zero_gradients)
+                case = Case(task, kind, changed, Path(folder), spec, zero, tolerance)
+                for check in chosen:
+                    _run(check, f"{kind.__name__}{label}.{check.__name__}", case, skip, report)
     if report.failed:
         lines = [f"{check}: {reason}" for check, reason in report.failed.items()]
         count = f"{len(lines)} of {len(lines) + len(report.passed)} checks failed for '{name}'"
         raise AssertionError("\n\n".join([count, *lines]))
+    ran = {label.rpartition(".")[2] for label in report.passed}
+    wanted = {check.__name__ for check in chosen} - skip.keys() if checks is not None else set()
+    if wanted - ran or not ran:
+        what = ", ".join(sorted(wanted - ran)) or "nothing"
+        raise AssertionError(f"{what} was checked on no head of '{name}'\n{report}")
+    if report.not_run:
+        warnings.warn(NotRunWarning(f"'{name}': {report}"), stacklevel=2)
     return report
 
 
-def _checks(torch: bool, skip: Mapping[str, str]) -> list[Callable[[Case], None]]:
-    checks = [*jax_checks.CHECKS, *(torch_checks.CHECKS if torch else ())]
-    names = [check.__name__ for check in checks]
-    for name in skip:
-        if name not in names:
+def _run(
+    check: Callable[[Case], None], label: str, case: Case, skip: Mapping[str, str], report: Report
+) -> None:
+    try:
+        if check.__name__ in skip:
+            raise Skipped(skip[check.__name__])
+        check(case)
+        report.passed.append(label)
+    except NotRun as reason:
+        report.not_run[label] = str(reason)
+    except Skipped as reason:
+        report.skipped[label] = str(reason)
+    except AssertionError as error:
+        report.failed[label] = str(error)
+    except Exception:
+        report.failed[label] = traceback.format_exc(limit=-4)
+
+
+def _chosen(
+    wanted: list[str] | None, torch: bool, skip: Mapping[str, str]
+) -> list[Callable[[Case], None]]:
+    """Return the checks of these names, or all; UsageError for a name that is no check."""
+    checks = {c.__name__: c for c in (*jax_checks.CHECKS, *(torch_checks.CHECKS if torch else ()))}
+    for name in (*(wanted or ()), *skip):
+        if name not in checks:
             raise UsageError(
-                f"no check '{name}'{nearest(name, names)} (checks: {', '.join(names)})"
+                f"no check '{name}'{nearest(name, checks)} (checks: {', '.join(checks)})"
             )
-    return checks
+    return [check for name, check in checks.items() if wanted is None or name in wanted]
 
 
 def _alone(task: str, config: PreTrainedConfig) -> dict[str, bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,7 +35,11 @@ ZERO_GRADIENTS = (r"(key|k_proj)/bias$", r"final_logits_bias$")
 
 
 class Skipped(Exception):
-    """A check that does not apply; the message says why."""
+    """A check that does not apply to the model; the message says why."""
+
+
+class NotRun(Skipped):
+    """A check that applies, but for which something is missing here; the message says what."""
 
 
 class Side(NamedTuple):
@@ -53,11 +56,25 @@ TARGET = Side("decoder_input_ids", "decoder_attention_mask", "decoder_segment_id
 
 @dataclasses.dataclass
 class Report:
-    """What :func:`check_architecture` did: ``passed`` checks, and ``skipped`` ones with reasons."""
+    """What :func:`check_architecture` did; ``print`` shows it.
+
+    ``passed`` names checks (``"FlaxBertModel.eager"``), the others map them to reasons: ``skipped``
+    those that do not apply or that the caller left out, ``not_run`` those that apply but could not
+    run here, for want of PyTorch or of devices.
+    """
 
     passed: list[str] = dataclasses.field(default_factory=list)
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    not_run: dict[str, str] = dataclasses.field(default_factory=dict)
     failed: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        groups = {"FAILED": self.failed, "NOT RUN": self.not_run, "skipped": self.skipped}
+        lines = [f"{len(self.passed)} checks passed"]
+        lines += [
+            f"{word} {check}: {why}" for word, g in groups.items() for check, why in g.items()
+        ]
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass
@@ -178,13 +195,6 @@ class Case:
     def may_be_zero(self, path: trees.Path) -> bool:
         """Tell whether the gradient at ``path`` is declared to be zero."""
         return any(re.search(pattern, trees.join(path)) for pattern in self.zero_gradients)
-
-    def takes(self, argument: str) -> bool:
-        """Tell whether the base model's module has the argument ``argument``."""
-        if "Model" not in self.spec.heads:
-            return self.model.takes(argument)
-        base = self.spec.load_head("Model").module_class
-        return argument in inspect.signature(base.__call__).parameters
 
 
 def arrays(output: Mapping[str, Any]) -> dict[str, jax.Array]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hfseq.nn import trees
-from hfseq.testing.case import Case, Skipped, assert_same, error, host, jit
+from hfseq.testing.case import Case, NotRun, Skipped, assert_same, error, host, jit
 
 if TYPE_CHECKING:
     import torch
@@ -27,16 +27,16 @@ def torch_model(case: Case) -> PreTrainedModel:
     """Save the case's model and load it with the PyTorch class: eager attention, evaluation."""
     if "torch" in case.shared:
         return case.shared["torch"]
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise Skipped("PyTorch is not installed") from None
     import transformers
 
     name = case.model.torch_class_name()
     kind = getattr(transformers, name, None)
     if kind is None:
         raise Skipped(f"transformers has no PyTorch class {name}")
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise NotRun("PyTorch is not installed") from None
     case.model.save_pretrained(case.folder / "torch")
     model, info = kind.from_pretrained(
         case.folder / "torch", attn_implementation="eager", output_loading_info=True
@@ -60,29 +60,30 @@ def torch_loads_it(case: Case) -> None:
 
 
 def torch_tree(case: Case) -> None:
-    """Paths and shapes are what the naming rule makes of the PyTorch names (the v4 tree)."""
-    if case.cls.weight_templates:
-        raise Skipped("the architecture declares weight_templates")
-    expected = {}
+    """Paths and shapes are what the naming rule makes of the PyTorch names (the v4 tree).
+
+    Templates are followed: what they do not name is under PyTorch's name.
+    """
     model = torch_model(case)
-    ours = {path: leaf.shape for path, leaf in trees.flatten(case.model.params).items()}
-    for name, tensor in _stored(case, model).items():
+    ours = {case.model.weight_map.torch_name(path): path for path in case.model.required_params}
+    shapes = {path: leaf.shape for path, leaf in trees.flatten(case.model.params).items()}
+    theirs, wrong = _stored(case, model), []
+    for name in ours.keys() & theirs.keys():
+        path, shape = ours[name], tuple(theirs[name].shape)
         owner, _, leaf = name.rpartition(".")
-        head = tuple(owner.split(".")) if owner else ()
         # Some norms keep PyTorch's name here too, as they did in Transformers 4.
-        if (*head, "weight") not in ours:
+        if leaf == "weight" != path[-1]:
             kind = type(model.get_submodule(owner)).__name__
-            if leaf == "weight" and "Embedding" in kind:
-                leaf = "embedding"
-            elif leaf == "weight":
-                leaf = "scale" if "Norm" in kind else "kernel"
-        shape = tuple(tensor.shape)
-        expected[*head, leaf] = shape[::-1] if leaf == "kernel" else shape
-    absent, surplus = expected.keys() - ours.keys(), ours.keys() - expected.keys()
-    wrong = {trees.join(p): (ours[p], s) for p, s in expected.items() if ours.get(p, s) != s}
-    assert not absent and not surplus and not wrong, (
-        f"missing {sorted(map(trees.join, absent))}, surplus {sorted(map(trees.join, surplus))}, "
-        f"shapes (ours, PyTorch's) {wrong}"
+            norm = "scale" if "Norm" in kind else "kernel"
+            leaf = "embedding" if "Embedding" in kind else norm
+        if leaf != path[-1]:
+            wrong.append(f"{trees.join(path)} should end with {leaf}")
+        elif shapes[path] != (shape := shape[::-1] if leaf == "kernel" else shape):
+            wrong.append(f"{trees.join(path)} has shape {shapes[path]}, PyTorch's is {shape}")
+    missing, surplus = sorted(theirs.keys() - ours.keys()), sorted(ours.keys() - theirs.keys())
+    assert not missing and not surplus and not wrong, (
+        f"PyTorch's names that are missing here: {missing}; names that PyTorch lacks: {surplus}; "
+        f"wrong: {sorted(wrong)}"
     )
 
 
