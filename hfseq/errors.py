@@ -30,7 +30,8 @@ VARIABLES = (
 )
 
 _SHORT = 6  # letters; a variable that holds less is no secret, and would blank out words
-_HUB_TOKEN = re.compile(r"\bhf_\w{4,}")
+# Not a part of a path or of a longer name, as `hf_corpus/train.txt` is.
+_HUB_TOKEN = re.compile(r"(?<![\w/\\-])(?<!\w\.)hf_[A-Za-z0-9]{30,}(?![\w/\\-]|\.\w)")
 _URL_USER = re.compile(r"(?<=://)[^/@\s'\"]+@")
 _URL_QUERY = re.compile(
     r"(?i)([?&](?:[\w-]*(?:token|signature|secret|password|credential|api[_-]?key)|sig|key)=)"
@@ -130,11 +131,15 @@ def _drop_output() -> None:
 
 
 def redact(text: str, token: str | None = None) -> str:
-    """Hide ``token``, tokens of the Hub, values of secret variables and credentials in URLs."""
+    """Hide ``token``, tokens of the Hub, values of secret variables and credentials in URLs.
+
+    Values are hidden where they stand as whole words. A token of the Hub is ``hf_`` and at least
+    30 letters or digits, and no part of a path or of a longer name.
+    """
     known = [token, *(os.environ.get(name) for name in VARIABLES)]
     for secret in known:
         if secret and (secret == token or len(secret) > _SHORT):
-            text = text.replace(secret, "<token>")
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "<token>", text)
     text = _HUB_TOKEN.sub("<token>", text)
     return _URL_QUERY.sub(r"\1<token>", _URL_USER.sub("", text))
 
@@ -152,8 +157,10 @@ def redact_values(values: object) -> Any:
 
 def private(text: str) -> str:
     """Hide tokens and the user's home directory."""
-    home = str(Path.home())
-    return redact(text).replace(home, "~") if len(home) > 1 else redact(text)
+    text, home = redact(text), str(Path.home())
+    if len(home) == 1:
+        return text
+    return re.sub(rf"(?<![\w./~-]){re.escape(home)}(?![\w-]|\.\w)", "~", text)
 
 
 def first_line(error: BaseException) -> str:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
+import string
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
-from hfseq.errors import redact, redact_values
+from hfseq.errors import private, redact, redact_values
 from tests.support import machines
 
 SCRIPT = machines.ROOT / "scripts" / "run_mlm_flax.py"
-HUB, WANDB, URL = "hf_PlantedTokenOfTheHub", "0123456789abcdef" * 2 + "plantedw", "PlantedInTheUrl"
+HUB, WANDB, URL = (
+    "hf_PlantedTokenOfTheHubOf37Characters",
+    "0123456789abcdef" * 2 + "plantedw",
+    "PlantedInTheUrl",
+)
 PLANTED = (HUB, WANDB, URL)
+TOKEN = "hf_" + "a1B2" * 9
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -109,7 +118,7 @@ def test_an_exception_with_a_token_in_it_is_shown_without(flags, tmp_path, debug
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("Bearer hf_abcdefgh!", "Bearer <token>!"),
+        (f"Bearer {TOKEN}!", "Bearer <token>!"),
         ("https://me:secret@host/a", "https://host/a"),
         ("s3://key:secret@bucket/a b", "s3://bucket/a b"),
         ("http://h/a?x=1&token=abc&y=2", "http://h/a?x=1&token=<token>&y=2"),
@@ -130,6 +139,60 @@ def test_the_values_of_secret_variables_are_hidden(monkeypatch):
     nested = {"a": ["some-key-of-mine", 3], "b": ("x",)}
     assert redact_values(nested) == {"a": ["<token>", 3], "b": ["x"]}
     assert redact("given: mine", "mine") == "given: <token>"
+
+
+PIECES = st.text(string.ascii_letters + string.digits + "_", min_size=1, max_size=40)
+NAMES = st.builds(lambda hub, piece: f"hf_{piece}" if hub else piece, st.booleans(), PIECES)
+KEPT = hypothesis.settings(max_examples=300, deadline=None, derandomize=True, database=None)
+
+
+@KEPT
+@hypothesis.given(
+    st.lists(NAMES, min_size=2, max_size=4), st.sampled_from(["", "/", "~/", "../", "gs://"])
+)
+def test_a_path_survives_redaction(names, start):
+    path = start + "/".join(names)
+    for text in (path, f"{path}.json", f"--train_file {path}", f"'{path} x'", f"x={path}/"):
+        assert redact(text) == text
+
+
+@KEPT
+@hypothesis.given(NAMES, NAMES)
+def test_an_identifier_survives_redaction(first, second):
+    """Only ``hf_`` and 30 letters or digits, and nothing else, are a token."""
+    shorter = first if len(first) < 30 else first[:29]
+    for name in (f"{first}_{second}", f"{first}-{second}", f"{shorter}.py", f"x_{first}", shorter):
+        for text in (name, f"--run_name {name}", f"{{'a': '{name}'}}"):
+            if not re.search(r"(?<![\w-])hf_[A-Za-z0-9]{30,}(?![\w-])", name):
+                assert redact(text) == text
+
+
+@KEPT
+@hypothesis.given(
+    st.text(string.ascii_letters + string.digits, min_size=30, max_size=50),
+    st.sampled_from([*" \t\n'\"=:,;()[]{}<>|", "--token=", "Bearer ", "https://a/b?x="]),
+    st.sampled_from(["", *" \t\n'\"=:,;()[]{}<>|!?&", ".", ". And", "...", "@host/a"]),
+)
+def test_no_token_survives_redaction(secret, before, after):
+    shown = redact(f"some words{before}hf_{secret}{after}")
+    assert secret not in shown and "some words" in shown
+
+
+@KEPT
+@hypothesis.given(PIECES, PIECES)
+def test_values_of_secret_variables_are_hidden_as_whole_words(first, second):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_API_KEY", "private")
+        assert redact(f"{first}private{second}/x") == f"{first}private{second}/x"
+        for text in ("key=private", "private", "'private'", "(private)", "a private."):
+            assert "private" not in redact(text)
+
+
+def test_the_home_directory_is_hidden_where_a_path_begins_with_it(monkeypatch):
+    monkeypatch.setenv("HOME", "/root")
+    kept = "/data/root/a /rooted /root-2/b ./root"
+    assert private(kept) == kept
+    assert private("--a /root/a '/root' b=/root:/root.") == "--a ~/a '~' b=~:~."
 
 
 def test_a_token_among_the_flags_is_refused(flags, tmp_path):

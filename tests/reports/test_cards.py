@@ -181,11 +181,12 @@ def test_plugins_add_sections(no_plugins: list[Any]) -> None:
 
 
 def test_tokens_and_home_directory_do_not_reach_the_card() -> None:
-    secret = f"--data {Path.home()}/laws.txt --hub_token hf_abcdefgh"
+    token = "hf_" + "a1B2" * 9
+    secret = f"--data {Path.home()}/laws.txt --hub_token {token}"
     files = [CardDataset("laws", files=[f"{Path.home()}/laws.txt"])]
     context = replace(FULL, command=secret, hyperparameters={"x": secret}, datasets=files)
     card = render_model_card(context)
-    assert "hf_abcdefgh" not in card and str(Path.home()) not in card.replace("~", "")
+    assert token not in card and str(Path.home()) not in card.replace("~", "")
     assert "--data ~/laws.txt" in card
 
 
