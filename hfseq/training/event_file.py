@@ -16,7 +16,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,36 @@ class AppendFile:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def rewrite(path: Path, parts: Iterable[bytes]) -> None:
+    """Replace a file as a whole; a failure leaves what was there, and no file of its own."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def forget(path: Path, step: int, tags: Iterable[str]) -> None:
+    """Take the events of a step with one of these tags out of an event file of this module."""
+    data, at = path.read_bytes(), 0
+    kept: list[bytes] = []
+    start, names = _integer(2, step) + b"\x2a", [_text(1, tag) for tag in tags]
+    while at + 8 <= len(data):
+        size = struct.unpack_from("<Q", data, at)[0] + 16  # with its length and two checksums
+        record = data[at : at + size]
+        # An event has its time in nine bytes, then its step, then its summary.
+        of_step = record[12 + 9 :].startswith(start)
+        if not (of_step and any(name in record for name in names)):
+            kept.append(record)
+        at += size
+    if sum(map(len, kept)) < len(data):
+        rewrite(path, kept)
 
 
 class EventFile:

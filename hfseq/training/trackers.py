@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -23,7 +23,15 @@ from typing import Any, Protocol
 from hfseq import plugins
 from hfseq.errors import UsageError, private
 from hfseq.reports.log import read_lines
-from hfseq.training.event_file import FAILURE, SUCCESS, AppendFile, EventFile, Histogram
+from hfseq.training.event_file import (
+    FAILURE,
+    SUCCESS,
+    AppendFile,
+    EventFile,
+    Histogram,
+    forget,
+    rewrite,
+)
 
 logger = logging.getLogger("hfseq.tracking")
 
@@ -40,9 +48,9 @@ class Tracker(Protocol):
     """A sink for the metrics and text samples of one run.
 
     A tracker may also have ``resume(step)``, called before anything is logged when a run trains
-    from that step on: what it holds of later steps will be logged again; and
-    ``histograms(values, step)``, for ``--log_histograms``, with a
-    :class:`~hfseq.training.event_file.Histogram` for each tag.
+    from that step on: what it holds of later steps will be logged again, and so may be what it
+    holds of that step, which the new then replaces; and ``histograms(values, step)``, for
+    ``--log_histograms``, with a :class:`~hfseq.training.event_file.Histogram` for each tag.
     """
 
     def log(self, metrics: dict[str, float], step: int) -> None:
@@ -153,6 +161,7 @@ class Guarded:
         self._make: Callable[[], Tracker] | None = make
         self._tracker: Tracker | None = None
         self._warned = False
+        self._resume_at: int | None = None
         self._guard(lambda tracker: None)
 
     def log(self, metrics: dict[str, float], step: int) -> None:
@@ -168,8 +177,9 @@ class Guarded:
         self._guard(lambda tracker: getattr(tracker, "histograms", lambda *_: None)(values, step))
 
     def resume(self, step: int) -> None:
-        """Forget later steps, where the tracker can."""
-        self._guard(lambda tracker: getattr(tracker, "resume", lambda step: None)(step))
+        """Forget later steps, where the tracker can; before the next record if not now."""
+        self._resume_at = step
+        self._guard(lambda tracker: None)
 
     def close(self) -> None:
         """Finish writing."""
@@ -181,6 +191,7 @@ class Guarded:
             if self._tracker is None and self._make is not None:
                 self._tracker = self._open(self._make)
             if self._tracker is not None:
+                self._forget(self._tracker)
                 action(self._tracker)
         except (ImportError, UsageError):
             raise
@@ -191,6 +202,15 @@ class Guarded:
                     "tracker '%s' cannot write (%s: %s); training goes on without its records",
                     *(self.name, type(error).__name__, error),
                 )
+
+    def _forget(self, tracker: Tracker) -> None:
+        if (step := self._resume_at) is not None:
+            self._resume_at = None
+            try:
+                getattr(tracker, "resume", lambda step: None)(step)
+            except OSError:
+                self._resume_at = step
+                raise
 
     def _open(self, make: Callable[[], Tracker]) -> Tracker:
         try:
@@ -205,7 +225,8 @@ class Guarded:
 class JsonlTracker:
     """``metrics.jsonl``: a line is one object with step, time and metrics, and whole or absent.
 
-    Where a run begins to train, or goes on, the line has its configuration under ``run``.
+    Where a run begins to train, or goes on, the line has its configuration under ``run``. What a
+    resumed run repeats of the step that it goes on from replaces what the log has of it.
     """
 
     def __init__(
@@ -216,6 +237,7 @@ class JsonlTracker:
     ) -> None:
         self.path = Path(run_directory) / METRICS_FILE
         self._config = {name: value for name, value in (run_config or {}).items() if value != []}
+        self._resumed_at, self._before = -1, 0  # a step, and the lines from before
         self._file = self._open()
 
     def _open(self) -> AppendFile:
@@ -236,17 +258,8 @@ class JsonlTracker:
     def resume(self, step: int) -> None:
         """Drop the lines of later steps, replacing the file as a whole."""
         kept = [line for line, record in read_lines(self.path) if record["step"] <= step]
-        self._file.close()
-        temporary = self.path.with_name(f"{METRICS_FILE}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                file.writelines(kept)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
-            self._file = self._open()
+        self._rewrite(kept)
+        self._resumed_at, self._before = step, len(kept)
         if self._config:
             known = {name: value for name, value in self._config.items() if value is not None}
             self._write(step, {"run": known})
@@ -255,10 +268,38 @@ class JsonlTracker:
         """Close the file."""
         self._file.close()
 
+    def _rewrite(self, lines: Sequence[bytes]) -> None:
+        self._file.close()
+        try:
+            rewrite(self.path, lines)
+        finally:
+            self._file = self._open()
+
+    def _forget(self, names: set[str]) -> None:
+        """Drop the lines from before that say the same of the step from which the run goes on."""
+        lines = list(read_lines(self.path))
+        kept = [
+            line
+            for line, record in lines[: self._before]
+            if record["step"] != self._resumed_at or names.isdisjoint(_names(record))
+        ]
+        if len(kept) < self._before:
+            self._rewrite([*kept, *(line for line, _ in lines[self._before :])])
+            self._before = len(kept)
+
     def _write(self, step: int, record: dict[str, Any]) -> None:
+        if step == self._resumed_at:
+            self._forget(_names(record))
         line = {"step": int(step), "time": round(time.time(), 3), **record}
         text = json.dumps(line, allow_nan=False, ensure_ascii=False, default=str)
         self._file.append(text.encode() + b"\n")
+
+
+def _names(record: Mapping[str, Any]) -> set[str]:
+    """Return what a line is about: its metrics, or the tags of its texts."""
+    texts = record.get("text")
+    tags = {f"text/{tag}" for tag in texts} if isinstance(texts, dict) else set()
+    return tags | (record.keys() - {"step", "time", "text", "run"})
 
 
 def _json_number(value: Any) -> int | float | None:
@@ -279,6 +320,7 @@ class TensorBoardTracker:
         self._config = {name: v for name, v in (run_config or {}).items() if v not in (None, [])}
         self._host = re.sub(r"[^\w.-]", "-", socket.gethostname())
         self._file: EventFile | None = None
+        self._resumed_at, self._before = -1, list[Path]()  # a step, and the files from before
 
     def _open(self, directory: Path | None = None) -> EventFile:
         if self._file is None:
@@ -290,10 +332,12 @@ class TensorBoardTracker:
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Add one point to the curve of each metric."""
+        self._forget(metrics, step)
         self._open().scalars({name: float(value) for name, value in metrics.items()}, step)
 
     def text(self, tag: str, text: str, step: int) -> None:
         """Add a text sample, shown as Markdown."""
+        self._forget([f"{tag}/text_summary"], step)
         self._open().text(tag, text, step)
 
     def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
@@ -305,7 +349,14 @@ class TensorBoardTracker:
         directories = [path.parent for path in self.runs.glob("*/*tfevents*")]
         if directories and step > 0:
             newest = max(directories, key=lambda path: path.stat().st_mtime)
+            self._resumed_at, self._before = step, sorted(newest.glob("*tfevents*"))
             self._open(newest).restart(step + 1)
+
+    def _forget(self, tags: Iterable[str], step: int) -> None:
+        """Drop what files from before say of these tags at the step the run goes on from."""
+        if step == self._resumed_at:
+            for path in self._before:
+                forget(path, step, tags)
 
     def close(self) -> None:
         """Say how the run ended, and close the event file."""

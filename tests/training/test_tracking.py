@@ -168,6 +168,52 @@ def test_failed_rewrite_on_resume_keeps_the_log(
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_what_a_resumed_run_repeats_replaces_the_lines_of_that_step(tmp_path: Path) -> None:
+    """A run that was killed after its last step evaluates again; a torn line is nobody's."""
+    path = tmp_path / "metrics.jsonl"
+    for begun, torn in ((None, b'{"step": 4, "eval_lo'), (4, b'{"step": 4, "te'), (4, b"\0\0")):
+        tracker = jsonl(tmp_path, begun)
+        if begun is None:
+            tracker.log({"eval_loss": 9.0}, 2)
+            tracker.log({"train_loss": 3.0, "epoch": 1.0}, 4)
+        for value in (2.0, 1.0):  # the last weights, then those that stay
+            tracker.log({"eval_loss": value, "eval_runtime": 0.1}, 4)
+        tracker.text("eval_samples", "a", 4)
+        tracker.text("eval_samples", "b", 4)
+        tracker.text("test_samples", "c", 4)
+        tracker.close()
+        with path.open("ab") as file:
+            file.write(torn)
+    records = read_metrics(path)
+    assert [record.get("eval_loss") for record in records] == [9.0, None, 2.0, 1.0, *[None] * 3]
+    texts = [record["text"] for record in records[4:]]
+    assert texts == [{"eval_samples": "a"}, {"eval_samples": "b"}, {"test_samples": "c"}]
+
+
+def test_a_resumed_run_that_goes_on_keeps_what_was_evaluated_at_its_first_step(
+    tmp_path: Path,
+) -> None:
+    tracker = jsonl(tmp_path)
+    tracker.log({"train_loss": 1.0}, 4)
+    tracker.log({"eval_loss": 2.0}, 4)
+    jsonl(tmp_path, resume_step=4).log({"train_loss": 0.5}, 5)
+    steps = [(r["step"], r.get("eval_loss")) for r in read_metrics(tmp_path / "metrics.jsonl")]
+    assert steps == [(4, None), (4, 2.0), (5, None)]
+
+
+def test_a_resumption_that_found_no_room_is_made_good_with_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = jsonl(tmp_path)
+    for step in (1, 2, 3):
+        tracker.log({"loss": 1.0}, step)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "full")))
+        resumed = jsonl(tmp_path, resume_step=1)
+    resumed.log({"loss": 2.0}, 2)
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
 # TensorBoard
 
 
@@ -209,6 +255,23 @@ def test_tensorboard_resumed_is_one_curve_without_overlap(tmp_path: Path) -> Non
     points = read_events(tmp_path).Scalars("train_loss")
     assert [point.step for point in points] == list(range(1, 10))
     assert points[3].value == 4.0 and points[4].value == 45.0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_has_what_a_resumed_run_repeats_once(tmp_path: Path) -> None:
+    for resume, loss in ((None, 3.0), (4, 2.0), (4, 1.0)):
+        (tracker,) = make_trackers(["tensorboard"], tmp_path, None, {"seed": 1}, resume)
+        if resume is None:
+            tracker.log({"train_loss": 5.0}, 3)
+            tracker.log({"train_loss": 4.0}, 4)
+        tracker.log({"eval_loss": loss, "eval_runtime": 0.1}, 4)
+        tracker.text("eval_samples", f"loss {loss}", 4)
+        tracker.close()
+    events = read_events(tmp_path)
+    assert [(p.step, p.value) for p in events.Scalars("train_loss")] == [(3, 5.0), (4, 4.0)]
+    assert [(p.step, p.value) for p in events.Scalars("eval_loss")] == [(4, 1.0)]
+    (text,) = events.Tensors("eval_samples/text_summary")
+    assert text.tensor_proto.string_val == [b"loss 1.0"]
 
 
 def test_tensorboard_does_not_need_torch_or_tensorboardx(tmp_path: Path) -> None:
