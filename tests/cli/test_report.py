@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -142,16 +141,20 @@ def test_an_unwritable_picture_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_watching_ends_with_the_run(tmp_path, capsys):
+def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
     now = time.time() - START
-    running = [{**record, "time": record["time"] + now} for record in records(40)]
-    folder = put(tmp_path, running)
-    timer = threading.Timer(0.3, lambda: put(folder, records()))
-    timer.start()
+    folder = put(tmp_path, [{**record, "time": record["time"] + now} for record in records(40)])
+    waits = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            put(folder, records())
+
+    monkeypatch.setattr(time, "sleep", sleep)
     assert cli.main(["report", str(folder), "--watch", "0.1"]) == 0
-    timer.join()
     states = re.findall(r": (running|finished)$", capsys.readouterr().out, flags=re.M)
-    assert states[0] == "running" and states[-1] == "finished" and states.count("finished") == 1
+    assert states == ["running"] * 3 + ["finished"] and waits == [0.1] * 3
 
 
 def test_watching_can_be_left_quietly(tmp_path, monkeypatch):
