@@ -15,6 +15,8 @@ import logging
 import os
 import re
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -111,6 +113,21 @@ def run_command(
     except Exception:  # a fault of ours, with all that helps to mend it
         print(redact(traceback.format_exc()), file=sys.stderr)
         return 1
+
+
+def end_with(parent: int) -> None:
+    """Let this process end within a second of ``parent``, which started it, whatever ended that.
+
+    A killed process cannot end its children, and they would go on without it.
+    """
+
+    def watch() -> None:
+        # Not PR_SET_PDEATHSIG: it comes when the thread ends that started this process.
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end_with", daemon=True).start()
 
 
 def _show_messages() -> None:

@@ -20,7 +20,7 @@ from hfseq.data import store
 from hfseq.data.sources import REFERENCE_COLUMN, RawText, is_blank
 from hfseq.data.store import Chunk, TokenStore
 from hfseq.data.tokenizers import byte_ids, pad_token_id
-from hfseq.errors import DataError, UsageError
+from hfseq.errors import DataError, UsageError, end_with
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -226,7 +226,8 @@ def _parallel(
         yield from (_encode_range(dataset, encode, column, task) for task in tasks)
         return
     context = multiprocessing.get_context(_start_method())
-    with ProcessPoolExecutor(workers, context, _start_worker, (dataset, encode, column)) as pool:
+    work = (dataset, encode, column)
+    with ProcessPoolExecutor(workers, context, _start_worker, (os.getpid(), *work)) as pool:
         try:
             yield from pool.map(_run, tasks)
         except BrokenProcessPool as error:
@@ -246,8 +247,9 @@ def _start_method() -> str:
 _work: tuple[Any, Encoder, str]
 
 
-def _start_worker(dataset: Dataset, encode: Encoder, column: str) -> None:
+def _start_worker(parent: int, dataset: Dataset, encode: Encoder, column: str) -> None:
     global _work
+    end_with(parent)
     _work = dataset, encode, column
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core already
 

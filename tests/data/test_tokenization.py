@@ -1,4 +1,7 @@
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,3 +194,48 @@ def test_blank_lines_are_text_where_they_are_asked_for(tokenizer, tmp_path):
     assert [tokenizer.decode(stores[False][i]) for i in range(len(stores[False]))] == [
         "<s>en lov</s>", "<s>for alle</s>"
     ]  # fmt: skip
+
+
+PARENT = """
+import os, pathlib, sys, time
+from hfseq.data import tokenize
+
+class Slow:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, rows):
+        pathlib.Path(sys.argv[1], str(os.getpid())).touch()
+        time.sleep(60)
+
+if __name__ == "__main__":
+    sys.modules.setdefault("jax", None) if sys.argv[2] == "spawn" else None
+    list(tokenize._parallel(Slow(), None, "text", 2))
+"""
+
+
+def is_running(pid):
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_processes_that_tokenise_end_with_a_killed_parent(tmp_path, method):
+    (tmp_path / "pids").mkdir()
+    (tmp_path / "parent.py").write_text(PARENT)
+    command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "pids"), method]
+    parent = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    try:
+        limit = time.monotonic() + 60
+        while len(workers := [*(tmp_path / "pids").iterdir()]) < 2 and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert len(workers) == 2
+    finally:
+        parent.kill()
+        parent.wait()
+    limit = time.monotonic() + 30  # within a second, on a machine that is not busy
+    while alive := [file.name for file in workers if is_running(file.name)]:
+        assert time.monotonic() < limit, f"processes {alive} outlive their parent"
+        time.sleep(0.05)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hfseq.cli.plan.run import Options
-from hfseq.errors import HfseqError
+from hfseq.errors import HfseqError, end_with
 
 if TYPE_CHECKING:
     import jax
@@ -42,7 +42,13 @@ def measure_apart(
         # A program that comes from a cache has no memory analysis.
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
-    request = json.dumps({"options": dataclasses.asdict(options), "variants": list(variants)})
+    request = json.dumps(
+        {
+            "parent": os.getpid(),
+            "options": dataclasses.asdict(options),
+            "variants": list(variants),
+        }
+    )
     command = [sys.executable, "-m", "hfseq.cli.plan.compile"]
     problem = ""
     process = subprocess.Popen(
@@ -104,6 +110,7 @@ def _grouped(found: Sequence[Collective]) -> list[dict[str, Any]]:
 def main() -> None:
     """Read a request from standard input and write a line of JSON for each variant."""
     request = json.load(sys.stdin)
+    end_with(request["parent"])
     options = Options(**request["options"])
     import jax
 
