@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hfseq import plugins
 from hfseq.checkpoints.config import override, parse_overrides, write_config
 from hfseq.data.arguments import DataArguments, option
 from hfseq.errors import UsageError, run_command
@@ -32,7 +33,10 @@ class TokenizerArguments:
     """What to train and where to save it."""
 
     model_type: str = field(
-        metadata={"help": "roberta, bart, gpt2, bert, t5, marian or vq_transformer."}
+        metadata={
+            "help": "roberta, bart, gpt2, bert, t5, marian, vq_transformer, or a family that a "
+            "plugin registers."
+        }
     )
     output_dir: str = field(metadata={"help": "Directory to save the tokenizer (and config) in."})
     algorithm: str | None = option(
@@ -52,6 +56,9 @@ class TokenizerArguments:
     )
     config_overrides: str | None = option(
         None, "Values for config.json, e.g. hidden_size=256,num_hidden_layers=6."
+    )
+    plugin: list[str] = field(
+        default_factory=list, metadata={"help": "Plugin files to load, e.g. my_model.py."}
     )
     overwrite: bool = option(False, "Replace a tokenizer that is already there.")
     debug: bool = option(False, "Show the traceback of an error.")
@@ -73,6 +80,7 @@ def main(arguments: TokenizerArguments, data: DataArguments) -> None:
         raise UsageError(
             f"--output_dir {output} already has a tokenizer; add --overwrite to replace it"
         )
+    plugins.load(extra=arguments.plugin)
     overrides = parse_overrides(arguments.config_overrides)
     tokenizer = train_tokenizer(
         [] if arguments.algorithm == "bytes" else training_texts(data),
@@ -99,18 +107,10 @@ def training_texts(data: DataArguments) -> Iterator[list[str]]:
     from hfseq.data.sources import load_splits
 
     data.validation_split_percentage = 0  # train on all of it
-    splits = load_splits(data, load_plugins(data))
+    splits = load_splits(data, plugins.load())
     if "train" not in splits:
         raise UsageError("no training text: give --train_file or a dataset with a train split")
     return texts(splits["train"], splits.text_column)
-
-
-def load_plugins(data: DataArguments) -> Any:
-    if not data.dataset_name:
-        return None
-    from hfseq import plugins
-
-    return plugins.load()
 
 
 def texts(dataset: Any, column: str) -> Iterator[list[str]]:
@@ -126,9 +126,7 @@ def make_config(name: str, tokenizer: Any, overrides: dict[str, Any]) -> Any:
     """The config ``name``, fitted to the tokenizer, with ``overrides``."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    from hfseq.plugins import register_auto_classes
-
-    register_auto_classes()  # those of plugins are model types too
+    plugins.register_auto_classes()  # those of plugins are model types too
     try:
         config = (
             CONFIG_MAPPING[name]() if name in CONFIG_MAPPING else AutoConfig.from_pretrained(name)

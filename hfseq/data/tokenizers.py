@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hfseq import plugins
 from hfseq.data.batches import derive, permute
-from hfseq.errors import DataError, UsageError, nearest
+from hfseq.errors import DataError, PluginError, UsageError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,8 +35,12 @@ UNLIMITED = 10**30  # transformers' number for a model that takes texts of any l
 class Family:
     """The special tokens of a model family: their roles, ids, and where they go around a text.
 
-    first: tokens with the ids 0, 1, … ; last: tokens with the last ids; single, pair: templates of
-    the post-processor; roles: the names transformers gives to the tokens.
+    ``algorithm`` is what :func:`train_tokenizer` trains by default. ``first`` are the tokens with
+    the ids 0, 1, …, ``last`` those with the last ids; ``roles`` are the names that Transformers
+    gives to them ("pad_token", …; "unk_token" is needed), ``single`` and ``pair`` the templates of
+    the post-processor around one text and two. ``max_length`` is the tokenizer's own limit.
+    ``lstrip`` are the tokens that take the space before them, and ``segments`` says that the model
+    reads token_type_ids.
     """
 
     algorithm: str
@@ -43,6 +50,8 @@ class Family:
     pair: str = "$A $B"
     last: tuple[str, ...] = ()
     max_length: int = 512
+    lstrip: tuple[str, ...] = ()
+    segments: bool = False
 
     @property
     def unknown(self) -> str:
@@ -50,62 +59,54 @@ class Family:
         return self.roles["unk_token"]
 
 
-_ROBERTA = Family(
+_SENTENCE_PIECE = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+ROBERTA = Family(
     algorithm="bpe",
     first=("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
     roles={
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "cls_token": "<s>",
-        "sep_token": "</s>",
-        "unk_token": "<unk>",
-        "pad_token": "<pad>",
-        "mask_token": "<mask>",
+        **{"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>"},
+        **{"unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"},
     },
     single="<s> $A </s>",
     pair="<s> $A </s> </s> $B </s>",
+    lstrip=("<mask>",),  # the other way round it would predict a lone space
 )
-FAMILIES = {
-    "roberta": _ROBERTA,
-    "bart": _ROBERTA,
-    "gpt2": Family(
-        algorithm="bpe",
-        first=("<|endoftext|>",),
-        roles=dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
-        max_length=1024,
-    ),
-    "bert": Family(
-        algorithm="wordpiece",
-        first=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
-        roles={
-            f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")
-        },
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-    ),
-    "t5": Family(
-        algorithm="unigram",
-        first=("<pad>", "</s>", "<unk>"),
-        roles={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-        single="$A </s>",
-        pair="$A </s> $B </s>",
-        last=tuple(f"<extra_id_{i}>" for i in reversed(range(100))),  # 0 has the last id, as in T5
-    ),
-    "marian": Family(
-        algorithm="unigram",
-        first=("</s>", "<unk>"),
-        roles={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-        single="$A </s>",
-        pair="$A $B </s>",
-        last=("<pad>",),
-    ),
-    "vq_transformer": Family(
-        algorithm="bpe",
-        first=("<pad>", "</s>", "<unk>"),
-        roles={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-        max_length=UNLIMITED,
-    ),
-}
+GPT2 = Family(
+    algorithm="bpe",
+    first=("<|endoftext|>",),
+    roles=dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
+    max_length=1024,
+)
+BERT = Family(
+    algorithm="wordpiece",
+    first=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    roles={f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")},
+    single="[CLS] $A [SEP]",
+    pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+    segments=True,
+)
+T5 = Family(
+    algorithm="unigram",
+    first=("<pad>", "</s>", "<unk>"),
+    roles=_SENTENCE_PIECE,
+    single="$A </s>",
+    pair="$A </s> $B </s>",
+    last=tuple(f"<extra_id_{i}>" for i in reversed(range(100))),  # 0 has the last id, as in T5
+)
+MARIAN = Family(
+    algorithm="unigram",
+    first=("</s>", "<unk>"),
+    roles=_SENTENCE_PIECE,
+    single="$A </s>",
+    pair="$A $B </s>",
+    last=("<pad>",),
+)
+VQ_TRANSFORMER = Family(
+    algorithm="bpe",
+    first=("<pad>", "</s>", "<unk>"),
+    roles=_SENTENCE_PIECE,
+    max_length=UNLIMITED,
+)
 
 
 def train_tokenizer(
@@ -123,6 +124,7 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Train a tokenizer with the special tokens of ``family`` and save it in ``output_dir``.
 
+    Families are those that plugins register ("roberta", "gpt2", …; see ``register_tokenizers``).
     ``algorithm`` is "bpe" (byte-level), "unigram", "wordpiece", or "bytes", which needs no texts
     (the special tokens and 256 bytes); by default the family's own. ``vocab_size`` counts every
     token, special ones and T5's 100 sentinels too; a small corpus can yield fewer.
@@ -136,11 +138,12 @@ def train_tokenizer(
     Raises:
         UsageError: an unknown family or algorithm, or a vocab_size that cannot hold its tokens.
     """
-    if family not in FAMILIES:
-        raise UsageError(
-            f"model type '{family}': one of {', '.join(FAMILIES)}{nearest(family, FAMILIES)}"
+    spec = plugins.load().tokenizers.get(family)
+    if not isinstance(spec, Family):
+        raise PluginError(
+            f"the tokenizer family '{family}' is {spec!r:.80}; register a "
+            "hfseq.data.tokenizers.Family"
         )
-    spec = FAMILIES[family]
     algorithm = algorithm or spec.algorithm
     if algorithm not in ALGORITHMS:
         raise UsageError(f"algorithm '{algorithm}': one of {', '.join(ALGORITHMS)}")
@@ -151,12 +154,12 @@ def train_tokenizer(
                 "after it, or --lowercase or --normalizer is given; use --model_type "
                 "vq_transformer or gpt2"
             )
-        tokenizer = wrap(byte_backend(spec.first), spec, family, model_max_length, verbatim=True)
+        tokenizer = wrap(byte_backend(spec.first), spec, model_max_length, verbatim=True)
     else:
         backend = train_backend(
             texts, spec, algorithm, vocab_size, min_frequency, lowercase, normalizer, show_progress
         )
-        tokenizer = wrap(backend, spec, family, model_max_length)
+        tokenizer = wrap(backend, spec, model_max_length)
     return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
 
 
@@ -223,11 +226,7 @@ def train_backend(
         raise UsageError(
             f"--vocab_size {vocab_size} is too small: special tokens and alphabet take {least}"
         )
-    mask = spec.roles.get("mask_token")
-    # RoBERTa's mask takes the space before it; the other way round it would predict a lone space.
-    special = [
-        AddedToken(token, lstrip=token == mask == "<mask>", special=True) for token in spec.first
-    ]
+    special = [AddedToken(t, lstrip=t in spec.lstrip, special=True) for t in spec.first]
     if algorithm != "unigram":
         options["min_frequency"] = min_frequency
     trainer = trainer_class(
@@ -237,7 +236,7 @@ def train_backend(
         **options,
     )
     try:
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(without_long_words(texts), trainer)
     except Exception as error:  # the Rust trainers raise nothing more exact
         raise UsageError(
             f"a {algorithm} vocabulary of {vocab_size} cannot be trained: {error}"
@@ -258,10 +257,28 @@ def train_backend(
     return tokenizer
 
 
+LONGEST_WORD = 10_000  # characters; trainers take a time that grows with the square of it
+_LONG = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD + 1},}}|(?<!\s)\s{{{LONGEST_WORD + 1},}}")
+
+
+def without_long_words(texts: Iterable[str] | Iterable[list[str]]) -> Iterator[list[str]]:
+    """Yield texts, or lists of texts, as lists in which no word is longer than ``LONGEST_WORD``.
+
+    A text is cut where one is: what is without spaces for that long, a line of digits or of base64,
+    teaches a tokenizer no more than its parts do.
+    """
+    for batch in texts:
+        parts = []
+        for text in [batch] if isinstance(batch, str) else batch:
+            words = (range(*match.span(), LONGEST_WORD) for match in _LONG.finditer(text))
+            cuts = [cut for word in words for cut in word[1:]]
+            parts += [text[i:j] for i, j in pairwise([0, *cuts, len(text)])]
+        yield parts
+
+
 def wrap(
     backend: Tokenizer,
     spec: Family,
-    family: str,
     model_max_length: int | None = None,
     verbatim: bool = False,
 ) -> PreTrainedTokenizerBase:
@@ -272,7 +289,7 @@ def wrap(
     from transformers import PreTrainedTokenizerFast
 
     options = {"split_special_tokens": True} if verbatim else {}
-    segments = ["token_type_ids"] if family == "bert" else []
+    segments = ["token_type_ids"] if spec.segments else []
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         model_max_length=model_max_length or spec.max_length,
@@ -284,7 +301,8 @@ def wrap(
         tokenizer
     ):
         raise UsageError(
-            f"the {family} vocabulary lacks one of its special tokens; train with a larger corpus"
+            f"the vocabulary lacks one of its special tokens, {', '.join(spec.first + spec.last)}: "
+            "train with a larger corpus"
         )
     return tokenizer
 
@@ -386,7 +404,7 @@ def joint_tokenizer(
     else:  # a text begins with a space, so that a word is the same piece wherever it stands
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    tokenizer = wrap(backend, FAMILY, "translation", model_max_length)
+    tokenizer = wrap(backend, FAMILY, model_max_length)
     return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
 
 
@@ -419,6 +437,7 @@ WORDS = Family(
     first=("<pad>", "<unk>", "<sep>"),
     roles={"pad_token": "<pad>", "unk_token": "<unk>", "sep_token": "<sep>"},
     pair="$A <sep> $B:1",
+    segments=True,
 )
 
 
@@ -445,7 +464,7 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int | None = None) -> PreTr
     tokenizer.post_processor = processors.TemplateProcessing(
         single=WORDS.single, pair=WORDS.pair, special_tokens=ids
     )
-    return wrap(tokenizer, WORDS, "bert")
+    return wrap(tokenizer, WORDS)
 
 
 FILE = "tokenizer.json"

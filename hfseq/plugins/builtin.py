@@ -29,6 +29,14 @@ def register_optimizers(register: Register) -> None:
 
 
 @hookimpl
+def register_tokenizers(register: Register) -> None:
+    """The special tokens of the families that tokenizers are trained for most."""
+    for name in ("roberta", "gpt2", "bert", "t5", "marian", "vq_transformer"):
+        register(name, f"hfseq.data.tokenizers:{name.upper()}")
+    register("bart", "hfseq.data.tokenizers:ROBERTA")
+
+
+@hookimpl
 def register_attention(register: Register) -> None:
     """XLA's fused attention, cuDNN's flash attention and the explicit products."""
     for name in ("xla", "cudnn", "eager"):

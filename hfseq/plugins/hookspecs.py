@@ -1,4 +1,4 @@
-"""What a plugin can add to hfseq: eight hooks, one docstring each.
+"""What a plugin can add to hfseq: nine hooks, one docstring each.
 
 Registration hooks receive a ``register`` callable and may call it any number of times. A *target*
 is an object or, better, a string ``"package.module:name"`` that is imported when it is first used,
@@ -69,6 +69,11 @@ def register_optimizers(register: Register) -> None:
     the TrainingArguments and a function from parameters to a mask; it returns a
     GradientTransformation.
     """
+
+
+@hookspec
+def register_tokenizers(register: Register) -> None:
+    """Add the special tokens of a model family: a ``hfseq.data.tokenizers.Family``."""
 
 
 @hookspec

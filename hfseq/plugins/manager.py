@@ -173,6 +173,7 @@ REGISTRIES = {
     "register_architectures": "architectures",
     "register_objectives": "objectives",
     "register_optimizers": "optimizers",
+    "register_tokenizers": "tokenizers",
     "register_attention": "attention",
     "register_precisions": "precisions",
     "register_trackers": "trackers",
@@ -199,6 +200,7 @@ class Plugins:
         self.architectures = Registry("architecture", self.errors)
         self.objectives = Registry("objective", self.errors)
         self.optimizers = Registry("optimizer", self.errors)
+        self.tokenizers = Registry("tokenizer model type", self.errors)
         self.attention = Registry("attention implementation", self.errors)
         self.precisions = Registry("precision", self.errors)
         self.trackers = Registry("tracker", self.errors)

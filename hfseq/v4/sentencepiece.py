@@ -20,6 +20,8 @@ from tokenizers import (
 from tokenizers.implementations import BaseTokenizer
 from tokenizers.models import Unigram
 
+from hfseq.data.tokenizers import without_long_words
+
 
 class SentencePieceUnigramTokenizer(BaseTokenizer):
     """A lower-casing unigram tokenizer as T5's: ``<pad>`` 0, ``</s>`` 1, ``<unk>`` 2.
@@ -90,7 +92,7 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
     ) -> None:
         """Train on texts, or on lists of texts."""
         self._tokenizer.train_from_iterator(
-            iterator, trainer=self._trainer(vocab_size, show_progress)
+            without_long_words(iterator), trainer=self._trainer(vocab_size, show_progress)
         )
         self.add_unk_id()
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hfseq import plugins
 from hfseq.data.tokenizers import (
-    FAMILIES,
     check_vocabulary,
     special_ids,
     train_tokenizer,
@@ -16,6 +16,7 @@ from tests.data.samples import make_texts
 
 TEXTS = make_texts(400, seed=2)
 SIZE = 400
+FAMILIES = {entry.name: entry.resolve() for entry in plugins.load().tokenizers.entries()}
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +201,24 @@ def test_word_starts_of_published_tokenizers(shared_data, name, text, words):
     tokenizer = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / name)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert word_start_table(tokenizer)[ids].sum() == words < len(ids)
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram", "wordpiece"])
+def test_a_word_of_200_kb_teaches_what_its_parts_teach(algorithm):
+    # The trainers' time grows with the square of a word's length: this one took a minute.
+    whole, parts = (
+        train_tokenizer(texts, "roberta", algorithm, SIZE)
+        for texts in (["a" * 200_000], [["a" * 10_000] * 20])
+    )
+    assert whole.get_vocab() == parts.get_vocab()
+
+
+def test_texts_are_cut_within_long_words_only():
+    from hfseq.data.tokenizers import LONGEST_WORD, without_long_words
+
+    n = LONGEST_WORD
+    texts = ["en lov " * n, "a" * n, "b " + "a" * (2 * n + 1) + " c", "\n" * (n + 1)]
+    assert list(without_long_words(texts[:2])) == [[texts[0]], [texts[1]]]
+    assert list(without_long_words([texts])) == [
+        [*texts[:2], "b " + "a" * n, "a" * n, "a c", "\n" * n, "\n"]
+    ]
