@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data import tokenize
-from hfseq.data.arguments import TextArguments
+from hfseq.data.arguments import DataArguments, TextArguments
 from hfseq.data.batches import IGNORED as IGNORED
 from hfseq.data.batches import LineRows, PackedRows, RowRandom, Rows
 from hfseq.data.sources import ImageRows, Images, RawText, Splits, load_splits
@@ -146,6 +146,8 @@ class Objective:
     """
 
     name: ClassVar[str]
+    # The flags of its data.
+    data_arguments: ClassVar[type[TextArguments]] = DataArguments
     auto_class: ClassVar[str]
     # Names of the sums that `loss` returns beside the loss and its count.
     sums: ClassVar[tuple[str, ...]] = ()
@@ -234,7 +236,10 @@ class Objective:
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Turn fetched rows into a batch of arrays whose first axis is rows, or ``groups``.
 
-        What is drawn from ``random`` for a row must depend on that row alone.
+        ``rows`` are those of a step, in its order, as :class:`hfseq.data.batches.Rows` has them and
+        "valid", bool (rows,). What is drawn from ``random`` for a row must depend on that row
+        alone. The batch is cut into ``groups`` equal runs of rows, one for each micro-batch and
+        device; an array whose first axis is ``groups`` has an entry for each of them.
         """
         raise NotImplementedError
 

@@ -50,6 +50,7 @@ class Classification(Objective):
     """
 
     name = "classification"
+    data_arguments = ClassificationArguments
     auto_class = "ForSequenceClassification"
     streams = False
     predicts = True

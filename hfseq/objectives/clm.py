@@ -48,6 +48,7 @@ class CausalLM(Objective):
     """
 
     name = "clm"
+    data_arguments = CausalArguments
     auto_class = "ForCausalLM"
     sums: ClassVar[tuple[str, ...]] = ("correct",)
     default_length = 1024

@@ -30,6 +30,7 @@ class Denoising(Seq2SeqLM):
     """
 
     name = "denoising"
+    data_arguments = DenoisingArguments
     default_model_type = "bart"
 
     arguments: DenoisingArguments

@@ -31,6 +31,7 @@ class SpanMaskedLM(Seq2SeqLM):
     """
 
     name = "span_mlm"
+    data_arguments = SpanArguments
     default_model_type = "t5"
 
     arguments: SpanArguments

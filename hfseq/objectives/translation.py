@@ -40,6 +40,7 @@ class Translation(Seq2SeqLM):
     """
 
     name = "translation"
+    data_arguments = TranslationArguments
     default_model_type = "wmt_transformer"
     predicts = True
     streams = False

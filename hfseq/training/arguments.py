@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+from hfseq import plugins
 from hfseq.data.arguments import (
     OBJECTIVES,
     Allowed,
@@ -571,9 +572,12 @@ def parse(
 ) -> Arguments:
     """Read the flags: a YAML or JSON file first if one is given, then what overrides it.
 
-    The flags of the data, and their defaults, are those of ``objective``.
+    The flags of the data, and their defaults, are those of ``objective``: of a plugin's, its class
+    says which (``data_arguments``).
     """
-    data_part = OBJECTIVES.get(objective, DataArguments)
+    data_part = OBJECTIVES.get(objective)
+    if data_part is None:
+        data_part = plugins.load().objectives.get(objective).data_arguments
     parts = (ModelArguments, data_part, TrainingArguments, ProcessArguments)
     given = list(sys.argv[1:] if argv is None else argv)
     if given and given[0].endswith((".yaml", ".yml", ".json")):
@@ -582,3 +586,28 @@ def parse(
     model, data, training, processes = parse_flags(parts, given, description)
     command = redact(shlex.join(["python", Path(sys.argv[0]).name, *given]))
     return Arguments(model, data, training, command, processes)
+
+
+def parse_with_objective(
+    argv: Sequence[str] | None = None, description: str | None = None
+) -> tuple[str, Arguments]:
+    """Read ``--objective NAME``, load the plugins of ``--plugin``, and read the flags of that one.
+
+    Raises:
+        UsageError: no objective is named, or none of this name is registered.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--plugin", nargs="+", default=[])
+    registered = plugins.load(extra=parser.parse_known_args(given)[0].plugin).objectives
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--objective")
+    chosen, rest = parser.parse_known_args(given)
+    if chosen.objective is None and not {"-h", "--help"} & set(rest):
+        raise UsageError(f"no objective: give --objective NAME, one of {', '.join(registered)}")
+    if chosen.objective is not None and chosen.objective not in registered:
+        raise UsageError(f"--objective: {registered.unknown(chosen.objective)}")
+    objective = chosen.objective or "mlm"
+    arguments = parse(rest, description, objective)
+    command = f"{arguments.command} --objective {shlex.quote(objective)}"
+    return objective, dataclasses.replace(arguments, command=command)

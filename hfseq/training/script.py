@@ -16,21 +16,25 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 TUNABLE = "glibc.malloc.hugetlb"
 
 
-def train(objective: str, description: str | None, argv: Sequence[str] | None = None) -> int:
+def train(objective: str | None, description: str | None, argv: Sequence[str] | None = None) -> int:
     """Be a training script: parse its flags, train, and return the exit code.
 
+    Without an ``objective`` it is a flag, ``--objective NAME``.
     ``description`` is the script's docstring, for ``--help``; the flags are the command line's
     unless ``argv`` has them. jax is imported when they are known to be good.
     """
 
     def work() -> None:
-        from hfseq.training.arguments import parse
+        from hfseq.training.arguments import parse, parse_with_objective
 
-        arguments = parse(argv, description, objective)
+        if objective is None:
+            name, arguments = parse_with_objective(argv, description)
+        else:
+            name, arguments = objective, parse(argv, description, objective)
 
         from hfseq.training.run import main
 
-        main(arguments, objective)
+        main(arguments, name)
 
     return run(work)
 

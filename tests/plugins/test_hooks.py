@@ -1,4 +1,4 @@
-"""The eight hooks: each is documented with an example, and the example does what it says."""
+"""The nine hooks: each is documented with an example, and the example does what it says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from hfseq import plugins
-from hfseq.errors import UsageError
+from hfseq.errors import PluginError, UsageError
 from hfseq.plugins import hookspecs, manager
 from tests.support import plugin_files
 from tests.support.plugin_files import documented
@@ -16,9 +16,9 @@ SPECS = [name for name, value in vars(hookspecs).items() if hasattr(value, "hfse
 project = plugin_files.project
 
 
-def test_there_are_eight_hooks_and_plugins_knows_them_all():
+def test_there_are_nine_hooks_and_plugins_knows_them_all():
     assert sorted(SPECS) == sorted(manager.HOOKS)
-    assert len(SPECS) == 8
+    assert len(SPECS) == 9
 
 
 @pytest.mark.parametrize("hook", SPECS)
@@ -41,14 +41,16 @@ def test_hook_register_architectures():
 
 def test_hook_register_objectives():
     import jax.numpy as jnp
+    import numpy as np
 
     copying = plugins.load([documented("register_objectives")]).objectives.get("copying")
     objective = copying(None, None, None)
 
     def model(input_ids, attention_mask, params, dropout_rng, train, extra):
-        return SimpleNamespace(logits=jnp.zeros((1, 3, 4))), extra
+        return SimpleNamespace(logits=jnp.zeros((2, 3, 4))), extra
 
-    rows = {"input_ids": jnp.array([[1, 2, 0]]), "segment_ids": jnp.array([[1, 1, 0]])}
+    ids, segments = np.array([[1, 2, 0]] * 2), np.array([[1, 1, 0]] * 2)
+    rows = {"input_ids": ids, "segment_ids": segments, "valid": np.array([True, False])}
     batch = objective.collate(rows, None, 1)
     total, count, extra = objective.loss(model, {}, batch, None, False, {"codebook": 1})
     assert (float(total), int(count)) == (pytest.approx(2 * 1.3862944), 2)
@@ -66,6 +68,34 @@ def test_hook_register_optimizers():
     params = {"w": jnp.ones(2)}
     updates, _ = transform.update({"w": jnp.ones(2)}, transform.init(params), params)
     assert (updates["w"] < 0).all()
+
+
+def test_hook_register_tokenizers(tmp_path):
+    from scripts import train_tokenizer
+
+    (tmp_path / "corpus.txt").write_text("en lov om norsk språk\n" * 20, encoding="utf-8")
+    file = str(documented("register_tokenizers"))
+    flags = ["--plugin", file, "--model_type", "opt", "--train_file", "corpus.txt"]
+    train_tokenizer.main(
+        *train_tokenizer.parse([*flags, "--vocab_size", "300", "--output_dir", "out"])
+    )
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained("out")
+    ids = tokenizer("en lov", "norsk")["input_ids"]
+    assert [tokenizer.pad_token_id, tokenizer.eos_token_id, ids[0]] == [1, 2, 2]
+    assert tokenizer.decode(ids) == "</s>en lov</s>norsk"
+    assert tokenizer.model_max_length == 2048
+
+
+def test_a_tokenizer_family_that_is_none_is_named():
+    from hfseq.data.tokenizers import train_tokenizer
+
+    with pytest.raises(UsageError, match="unknown tokenizer model type 'berta'.*mean 'bert'"):
+        train_tokenizer([], "berta")
+    plugins.load().tokenizers.add("mine", "me", "builtins:dict")
+    with pytest.raises(PluginError, match="'mine' is <class 'dict'>; register a .*Family"):
+        train_tokenizer([], "mine")
 
 
 def test_hook_register_attention():
