@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from hfseq import errors
 from hfseq.checkpoints import config as configs
 from hfseq.checkpoints import files, weights
-from hfseq.errors import CheckpointError, UsageError
+from hfseq.errors import CheckpointError, UsageError, nearest
 from hfseq.modeling.collections import Sidecar
 from hfseq.nn import trees
 from hfseq.nn.precision import Precision
@@ -203,8 +203,11 @@ class PretrainedMixin:
     @property
     def file_map(self) -> weights.WeightMap:
         """The names of all that checkpoints hold: parameters and stored collections."""
-        stored = {path: leaf for path, (_, leaf) in self._stored_paths().items()}
-        return self._names({path: leaf.shape for path, leaf in (self._paths | stored).items()})
+        shapes = {path: leaf.shape for path, leaf in self._paths.items()}
+        return self._names(shapes | self._stored_shapes())
+
+    def _stored_shapes(self) -> dict[trees.Path, tuple[int, ...]]:
+        return {path: leaf.shape for path, (_, leaf) in self._stored_paths().items()}
 
     def _names(self, shapes: Mapping[trees.Path, tuple[int, ...]]) -> weights.WeightMap:
         prefix = f"{self.base_model_prefix}."
@@ -292,7 +295,8 @@ class PretrainedMixin:
                 "Some weights of %s were not initialized from the model checkpoint at %s and are "
                 "%s:\n%s\nYou should probably TRAIN this model on a down-stream task to be able to "
                 "use it for predictions and inference.", name, source,
-                "newly initialized" if initialised else "missing from the returned parameters",
+                "newly initialized" if initialised else "missing from the returned parameters "
+                "(model.init_weights(rng, params=params) makes them)",
                 absent,
             )  # fmt: skip
         for half in ("float16", "bfloat16"):
@@ -362,7 +366,8 @@ class PretrainedMixin:
     ) -> None:
         """Save configuration and weights so that PyTorch's ``AutoModel*`` loads them as they are.
 
-        **Arguments:** ``params`` and the collections ``extra`` instead of the model's own;
+        **Arguments:** ``params`` and the collections ``extra`` instead of the model's own; what a
+        tree lacks is left out with a warning, and so is what this model does not know;
         ``max_shard_size`` bytes or ``"5GB"``; ``safe_serialization=False`` writes the legacy
         ``flax_model.msgpack``. Files are written under temporary names and renamed when all are
         complete.
@@ -374,13 +379,16 @@ class PretrainedMixin:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot make the directory {folder}: {error}") from error
-        flat = trees.flatten(trees.thaw(params if params is not None else self.params))
+        flat = self._known_leaves(self.params if params is None else params)
+        names = self._names(
+            {path: self._paths[path].shape for path in flat} | self._stored_shapes()
+        )
         flat |= self._stored_leaves(extra)
         with files.staged(folder) as stage:
             if safe_serialization:
-                self._write_torch(stage, flat, max_shard_size)
+                self._write_torch(stage, names, flat, max_shard_size)
             else:
-                files.write_msgpack(stage, self.file_map.listed(flat), max_shard_size)
+                files.write_msgpack(stage, names.listed(flat), max_shard_size)
             for name, sidecar in self.sidecars().items():
                 kept = self._require_extra(self.extra if extra is None else extra)[name]
                 sidecar.write(stage, trees.flatten(kept), self.precision.name)
@@ -390,10 +398,34 @@ class PretrainedMixin:
                 kwargs.pop("repo_id", folder.name), folder=folder, token=token, **kwargs
             )
 
-    def _write_torch(self, folder: Path, flat: Mapping[trees.Path, Any], limit: int | str) -> None:
-        names, derived = self.file_map, self.derived_weights()
+    def _known_leaves(self, params: trees.Params) -> dict[trees.Path, Any]:
+        """Return the leaves of ``params`` that this model has; say what is too many or missing."""
+        flat, name = trees.flatten(trees.thaw(params)), type(self).__name__
+        known = {path: flat[path] for path in self._paths if path in flat}
+        if not known:
+            raise UsageError(f"params holds no parameter of {name}, so there is nothing to save")
+        ours = [trees.join(path) for path in self._paths if path not in flat]
+        if surplus := [trees.join(path) for path in flat if path not in self._paths]:
+            listed = ", ".join(f"{path}{nearest(path, ours)}" for path in surplus)
+            logger.warning("params has what %s has not, which is not saved: %s", name, listed)
+        if ours:
+            logger.warning("params lacks parameters of %s, not saved: %s", name, ", ".join(ours))
+        return known
+
+    def _write_torch(
+        self,
+        folder: Path,
+        names: weights.WeightMap,
+        flat: Mapping[trees.Path, Any],
+        limit: int | str,
+    ) -> None:
         sizes = names.sizes({path: np.dtype(leaf.dtype).itemsize for path, leaf in flat.items()})
         dtype = np.dtype(next(iter(flat.values())).dtype)
+        derived = {
+            name: entry
+            for name, entry in self.derived_weights().items()
+            if not isinstance(entry.value, str) or entry.value in sizes
+        }
         for name, entry in derived.items():
             value = entry.value
             sizes[name] = sizes[value] if isinstance(value, str) else value.size * dtype.itemsize

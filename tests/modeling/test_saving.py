@@ -10,11 +10,67 @@ import pytest
 from flax.core import freeze
 
 from hfseq.errors import CheckpointError, UsageError
+from hfseq.nn import trees
 from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM
 from tests.support import saved_bert
-from tests.support.models import same
+from tests.support.models import bert_config, same
 
 model, saved = saved_bert.model, saved_bert.saved
+
+
+# -- trees that do not fit -------------------------------------------------------------------------
+
+
+def pruned(model, *left_out):
+    flat = trees.flatten(model.params)
+    return trees.unflatten({path: leaf for path, leaf in flat.items() if path not in left_out})
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_tree_that_lacks_leaves_is_written_and_what_is_missing_is_named_and_made(
+    tmp_path, caplog, safe, scanned
+):
+    model = FlaxBertForMaskedLM(bert_config(), scan_layers=scanned, seed=3)
+    layer = ("bert", "encoder", "layer") + (() if scanned else ("1",))
+    lacking = [(*layer, "output", "dense", "kernel"), ("bert", "embeddings", "LayerNorm", "bias")]
+    model.save_pretrained(tmp_path, pruned(model, *lacking), safe_serialization=safe)
+    assert all(trees.join(path) in caplog.messages[-1] for path in lacking)
+    caplog.clear()
+    loaded = FlaxBertForMaskedLM.from_pretrained(tmp_path, scan_layers=scanned)
+    assert all(".".join(path) in caplog.text for path in lacking)
+    assert trees.flatten(loaded.params).keys() == loaded.required_params
+    assert same(pruned(loaded, *lacking), pruned(model, *lacking))
+    caplog.clear()
+    blank, params = FlaxBertForMaskedLM.from_pretrained(
+        tmp_path, scan_layers=scanned, _do_init=False
+    )
+    assert all(".".join(path) in caplog.text for path in lacking)
+    assert "model.init_weights(rng, params=params) makes them" in caplog.text
+    filled = blank.init_weights(jax.random.key(0), params=params)
+    assert trees.flatten(filled).keys() == blank.required_params
+
+
+def test_leaves_too_many_are_named_and_left_out(model, tmp_path, caplog):
+    wrong = {**trees.flatten(model.params), ("bert", "pooler", "dense", "bias"): np.zeros(3)}
+    model.save_pretrained(tmp_path, trees.unflatten(wrong))
+    assert "FlaxBertForMaskedLM has not, which is not saved: bert/pooler/dense/bias" in caplog.text
+    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, model.params)
+
+
+def test_a_misnamed_leaf_is_named_with_the_one_that_is_missing(model, tmp_path, caplog):
+    head = ("cls", "predictions", "transform", "dense")
+    wrong = pruned(model, (*head, "kernel"))
+    wrong["cls"]["predictions"]["transform"]["dense"]["kernl"] = np.zeros((32, 32))
+    model.save_pretrained(tmp_path, wrong)
+    path = "cls/predictions/transform/dense/kern"
+    assert f"{path}l; did you mean '{path}el'?" in caplog.text
+
+
+def test_a_tree_of_another_model_is_refused_before_anything_is_written(model, tmp_path):
+    with pytest.raises(UsageError, match="holds no parameter of FlaxBertForMaskedLM"):
+        model.save_pretrained(tmp_path, params={"transformer": {"wte": np.zeros((2, 2))}})
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- what is written -------------------------------------------------------------------------------
