@@ -124,7 +124,9 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
     base_model_prefix: ClassVar[str] = ""
     main_input_name: ClassVar[str] = "input_ids"
     # The attribute of the configuration that sizes a table of positions: longer rows are refused.
-    position_table: ClassVar[str | None] = None
+    # By default "max_position_embeddings" where the module has such a table; "" where rows may be
+    # longer all the same.
+    position_table: str | None = None
     # A cache whose size does not depend on the length, and which cannot be rewound.
     fixed_state: ClassVar[bool] = False
     # Other names a tensor has in PyTorch files: alias -> the name of our parameter.
@@ -185,6 +187,8 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
         self._paths = trees.flatten(self._abstract)
         self._extra_types = trees.collections(extra)
         self._stacked = trees.stacked_prefixes(module)
+        if self.position_table is None and self._has_position_table():
+            self.position_table = "max_position_embeddings"
         self._accepted = accepted_inputs(self.module_class)
         self._has_dropout = any(
             isinstance(part, Dropout) and part.rate > 0 for _, part in nnx.iter_graph(module)
@@ -312,6 +316,21 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
     def max_length(self) -> int | None:
         """The longest sequence that the position table allows; ``None`` where nothing limits it."""
         return getattr(self._config, self.position_table or "max_position_embeddings", None)
+
+    def _has_position_table(self) -> bool:
+        """Tell whether an embedding has as many rows as the configuration has positions.
+
+        A table that is named for its positions may have more: OPT's and BART's have two.
+        """
+        size, words = getattr(self._config, "max_position_embeddings", None), self.vocabulary()
+        if not isinstance(size, int) or size < 1:
+            return False
+        tables = [
+            (leaf.shape[0], "pos" in trees.join(path[-2:-1]))
+            for path, leaf in self._paths.items()
+            if path[-1] == "embedding" and len(leaf.shape) == 2
+        ]
+        return any(rows == size != words or named and rows >= size for rows, named in tables)
 
     def vocabulary(self, name: str = "input_ids") -> int | None:
         """The number of tokens that ``input_ids`` or ``decoder_input_ids`` may hold."""

@@ -34,6 +34,7 @@ from hfseq.testing.case import (
 )
 
 Cache = dict[str, Any]
+LONGEST = 256  # tokens a row; a configuration with a longer table is not as small as it may be
 
 
 def shapes(case: Case) -> None:
@@ -319,7 +320,31 @@ def _in_chunks(
     return parts
 
 
+def long_rows(case: Case) -> None:
+    """Rows as long as the model allows give numbers, and longer ones too or an error."""
+    limit = case.model.max_length()
+    if limit is None or limit > LONGEST:
+        raise Skipped(f"max_length() is {limit}: rows of any length that is tried are allowed")
+    for length in (limit, limit + 1):
+        inputs = dict(case.inputs)
+        for side in case.sides:
+            ids = np.take(inputs[side.ids], range(length), axis=-1, mode="wrap")
+            inputs[side.mask] = np.ones_like(ids)
+            inputs[side.ids] = case.ended(side, ids, inputs[side.mask])
+        try:
+            outputs = case.forward(case.model.params, inputs)
+        except UsageError as error:
+            assert length > limit, f"max_length() is {limit}, but rows of that length fail: {error}"
+            return
+        bad = [name for name, value in outputs.items() if not np.isfinite(value).all()]
+        assert not bad, (
+            f"{', '.join(bad)} of rows of {length} tokens are not finite: position_table names the "
+            "attribute of the configuration that sizes a table of positions, and max_length() says "
+            "how many of its rows there are for tokens"
+        )
+
+
 CHECKS = (
     shapes, eager, gradients, save_and_load, scan_layers, gradient_checkpointing, bfloat16,
-    padding, packing, devices, cached_decoding,
+    padding, packing, devices, cached_decoding, long_rows,
 )  # fmt: skip

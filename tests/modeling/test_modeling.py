@@ -6,11 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from flax.core import FrozenDict, freeze
+from transformers import PreTrainedConfig
 
+from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import trees
+from hfseq.nn.outputs import FlaxBaseModelOutput
 from hfseq_plugins.bert.modeling import FlaxBertForCausalLM, FlaxBertForMaskedLM, FlaxBertModel
 from tests.support.models import bert_config, close, ids, same
 
@@ -327,3 +331,62 @@ def test_cached_decoding_works_with_scanned_layers():
 def test_classes_without_a_language_head_do_not_generate(model):
     assert not FlaxBertModel.can_generate() and model.generation_config is None
     assert issubclass(FlaxBertModel, FlaxPreTrainedModel) and model.framework == "flax"
+
+
+# -- the table of positions ------------------------------------------------------------------------
+
+
+class Tables(nnx.Module):
+    """A model that adds what tables say, and declares none of them."""
+
+    def __init__(self, config, rngs):
+        def make(rows):
+            return nn.Embed(rows, 8, nnx.initializers.ones, rngs)
+
+        self.words = make(config.vocab_size)
+        for name, rows in config.tables.items():
+            setattr(self, name, make(rows))
+        self.tables = tuple(config.tables)
+
+    def __call__(self, input_ids, attention_mask=None, rngs=None):
+        positions = jnp.arange(input_ids.shape[1])[None]
+        states = self.words(input_ids)
+        return FlaxBaseModelOutput(
+            last_hidden_state=sum((getattr(self, n)(positions) for n in self.tables), states)
+        )
+
+
+class FlaxTables(FlaxPreTrainedModel):
+    module_class = Tables
+
+
+def tables(vocabulary=30, limit=12, **tables):
+    config = PreTrainedConfig(
+        vocab_size=vocabulary, max_position_embeddings=limit, tables=dict(tables)
+    )
+    return FlaxTables(config)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "table"),
+    [
+        (30, {"wpe": 12}),
+        (30, {"embed_positions": 14}),
+        (12, {"position_embeddings": 12}),
+    ],
+)
+def test_an_undeclared_table_of_positions_limits_the_rows(vocabulary, table):
+    model = tables(vocabulary, **table)
+    assert np.isfinite(model(np.ones((1, 12), int)).last_hidden_state).all()
+    with pytest.raises(UsageError, match="13 tokens a row.*allows 12 .max_position_embeddings=12"):
+        model(np.ones((1, 13), int))
+
+
+@pytest.mark.parametrize("model", [tables, lambda: tables(vocabulary=12)])
+def test_a_model_without_a_table_of_positions_takes_rows_of_any_length(model):
+    assert np.isfinite(model()(np.ones((1, 40), int)).last_hidden_state).all()
+
+
+def test_a_model_may_declare_that_no_table_limits_it(monkeypatch):
+    monkeypatch.setattr(FlaxTables, "position_table", "")
+    tables(wpe=12)(np.ones((1, 13), int))

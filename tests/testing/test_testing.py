@@ -120,6 +120,22 @@ def test_a_parameter_that_pytorch_lacks_is_found(registered):
     assert "unexpected_keys" in str(error.value) and "more is zero" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [("", "rows of 41 tokens are not finite: position_table"), ("places", None)],
+)
+def test_rows_beyond_the_table_of_positions_are_found(registered, monkeypatch, table, message):
+    from hfseq_plugins.bert.modeling import FlaxBertPreTrainedModel, TokenClassification
+
+    config = registered(TokenClassification)
+    config.places = 50  # more than the table has
+    monkeypatch.setattr(FlaxBertPreTrainedModel, "position_table", table)
+    registered.wanted.append("long_rows")
+    message = message or "rows of 50 tokens are not finite"
+    with pytest.raises(AssertionError, match=message):
+        check_architecture("faulty", config)
+
+
 def test_rules_that_split_nothing_are_found(registered):
     from hfseq_plugins.bert.modeling import TokenClassification
 
