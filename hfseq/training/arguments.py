@@ -327,6 +327,7 @@ class ModelArguments(CheckedArguments):
 
 Strategy = Annotated[Literal["no", "steps", "epoch"], Allowed("one of no, steps, epoch")]
 Decay = Annotated[Literal["decoupled", "absolute"], Allowed("one of decoupled, absolute")]
+Reset = Annotated[Literal["sequence", "never"], Allowed("one of sequence, never")]
 OnNonFinite = Annotated[Literal["stop", "skip"], Allowed("one of stop, skip")]
 Device = Annotated[
     Literal["cpu", "gpu", "cuda", "tpu"], Allowed("one of cpu, gpu, cuda, tpu, or nothing")
@@ -366,7 +367,7 @@ class TrainingArguments(CheckedArguments):
         "Tokens of a row per optimizer step (truncated back-propagation): a row is trained in "
         "windows of so many tokens, and the model's state is carried from one to the next.",
     )
-    state_reset: Literal["sequence", "never"] = option(
+    state_reset: Reset = option(
         "sequence",
         "With --update_length, where the state starts fresh: sequence (with each row) or never "
         "(each row of the batch reads on through the text).",

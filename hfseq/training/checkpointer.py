@@ -18,7 +18,7 @@ import threading
 import zlib
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, get_type_hints
 
 import jax
 
@@ -44,9 +44,9 @@ class Progress:
     best_step: int | None = None
     global_batch_size: int = 0
     seconds: float = 0.0
-    stream: dict[str, Any] | None = None  # position in streamed data
-    windows: dict[str, Any] | None = None  # how rows are cut
-    collections: dict[str, Any] | None = None  # what is beside the parameters, and by which recipe
+    stream: dict | None = None  # position in streamed data
+    windows: dict | None = None  # how rows are cut
+    collections: dict | None = None  # what is beside the parameters, and by which recipe
 
 
 class Checkpointer:
@@ -57,7 +57,8 @@ class Checkpointer:
 
     def __init__(self, output_dir: str | Path, limit: int | None = 2):
         self.folder, self.limit = Path(output_dir).absolute() / FOLDER, limit
-        self._sealer = Sealer()
+        self._sealing: threading.Thread | None = None
+        self._over = threading.Event()
 
     @functools.cached_property
     def _ocp(self) -> ModuleType:
@@ -96,7 +97,7 @@ class Checkpointer:
             return
         try:
             self._manager.wait_until_finished()
-            self._sealer.end()
+            self._end_sealing()
             self._prune(progress.best_step)
             needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
             total, _, free = shutil.disk_usage(self.folder)
@@ -111,7 +112,10 @@ class Checkpointer:
             )
             self._manager.save(step, args=items, force=True)
             if jax.process_index() == 0:
-                self._sealer.begin(self.folder / str(step))
+                self._over.clear()
+                folder = self.folder / str(step)
+                self._sealing = threading.Thread(target=self._seal, args=(folder,), daemon=True)
+                self._sealing.start()
         except Exception as error:  # orbax wraps I/O errors in types of its own
             raise self._not_saved(step, error) from error
 
@@ -124,7 +128,22 @@ class Checkpointer:
         except Exception as error:
             raise self._not_saved(self._manager.latest_step() or 0, error) from error
         finally:
-            self._sealer.end()
+            self._end_sealing()
+
+    def _seal(self, folder: Path) -> None:
+        """Note the sums of a checkpoint as soon as it is complete: it appears then."""
+        while not folder.is_dir():
+            if self._over.wait(INTERVAL) and not folder.is_dir():
+                return
+        with contextlib.suppress(OSError):  # a full disk: without sums there is no check
+            write_checksums(folder)
+
+    def _end_sealing(self) -> None:
+        """Return when that is done; whatever was being saved is complete, or never will be."""
+        if self._sealing is not None:
+            self._over.set()
+            self._sealing.join()
+            self._sealing = None
 
     def settle(self) -> None:
         """Wait for a save under way on the way out, without hiding the error that leads there."""
@@ -156,11 +175,7 @@ class Checkpointer:
             raise self._damaged(step, ValueError(text))
 
     def read_progress(self, step: int) -> Progress:
-        """Read where the run stood at a checkpoint.
-
-        Raises:
-            CheckpointError: the record is damaged, or another program's.
-        """
+        """Read where the run stood at a checkpoint; a record of anything else is an error."""
         try:
             items = self._manager.restore(
                 step, args=self._ocp.args.Composite(record=self._ocp.args.JsonRestore())
@@ -168,14 +183,11 @@ class Checkpointer:
         except Exception as error:
             raise self._damaged(step, error) from error
         record = dict(items["record"])
-        kinds = {"step": int, "tokens_seen": int, "global_batch_size": int, "seconds": int | float,
-                 "best_metric": int | float | None, "best_step": int | None,
-                 "windows": dict | None, "collections": dict | None}  # fmt: skip
-        unknown = record.keys() - {field.name for field in dataclasses.fields(Progress)}
-        wrong = [name for name, kind in kinds.items() if not isinstance(record.get(name, 0), kind)
-                 and not (name in ("windows", "collections") and name not in record)]  # fmt: skip
-        if unknown or wrong or record.get("step", step) != step:
-            names = ", ".join(sorted({*map(str, unknown), *wrong})) or "step"
+        kinds = get_type_hints(Progress)
+        kinds |= {"seconds": int | float, "best_metric": int | float | None}
+        wrong = [key for key, value in record.items() if not isinstance(value, kinds.get(key, ()))]
+        if wrong or record.get("step", step) != step:
+            names = ", ".join(sorted(map(str, wrong))) or "step"
             raise CheckpointError(
                 f"the checkpoint {self.folder / str(step)} has a record that no run wrote "
                 f"({names}): it is damaged; give an earlier one with --resume_from_checkpoint"
@@ -220,17 +232,14 @@ def resume(own: Checkpointer, path: str | None) -> tuple[Checkpointer, Progress]
 
     ``path`` is ``--resume_from_checkpoint``: an output directory, or one checkpoint in it. Without
     it the newest of the run's ``own`` is taken; where there is none, the progress is of step 0.
-
-    Raises:
-        CheckpointError: there is nothing at ``path``, or it is damaged.
     """
-    source, wanted = own, None
+    source, step = own, None
     if path:
         folder = Path(path)
         if folder.name.isdigit() and folder.parent.name == FOLDER:
             if not folder.is_dir():
                 raise CheckpointError(f"--resume_from_checkpoint {folder} does not exist")
-            folder, wanted = folder.parent.parent, int(folder.name)
+            folder, step = folder.parent.parent, int(folder.name)
         elif not (folder / FOLDER).is_dir():
             raise CheckpointError(
                 f"--resume_from_checkpoint {folder} holds no checkpoints: give an output directory "
@@ -238,7 +247,7 @@ def resume(own: Checkpointer, path: str | None) -> tuple[Checkpointer, Progress]
             )
         if folder.absolute() != own.folder.parent:
             source = Checkpointer(folder, limit=None)
-    step = source.latest() if wanted is None else wanted
+    step = source.latest() if step is None else step
     if step is None:
         return source, Progress()
     if path and jax.process_index() == 0:  # the run's own were looked at when it began
@@ -295,35 +304,6 @@ def _size_and_crc(path: Path) -> list[int]:
         while chunk := file.read(CHUNK):
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return [size, crc]
-
-
-class Sealer:
-    """Notes the sums of a checkpoint in a thread, as soon as it is complete."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-
-    def begin(self, folder: Path) -> None:
-        """Wait for ``folder`` to appear, which it does when it is complete, and note its sums."""
-        self.end()
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._work, args=(folder,), daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Return when the thread is done; whatever was being saved is complete, or never will."""
-        if self._thread is not None:
-            self._stop.set()
-            self._thread.join()
-            self._thread = None
-
-    def _work(self, folder: Path) -> None:
-        while not folder.is_dir():
-            if self._stop.wait(INTERVAL) and not folder.is_dir():
-                return
-        with contextlib.suppress(OSError):  # a full disk: without sums there is no check
-            write_checksums(folder)
 
 
 @functools.cache  # hooks are the process's

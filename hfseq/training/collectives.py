@@ -1,4 +1,8 @@
-"""``--inspect_sharding``: what lies where, and what a compiled step sends between devices."""
+"""``--inspect_sharding``: what lies where, and what a compiled step sends between devices.
+
+The second is read from the step's HLO: instructions, of these the collectives, each with the axes
+of the mesh that it runs over.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,30 +30,20 @@ if TYPE_CHECKING:
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
-
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{")
-
-
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)$")
-
-
 _CALL = re.compile(r"(body|condition|to_apply|calls|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)")
-
-
 _ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
-
-
+_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+# Groups of devices: {{0,1},{2,3}}, or [2,2]<=[4]T(1,0), or
 # mesh['a'=2,'b'=4], device_ids=([2,2,2]T(1,0,2)) {'a'}: named axes over devices in some order.
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _NAMED = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
     r" ?\{([^}]*)\}"
 )
-
-
 _PART = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
-
-
-_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +63,7 @@ class Collective:
     times: int = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """A line of a computation: ``shape`` is its result as written, ``rest`` what follows ``(``."""
 
     computation: str
@@ -83,14 +76,14 @@ class Instruction:
     @property
     def calls(self) -> list[tuple[str, str]]:
         """The computations that it runs, each with its role."""
-        found = _CALL.findall(self.rest)
-        return [(role, name) for role, names in found for name in re.findall(r"[\w.\-]+", names)]
+        calls = _CALL.findall(self.rest)
+        return [(role, name) for role, names in calls for name in re.findall(r"[\w.\-]+", names)]
 
     @property
     def op_name(self) -> str:
         """Where it comes from, in jax's terms (``jit(step)/jvp()/dot_general``)."""
-        found = re.search(r'op_name="([^"]*)"', self.rest)
-        return found[1] if found else ""
+        match = re.search(r'op_name="([^"]*)"', self.rest)
+        return match[1] if match else ""
 
 
 def instructions(text: str) -> Iterator[Instruction]:
@@ -99,49 +92,48 @@ def instructions(text: str) -> Iterator[Instruction]:
     for line in text.splitlines():
         if header := _COMPUTATION.match(line):
             computation, entry = header[2], bool(header[1])
-        elif found := _INSTRUCTION.match(line):
-            yield Instruction(computation, entry, *found.groups())
+        elif match := _INSTRUCTION.match(line):
+            yield Instruction(computation, entry, *match.groups())
 
 
 def arrays(shape: str) -> list[tuple[tuple[int, ...], int]]:
     """Return dimensions and bytes of each array in a shape as HLO writes it."""
-    found = []
-    for bits, sizes in _ARRAY.findall(shape):
-        dims = tuple(map(int, filter(None, sizes.split(","))))
-        found.append((dims, math.prod(dims) * int(bits or 8) // 8))
-    return found
+    return [
+        ((dims := _numbers(sizes)), math.prod(dims) * int(bits or 8) // 8)
+        for bits, sizes in _ARRAY.findall(shape)
+    ]
 
 
 def collectives(text: str, mesh: Mesh) -> list[Collective]:
     """Return the collectives in the HLO ``text`` of a program that was compiled for ``mesh``."""
     program = list(instructions(text))
     turns = _turns(program)
-    found = []
+    exchanged = []
     for one in program:
         kind = one.opcode.removesuffix("-start")
-        if kind not in KINDS:
+        if kind not in KINDS or not (axes := _axes(one.rest, mesh)):
             continue
         left = arrays(one.shape)
         if kind != one.opcode and one.shape.startswith("("):  # a started one lists its operands too
             left = left[len(left) // 2 :]
         gathered = re.search(r"dimensions=\{(\d+)\}", one.rest)
-        found.append(
+        exchanged.append(
             Collective(
-                kind, tuple(dims for dims, _ in left), sum(size for _, size in left),
-                _axes(one.rest, mesh), int(gathered[1]) if gathered else None,
-                one.op_name.removeprefix("jit(step)/"), turns(one.computation),
+                kind, tuple(dims for dims, _ in left), sum(size for _, size in left), axes,
+                int(gathered[1]) if gathered else None, one.op_name.removeprefix("jit(step)/"),
+                turns(one.computation),
             )
         )  # fmt: skip
-    return [one for one in found if one.axes]
+    return exchanged
 
 
 def _turns(program: list[Instruction]) -> Callable[[str], int]:
     """Return a function from a computation to how often it runs, as far as the text says it."""
-    callers: dict[str, list[tuple[str, int]]] = {}
+    callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
     for one in program:
         for role, name in one.calls:
             trips = _TRIPS.search(one.rest) if role == "body" else None
-            callers.setdefault(name, []).append((one.computation, int(trips[1]) if trips else 1))
+            callers[name].append((one.computation, int(trips[1]) if trips else 1))
 
     @functools.cache
     def of(name: str) -> int:
@@ -150,54 +142,97 @@ def _turns(program: list[Instruction]) -> Callable[[str], int]:
     return of
 
 
-# -- the devices that take part
-# ---------------------------------------------------------------------------------------
 def _axes(line: str, mesh: Mesh) -> tuple[str, ...]:
     """Return the axes of the mesh along which the members of a group differ."""
     different: set[str] = set()
     for group in _groups(line, mesh.size):
-        places = np.stack(np.unravel_index(np.array(group), mesh.devices.shape))
-        moving = (places != places[:, :1]).any(1)
+        indices = np.stack(np.unravel_index(np.array(group), mesh.devices.shape))
+        moving = (indices != indices[:, :1]).any(1)
         different |= {name for name, moves in zip(mesh.axis_names, moving, strict=True) if moves}
     return tuple(name for name in mesh.axis_names if name in different)
 
 
 def _groups(line: str, devices: int) -> list[list[int]]:
     """Read the groups of devices, in any of the forms in which XLA writes them."""
-    if match := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", line):
-        return [
-            [int(n) for n in part.split(",")] for part in re.findall(r"\{([\d, ]+)\}", match[1])
-        ]
-    if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        ids = np.arange(devices).reshape(_numbers(match[2]))
-        ids = ids.transpose(_numbers(match[3])) if match[3] else ids
-        return ids.reshape(_numbers(match[1])).tolist()
+    if match := _LISTED.search(line):
+        return [list(_numbers(part)) for part in re.findall(r"\{([\d, ]+)\}", match[1])]
+    order = np.arange(devices)
+    if match := _IOTA.search(line):
+        return _arranged(order, match[2], match[3]).reshape(_numbers(match[1])).tolist()
     if match := _NAMED.search(line):
-        order = np.arange(devices)
-        if match[2]:
-            order = order.reshape(_numbers(match[2]))
-            order = order.transpose(_numbers(match[3])) if match[3] else order
-        return order.reshape(-1)[_named_groups(match[1], match[4])].tolist()
-    return [list(range(devices))]
+        return _arranged(order, match[2], match[3])[_named_groups(match[1], match[4])].tolist()
+    return [order.tolist()]
+
+
+def _arranged(order: np.ndarray, shape: str | None, axes: str | None) -> np.ndarray:
+    """Return the devices in the order that ``[shape]T(axes)`` names."""
+    order = order.reshape(_numbers(shape)) if shape else order
+    return (order.transpose(_numbers(axes)) if axes else order).reshape(-1)
 
 
 def _named_groups(sizes: str, named: str) -> np.ndarray:
     """Read ``mesh['a'=4,'b'=2] {'b'}``; ``'a':(2)2`` is the part of an axis behind the first 2."""
-    axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
-    shape, chosen, place = [], [], 0
-    parts = {n: (int(b or 1), int(s or 0)) for n, b, s in _PART.findall(named)}
-    for name, size in axes.items():
-        before, own = parts.get(name, (1, 1))
-        own = own or size
-        shape += [before, own, size // (before * own)]
-        chosen += [place + 1] if name in parts else []
-        place += 3
+    shape: list[int] = []
+    chosen = []
+    parts = {name: (int(lead or 1), int(size or 0)) for name, lead, size in _PART.findall(named)}
+    for name, size in re.findall(r"'(\w+)'=(\d+)", sizes):
+        lead, part = parts.get(name, (1, 1))
+        part = part or int(size)
+        chosen += [len(shape) + 1] if name in parts else []
+        shape += [lead, part, int(size) // (lead * part)]
     ids = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), chosen, range(-len(chosen), 0))
     return ids.reshape(-1, math.prod(shape[axis] for axis in chosen))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
+    return tuple(map(int, filter(None, text.split(","))))
+
+
+def unasked_gathers(
+    exchanged: Iterable[Collective], layout: Layout, model: FlaxPreTrainedModel
+) -> list[Collective]:
+    """Return the all-gathers that neither a rule nor a flag asked for.
+
+    Asked for are the weights that ``fsdp`` keeps in parts, keys and values of rows that
+    ``sequence`` cuts, and with sequence parallelism the hidden states, along their length.
+    """
+    shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
+    ways = layout.mesh.shape["tensor"]
+    split = set()  # what a device has of each weight that fsdp splits, once it is put together
+    for path, axes in layout.axes(shapes).items():
+        if any("fsdp" in _names(entry) for entry in axes):
+            shape = layout.padded(path, shapes[path])
+            lead = len(shape) - len(layout.layer_shape(path, shape))
+            entries = (*(None,) * lead, *axes, *(None,) * len(shape))
+            local = [
+                size // ways if "tensor" in _names(entry) else size
+                for size, entry in zip(shape, entries, strict=False)
+            ]
+            split |= {_plain(local), _plain(local[lead:])}
+    weights = split | {_plain(layout.layer_shape(path, shape)) for path, shape in shapes.items()}
+    lengthwise = {"sequence", "tensor"} if model.sequence_parallel else {"sequence"}
+
+    def is_asked(one: Collective) -> bool:
+        arrays, axes = {_plain(shape) for shape in one.arrays}, set(one.axes)
+        if axes == {"fsdp"}:
+            return arrays <= split
+        if axes == {"sequence"}:
+            return True
+        return axes <= lengthwise and one.dimension == 1 and not arrays & weights
+
+    return [one for one in exchanged if one.kind == "all-gather" and not is_asked(one)]
+
+
+def _plain(shape: Sequence[int]) -> tuple[int, ...]:
+    """Sizes in order: a weight may be transposed, or have an axis of one, before it is gathered."""
+    return tuple(sorted(size for size in shape if size > 1))
+
+
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+# -- tables
 
 
 def report(run: Run, state: TrainState, batch: Batch) -> None:
@@ -212,73 +247,21 @@ def report(run: Run, state: TrainState, batch: Batch) -> None:
         for line in (
             *describe_parameters(run.layout, state.params),
             *_describe_optimizer(state.opt_state, state.params),
-            *_describe_batch(batch),
+            "Batch (micro-batches first):",
+            *_table([(name, _shape(leaf), _split(leaf)) for name, leaf in sorted(batch.items())]),
             *describe_collectives(exchanged, unasked),
         ):
             print(line, flush=True)
 
 
-def unasked_gathers(
-    found: Iterable[Collective], layout: Layout, model: FlaxPreTrainedModel
-) -> list[Collective]:
-    """Return the all-gathers that neither a rule nor a flag asked for.
-
-    Asked for are the weights that ``fsdp`` keeps in parts, keys and values of rows that
-    ``sequence`` cuts, and with sequence parallelism the hidden states, along their length.
-    """
-    shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
-    split = set(_weights(layout, shapes))
-    weights = split | {_plain(layout.layer_shape(path, shape)) for path, shape in shapes.items()}
-    lengthwise = {"sequence", "tensor"} if model.sequence_parallel else {"sequence"}
-
-    def is_asked(one: Collective) -> bool:
-        arrays, axes = {_plain(shape) for shape in one.arrays}, set(one.axes)
-        if axes == {"fsdp"}:
-            return arrays <= split
-        if axes == {"sequence"}:
-            return True
-        return axes <= lengthwise and one.dimension == 1 and not arrays & weights
-
-    return [one for one in found if one.kind == "all-gather" and not is_asked(one)]
-
-
-def _weights(
-    layout: Layout, shapes: dict[trees.Path, tuple[int, ...]]
-) -> Iterator[tuple[int, ...]]:
-    """Yield what a device has of each weight that ``fsdp`` splits, once it is put together."""
-    ways = layout.mesh.shape["tensor"]
-    for path, axes in layout.axes(shapes).items():
-        if any("fsdp" in _names(entry) for entry in axes):
-            shape = layout.padded(path, shapes[path])
-            lead = len(shape) - len(layout.layer_shape(path, shape))
-            entries = (*(None,) * lead, *axes, *(None,) * len(shape))
-            local = [
-                size // ways if "tensor" in _names(entry) else size
-                for size, entry in zip(shape, entries, strict=False)
-            ]
-            yield _plain(local)
-            yield _plain(local[lead:])
-
-
-def _plain(shape: Sequence[int]) -> tuple[int, ...]:
-    """Sizes in order: a weight may be transposed, or have an axis of one, before it is gathered."""
-    return tuple(sorted(size for size in shape if size > 1))
-
-
-def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else tuple(entry or ())
-
-
-# -- tables
-# ---------------------------------------------------------------------------------------
 def describe_parameters(layout: Layout, params: Tree) -> Iterator[str]:
     """Yield a line for each parameter: path, shape, tactic, axes, bytes on a device."""
     mesh = ", ".join(f"{name}={size}" for name, size in layout.mesh.shape.items())
     yield f"Parameters on the mesh {mesh} ({layout.mesh.size} devices):"
     rows = [("parameter", "shape", "tactic", "split over", "bytes a device")]
     for path, leaf in trees.flatten(params).items():
-        split, local = _split(leaf), _local(leaf)
-        rows.append((trees.join(path), _shape(leaf), str(layout.tactic(path)), split, f"{local:,}"))
+        tactic, local = str(layout.tactic(path)), f"{_local(leaf):,}"
+        rows.append((trees.join(path), _shape(leaf), tactic, _split(leaf), local))
     yield from _table(rows)
     yield _total("All parameters", jax.tree.leaves(params))
 
@@ -288,46 +271,38 @@ def _describe_optimizer(state: optax.OptState, params: Tree) -> Iterator[str]:
     if not leaves:
         return
     yield _total("Optimizer state", leaves)
-    shapes = {leaf.shape for leaf in jax.tree.leaves(params) if not _is_whole(leaf)}
+    is_whole = lambda leaf: leaf.sharding.is_fully_replicated  # noqa: E731
+    shapes = {leaf.shape for leaf in jax.tree.leaves(params) if not is_whole(leaf)}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        if hasattr(leaf, "sharding") and _is_whole(leaf) and leaf.shape in shapes:
+        if hasattr(leaf, "sharding") and is_whole(leaf) and leaf.shape in shapes:
             yield f"  whole on every device: {jax.tree_util.keystr(path)} {_shape(leaf)}"
 
 
-def _describe_batch(batch: Batch) -> Iterator[str]:
-    yield "Batch (micro-batches first):"
-    rows = [(name, _shape(leaf), _split(leaf)) for name, leaf in sorted(batch.items())]
-    yield from _table(rows)
-
-
 def describe_collectives(
-    found: Sequence[Collective], unasked: Sequence[Collective]
+    exchanged: Sequence[Collective], unasked: Sequence[Collective]
 ) -> Iterator[str]:
     """Yield a line for each kind of collective, largest first, and the verdict."""
     yield f"Collectives of a training step, as compiled for {jax.default_backend()}:"
     groups: dict[tuple[str, ...], list[Collective]] = collections.defaultdict(list)
-    for one in found:
+    for one in exchanged:
         source = "/".join(one.source.rsplit("/", 2)[-2:])
         groups[(one.kind, "x".join(one.axes), source)].append(one)
+
+    def size(group: Iterable[Collective]) -> int:
+        return sum(one.size * one.times for one in group)
+
     rows = [("kind", "over", "count", "bytes a device", "from")]
     for (kind, axes, source), group in sorted(
-        groups.items(), key=lambda item: (KINDS.index(item[0][0]), -_bytes(item[1]))
+        groups.items(), key=lambda item: (KINDS.index(item[0][0]), -size(item[1]))
     ):
         count = sum(one.times for one in group)
-        rows.append((kind, axes, str(count), f"{_bytes(group):,}", source))
-    yield from _table(rows) if found else ["  none"]
-    if not unasked:
-        yield "All-gathers that no rule asked for: none"
-        return
-    yield f"All-gathers that no rule asked for: {len(unasked)}"
+        rows.append((kind, axes, str(count), f"{size(group):,}", source))
+    yield from _table(rows) if exchanged else ["  none"]
+    yield f"All-gathers that no rule asked for: {len(unasked) or 'none'}"
     for one in sorted(unasked, key=lambda one: -one.size * one.times):
         shapes = ", ".join(str(list(shape)) for shape in one.arrays)
         amount = f"{one.size:,} bytes x {one.times}"
         yield f"  {shapes} over {'x'.join(one.axes)}, {amount}: {one.source}"
-
-
-def _bytes(group: Iterable[Collective]) -> int:
-    return sum(one.size * one.times for one in group)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -347,19 +322,12 @@ def _local(leaf: jax.Array) -> int:
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-def _is_whole(leaf: jax.Array) -> bool:
-    return leaf.sharding.is_fully_replicated
-
-
 def _shape(leaf: jax.Array) -> str:
     return "x".join(map(str, leaf.shape)) or "scalar"
 
 
 def _split(leaf: Any) -> str:
     """Name the axes that really split each dimension; ``-`` is one that is whole."""
-    mesh = leaf.sharding.mesh.shape
-    parts = [
-        "+".join(name for name in _names(entry) if mesh[name] > 1) or "-"
-        for entry in leaf.sharding.spec
-    ]
+    sizes, spec = leaf.sharding.mesh.shape, leaf.sharding.spec
+    parts = ["+".join(name for name in _names(entry) if sizes[name] > 1) or "-" for entry in spec]
     return "whole" if set(parts) <= {"-"} else ", ".join(parts)

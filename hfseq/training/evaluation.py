@@ -44,11 +44,11 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
     """
     assert run.data is not None
     data = run.data.evaluation if split == "validation" else run.data.test
-    prefix, metrics = PREFIXES[split], {}
+    prefix, started = PREFIXES[split], time.perf_counter()
+    metrics: dict[str, float] = {}
     rows: dict[str, np.ndarray] = {}
     texts, whole = None, True
     if data is not None:
-        started = time.perf_counter()
         whole = limit is None or limit >= len(data)
         totals: dict[str, float] = {}
         parts: dict[str, list[np.ndarray]] = {}
@@ -56,8 +56,7 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
             # Masks belong to the row of the data set: every evaluation draws the same.
             numbers, valid = data.indices(step)
             random = RowRandom(run.arguments.training.seed, 0, numbers)
-            shards = sharding.data_shards(run.mesh)
-            batch = run.objective.collate(data[step], random, shards)
+            batch = run.objective.collate(data[step], random, sharding.data_shards(run.mesh))
             placed = place_batch(batch, run.mesh, 1)
             sums = jax.device_get(run.eval_step(state.params, run.frozen, state.extra, placed))
             for name in [name for name, value in sums.items() if value.ndim]:
@@ -71,8 +70,8 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
         measured = run.objective.metrics(totals) | extra_metrics(run, state)
         if rows:
             measured |= run.objective.row_metrics(rows, split)
+        measured["runtime"] = time.perf_counter() - started
         metrics = {f"{prefix}_{name}": value for name, value in measured.items()}
-        metrics[f"{prefix}_runtime"] = time.perf_counter() - started
     if data is None or split == "validation":
         started = time.perf_counter()
         with answering(run, state) as (model, params):
@@ -120,17 +119,15 @@ def answering(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTrainedModel
 
 def samples_of(texts: Texts, count: int) -> list[tuple[str, str, str]]:
     """Return so many (source, reference, hypothesis), spread evenly over the texts."""
-    total = len(texts.hypotheses)
+    rows = list(zip(texts.sources, texts.references, texts.hypotheses, strict=True))
+    total = len(rows)
     numbers = [i * total // count for i in range(min(count, total))] if count else []
-    rows = (texts.sources, texts.references, texts.hypotheses)
-    return [(rows[0][i], rows[1][i], rows[2][i]) for i in dict.fromkeys(numbers)]
+    return [rows[i] for i in dict.fromkeys(numbers)]
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return texts as a Markdown table, as TensorBoard shows them; nothing without rows."""
-    lines = []
-    for row in rows:
-        cells = (" ".join(text.replace("|", "\\|").split()) for text in row)
-        lines.append("| " + " | ".join(cells) + " |")
-    head = [f"| {' | '.join(names)} |", "| --- " * len(names) + "|"]
-    return "\n".join(head + lines) if lines else ""
+    cells = [[" ".join(text.replace("|", "\\|").split()) for text in row] for row in rows]
+    lines = [f"| {' | '.join(line)} |" for line in (names, *cells)]
+    lines.insert(1, "| --- " * len(names) + "|")
+    return "\n".join(lines) if cells else ""

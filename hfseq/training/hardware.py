@@ -6,6 +6,7 @@ All figures are of one jax device: that is a core and half of a chip for TPU v3 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from hfseq.errors import UsageError, nearest
@@ -40,11 +41,11 @@ class Accelerator:
         return self.half if itemsize < 4 else self.single
 
 
-def _tpu(name: str, half: float, fp8: float, memory: float, bandwidth: float, link: float,
-         *kinds: str) -> Accelerator:  # fmt: skip
-    gib = 2**30
+def _tpu(
+    name: str, half: float, fp8: float, memory: float, bandwidth: float, link: float, *kinds: str
+) -> Accelerator:
     return Accelerator(
-        name, half, half, fp8, memory * gib, bandwidth, link, machine=0, kinds=kinds, share=0.95
+        name, half, half, fp8, memory * 2**30, bandwidth, link, machine=0, kinds=kinds, share=0.95
     )
 
 
@@ -85,41 +86,25 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 
 
 def named(name: str) -> Accelerator:
-    """Return the accelerator called ``name``, in either case.
-
-    Raises:
-        UsageError: there is none; lists those that are known.
-    """
-    found = ACCELERATORS.get(name.lower())
-    if found is None:
-        known = ", ".join(ACCELERATORS)
+    """Return the accelerator called ``name``, in either case; an error lists those known."""
+    if name.lower() not in ACCELERATORS:
         raise UsageError(
             f"no accelerator '{name}' is known{nearest(name.lower(), ACCELERATORS)} (known: "
-            f"{known}); for another one take the nearest and give --peak_tflops and --memory_gb"
+            f"{', '.join(ACCELERATORS)}); for another one take the nearest and give --peak_tflops "
+            "and --memory_gb"
         )
-    return found
+    return ACCELERATORS[name.lower()]
 
 
 def of_kind(kind: str) -> Accelerator | None:
-    """Return the accelerator that jax calls ``kind`` (``device_kind``), if it is a known one."""
-    kind = kind.lower()
+    """Return the accelerator that jax calls ``kind`` (``device_kind``), if it is a known one.
+
+    What it is called stands there as words of its own: an L40 is no L4.
+    """
     matches = [
         (len(text), one)
         for one in ACCELERATORS.values()
         for text in one.kinds
-        if _within(text, kind)
+        if re.search(rf"(?<![^\W_]){text}(?![^\W_])", kind.lower())
     ]
     return max(matches, key=lambda match: match[0])[1] if matches else None
-
-
-def _within(text: str, kind: str) -> bool:
-    """Tell whether ``text`` stands in ``kind`` as words of its own: an L40 is no L4."""
-    start = kind.find(text)
-    if start < 0:
-        return False
-    end = start + len(text)
-    before, after = kind[:start][-1:], kind[end:][:1]
-    return not before.isalnum() and not after.isalnum()
-
-
-__all__ = ["ACCELERATORS", "Accelerator", "named", "of_kind"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+import contextlib
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
@@ -24,44 +25,22 @@ T = TypeVar("T")
 
 def prefetch(
     make_batch: Callable[[int], T], start: int, stop: int, depth: int = 2
-) -> Iterator[tuple[int, T]]:
+) -> Generator[tuple[int, T]]:
     """Yield ``(step, make_batch(step))`` for steps in [start, stop), made up to ``depth`` ahead.
 
-    One thread makes them, in order. What it raises is raised here, with its traceback, once the
-    batches before it are used up; closing the iterator ends the thread before ``close`` returns.
+    One thread makes them, in order, and one more while it waits. What it raises is raised here,
+    with its traceback, once the batches before it are used up; closing the iterator ends the thread
+    before ``close`` returns.
     """
-    made: queue.Queue = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def work() -> None:
-        try:
-            for step in range(start, stop):
-                item = (step, make_batch(step), None)
-                made.put(item)
-                if stopped.is_set():
-                    return
-            made.put((stop, None, None))
-        except BaseException as error:
-            made.put((stop, None, error))
-
-    thread = threading.Thread(target=work, name="hfseq-prefetch", daemon=True)
-    thread.start()
+    pool = ThreadPoolExecutor(1, "hfseq-prefetch")
+    made: deque[Future[T]] = deque()
     try:
-        while True:
-            step, batch, error = made.get()
-            if error is not None:
-                raise error
-            if step == stop:
-                return
-            yield step, batch
+        for step in range(start, stop):
+            while len(made) < min(depth + 2, stop - step):
+                made.append(pool.submit(make_batch, step + len(made)))
+            yield step, made.popleft().result()
     finally:
-        stopped.set()
-        while thread.is_alive():  # it may wait for room in the queue
-            try:
-                made.get(timeout=0.01)
-            except queue.Empty:
-                pass
-        thread.join()
+        pool.shutdown(cancel_futures=True)
 
 
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh, micro: int) -> dict[str, jax.Array]:
@@ -109,22 +88,21 @@ class Loader:
     ):
         self.source, self.objective, self.mesh = source, objective, mesh
         self.micro, self.seed = micro, seed
-        self._stream: Iterator[dict[str, np.ndarray]] | None = None
-        if isinstance(source, StreamingBatches) and position is not None:
-            source.restore(position)
+        if isinstance(source, StreamingBatches):
+            if position is not None:
+                source.restore(position)
+            self._stream = iter(source)
 
     def batches(self, start: int, stop: int) -> Generator[Item]:
         """Yield the batch of every step in [start, stop)."""
-        if isinstance(self.source, StreamingBatches):
-            self._stream = iter(self.source)
-        for _, item in prefetch(self.make, start, stop):
-            yield item
+        with contextlib.closing(prefetch(self.make, start, stop)) as items:
+            for _, item in items:
+                yield item
 
     def make(self, step: int) -> Item:
         """Return the batch of a step; a stream's is the next one."""
         position = None
         if isinstance(self.source, StreamingBatches):
-            assert self._stream is not None
             rows = next(self._stream)
             position = self.source.state()
         else:

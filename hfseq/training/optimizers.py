@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,14 @@ from hfseq.nn import trees
 from hfseq.training.arguments import TrainingArguments
 from hfseq.training.state import Tree
 
-Mask = Callable[[Tree], dict]
+Mask: TypeAlias = Callable[[Tree], dict]
+#: ``factory(schedule, arguments, mask of what decays)``.
+Factory: TypeAlias = Callable[
+    [optax.Schedule, TrainingArguments, Mask], optax.GradientTransformation
+]
 
 # v4's rule: biases and everything in a normalisation layer are not decayed.
 NO_DECAY = (r"(^|/)[^/]*bias$", r"norm[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
-
 
 # Optimizers whose update of a leaf depends on norms or factors of the whole leaf.
 PER_LEAF = ("adafactor", "lamb", "lars", "novograd")
@@ -37,7 +40,7 @@ def make_schedule(
     2017, equation 3) needs the model's ``width``; the learning rate is a factor there, usually 1 or
     2. Its shape is that of ``inverse_sqrt``, which has a peak instead.
     """
-    peak = arguments.learning_rate
+    peak, end = arguments.learning_rate, arguments.lr_end_ratio
     warmup = arguments.warmup_steps or round(arguments.warmup_ratio * total_steps)
     if arguments.lr_scheduler_type == "noam":
         if not warmup or not width:
@@ -57,15 +60,7 @@ def make_schedule(
             f"--lr_constant_steps {held} and {warmup} steps of warm-up leave nothing of the "
             f"{total_steps} steps of this run to decay in: give less of either"
         )
-    decay = _decay(arguments, peak, max(total_steps - warmup - held, 1), max(warmup, 1))
-    if warmup == 0:
-        return decay
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup])
-
-
-def _decay(arguments: TrainingArguments, peak: float, steps: int, shift: int) -> optax.Schedule:
-    """Return what follows the warm-up: ``steps`` of decay, then the rate at which that ended."""
-    end = arguments.lr_end_ratio
+    steps, shift = max(total_steps - warmup - held, 1), max(warmup, 1)
     decays: dict[str, optax.Schedule] = {
         "linear": optax.linear_schedule(peak, end * peak, steps),
         "cosine": optax.cosine_decay_schedule(peak, steps, alpha=end),
@@ -74,10 +69,11 @@ def _decay(arguments: TrainingArguments, peak: float, steps: int, shift: int) ->
         "constant": optax.constant_schedule(peak),
         "constant_with_warmup": optax.constant_schedule(peak),
     }
-    chosen = decays[arguments.lr_scheduler_type]
-    if not arguments.lr_constant_steps:
-        return chosen
-    return lambda step: chosen(jnp.minimum(step, steps))
+    named = decays[arguments.lr_scheduler_type]
+    decay = (lambda step: named(jnp.minimum(step, steps))) if held else named
+    if warmup == 0:
+        return decay
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup])
 
 
 def noam(factor: float, width: int, warmup: int) -> optax.Schedule:
@@ -95,15 +91,17 @@ def path_mask(patterns: Sequence[str], *, matching: bool) -> Mask:
     compiled = [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
 
     def mask(params: Tree) -> Any:
-        flat = trees.flatten(params)
-        hit = {path: any(p.search(trees.join(path)) for p in compiled) for path in flat}
+        hit = {
+            path: any(pattern.search(trees.join(path)) for pattern in compiled)
+            for path in trees.flatten(params)
+        }
         return trees.unflatten({path: value == matching for path, value in hit.items()})
 
     return mask
 
 
 def make_optimizer(
-    factory: Callable[..., optax.GradientTransformation],
+    factory: Factory,
     arguments: TrainingArguments,
     schedule: optax.Schedule,
     stacked: Sequence[trees.Path] = (),
@@ -113,21 +111,20 @@ def make_optimizer(
     ``stacked`` are path prefixes of scanned layers: an optimizer that looks at a leaf as a whole
     takes these layer by layer, so that scanning does not change what it does.
     """
-    parts = []
+    frozen = []
     if arguments.freeze:
-        parts.append(optax.masked(optax.set_to_zero(), path_mask(arguments.freeze, matching=True)))
+        frozen = [optax.masked(optax.set_to_zero(), path_mask(arguments.freeze, matching=True))]
+    parts = list(frozen)
     if arguments.max_grad_norm > 0:
         parts.append(optax.clip_by_global_norm(arguments.max_grad_norm))
     decayed = path_mask((*NO_DECAY, *arguments.no_decay), matching=False)
     absolute = arguments.weight_decay_mode == "absolute" and arguments.weight_decay
-    own = dataclasses.replace(arguments, weight_decay=0.0) if absolute else arguments
-    named = factory(schedule, own, decayed)
+    given = dataclasses.replace(arguments, weight_decay=0.0) if absolute else arguments
+    named = factory(schedule, given, decayed)
     parts.append(by_layer(named, stacked) if arguments.optim in PER_LEAF and stacked else named)
     if absolute:
         parts.append(optax.add_decayed_weights(-arguments.weight_decay, decayed))
-    if arguments.freeze:
-        parts.append(optax.masked(optax.set_to_zero(), path_mask(arguments.freeze, matching=True)))
-    return optax.chain(*parts)
+    return optax.chain(*parts, *frozen)
 
 
 def by_layer(
@@ -136,12 +133,12 @@ def by_layer(
     """Apply ``inner`` to each layer of the stacks at the prefixes ``stacked``, and to the rest."""
 
     def parts(tree: Tree) -> dict[str, Any]:
-        found: dict[str, dict[trees.Path, Any]] = {}
+        stacks: dict[str, dict[trees.Path, Any]] = {}
         for path, leaf in trees.flatten(tree).items():
             inside = any(path[: len(head)] == head for head in stacked)
             # What only some of the layers have is a shorter stack.
-            found.setdefault(f"layers_{leaf.shape[0]}" if inside else "", {})[path] = leaf
-        return {name: trees.unflatten(part) for name, part in found.items()}
+            stacks.setdefault(f"layers_{leaf.shape[0]}" if inside else "", {})[path] = leaf
+        return {name: trees.unflatten(part) for name, part in stacks.items()}
 
     def init(params: Tree) -> Any:
         return {
@@ -150,139 +147,98 @@ def by_layer(
         }
 
     def update(grads: Tree, state: optax.OptState, params: Tree) -> Any:
-        cut_grads, cut_params = parts(grads), parts(params)
+        cut_params = parts(params)
         flat: dict[trees.Path, Any] = {}
         states = {}
-        for name, part in cut_grads.items():
+        for name, part in parts(grads).items():
             one = jax.vmap(inner.update) if name else inner.update
-            found, states[name] = one(part, state[name], cut_params[name])
-            flat |= trees.flatten(found)
+            updates, states[name] = one(part, state[name], cut_params[name])
+            flat |= trees.flatten(updates)
         return trees.unflatten({path: flat[path] for path in trees.flatten(grads)}), states
 
     return optax.GradientTransformation(init, update)
 
 
-def _with_decay(
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
-    arguments: TrainingArguments,
-    mask: Mask,
-) -> Any:
-    """Add decoupled weight decay to an optimizer that has none of its own."""
-    if not arguments.weight_decay:
-        return optimizer
-    decay = optax.chain(
-        optax.add_decayed_weights(arguments.weight_decay, mask),
-        optax.scale_by_learning_rate(schedule),
-    )
-    return _sum_updates(optimizer, decay)
+# -- the optimizers that hfseq registers, by their names
 
 
-def _sum_updates(
-    first: optax.GradientTransformation, second: optax.GradientTransformation
-) -> optax.GradientTransformation:
-    """Apply ``first`` to the gradients and ``second`` to zeros, and add what they give."""
-
-    def init(params: Tree) -> Any:
-        return first.init(params), second.init(params)
-
-    def update(grads: Tree, state: optax.OptState, params: Tree) -> Any:
-        own, first_state = first.update(grads, state[0], params)
-        zeros = jax.tree.map(jnp.zeros_like, grads)
-        extra, second_state = second.update(zeros, state[1], params)
-        return jax.tree.map(jnp.add, own, extra), (first_state, second_state)
-
-    return optax.GradientTransformation(init, update)
-
-
-def adamw(
-    schedule: optax.Schedule, arguments: TrainingArguments, mask: Mask
-) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter, 2019)."""
-    return optax.adamw(
-        schedule, b1=arguments.adam_beta1, b2=arguments.adam_beta2, eps=arguments.adam_epsilon,
-        weight_decay=arguments.weight_decay, mask=mask,
-    )  # fmt: skip
-
-
-def adafactor(
-    schedule: optax.Schedule, arguments: TrainingArguments, mask: Mask
-) -> optax.GradientTransformation:
-    """Adafactor (Shazeer and Stern, 2018) at the given learning rate, as v4 ran it."""
-    return _with_decay(optax.adafactor(schedule), schedule, arguments, mask)
-
-
-def lion(
-    schedule: optax.Schedule, arguments: TrainingArguments, mask: Mask
-) -> optax.GradientTransformation:
-    """Lion (Chen et al., 2023)."""
-    return optax.lion(
-        schedule,
-        b1=arguments.adam_beta1,
-        b2=arguments.adam_beta2,
-        weight_decay=arguments.weight_decay,
-        mask=mask,
-    )
-
-
-def _betas(
+def _factory(
     make: Callable[..., optax.GradientTransformation],
-    schedule: optax.Schedule,
-    arguments: TrainingArguments,
-    mask: Mask,
-) -> optax.GradientTransformation:
-    """An optimizer with Adam's two betas and epsilon."""
-    optimizer = make(
-        schedule, b1=arguments.adam_beta1, b2=arguments.adam_beta2, eps=arguments.adam_epsilon
-    )
-    return _with_decay(optimizer, schedule, arguments, mask)
+    flags: Mapping[str, str] | None = None,
+    decays: bool = False,
+) -> Factory:
+    """Return the factory of an optax optimizer that takes these ``flags``, its name of each first.
 
-
-def _plain(
-    make: Callable[..., optax.GradientTransformation],
-    schedule: optax.Schedule,
-    arguments: TrainingArguments,
-    mask: Mask,
-) -> optax.GradientTransformation:
-    """An optimizer that needs no more than a learning rate."""
-    return _with_decay(make(schedule), schedule, arguments, mask)
-
-
-adam = functools.partial(_betas, optax.adam)
-adabelief = functools.partial(_betas, optax.adabelief)
-adamax = functools.partial(_betas, optax.adamax)
-radam = functools.partial(_betas, optax.radam)
-novograd = functools.partial(_betas, optax.novograd)
-nadamw = functools.partial(_betas, optax.nadam)
-lamb = functools.partial(_betas, optax.lamb)
-lars = functools.partial(_plain, optax.lars)
-adagrad = functools.partial(_plain, optax.adagrad)
-rmsprop = functools.partial(_plain, optax.rmsprop)
-sgd = functools.partial(_plain, functools.partial(optax.sgd, momentum=0.9))
-
-
-def muon(
-    schedule: optax.Schedule, arguments: TrainingArguments, mask: Mask
-) -> optax.GradientTransformation:
-    """Muon (Jordan et al., 2024) on the kernels, Adam on all else.
-
-    Updates are scaled to Adam's size (Liu et al., 2025), so one learning rate serves both.
+    Where it ``decays`` weights by itself it gets decay and mask, too; to others decoupled decay is
+    added, a second transformation that works on zeros.
     """
-    from optax.contrib import MuonDimensionNumbers
-    from optax.contrib import muon as make
 
-    def kernels(params: Tree) -> Any:
-        def axes(path: trees.Path, leaf: jax.Array) -> MuonDimensionNumbers | None:
-            # BERT's head is named "decoder": like other tables it is Adam's.
-            hidden = path[-1] == "kernel" and path[-2:-1] not in (("decoder",), ("lm_head",))
-            return MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if hidden else None
-
-        return trees.unflatten(
-            {path: axes(path, leaf) for path, leaf in trees.flatten(params).items()}
+    def factory(
+        schedule: optax.Schedule, arguments: TrainingArguments, mask: Mask
+    ) -> optax.GradientTransformation:
+        options = {name: getattr(arguments, flag) for name, flag in (flags or {}).items()}
+        if decays:
+            return make(schedule, **options, weight_decay=arguments.weight_decay, mask=mask)
+        optimizer = make(schedule, **options)
+        if not arguments.weight_decay:
+            return optimizer
+        decay = optax.chain(
+            optax.add_decayed_weights(arguments.weight_decay, mask),
+            optax.scale_by_learning_rate(schedule),
         )
 
-    optimizer = make(
-        schedule, adam_b1=arguments.adam_beta1, adam_b2=arguments.adam_beta2,
-        eps=arguments.adam_epsilon, muon_weight_dimension_numbers=kernels, consistent_rms=0.2,
-    )  # fmt: skip
-    return _with_decay(optimizer, schedule, arguments, mask)
+        def init(params: Tree) -> Any:
+            return optimizer.init(params), decay.init(params)
+
+        def update(grads: Tree, state: optax.OptState, params: Tree) -> Any:
+            updates, first = optimizer.update(grads, state[0], params)
+            zeros = jax.tree.map(jnp.zeros_like, grads)
+            decayed, second = decay.update(zeros, state[1], params)
+            return jax.tree.map(jnp.add, updates, decayed), (first, second)
+
+        return optax.GradientTransformation(init, update)
+
+    return factory
+
+
+_BETAS = {"b1": "adam_beta1", "b2": "adam_beta2"}
+_ADAM = _BETAS | {"eps": "adam_epsilon"}
+
+
+def _muon_dimensions(params: Tree) -> dict:
+    """Tell Muon which parameters are its own, the kernels, and their two axes."""
+
+    def axes(path: trees.Path, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
+        # BERT's head is named "decoder": like other tables it is Adam's.
+        hidden = path[-1] == "kernel" and path[-2:-1] not in (("decoder",), ("lm_head",))
+        if not hidden:
+            return None
+        return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
+
+    flat = trees.flatten(params)
+    return trees.unflatten({path: axes(path, leaf) for path, leaf in flat.items()})
+
+
+adamw = _factory(optax.adamw, _ADAM, decays=True)  # Loshchilov and Hutter, 2019
+lion = _factory(optax.lion, _BETAS, decays=True)  # Chen et al., 2023
+# Shazeer and Stern, 2018, at the given learning rate, as v4 ran it.
+adafactor = _factory(optax.adafactor)
+# Jordan et al., 2024, on the kernels, Adam on all else. Updates are scaled to Adam's size (Liu et
+# al., 2025), so one learning rate serves both.
+muon = _factory(
+    functools.partial(
+        optax.contrib.muon, muon_weight_dimension_numbers=_muon_dimensions, consistent_rms=0.2
+    ),
+    {"adam_b1": "adam_beta1", "adam_b2": "adam_beta2", "eps": "adam_epsilon"},
+)
+adam = _factory(optax.adam, _ADAM)
+adabelief = _factory(optax.adabelief, _ADAM)
+adamax = _factory(optax.adamax, _ADAM)
+radam = _factory(optax.radam, _ADAM)
+novograd = _factory(optax.novograd, _ADAM)
+nadamw = _factory(optax.nadam, _ADAM)
+lamb = _factory(optax.lamb, _ADAM)
+lars = _factory(optax.lars)
+adagrad = _factory(optax.adagrad)
+rmsprop = _factory(optax.rmsprop)
+sgd = _factory(functools.partial(optax.sgd, momentum=0.9))

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from hfseq import plugins
 from hfseq.checkpoints import config as config_files
-from hfseq.checkpoints.config import (
-    native_config,
-    override,
-    parse_overrides,
-    preset_values,
-    refuse_untrusted_config,
-)
 from hfseq.data.arguments import has_arrays
 from hfseq.data.batches import Batches, StreamBatches, WindowBatches
 from hfseq.data.streaming import StreamingBatches
@@ -111,6 +104,14 @@ class Run:
         """The devices."""
         return self.layout.mesh
 
+    @property
+    def carry(self) -> Carry | None:
+        """How what the model knows of earlier windows is carried, if it is."""
+        windows = self.batch.windows
+        if windows is None:
+            return None
+        return Carry(self.batch.rows, windows.count, tuple(self.model.stacked_prefixes))
+
     def initial_state(self, params: Tree, extra: Tree) -> TrainState:
         """Return the state of step 0; traced."""
         carry, training = self.carry, self.arguments.training
@@ -135,12 +136,12 @@ class Run:
         abstract = jax.eval_shape(
             self.initial_state, trees.unflatten(params), self.model.extra_shape_tree
         )
-        places = state.state_shardings(
+        shardings = state.state_shardings(
             abstract, self.layout.shardings(shapes), self.mesh, self.carry
         )
         return jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-            abstract, places,
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+            abstract, shardings,
         )  # fmt: skip
 
     def step_function(self, calibrate: bool = False) -> jax.stages.Wrapped:
@@ -153,10 +154,10 @@ class Run:
             self.objective, self.model, self.optimizer, training.seed,
             training.on_non_finite == "skip", self.carry, calibrate,
         )  # fmt: skip
-        places = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
         return jax.jit(
             step, donate_argnums=0,
-            in_shardings=(places, None, None), out_shardings=(places, None),
+            in_shardings=(shardings, None, None), out_shardings=(shardings, None),
         )  # fmt: skip
 
     @functools.cached_property
@@ -171,14 +172,6 @@ class Run:
     def read_extra(self) -> Callable[[Tree], dict[str, jax.Array]]:
         """The jitted numbers that the model reports of its collections."""
         return jax.jit(self.model.extra_metrics)
-
-    @property
-    def carry(self) -> Carry | None:
-        """How what the model knows of earlier windows is carried, if it is."""
-        windows = self.batch.windows
-        if windows is None:
-            return None
-        return Carry(self.batch.rows, windows.count, tuple(self.model.stacked_prefixes))
 
 
 def build_run(
@@ -197,9 +190,7 @@ def build_run(
     ``progress`` is that of the checkpoint to go on from: a resumed run keeps its batch, its windows
     and its collections, and these are recorded there. ``devices`` are all by default; a run that is
     planned takes devices that are only described, a made-up ``tokenizer`` and ``config``, no data.
-
-    Raises:
-        UsageError: flags, model, data and mesh do not fit each other.
+    What does not fit together of flags, model, data and mesh is a ``UsageError``.
     """
     training = arguments.training
     if isinstance(devices, AbstractMesh):
@@ -223,9 +214,10 @@ def build_run(
     layout = lay_out(model, mesh, training.sequence_parallel)
     trained.prepare(model)
     # The global batch is fixed first, and cut per process afterwards.
+    shards = sharding.data_shards(mesh)
     if training.do_train:
-        keep_collections(model, progress, training.output_dir)
-    rows = keep_batch(training, sharding.data_shards(mesh), progress)
+        _keep_collections(model, progress, training.output_dir)
+    rows = _keep_batch(training, shards, progress)
     length = trained.choose_length(model.max_length())
     windows = plan_windows(arguments, trained, model, length)
     keep_windows(windows, rows, progress)
@@ -234,10 +226,13 @@ def build_run(
     if with_data:
         if training.do_train:
             model.check_training(rows * (windows.length if windows else length))
-        data = load_data(arguments, tokenizer, trained, batch, sharding.data_shards(mesh))
+        data = _load_data(arguments, tokenizer, trained, batch, shards)
         facts = {"data": data.description, "step to go on from": progress.step or None}
         processes.agree(facts, "give all of them the same files")
-    _check_sequence_axis(mesh, training.sequence_parallel, batch, trained.target_length(length))
+    lengths = {"row": length, "target row": trained.target_length(length)}
+    _check_lengths(
+        lengths | ({"window": windows.length} if windows else {}), mesh, training.sequence_parallel
+    )
     if data is not None:
         check_metric(training, trained, model, data.evaluation)
     total, schedule, optimizer = 0, None, optax.identity()  # enough for an evaluation
@@ -264,8 +259,8 @@ def begin(run: Run, checkpointer: Checkpointer, progress: Progress) -> TrainStat
         logger.info("resumed from step %d of %s", progress.step, output_dir)
         return restored
     params, extra = make_params(run.arguments, run.model, run.layout)
-    places = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    return jax.jit(run.initial_state, out_shardings=places, donate_argnums=0)(params, extra)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    return jax.jit(run.initial_state, out_shardings=shardings, donate_argnums=0)(params, extra)
 
 
 # -- tokenizer, configuration, model
@@ -283,7 +278,8 @@ def load_tokenizer(
     """Load the tokenizer that the flags name, or have the objective make one in ``folder``."""
     from transformers import AutoTokenizer
 
-    name = arguments.model.tokenizer_name or arguments.model.model_name_or_path
+    model = arguments.model
+    name = model.tokenizer_name or model.model_name_or_path
     if not name:
         made = objective.make_tokenizer(arguments.data, folder, plugins.load())
         if made is not None:
@@ -292,9 +288,10 @@ def load_tokenizer(
             "no tokenizer: give --tokenizer_name (a directory or Hub name), or train one with "
             "scripts/train_tokenizer.py"
         )
-    options = _hub_options(arguments) | {"trust_remote_code": arguments.model.trust_remote_code}
     try:
-        return AutoTokenizer.from_pretrained(name, **options)
+        return AutoTokenizer.from_pretrained(
+            name, trust_remote_code=model.trust_remote_code, **_hub_options(arguments)
+        )
     except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
         raise CheckpointError(
             f"cannot load the tokenizer '{name}' ({first_line(error)}): give a directory that "
@@ -312,17 +309,17 @@ def load_config(
     from transformers import AutoConfig, PreTrainedConfig
 
     plugins.register_auto_classes()
-    model = arguments.model
+    model, hub = arguments.model, _hub_options(arguments)
     name = model.config_name or model.model_name_or_path
     if name:
         try:
             with config_files.reading(name):
-                stored, _ = PreTrainedConfig.get_config_dict(name, **_hub_options(arguments))
+                stored, _ = PreTrainedConfig.get_config_dict(name, **hub)
                 config_files.check_mapping(stored, name)
-                refuse_untrusted_config(stored, model.trust_remote_code, name)
-                config = native_config(
+                config_files.refuse_untrusted_config(stored, model.trust_remote_code, name)
+                config = config_files.native_config(
                     AutoConfig.from_pretrained(
-                        name, trust_remote_code=model.trust_remote_code, **_hub_options(arguments)
+                        name, trust_remote_code=model.trust_remote_code, **hub
                     )
                 )
         except HfseqError:
@@ -335,17 +332,17 @@ def load_config(
                 f"--model_type {model.model_type} and the configuration of {name} "
                 f"('{config.model_type}') disagree: drop one of them"
             )
+        if model.preset:
+            raise UsageError(
+                f"--preset {model.preset} is a size for training from scratch, and {name} has one "
+                "already: drop one of them"
+            )
     elif model_type := model.model_type or objective.default_model_type:
         config = fresh_config(model_type, tokenizer, model.preset)
     else:
         raise UsageError("no model: give --model_name_or_path, --config_name or --model_type")
-    if name and model.preset:
-        raise UsageError(
-            f"--preset {model.preset} is a size for training from scratch, and {name} has one "
-            "already: drop one of them"
-        )
     if model.config_overrides:
-        override(config, parse_overrides(model.config_overrides))
+        config_files.override(config, config_files.parse_overrides(model.config_overrides))
     objective.configure(config, tokenizer, weights_source(arguments) is None)
     objective.configure_data(config, arguments.data, plugins.load())
     check_vocabulary(tokenizer, config)
@@ -357,12 +354,15 @@ def fresh_config(
 ) -> PreTrainedConfig:
     """Make a configuration with the tokenizer's vocabulary and special tokens."""
     kind = plugins.load().architectures.get(model_type).load_config()
-    sizes = preset_values(kind, preset, model_type)
-    names = [f"{role}_token_id" for role in ("pad", "bos", "eos", "cls", "sep")]
-    ids = {name: getattr(tokenizer, name) for name in names if hasattr(kind, name)}
-    ids = {name: token for name, token in ids.items() if token is not None}
+    sizes = config_files.preset_values(kind, preset, model_type)
     # The tokenizer knows its size and its special tokens better than a preset.
-    config = kind(**{**sizes, "vocab_size": len(tokenizer), **ids})
+    values = {**sizes, "vocab_size": len(tokenizer)}
+    for role in ("pad", "bos", "eos", "cls", "sep"):
+        name = f"{role}_token_id"
+        token = getattr(tokenizer, name) if hasattr(kind, name) else None
+        if token is not None:
+            values[name] = token
+    config = kind(**values)
     ends = getattr(kind, "eos_token_id", None)
     for name in ("decoder_start_token_id", "forced_eos_token_id"):  # BART's are its end of text
         if ends is not None and getattr(config, name, None) == ends:
@@ -378,34 +378,32 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
             f"architecture '{config.model_type}' has no class {task} "
             f"(it has {', '.join(spec.heads)})"
         )
-    model, head, source = arguments.model, spec.load_head(task), weights_source(arguments)
+    flags, head, source = arguments.model, spec.load_head(task), weights_source(arguments)
     # The checkpoint may decide about the structure (T5: is the head tied?).
     told = head.options_of(source, **_hub_options(arguments)) if source else {}
-    made = head(
+    precision = choose_precision(
+        flags.recipe, flags.computed_in, flags.sites,
+        amax_history_length=flags.fp8_amax_history_length, margin=flags.fp8_margin,
+    )  # fmt: skip
+    model = head(
         config,
         seed=arguments.training.seed,
         _do_init=False,
-        precision=choose_precision(
-            model.recipe,
-            model.computed_in,
-            model.sites,
-            amax_history_length=model.fp8_amax_history_length,
-            margin=model.fp8_margin,
-        ),
-        scan_layers=model.scan_layers,
-        gradient_checkpointing=model.gradient_checkpointing,
-        attn_implementation=model.attn_implementation,
+        precision=precision,
+        scan_layers=flags.scan_layers,
+        gradient_checkpointing=flags.gradient_checkpointing,
+        attn_implementation=flags.attn_implementation,
         **told,
     )
-    fp8.advise(made.precision, getattr(config, "hidden_size", None))
-    if model.gradient_checkpointing and not model.scan_layers and jax.default_backend() == "cpu":
+    fp8.advise(model.precision, getattr(config, "hidden_size", None))
+    if flags.gradient_checkpointing and not flags.scan_layers and jax.default_backend() == "cpu":
         logger.warning(
             "--gradient_checkpointing saves little memory on a CPU unless layers are scanned: XLA "
             "computes them again before it needs them; add --scan_layers"
         )
     if source:  # what a fine-tuned model inherits: tokens it must not write, its longest output
-        made.load_generation_config(source, **_hub_options(arguments))
-    return made
+        model.load_generation_config(source, **_hub_options(arguments))
+    return model
 
 
 def shapes_of(model: FlaxPreTrainedModel) -> dict[trees.Path, tuple[int, ...]]:
@@ -417,13 +415,9 @@ def lay_out(
     model: FlaxPreTrainedModel, mesh: Mesh, sequence_parallel: bool = False
 ) -> sharding.Layout:
     """Pair the architecture's sharding rules with the mesh, and have the model compute on it."""
-    spec = plugins.load().architectures.get(model.config.model_type)
-    layout = sharding.Layout(
-        mesh,
-        spec.load_sharding(),
-        getattr(model.config, "vocab_size", None),
-        tuple(model.stacked_prefixes),
-    )
+    rules = plugins.load().architectures.get(model.config.model_type).load_sharding()
+    vocab_size = getattr(model.config, "vocab_size", None)
+    layout = sharding.Layout(mesh, rules, vocab_size, tuple(model.stacked_prefixes))
     sharding.check_heads(model, mesh)
     model.use_mesh(mesh, layout.axes(shapes_of(model)), sequence_parallel)
     return layout
@@ -445,50 +439,43 @@ def make_params(
     No host holds a whole model: files are read by slices, and a fresh initialisation is compiled
     with its output shardings.
     """
-    places = layout.shardings(shapes_of(model))
-    path, seed, dtype = (
-        weights_source(arguments),
-        arguments.training.seed,
-        arguments.model.param_dtype,
-    )
-    if path is None:
+    shardings = layout.shardings(shapes_of(model))
+    source, seed = weights_source(arguments), arguments.training.seed
+    dtype = arguments.model.param_dtype
+    if source is None:
 
         def init(key: jax.Array) -> Tree:
             flat = trees.flatten(model.init_weights(key))
             return trees.unflatten({path: layout.pad(path, leaf) for path, leaf in flat.items()})
 
         key = jax.random.PRNGKey(seed)
-        params = jax.jit(init, out_shardings=trees.unflatten(places))(key)
+        params = jax.jit(init, out_shardings=trees.unflatten(shardings))(key)
         extra = model.init_extra(key)
         return params if dtype == "float32" else trees.cast_floating(params, dtype), extra
     replicated = NamedSharding(layout.mesh, PartitionSpec())
 
-    def place(name: trees.Path, shape: tuple[int, ...]) -> NamedSharding:
-        return places[name] if layout.padded(name, shape) == shape else replicated
+    def where(path: trees.Path, shape: tuple[int, ...]) -> NamedSharding:
+        return shardings[path] if layout.padded(path, shape) == shape else replicated
 
     loaded = type(model).from_pretrained(
-        path, config=model.config, sharding=place, scan_layers=model.scan_layers,
+        source, config=model.config, sharding=where, scan_layers=model.scan_layers,
         seed=seed, precision=model.precision,
         ignore_mismatched_sizes=getattr(arguments.data, "ignore_mismatched_sizes", False),
         **_hub_options(arguments),
     )  # fmt: skip
-    flat = trees.flatten(loaded.params)
     padded = {
-        name: jax.device_put(layout.pad(name, leaf), places[name]) for name, leaf in flat.items()
+        path: jax.device_put(layout.pad(path, leaf), shardings[path])
+        for path, leaf in trees.flatten(loaded.params).items()
     }
     extra = jax.device_put(loaded.extra, replicated)
     return trees.cast_floating(trees.unflatten(padded), dtype), extra
 
 
-# -- what a resumed run keeps
+# -- the batch, and what of it a resumed run keeps
 
 
-def keep_collections(model: FlaxPreTrainedModel, progress: Progress, output_dir: str) -> None:
-    """Record what the state holds beside parameters, which a run cannot change on its way.
-
-    Raises:
-        UsageError: the checkpoint to go on from has others.
-    """
+def _keep_collections(model: FlaxPreTrainedModel, progress: Progress, output_dir: str) -> None:
+    """Record what the state holds beside parameters, which a run cannot change on its way."""
 
     def listed(sizes: Mapping[str, int]) -> str:
         counts = (f"{name} ({size} numbers)" for name, size in sizes.items())
@@ -510,15 +497,10 @@ def keep_collections(model: FlaxPreTrainedModel, progress: Progress, output_dir:
     progress.collections = {"precision": precision, "sizes": sizes}
 
 
-def keep_batch(training: TrainingArguments, shards: int, progress: Progress) -> int:
-    """Return rows a step; a resumed run keeps its batch on any devices.
-
-    Raises:
-        UsageError: they do not divide by the ``shards`` of the batch and the micro-batches.
-    """
-    micro = training.gradient_accumulation_steps
+def _keep_batch(training: TrainingArguments, shards: int, progress: Progress) -> int:
+    """Return rows a step; a resumed run keeps its batch on any devices."""
+    micro, kept = training.gradient_accumulation_steps, progress.global_batch_size
     size = training.global_batch_size or training.per_device_train_batch_size * shards * micro
-    kept = progress.global_batch_size
     if kept and size != kept and training.global_batch_size is None:
         logger.warning(
             "going on with the run's %d rows a step (the flags alone would give %d)", kept, size
@@ -533,12 +515,58 @@ def keep_batch(training: TrainingArguments, shards: int, progress: Progress) -> 
     return size
 
 
-def keep_windows(windows: Windows | None, rows: int, progress: Progress) -> None:
-    """Record how rows are cut into windows; the state in a checkpoint belongs to that cut.
+def plan_windows(
+    arguments: Arguments, objective: Objective, model: FlaxPreTrainedModel, length: int
+) -> Windows | None:
+    """Return how rows of ``length`` tokens are cut, or None where a row is one step."""
+    training, data = arguments.training, arguments.data
+    window, streams = training.update_length, training.state_reset == "never"
+    if window is None or not training.do_train:
+        return None
 
-    Raises:
-        UsageError: the checkpoint to go on from was trained with another one.
-    """
+    def problems() -> Iterator[str]:
+        if not objective.carries_state:
+            yield (
+                f"'{objective.name}' needs a row as a whole; only causal language modelling "
+                "(run_clm_flax.py) trains it window by window"
+            )
+        if not model.fixed_state:
+            yield (
+                f"'{model.config.model_type}' keeps keys and values of every token it has seen, so "
+                "there is no state of fixed size to carry; vq_transformer has one. Drop the flag"
+            )
+        try:
+            jax.eval_shape(lambda: model.init_cache(1, 0))
+        except UsageError as error:  # an option of the configuration leaves it without a state
+            yield str(error)
+        if has_arrays(data) and streams:
+            yield (
+                "--state_reset never needs one text to read on in, and images are rows of their "
+                "own; drop --state_reset"
+            )
+        if length % window:
+            divisors = [n for n in range(1, length + 1) if length % n == 0][-6:]
+            yield (
+                f"rows of {length} tokens are not whole windows: give a divisor of the row length "
+                f"(such as {', '.join(map(str, divisors))}), or another --block_size"
+            )
+        if data.streaming:
+            yield "--streaming has no row to go back to for its next window; drop one of the two"
+        if data.line_by_line:
+            yield "--line_by_line makes rows of different lengths; drop one of the two"
+        if not objective.cross_documents:
+            yield (
+                "documents that share a row cannot be kept apart by a state that is carried on; "
+                "add --cross_documents (the text is one stream)"
+            )
+
+    for problem in problems():
+        raise UsageError(f"--update_length {window}: {problem}")
+    return Windows(window, length // window, streams)
+
+
+def keep_windows(windows: Windows | None, rows: int, progress: Progress) -> None:
+    """Record how rows are cut into windows; the state in a checkpoint belongs to that cut."""
 
     def told(windows: Mapping[str, int | str] | None) -> str:
         if windows is None:
@@ -557,112 +585,71 @@ def keep_windows(windows: Windows | None, rows: int, progress: Progress) -> None
     progress.windows = now
 
 
-def plan_windows(
-    arguments: Arguments, objective: Objective, model: FlaxPreTrainedModel, length: int
-) -> Windows | None:
-    """Return how rows of ``length`` tokens are cut, or None where a row is one step.
-
-    Raises:
-        UsageError: what is trained cannot carry a state, or the length does not fit.
-    """
-    window, data = arguments.training.update_length, arguments.data
-    streams = arguments.training.state_reset == "never"
-    if window is None or not arguments.training.do_train:
-        return None
-
-    def refuse(problem: str) -> UsageError:
-        return UsageError(f"--update_length {window}: {problem}")
-
-    if not objective.carries_state:
-        raise refuse(
-            f"'{objective.name}' needs a row as a whole; only causal language modelling "
-            "(run_clm_flax.py) trains it window by window"
-        )
-    if not model.fixed_state:
-        raise refuse(
-            f"'{model.config.model_type}' keeps keys and values of every token it has seen, so "
-            "there is no state of fixed size to carry; vq_transformer has one. Drop the flag"
-        )
-    try:
-        jax.eval_shape(lambda: model.init_cache(1, 0))
-    except UsageError as error:  # an option of the configuration leaves it without a state
-        raise refuse(str(error)) from error
-    if has_arrays(data) and streams:
-        raise refuse(
-            "--state_reset never needs one text to read on in, and images are rows of their own; "
-            "drop --state_reset"
-        )
-    if length % window:
-        fits = [n for n in range(1, length + 1) if length % n == 0][-6:]
-        raise refuse(
-            f"rows of {length} tokens are not whole windows: give a divisor of the row length "
-            f"(such as {', '.join(map(str, fits))}), or another --block_size"
-        )
-    if data.streaming:
-        raise refuse(
-            "--streaming has no row to go back to for its next window; drop one of the two"
-        )
-    if data.line_by_line:
-        raise refuse("--line_by_line makes rows of different lengths; drop one of the two")
-    if not objective.cross_documents:
-        raise refuse(
-            "documents that share a row cannot be kept apart by a state that is carried on; add "
-            "--cross_documents (the text is one stream)"
-        )
-    return Windows(window, length // window, streams)
+def _check_lengths(lengths: Mapping[str, int], mesh: Mesh, sequence_parallel: bool) -> None:
+    """See that the mesh cuts rows into equal parts."""
+    axes = ["sequence", *(["tensor"] if sequence_parallel else [])]
+    ways = math.prod(mesh.shape[name] for name in axes)
+    flag = "--mesh " + ",".join(f"{name}={mesh.shape[name]}" for name in axes)
+    flag += " with --sequence_parallel" if sequence_parallel else ""
+    for name, tokens in lengths.items():
+        if tokens % ways:
+            raise UsageError(
+                f"{flag} does not divide the {tokens} tokens of a {name}: give a length that "
+                f"is a multiple of {ways}, or another mesh"
+            )
 
 
 # -- data
 
 
-def load_data(
+def _load_data(
     arguments: Arguments,
     tokenizer: PreTrainedTokenizerBase,
     objective: Objective,
     batch: BatchPlan,
     shards: int,
 ) -> RunData:
-    """Load, tokenise and pack the splits that the run needs.
-
-    With windows a training batch is a window of its rows.
-    """
+    """Load, tokenise and pack the splits that the run needs."""
     data, training = arguments.data, arguments.training
     length, windows = objective.row_length(batch.length), batch.windows
     splits: Any = objective.load_splits(plugins.load())
-    wanted = {"train": training.do_train, "test": training.do_predict,
-              "validation": training.do_eval or training.eval_strategy != "no"}  # fmt: skip
-    for split, instead in (
-        ("train", "only --do_eval"), ("validation", "drop --do_eval"),
-        ("test", "--test_split_percentage, or drop --do_predict"),
-    ):  # fmt: skip
-        if wanted[split] and split not in splits:
+    evaluates = training.do_eval or training.eval_strategy != "no"
+    for split, wanted, instead in (
+        ("train", training.do_train, "only --do_eval"),
+        ("validation", evaluates, "drop --do_eval"),
+        ("test", training.do_predict, "--test_split_percentage, or drop --do_predict"),
+    ):
+        if wanted and split not in splits:
             raise UsageError(f"the data has no {split} split: give --{split}_file, or {instead}")
     known = getattr(splits, "description", {})
     description: dict[str, Any] = {"name": known["name"]} if "name" in known else {}
+
+    def rows_of(split: str, length: int) -> Any:
+        rows, description[split] = objective.make_rows(splits, split, length)
+        return rows
+
+    def judged(split: str) -> Batches:
+        size = training.per_device_eval_batch_size * shards
+        return Batches(rows_of(split, length), size, training.seed, shuffle=False)
+
     train: Batches | StreamingBatches | None = None
-    if wanted["train"] and data.streaming:
+    if training.do_train and data.streaming:
         train = StreamingBatches(
             splits["train"], tokenizer, splits.text_column, length, batch.rows, training.seed,
             line_by_line=data.line_by_line, cross_documents=objective.cross_documents,
             keep_blank=data.keep_blank, append_eos=getattr(data, "append_eos", False),
         )  # fmt: skip
-    elif wanted["train"]:
-        streams = windows is not None and windows.streams
-        row = windows.length if windows is not None and streams else length
-        rows, description["train"] = objective.make_rows(splits, "train", row)
-        if windows is None:
-            train = Batches(rows, batch.rows, training.seed)
-        elif streams:
-            train = StreamBatches(rows, batch.rows, training.seed)
+    elif training.do_train and windows is None:
+        train = Batches(rows_of("train", length), batch.rows, training.seed)
+    elif training.do_train and windows:
+        if windows.streams:  # a batch is a window of its rows
+            train = StreamBatches(rows_of("train", windows.length), batch.rows, training.seed)
         else:
+            rows = rows_of("train", length)
             train = WindowBatches(rows, batch.rows, training.seed, windows.count)
-    judged: dict[str, Batches] = {}
-    size = training.per_device_eval_batch_size * shards
-    for split in ("validation", *(["test"] if objective.judges_test else [])):
-        if wanted[split]:
-            rows, description[split] = objective.make_rows(splits, split, length)
-            judged[split] = Batches(rows, size, training.seed, shuffle=False)
-    return RunData(train, judged.get("validation"), judged.get("test"), length, description)
+    evaluation = judged("validation") if evaluates else None
+    test = judged("test") if training.do_predict and objective.judges_test else None
+    return RunData(train, evaluation, test, length, description)
 
 
 def check_metric(
@@ -674,10 +661,6 @@ def check_metric(
     """Refuse to choose by a number that there is not, or not in evaluations of a part.
 
     ``batches`` are those of the validation split.
-
-    Raises:
-        UsageError: ``--metric_for_best_model`` is the perplexity per word of a part, or nothing
-            that the objective reports.
     """
     if batches is None:
         return
@@ -696,22 +679,6 @@ def check_metric(
             f"--metric_for_best_model {training.metric_for_best_model}: there is only "
             f"{', '.join(f'eval_{metric}' for metric in sorted(known))}"
         )
-
-
-def _check_sequence_axis(mesh: Mesh, parallel: bool, batch: BatchPlan, target: int) -> None:
-    axes = ["sequence", *(["tensor"] if parallel else [])]
-    ways = math.prod(mesh.shape[name] for name in axes)
-    flag = "--mesh " + ",".join(f"{name}={mesh.shape[name]}" for name in axes)
-    flag += " with --sequence_parallel" if parallel else ""
-    parts = {"row": batch.length, "target row": target}
-    if batch.windows:
-        parts["window"] = batch.windows.length
-    for name, tokens in parts.items():
-        if tokens % ways:
-            raise UsageError(
-                f"{flag} does not divide the {tokens} tokens of a {name}: give a length that "
-                f"is a multiple of {ways}, or another mesh"
-            )
 
 
 def _total_steps(training: TrainingArguments, data: RunData | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -104,22 +105,23 @@ class Carry:
     windows: int
     stacked: tuple[trees.Path, ...] = ()
 
-    def _map(self, change: Callable, *given: Tree) -> dict:
+    def _map(self, change: Callable, *trees_: Tree) -> dict:
         """Call ``change(axis of the rows, *leaves)`` for every path."""
-        flat = [trees.flatten(tree) for tree in given]
-        axes = {
-            path: int(any(path[: len(head)] == head for head in self.stacked)) for path in flat[0]
-        }
-        return trees.unflatten(
-            {path: change(axes[path], *(tree[path] for tree in flat)) for path in flat[0]}
-        )
+        flat = [trees.flatten(tree) for tree in trees_]
+
+        def changed(path: trees.Path) -> Any:
+            axis = int(any(path[: len(head)] == head for head in self.stacked))
+            return change(axis, *(tree[path] for tree in flat))
+
+        return trees.unflatten({path: changed(path) for path in flat[0]})
 
     def shardings(self, tree: Tree, mesh: Mesh) -> dict:
         """Lay the rows over the axes of the batch."""
-        return self._map(
-            lambda axis, _: NamedSharding(mesh, PartitionSpec(*(None,) * axis, sharding.BATCH)),
-            tree,
-        )
+
+        def one(axis: int, _: jax.Array) -> NamedSharding:
+            return NamedSharding(mesh, PartitionSpec(*(None,) * axis, sharding.BATCH))
+
+        return self._map(one, tree)
 
     def cut(self, tree: Tree, micro: int) -> dict:
         """Cut the rows as a batch is cut, micro-batches on a new first axis."""
@@ -194,15 +196,13 @@ def state_shardings(
 
 def to_host(params: Tree, layout: sharding.Layout) -> dict:
     """Gather parameters to the host without padding rows, ready to be saved."""
-
-    def gather(path: trees.Path, leaf: jax.Array) -> np.ndarray:
+    everywhere = NamedSharding(layout.mesh, PartitionSpec())
+    flat = trees.flatten(params)
+    for path, leaf in flat.items():
         if not leaf.is_fully_addressable:
-            leaf = _replicate(leaf, NamedSharding(layout.mesh, PartitionSpec()))
-        return np.asarray(layout.cut(path, jnp.asarray(leaf)))
-
-    return trees.unflatten(
-        {path: gather(path, leaf) for path, leaf in trees.flatten(params).items()}
-    )
+            leaf = _replicate(leaf, everywhere)
+        flat[path] = np.asarray(layout.cut(path, jnp.asarray(leaf)))
+    return trees.unflatten(flat)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -244,69 +244,51 @@ def make_step(
     """
     overwritten = model.overwritten_extra
 
-    def loss_sum(
-        params: Tree, scales: Tree, frozen: Tree, extra: dict, batch: Batch, keys: Any,
-        factor: jax.Array | None,
-    ) -> tuple[jax.Array, tuple]:  # fmt: skip
-        extra = {**extra, **fp8.for_gradient(scales)}
-        whole = join_frozen(params, frozen)
-        total, count, more = objective.loss(model, whole, dict(batch), keys, True, extra=extra)
-        scaled = total if factor is None else total * factor
-        sums = {"loss": total, "count": count, "divisor": more.get("divisor", count)}
-        sums |= more.get("totals", {})
-        after = {k: v for k, v in more.get("extra", extra).items() if k not in overwritten}
-        return scaled, (sums, after, more.get("memory"))
-
-    def micro_step(
-        params: Tree, scales: Tree, frozen: Tree, extra: dict, batch: Batch,
-        keys: tuple[jax.Array, jax.Array], factor: jax.Array | None,
-    ) -> tuple:  # fmt: skip
-        batch = dict(batch)
-        drawn = batch_keys(keys[0], batch.pop("row"), keys[1])
-        gradient = jax.grad(loss_sum, argnums=(0, 1), has_aux=True)
-        (grads, scales), (sums, extra, memory) = gradient(
-            params, scales, frozen, extra, batch, drawn, factor
-        )
-        sums = jax.tree.map(lambda x: x.astype(jnp.float32), sums)
-        return grads, sums, fp8.from_gradient(scales), extra, memory
-
-    def accumulate(
-        state: TrainState, frozen: Tree, batch: Batch, keys: tuple[jax.Array, jax.Array],
-        factor: jax.Array | None,
-    ) -> tuple:  # fmt: skip
+    def gradients(state: TrainState, frozen: Tree, batch: Batch, factor: jax.Array | None) -> tuple:
+        """Return gradients, sums, collections and memory of all micro-batches."""
+        start = state.step if carry is None else state.step - state.step % carry.windows
+        root = jax.random.key(seed)
+        keys = jax.random.fold_in(root, state.step), jax.random.fold_in(root, start)
         scales, extra = (
             {name: tree for name, tree in state.extra.items() if (name in overwritten) == moved}
             for moved in (True, False)
         )
+
+        def loss_sum(params: Tree, scales: Tree, extra: dict, part: dict, drawn: Any) -> tuple:
+            extra = {**extra, **fp8.for_gradient(scales)}
+            whole = join_frozen(params, frozen)
+            total, count, more = objective.loss(model, whole, part, drawn, True, extra=extra)
+            sums = {"loss": total, "count": count, "divisor": more.get("divisor", count)}
+            sums |= more.get("totals", {})
+            after = {k: v for k, v in more.get("extra", extra).items() if k not in overwritten}
+            scaled = total if factor is None else total * factor
+            return scaled, (sums, after, more.get("memory"))
+
+        def micro_step(extra: dict, batch: Batch) -> tuple:
+            part = dict(batch)
+            drawn = batch_keys(keys[0], part.pop("row"), keys[1])
+            gradient = jax.grad(loss_sum, argnums=(0, 1), has_aux=True)
+            (grads, after), (sums, extra, memory) = gradient(
+                state.params, scales, extra, part, drawn
+            )
+            sums = jax.tree.map(lambda x: x.astype(jnp.float32), sums)
+            return (grads, sums, fp8.from_gradient(after)), extra, memory
+
+        def body(carried: tuple, part: Batch) -> tuple:
+            (*totals, most), extra = carried
+            (*sums, after), extra, memory = micro_step(extra, part)
+            added = jax.tree.map(jnp.add, totals, sums)
+            return ((*added, jax.tree.map(jnp.maximum, most, after)), extra), memory
+
         first = jax.tree.map(lambda x: x[0], batch)
         if jax.tree.leaves(batch)[0].shape[0] == 1:
-            grads, sums, after, extra, memory = micro_step(
-                state.params, scales, frozen, extra, first, keys, factor
-            )
+            (grads, sums, after), extra, memory = micro_step(extra, first)
             memory = jax.tree.map(lambda x: x[None], memory)
-            return grads, sums, extra | fp8.overwrite(scales, after), memory
-
-        def body(total: tuple[Any, ...], part: Batch) -> tuple[tuple[Any, ...], Tree]:
-            *sums, after, extra, memory = micro_step(
-                state.params, scales, frozen, total[3], part, keys, factor
-            )
-            added = jax.tree.map(jnp.add, total[:2], tuple(sums))
-            return (*added, jax.tree.map(jnp.maximum, total[2], after), extra), memory
-
-        shapes = jax.eval_shape(
-            micro_step, state.params, scales, frozen, extra, first, keys, factor
-        )
-        zeros: tuple[Any, ...] = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:3]
-        )
-        start: tuple[Any, ...] = (*zeros, extra)
-        (grads, sums, after, extra), memory = jax.lax.scan(body, start, batch)
+        else:
+            shapes = jax.eval_shape(micro_step, extra, first)[0]
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            ((grads, sums, after), extra), memory = jax.lax.scan(body, (zeros, extra), batch)
         return grads, sums, extra | fp8.overwrite(scales, after), memory
-
-    def keys_of(step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        start = step if carry is None else step - step % carry.windows
-        root = jax.random.key(seed)
-        return jax.random.fold_in(root, step), jax.random.fold_in(root, start)
 
     def step(
         state: TrainState, frozen: Tree, batch: Batch
@@ -316,7 +298,8 @@ def make_step(
         whole: dict[str, Any] = dict(batch)
         if carry is not None:
             whole["memory"] = carry.cut(state.memory or {}, batch["row"].shape[0])
-        grads, sums, extra, memory = accumulate(state, frozen, whole, keys_of(state.step), factor)
+        with fp8.calibrating() if calibrate else contextlib.nullcontext():
+            grads, sums, extra, memory = gradients(state, frozen, whole, factor)
         if calibrate:
             seen = {name: extra[name] for name in overwritten}
             return dataclasses.replace(state, extra={**state.extra, **seen}), {}
@@ -353,16 +336,7 @@ def make_step(
         state = dataclasses.replace(state, **new, step=state.step + 1, window=window)
         return state, {"loss": loss, "grad_norm": norm, "bad": ~good}
 
-    if not calibrate:
-        return step
-
-    def calibration(
-        state: TrainState, frozen: Tree, batch: Batch
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
-        with fp8.calibrating():
-            return step(state, frozen, batch)
-
-    return calibration
+    return step
 
 
 def _where(taken: jax.Array, new: dict, old: dict) -> dict:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import resource
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def _sizes(config: PreTrainedConfig) -> tuple[int, int, int]:
+    """Return vocabulary, width and layers; 0 where the configuration has no such number."""
+    width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
+    return getattr(config, "vocab_size", 0), width, getattr(config, "num_hidden_layers", 0)
+
+
 def step_flops(
     params: Tree,
     config: PreTrainedConfig,
@@ -43,13 +49,12 @@ def step_flops(
     with the table. Recomputation (remat) and padding are not counted, as usual for MFU (Chowdhery
     et al., 2022, appendix B).
     """
-    flat = trees.flatten(params)
-    vocab = getattr(config, "vocab_size", 0)
+    vocab, width, layers = _sizes(config)
     kernels = sum(
-        leaf.size for path, leaf in flat.items() if path[-1] == "kernel" and vocab not in leaf.shape
+        leaf.size
+        for path, leaf in trees.flatten(params).items()
+        if path[-1] == "kernel" and vocab not in leaf.shape
     )
-    width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
-    layers = getattr(config, "num_hidden_layers", 0)
     if attention is None:
         attention = 12 * layers * width * length
     return tokens * (6.0 * kernels + attention) + 6.0 * head_tokens * vocab * width
@@ -65,24 +70,24 @@ def run_flops(model: FlaxPreTrainedModel, objective: Objective, rows: int, lengt
     targets = objective.target_length(length)
     if not targets:
         tokens = rows * length
+        told = getattr(model, "attention_flops", None)
+        attention = None if told is None else told(length)
         head = round(tokens * objective.head_share())
-        own = getattr(model, "attention_flops", None)
-        attention = None if own is None else own(length)
         return step_flops(params, config, tokens, length, head, attention)
     flat = trees.flatten(params)
-    sides = {
-        side: trees.unflatten(
-            {path: leaf for path, leaf in flat.items() if ("decoder" in path) == side}
-        )
+    encoder, decoder = (
+        trees.unflatten({path: leaf for path, leaf in flat.items() if ("decoder" in path) == side})
         for side in (False, True)
-    }
-    encoder = step_flops(sides[False], config, rows * length, length, 0)
-    decoder = step_flops(sides[True], config, rows * targets, targets, rows * targets)
-    width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
-    layers = getattr(config, "num_hidden_layers", 0)
+    )
+    _, width, layers = _sizes(config)
     crossed = 12 * width * layers * length * rows * targets
     shared = 6.0 * 2 * layers * width * width * rows * (length - targets)
-    return encoder + decoder + crossed + shared
+    return (
+        step_flops(encoder, config, rows * length, length, 0)
+        + step_flops(decoder, config, rows * targets, targets, rows * targets)
+        + crossed
+        + shared
+    )
 
 
 def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) -> float:
@@ -92,8 +97,7 @@ def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) 
     target attends to half of its own side (``causal``). Look-ups cost nothing, padding neither.
     """
     config = model.config
-    width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
-    vocab, both = getattr(config, "vocab_size", 0), getattr(config, "num_hidden_layers", 0)
+    vocab, width, both = _sizes(config)
     layers = getattr(config, "encoder_layers", both)
     decoders = getattr(config, "decoder_layers", getattr(config, "num_decoder_layers", both))
     weights = {False: 0, True: 0}
@@ -107,35 +111,6 @@ def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) 
     attended = layers * work.source_squares
     attended += decoders * (causal * work.target_squares + work.products)
     return 6.0 * products + 12.0 * inner * attended
-
-
-def make_meter(
-    model: FlaxPreTrainedModel,
-    objective: Objective,
-    data: RunData,
-    rows: int,
-    length: int,
-    peak_tflops: float | None = None,
-) -> Meter:
-    """Return the meter of a run on steps of ``rows`` rows of which the model sees ``length``.
-
-    ``data`` is what :func:`hfseq.training.setup.load_data` gave; ``peak_tflops`` is
-    ``--peak_tflops``. Pairs are counted as they are; what their padding costs in addition is a
-    figure of its own. All processes call this together: those on CPUs measure at the same time,
-    so that those of one machine find what is left to each.
-    """
-    peak = peak_flops(model.precision.compute_dtype, peak_tflops)
-    training: Any = getattr(data.train, "rows", None)
-    if not hasattr(training, "sums"):
-        flops = run_flops(model, objective, rows, length)
-        return Meter(flops / (rows * data.length), peak)
-    real, padded = training.sums, training.padded_sums
-    tokens = real.source + real.target
-    return Meter(
-        pair_flops(model, real) / tokens, peak,
-        padded_flops_per_token=pair_flops(model, padded, causal=1.0) / tokens,
-        padded_tokens_per_token=(padded.source + padded.target) / tokens,
-    )  # fmt: skip
 
 
 def peak_flops(
@@ -174,14 +149,12 @@ def measured_flops(dtype: str, size: int = 1536) -> float:
         return jnp.matmul(x, x, preferred_element_type=jnp.float32)
 
     product(x).block_until_ready()
-    best = min(_seconds(lambda: product(x).block_until_ready()) for _ in range(3))
-    return 2.0 * size**3 / best
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        product(x).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return 2.0 * size**3 / min(seconds)
 
 
 def peak_memory_gb() -> float:
@@ -192,22 +165,19 @@ def peak_memory_gb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
+@dataclasses.dataclass
 class Meter:
     """Tokens per second and MFU between two readings, without the time spent elsewhere.
 
     Where padding is known, the rates with it are read too: what the machine did, not the model.
     """
 
-    def __init__(
-        self,
-        flops_per_token: float,
-        peak: float,
-        padded_flops_per_token: float | None = None,
-        padded_tokens_per_token: float = 1.0,
-    ):
-        self.flops_per_token, self.peak = flops_per_token, peak
-        self.padded_flops_per_token = padded_flops_per_token
-        self.padded_tokens_per_token = padded_tokens_per_token
+    flops_per_token: float
+    peak: float
+    padded_flops_per_token: float | None = None
+    padded_tokens_per_token: float = 1.0
+
+    def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -227,13 +197,41 @@ class Meter:
         seconds = max(time.perf_counter() - self._start - self._paused, 1e-9)
         rate = self._tokens / seconds
         self.reset()
-        found = {
+        rates = {
             "train_tokens_per_second": rate,
             "train_mfu": rate * self.flops_per_token / self.peak,
         }
-        if self.padded_flops_per_token is None:
-            return found
-        return found | {
-            "train_padded_tokens_per_second": rate * self.padded_tokens_per_token,
-            "train_padded_mfu": rate * self.padded_flops_per_token / self.peak,
-        }
+        if self.padded_flops_per_token is not None:
+            rates |= {
+                "train_padded_tokens_per_second": rate * self.padded_tokens_per_token,
+                "train_padded_mfu": rate * self.padded_flops_per_token / self.peak,
+            }
+        return rates
+
+
+def make_meter(
+    model: FlaxPreTrainedModel,
+    objective: Objective,
+    data: RunData,
+    rows: int,
+    length: int,
+    peak_tflops: float | None = None,
+) -> Meter:
+    """Return the meter of a run on steps of ``rows`` rows of which the model sees ``length``.
+
+    ``peak_tflops`` is ``--peak_tflops``. Pairs are counted as they are; what their padding costs in
+    addition is a figure of its own. All processes call this together: those on CPUs measure at the
+    same time, so that those of one machine find what is left to each.
+    """
+    peak = peak_flops(model.precision.compute_dtype, peak_tflops)
+    training: Any = getattr(data.train, "rows", None)
+    if not hasattr(training, "sums"):
+        flops = run_flops(model, objective, rows, length)
+        return Meter(flops / (rows * data.length), peak)
+    real, padded = training.sums, training.padded_sums
+    tokens = real.source + real.target
+    return Meter(
+        pair_flops(model, real) / tokens, peak,
+        padded_flops_per_token=pair_flops(model, padded, causal=1.0) / tokens,
+        padded_tokens_per_token=(padded.source + padded.target) / tokens,
+    )  # fmt: skip
