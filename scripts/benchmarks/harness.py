@@ -341,6 +341,21 @@ def host_peak_bytes() -> int:
     return process_bytes("VmHWM")
 
 
+def import_torch() -> dict[str, float]:
+    """Import PyTorch where it is installed, and return the bytes that it takes.
+
+    Transformers' configuration classes import it in any case; here it is seen apart from them.
+    """
+    pages = Path("/proc/self/statm")
+    if "torch" in sys.modules or not pages.exists():
+        return {}
+    before = int(pages.read_text().split()[1])
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401
+    taken = int(pages.read_text().split()[1]) - before
+    return {"torch_bytes": taken * os.sysconf("SC_PAGE_SIZE")}
+
+
 def jax_peak_bytes() -> int:
     """Return the peak memory of the first jax device, or of this process where it is a CPU."""
     import jax
@@ -887,6 +902,12 @@ MFU: Column = (
     "MFU", lambda row: f"{row['limit']['of']['compute']:.0%}" if row["limit"] else ABSENT
 )  # fmt: skip
 MEMORY: Column = ("peak memory", gigabytes)
+TORCH_MEMORY: Column = (
+    "of it PyTorch's",
+    lambda row: f"{row['facts'].get('torch_bytes', 0) / GB:.2f} GB"
+    if row.get("facts", {}).get("torch_bytes")
+    else ABSENT,
+)
 DEFAULT = (CASE, TOKENS, TIME, RATIO, SHARE, MEMORY)
 
 

@@ -394,6 +394,7 @@ def hfseq_generate(
     size: dict[str, Any], weights: str, dtype: str = "float32",
 ) -> Running:  # fmt: skip
     """hfseq's ``generate``: the first call compiles."""
+    taken = harness.import_torch()
     import jax
     import numpy as np
 
@@ -411,7 +412,8 @@ def hfseq_generate(
 
     shapes = training.jax_shapes(module.params)
     need = _need(shapes, config, mode, beams, rows, length, new_tokens, dtype)
-    return Running(run, harness.jax_peak_bytes, training.jax_facts(module.params) | need)
+    facts = training.jax_facts(module.params) | need | taken
+    return Running(run, harness.jax_peak_bytes, facts)
 
 
 def torch_generate(
@@ -540,7 +542,14 @@ def generate(given: Sequence[str]) -> int:
 
 
 CALL: harness.Column = ("ms a call", harness.milliseconds)
-COLUMNS = (("generation", harness.CASE[1]), harness.TOKENS, CALL, harness.RATIO, harness.MEMORY)
+COLUMNS = (
+    ("generation", harness.CASE[1]),
+    harness.TOKENS,
+    CALL,
+    harness.RATIO,
+    harness.MEMORY,
+    harness.TORCH_MEMORY,
+)
 
 # -- the suites of run.py
 

@@ -141,3 +141,14 @@ def test_json_is_written_whole(tmp_path):
     with pytest.raises(TypeError):
         harness.write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_a_row_says_how_much_of_its_memory_is_pytorchs(monkeypatch):
+    import inference
+
+    title, shown = harness.TORCH_MEMORY
+    assert title == "of it PyTorch's" and harness.TORCH_MEMORY in inference.COLUMNS
+    assert shown({"facts": {"torch_bytes": 1.8e8}}) == "0.18 GB"
+    assert shown({"facts": {}}) == shown({}) == harness.ABSENT
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    assert harness.import_torch() == {}  # nothing to be told from what was there
