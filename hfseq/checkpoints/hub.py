@@ -1,7 +1,8 @@
 """What hfseq says to the Hugging Face Hub: finding files, pushing folders, now or meanwhile.
 
 ``huggingface_hub`` is imported inside functions. Its client retries uploads of file contents but
-neither commits nor repository creation, so both directions go through one bounded retry here.
+neither commits nor repository creation, so both directions go through one bounded retry here; and
+it waits for ever for most answers, so every request gets time-outs.
 Tokens come from the caller, the environment or ``hf auth login`` and never reach a message.
 """
 
@@ -17,8 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from hfseq.checkpoints import network
 from hfseq.errors import CheckpointError, HfseqError, UsageError, one_line, redact
 
 logger = logging.getLogger("hfseq.checkpoints.hub")
@@ -30,6 +32,9 @@ ATTEMPTS, DOWNLOAD_ATTEMPTS = 4, 2
 
 #: Seconds; what the Hub asks for beyond that is not waited for.
 LONGEST_WAIT = 300.0
+
+#: Seconds for a connection, and for each part of an answer.
+CONNECT, READ = 20.0, 90.0
 
 #: Statuses of HTTP that may pass by themselves.
 PASSING = frozenset({408, 409, 412, 429, 500, 502, 503, 504})
@@ -103,7 +108,14 @@ def resolve_file(
         )
 
     try:
-        return with_retries(download, attempts=1 if offline else DOWNLOAD_ATTEMPTS)
+        if offline:
+            return download()
+        return network.watched(lambda: with_retries(download, attempts=DOWNLOAD_ATTEMPTS))
+    except network.Stalled as error:
+        raise CheckpointError(
+            f"cannot load '{name}' from the Hub: {error}. The same command goes on with what has "
+            "arrived"
+        ) from error
     except errors.LocalEntryNotFoundError as error:
         # Offline, a checkpoint whose configuration is cached simply lacks the other files.
         for config in (str(path.with_name("config.json")), "config.json"):
@@ -246,7 +258,7 @@ class BackgroundPusher:
     the newest snapshot waits. A failed push is logged and made good by the next one, or by
     ``finish``. Nothing here raises into the training loop, and a process that ends does not wait
     for an upload that hangs, as it would for ``HfApi.run_as_future``. ``checkpoint`` is as for
-    `push_folder`.
+    `push_folder`. ``stalled`` says whether ``finish`` has given up on an upload.
     """
 
     def __init__(
@@ -269,6 +281,7 @@ class BackgroundPusher:
         self._count = 0
         self._waiting: tuple[Path, str] | None = None
         self._thread: threading.Thread | None = None
+        self.stalled = False
         self._lock = threading.Lock()
         shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)  # left by a killed run
 
@@ -289,27 +302,28 @@ class BackgroundPusher:
                 self._thread.start()
 
     def finish(self, timeout: float | None = None) -> str | None:
-        """Wait for the pushes, repeat a failed last one; return None or what is left to do."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if self._join(deadline) and self._error:
-            self.push(self._message)
-            self._join(deadline)
-        if self._thread is not None:
-            self._error = f"still under way after {timeout:.0f} s"
-        if self._error is None:
-            shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)
-            return None
-        words = ["hfseq", "push", str(self.folder), "--hub_model_id", self.repo_id]
-        words += ["--hub_private_repo"] * self.private + ["--checkpoint"] * self.checkpoint
-        return (
-            f"the push to '{self.repo_id}' is not complete: {self._error}. Finish it with: "
-            f"{shlex.join(words)}"
-        )
+        """Wait for the pushes, repeat a failed last one; return None or what is left to do.
 
-    def _join(self, deadline: float | None) -> bool:
-        if thread := self._thread:
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        return self._thread is None
+        An upload is given up when no bytes have moved for ``timeout`` seconds, by default those of
+        ``--hub_timeout``.
+        """
+        limit, traffic = network.patience if timeout is None else timeout, network.Traffic()
+        for last in (False, True):
+            if (thread := self._thread) and not network.wait(thread, limit, traffic):
+                self.stalled = True
+                return self.left(f"it hangs: no bytes have moved for {limit:g} s")
+            if last or self._error is None:
+                break
+            self.push(self._message)
+        if self._error is not None:
+            return self.left(self._error)
+        shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)
+        return None
+
+    def left(self, reason: str) -> str:
+        """Say that the push is not complete, and why, and what finishes it."""
+        command = push_command(self.folder, self.repo_id, self.private, self.checkpoint)
+        return f"the push to '{self.repo_id}' is not complete: {reason}. Finish it with: {command}"
 
     def _work(self) -> None:
         while True:
@@ -337,7 +351,10 @@ class BackgroundPusher:
 
     def _failed(self, reason: str) -> None:
         self._error = reason
-        logger.warning("push to the Hub failed (training goes on, next save retries): %s", reason)
+        if not self.stalled:
+            logger.warning(
+                "push to the Hub failed (training goes on, next save retries): %s", reason
+            )
 
     def _snapshot(self) -> Path:
         self._count += 1
@@ -348,6 +365,14 @@ class BackgroundPusher:
             target.parent.mkdir(parents=True, exist_ok=True)
             _link_or_copy(path, target)
         return snapshot
+
+
+def push_command(
+    folder: Path, repo_id: str, private: bool = False, checkpoint: bool = False
+) -> str:
+    """Return the command that finishes a push."""
+    words = ["hfseq", "push", str(folder), "--hub_model_id", repo_id]
+    return shlex.join([*words, *["--hub_private_repo"] * private, *["--checkpoint"] * checkpoint])
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
@@ -363,7 +388,39 @@ def _link_or_copy(source: Path, target: Path) -> None:
     shutil.copy2(source, target)
 
 
-# -- trying again, and saying what went wrong
+# -- time-outs, trying again, and saying what went wrong
+
+
+def set_timeout(seconds: float) -> None:
+    """Set after how many seconds without a byte moving a transfer hangs (``--hub_timeout``)."""
+    network.patience = seconds
+    _limit_requests()
+
+
+def _limit_requests() -> None:
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    make = _http._GLOBAL_CLIENT_FACTORY  # a user may have set one
+    if not getattr(make, "has_limits", False):
+
+        def make_client() -> Any:
+            client = make()
+            client.event_hooks["request"].append(_limit)
+            return client
+
+        make_client.has_limits = True  # type: ignore[attr-defined]
+        set_client_factory(make_client)
+
+
+def _limit(request: Any) -> None:
+    """Give a request of the client's HTTP library the time-outs that it has not."""
+    if network.is_left():
+        raise network.Stalled("nobody waits for it any more")
+    limits = {"connect": CONNECT, "read": READ, "write": READ, "pool": READ}
+    given = request.extensions.get("timeout") or {}
+    known = {name: value for name, value in given.items() if value is not None}
+    request.extensions = {**request.extensions, "timeout": limits | known}
 
 
 def with_retries(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
@@ -371,6 +428,7 @@ def with_retries(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
 
     Only what may pass by itself is retried: the statuses in PASSING and failed connections.
     """
+    _limit_requests()
     for attempt in range(attempts):
         try:
             return call()

@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from hfseq.checkpoints import network
 from hfseq.errors import CheckpointError, UsageError, one_line, parse_json, write_whole
 
 if TYPE_CHECKING:
@@ -91,11 +92,11 @@ class Workspace:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         try:
-            self._pull()
+            network.watched(self._pull)
         except Exception as error:  # each backend has errors of its own
-            raise CheckpointError(
-                f"cannot read {self._shown}: {one_line(f'{type(error).__name__}: {error}')}"
-            ) from error
+            hangs = isinstance(error, network.Stalled)
+            reason = f"{error}; the same command goes on" if hangs else _reason(error)
+            raise CheckpointError(f"cannot read {self._shown}: {reason}") from error
 
     def _pull(self) -> None:
         remote, latest = self._remote_files(), {}
@@ -117,40 +118,51 @@ class Workspace:
                 self._synced[name] = _stamp(local)
         self._remember(latest.get("id"))
 
-    def push(self, strict: bool = False) -> bool:
+    def push(self, strict: bool = False, timeout: float | None = None) -> bool:
         """Upload what is new or changed and return whether that worked.
 
         A failure is logged as a warning, and the next push makes it good; with ``strict`` it
-        raises CheckpointError.
+        raises CheckpointError. It has failed, too, when no bytes have moved for ``timeout``
+        seconds, by default those of ``--hub_timeout``.
         """
         if not self.is_remote:
             return True
         try:
-            self._push()
+            network.watched(self._push, timeout)
             return True
         except Exception as error:  # each backend has errors of its own
-            reason = one_line(f"{type(error).__name__}: {error}")
-            message = f"cannot write {self._shown} ({reason}); all is kept in {self.path}"
+            message = self.left(
+                str(error) if isinstance(error, network.Stalled) else _reason(error)
+            )
             if strict:
-                raise CheckpointError(message) from error
+                raise CheckpointError(
+                    f"{message}: the same command, on this machine, goes on"
+                ) from error
             logger.warning("%s, and the next save tries again", message)
             return False
+
+    def left(self, reason: str) -> str:
+        """Say that the URL lacks something, and why, and where it is."""
+        return f"cannot write {self._shown} ({reason}); all is kept in {self.path}"
 
     def _push(self) -> None:
         local = dict(self._local_files())
         # Checkpoints first: newer logs and weights must not be there without their checkpoint.
         for name in sorted(local, key=lambda name: not CHECKPOINT.match(name)):
             if self._synced.get(name) != local[name]:
+                _go_on()
                 self._fs.put_file(str(self.path / name), self._remote(name))
                 self._synced[name] = local[name]
         checkpoints = {name: size for name, (size, _) in local.items() if CHECKPOINT.match(name)}
         state = uuid.uuid4().hex
         latest = json.dumps({"id": state, "files": checkpoints})
+        _go_on()
         self._fs.pipe_file(self._remote(LATEST), latest.encode())
         self._remember(state)
         for name in self._remote_files():
             known = CHECKPOINT.match(name) or name in self._synced
             if known and name not in local and not name.startswith("previous-"):
+                _go_on()
                 self._fs.rm_file(self._remote(name))
                 self._synced.pop(name, None)
 
@@ -223,6 +235,15 @@ def _file_system(url: str, protocol: str) -> tuple[AbstractFileSystem, str]:
             "or another file system of fsspec"
         ) from error
     return fs, root.rstrip("/")
+
+
+def _go_on() -> None:
+    if network.is_left():  # it hung and woke up, perhaps beside the next
+        raise CheckpointError("nobody waits for this upload any more")
+
+
+def _reason(error: Exception) -> str:
+    return one_line(f"{type(error).__name__}: {error}")
 
 
 def _skipped(name: str) -> bool:

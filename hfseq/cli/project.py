@@ -12,6 +12,7 @@ from string import Template
 from typing import Any
 
 from hfseq import plugins
+from hfseq.checkpoints import hub, network
 from hfseq.cli.text import add_json, print_json
 from hfseq.errors import UsageError
 from hfseq.plugins import __version__, manager
@@ -160,18 +161,32 @@ def add_push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--message", default="Upload with hfseq", metavar="TEXT", help="message of the commit"
     )
+    parser.add_argument(
+        "--hub_timeout", type=float, default=network.PATIENCE, metavar="SECONDS",
+        help="without a byte moving, after which the Hub hangs (600)",
+    )  # fmt: skip
 
 
 def run_push(arguments: argparse.Namespace) -> int:
     """Push a directory as one commit and print its address."""
-    from hfseq.checkpoints.hub import push_folder
+    if not arguments.hub_timeout > 0:
+        raise UsageError(f"--hub_timeout {arguments.hub_timeout:g}: give a positive number")
+    hub.set_timeout(arguments.hub_timeout)
+    folder, private = arguments.directory, arguments.hub_private_repo
+    name = arguments.hub_model_id or folder.resolve().name
 
-    url = push_folder(
-        arguments.directory,
-        arguments.hub_model_id or arguments.directory.resolve().name,
-        private=arguments.hub_private_repo,
-        message=arguments.message,
-        checkpoint=arguments.checkpoint,
-    )
-    print(url)
+    def push() -> str:
+        return hub.push_folder(
+            folder, name, private=private, message=arguments.message,
+            checkpoint=arguments.checkpoint,
+        )  # fmt: skip
+
+    try:
+        print(network.watched(push))
+    except network.Stalled as error:
+        command = hub.push_command(folder, name, private, arguments.checkpoint)
+        raise hub.HubError(
+            f"cannot push {folder} to '{name}': {error}. What has arrived is not sent again; go on "
+            f"with: {command}"
+        ) from error
     return 0

@@ -42,6 +42,7 @@ NOT_COMPARED = (
     *("output_dir", "run_name", "report_to", "hub_model_id", "push_to_hub", "disable_tqdm"),
     *("overwrite_output_dir", "data_cache_dir", "compilation_cache_dir", "cache_dir", "debug"),
     *("resume_from_checkpoint", "overwrite_cache", "hub_strategy", "hub_private_repo"),
+    "hub_timeout",
 )
 
 Record = dict[str, Any]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from hfseq import plugins
+from hfseq.checkpoints import network
 from hfseq.data.arguments import (
     OBJECTIVES,
     Allowed,
@@ -477,6 +478,11 @@ class TrainingArguments(CheckedArguments):
         "every_save",
         "What is pushed when: every_save, end (once, at the end of training), or checkpoint (every "
         "save, and with it the newest training checkpoint, to go on from elsewhere).",
+    )
+    hub_timeout: Annotated[float, Allowed("a positive number", above=0)] = option(
+        network.PATIENCE,
+        "Seconds without a byte moving after which the Hub, or a remote output_dir, hangs: a "
+        "finished run ends then and says what is missing.",
     )
     card_license: str | None = option(None, "Licence of the model, for its card: apache-2.0 ….")
     card_language: list[str] | None = option(

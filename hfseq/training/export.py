@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import platform
+import signal
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -18,15 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq import errors, plugins
+from hfseq.checkpoints import network
 from hfseq.checkpoints.hub import BackgroundPusher
 from hfseq.checkpoints.storage import Workspace
-from hfseq.errors import HfseqError, write_whole
+from hfseq.errors import CheckpointError, HfseqError, write_whole
 from hfseq.objectives.base import Texts
 from hfseq.plugins.registry import describe
 from hfseq.reports import cards, plots
 from hfseq.training import evaluation
 from hfseq.training.arguments import TrainingArguments
 from hfseq.training.checkpointer import Checkpointer, Progress
+from hfseq.training.processes import StopSignal
 from hfseq.training.setup import Run
 from hfseq.training.state import TrainState, to_host
 
@@ -34,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 #: File of what a card says and no log does, from which another card can be made.
 FACTS = "run.json"
+
+#: Seconds without a byte moving that a run waits for which has to end: who stops it waits, too.
+LAST_SECONDS = 30.0
 
 
 def export(run: Run, state: TrainState, folder: Path) -> None:
@@ -80,13 +86,41 @@ class Publisher:
         if self._pusher and self._strategy != "end":
             self._pusher.push(message)
 
-    def finish(self, message: str) -> None:
-        """Upload the final state and say what is left to do where that failed."""
-        self.workspace.push(strict=True)
-        if self._pusher:
-            self._pusher.push(message)
-            if problem := self._pusher.finish():
-                raise HfseqError(problem)
+    def finish(self, message: str, stop: StopSignal) -> None:
+        """Upload the final state, and say what is left to do where that failed.
+
+        The Hub is left where it hangs (``--hub_timeout``), or at a signal, with a warning: the
+        model is on disk. A run that a signal has stopped waits for less.
+
+        Raises:
+            HfseqError: the Hub refuses it, or it cannot be written to remote storage.
+        """
+        limit = min(network.patience, LAST_SECONDS if stop.received else math.inf)
+        stored, error, problem = False, None, None
+        try:
+            with stop.at_once():
+                if self._pusher:
+                    self._pusher.push(message)
+                try:
+                    stored = self.workspace.push(strict=True, timeout=limit)
+                except CheckpointError as caught:
+                    error = caught
+                if self._pusher:
+                    problem = self._pusher.finish(limit)
+        except KeyboardInterrupt:
+            name = signal.Signals(stop.received).name
+            if self.workspace.is_remote and not stored:
+                logger.warning("%s: the same command goes on", self.workspace.left(name))
+            if self._pusher:
+                self._pusher.stalled = True
+                logger.warning("%s", self._pusher.left(name))
+            return
+        if problem and (error or (self._pusher and self._pusher.stalled)):
+            logger.warning("%s", problem)
+        elif problem:
+            raise HfseqError(problem)
+        if error:
+            raise error
 
 
 # -- the weights that a run leaves
@@ -225,6 +259,7 @@ _OF_THE_LOG = (
 # Flags that say where and how, but nothing of what was trained.
 _NO_HYPERPARAMETERS = (
     *("output_dir", "push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy"),
+    "hub_timeout",
     *("report_to", "debug", "card_license", "card_language", "card_samples"),
     *("plugin", "run_name", "disable_tqdm", "overwrite_output_dir", "train_file"),
     *("validation_file", "test_file", "tokenizer_name", "config_name", "model_name_or_path"),

@@ -519,7 +519,7 @@ class StopSignal:
     def __init__(self) -> None:
         self.received = 0
         self._together = process_count() > 1
-        self._interrupted = False
+        self._interrupted = self._at_once = False
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -540,7 +540,24 @@ class StopSignal:
             logger.warning("a signal was received: all processes save and stop at step %d", step)
         return bool(self.received)
 
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let the next signal interrupt the body: KeyboardInterrupt, with ``received`` set."""
+        terminate = None
+        if self._together and self._old:  # jax has it, and nothing more to agree on
+            terminate = signal.signal(signal.SIGTERM, self._catch)
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+            if terminate is not None:
+                signal.signal(signal.SIGTERM, terminate)
+
     def _catch(self, number: int, frame: FrameType | None) -> None:
+        if self._at_once:
+            self.received = number
+            raise KeyboardInterrupt
         if (self.received or self._interrupted) and number == signal.SIGINT:
             raise KeyboardInterrupt
         name = signal.Signals(number).name

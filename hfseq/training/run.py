@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 
 from hfseq import plugins
+from hfseq.checkpoints import hub, network
 from hfseq.training import output, processes
 from hfseq.training.arguments import Arguments, with_data_of
 from hfseq.training.callbacks import (
@@ -87,6 +88,9 @@ def main(
         stack.enter_context(processes.session(arguments.processes))
         processes.agree_on_flags(arguments.as_dict(), objective, training.plugin)
         plugins.load(extra=training.plugin)
+        hub.set_timeout(training.hub_timeout)
+        if processes.process_count() > 1:
+            network.ignore_open_connections()
         source = arguments.model.model_name_or_path
         workspace = stack.enter_context(output.claim(training, source))
         output.require_device(training.device)
@@ -154,7 +158,7 @@ def main(
                 write_results(run.folder, metrics)
                 if training.do_train:
                     write_card(run, progress, draw_curve(run), examples)
-                publisher.finish("End of training")
+                publisher.finish("End of training", stop)
         finally:
             checkpointer.settle()
             trackers.close()

@@ -28,7 +28,10 @@ class Fault:
 
     ``action`` is "status" (answer ``status`` with ``headers``), "drop" (close the connection before
     answering), "cut" (close it in the middle of the body that is being sent or received), "lost"
-    (do the work, then close instead of answering) or "delay" (wait, then answer normally).
+    (do the work, then close instead of answering), "delay" (wait, then answer normally), "hold"
+    (so, for ``hub.release`` to be set), "hang" (be silent until then, and close), "drip" (so, but
+    for a byte every ``seconds``) or "slow" (read what is sent in pieces of 100 kB, ``seconds``
+    apart). ``met`` is set when it happens.
     """
 
     method: str
@@ -39,6 +42,7 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     error: str = "injected fault"
     seconds: float = 0.0
+    met: threading.Event = field(default_factory=threading.Event)
 
 
 class FakeHub:
@@ -52,7 +56,7 @@ class FakeHub:
         self.parts: dict[tuple[str, int], bytes] = {}
         self.faults: list[Fault] = []
         self.requests: list[str] = []
-        self.lock = threading.RLock()
+        self.lock, self.release = threading.RLock(), threading.Event()
         hub = self
 
         class Bound(Handler):
@@ -71,6 +75,7 @@ class FakeHub:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.release.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -86,6 +91,7 @@ class FakeHub:
             for fault in self.faults:
                 if fault.times and fault.method == method and re.search(fault.path, path):
                     fault.times -= 1
+                    fault.met.set()
                     return fault
         return None
 
@@ -128,13 +134,20 @@ class Handler(BaseHTTPRequestHandler):
         self.cut = fault is not None and fault.action == "cut"
         if fault and fault.action == "delay":
             time.sleep(fault.seconds)
+        if fault and fault.action == "hold":
+            self.hub.release.wait()
+        if fault and fault.action in ("hang", "drip"):
+            return self.hang(fault.seconds if fault.action == "drip" else None)
         if fault and fault.action == "drop":
             return self.hang_up()
         length = int(self.headers.get("Content-Length") or 0)
         if self.cut and length:
             self.rfile.read(length // 2)
             return self.hang_up()
-        self.body = self.read_chunks() if self.chunked else self.rfile.read(length)
+        if fault and fault.action == "slow":
+            self.body = self.read_slowly(length, fault.seconds)
+        else:
+            self.body = self.read_chunks() if self.chunked else self.rfile.read(length)
         try:
             if fault and fault.action == "status":
                 return self.send({"error": fault.error}, fault.status, fault.headers)
@@ -159,6 +172,21 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
         self.rfile.readline()
         return body
+
+    def read_slowly(self, length: int, seconds: float) -> bytes:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 100_000)
+        body = b""
+        while len(body) < length and not self.hub.release.wait(seconds):
+            body += self.rfile.read(min(100_000, length - len(body)))
+        return body
+
+    def hang(self, seconds: float | None) -> None:
+        self.close_connection = True
+        try:
+            while not self.hub.release.wait(seconds):
+                self.wfile.write(b"H")
+        except OSError:  # the other side has had enough
+            pass
 
     def hang_up(self) -> None:
         self.close_connection = True

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import numpy as np
 import pytest
 
+from hfseq.checkpoints.storage import Workspace
 from hfseq.errors import HfseqError
 from hfseq.reports.log import read_metrics
-from hfseq.training.arguments import parse
+from hfseq.training import export
+from hfseq.training.arguments import TrainingArguments, parse
+from hfseq.training.export import Publisher
+from hfseq.training.processes import StopSignal
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 PUSH = {"push_to_hub": True, "hub_model_id": "user/tiny", "report_to": "tensorboard,jsonl"}
@@ -101,3 +109,63 @@ def test_the_flags_of_a_run_are_a_file_that_runs_it_again(train, tmp_path, monke
     assert str(tmp_path) not in file.read_text()
     again = parse([str(file)], objective="mlm")
     assert again.as_dict() == first.run.arguments.as_dict()
+
+
+# -- a Hub that hangs
+
+
+def publisher(folder, **flags):
+    training = TrainingArguments(
+        output_dir=str(folder), push_to_hub=True, hub_model_id="user/tiny", **flags
+    )
+    return Publisher(training, Workspace(folder), None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_push_that_hangs_and_says_what_finishes_it(
+    hub, model_folder, messages, number
+):
+    hung = hub.fail("POST", "/commit/main", action="hang")
+
+    def when_it_hangs():
+        hung.met.wait()
+        os.kill(os.getpid(), number)
+
+    with StopSignal() as stop:
+        sender = threading.Thread(target=when_it_hangs)
+        sender.start()
+        publisher(model_folder).finish("End of training", stop)
+        sender.join()
+    assert stop.received == number
+    assert f"{number.name}. Finish it with: hfseq push {model_folder}" in messages()
+
+
+def test_a_run_that_a_signal_has_stopped_waits_for_less(hub, model_folder, messages, monkeypatch):
+    monkeypatch.setattr(export, "LAST_SECONDS", 0.2)
+    hub.fail("POST", "/commit/main", action="hang")
+    with StopSignal() as stop:
+        stop.received = signal.SIGTERM
+        publisher(model_folder).finish("End of training", stop)
+    assert "no bytes have moved for 0.2 s. Finish it with: hfseq push" in messages()
+
+
+def test_a_finished_run_ends_well_although_the_hub_hangs(train, hub, messages, tmp_path):
+    hub.fail("POST", "/commit/main", action="hang")
+    result = train("tiny", devices=1, hub_strategy="end", hub_timeout=0.5, **PUSH)
+    assert result.progress.step == 6 and (tmp_path / "tiny" / "model.safetensors").exists()
+    assert "it hangs: no bytes have moved for 0.5 s. Finish it with: hfseq push" in messages()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_exit_code_of_a_signal_is_kept_while_publishing(train, hub, number, code):
+    hung = hub.fail("POST", "/commit/main", action="hang")
+
+    def when_it_hangs():
+        hung.met.wait()
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=when_it_hangs, daemon=True).start()
+    with pytest.raises(SystemExit) as ended:
+        train("tiny", devices=1, hub_strategy="end", sigterm_exit_code=143, **PUSH)
+    assert ended.value.code == code

@@ -1,0 +1,198 @@
+"""A Hub, or a remote directory, that hangs: time-outs, what is left, and what goes on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hfseq import cli
+from hfseq.checkpoints import hub as hub_module
+from hfseq.checkpoints import network
+from hfseq.checkpoints.hub import BackgroundPusher, push_folder, resolve_file
+from hfseq.checkpoints.storage import Workspace
+from hfseq.errors import CheckpointError
+from tests.support.fake_hub import FakeHub
+from tests.support.hub_fixture import FastClock
+from tests.support.pushed_folder import commits
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
+    pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux tells what moves"),
+]
+COMMIT = "/commit/main"
+
+
+@pytest.fixture
+def folder(model_folder: Path) -> Path:
+    return model_folder
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "patience", 0.3)
+
+
+def test_traffic_is_what_connections_move_but_those_of_the_processes_of_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "_ignored", frozenset())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
+            clock = iter(range(100))
+            monkeypatch.setattr(network.time, "monotonic", lambda: next(clock))
+            traffic = network.Traffic()
+
+            def silence_after(size: int) -> float:
+                one.sendall(b"x" * size)
+                received = 0
+                while received < size:
+                    received += len(other.recv(size))
+                return traffic.silence()
+
+            assert [silence_after(size) for size in (10, 10)] == [1, 2]  # a drip
+            assert silence_after(network.PROGRESS) == 1
+            network.ignore_open_connections()
+            assert [silence_after(network.PROGRESS) for _ in range(2)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/repos/create"),
+        ("GET", "/api/models/user/m$"),  # asked without any time-out, explicitly
+        ("POST", "/preupload/"),
+        ("PUT", "/lfs-upload/"),
+        ("POST", COMMIT),
+    ],
+)
+def test_a_request_that_is_not_answered_ends_and_is_made_again(
+    hub: FakeHub,
+    folder: Path,
+    no_waiting: FastClock,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    path: str,
+) -> None:
+    monkeypatch.setattr(hub_module, "READ", 0.2)
+    fault = hub.fail(method, path, action="hang")
+    push_folder(folder, "user/m", private=True)
+    assert fault.met.is_set() and len(commits(hub)) == 1
+
+
+@pytest.mark.parametrize("action", ["hang", "drip"])
+def test_the_last_push_is_left_when_nothing_moves(
+    hub: FakeHub, folder: Path, action: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.fail("POST", COMMIT, times=99, action=action, seconds=0.05)
+    pusher = BackgroundPusher(folder, "user/m")
+    pusher.push("last")
+    left = pusher.finish()
+    assert left and "no bytes have moved for 0.3 s" in left and pusher.stalled
+    assert left.endswith(f"hfseq push {folder} --hub_model_id user/m") and not caplog.records
+
+
+def test_a_slow_large_upload_is_not_cut(hub: FakeHub, folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(os.urandom(3_000_000))
+    slow = hub.fail("PUT", "/lfs-upload/", action="slow", seconds=0.04)
+    pusher = BackgroundPusher(folder, "user/m")
+    pusher.push("last")
+    assert pusher.finish(timeout=0.6) is None and slow.met.is_set()
+    assert commits(hub)[0] == "last"
+
+
+def test_a_process_ends_whose_upload_was_cut_in_its_second_part_and_then_hangs(
+    hub: FakeHub, folder: Path
+) -> None:
+    """Several files have a pool of threads, for which Python would wait."""
+    (folder / "flax_model.msgpack").write_bytes(b"others" * 1000)
+    hub.multipart_over, hub.part_size = 1000, 4000
+    hub.fail("PUT", "/lfs-part/.*/2", action="cut")
+    hung = hub.fail("PUT", "/lfs-part/.*/2", times=99, action="hang")
+    code = (
+        "import sys; from hfseq.checkpoints.hub import BackgroundPusher\n"
+        "pusher = BackgroundPusher(sys.argv[1], 'user/m'); pusher.push('last')\n"
+        "print(pusher.finish(timeout=1.5))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and "no bytes have moved" in done.stdout, done.stderr
+    assert hung.met.is_set() and not hub.release.is_set()
+
+
+def test_hfseq_push_ends_with_the_command_that_goes_on(
+    hub: FakeHub, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.fail("POST", COMMIT, action="hang")
+    given = ["push", str(folder), "--hub_model_id", "user/m"]
+    assert cli.main([*given, "--hub_timeout", "0.2"]) == 1
+    error = capsys.readouterr().err
+    assert "no bytes have moved for 0.2 s" in error
+    assert f"hfseq push {folder} --hub_model_id user/m" in error
+    assert cli.main([*given, "--hub_timeout", "0"]) == 2
+    assert cli.main(given) == 0
+
+
+@pytest.mark.parametrize(("method", "action"), [("HEAD", "hang"), ("GET", "drip")])
+def test_a_download_that_hangs_is_left(
+    hub: FakeHub, folder: Path, method: str, action: str
+) -> None:
+    hub.seed("user/m", folder)
+    hub.fail(method, "/resolve/", times=99, action=action, seconds=0.05)
+    with pytest.raises(CheckpointError, match="no bytes have moved.*same command goes on"):
+        resolve_file("user/m", "config.json")
+
+
+# -- remote directories
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """In-memory storage whose uploads wait for this event, and downloads too."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    release = threading.Event()
+
+    def until_released(name: str) -> None:
+        original = getattr(MemoryFileSystem, name)
+
+        def waits(*given: object, **options: object) -> object:
+            release.wait(20)
+            return original(*given, **options)
+
+        monkeypatch.setattr(MemoryFileSystem, name, waits)
+
+    for name in ("put_file", "find"):
+        until_released(name)
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    return release
+
+
+def test_a_remote_directory_that_hangs_is_left_and_what_wakes_up_writes_no_more(
+    hanging: threading.Event, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    workspace = Workspace("memory://hanging/run", tmp_path / "copy")
+    workspace.path.mkdir()
+    (workspace.path / "config.json").write_text("{}")
+    assert not workspace.push()
+    assert "no bytes have moved" in caplog.text and "next save tries again" in caplog.text
+    with pytest.raises(CheckpointError, match="all is kept in .*same command, on this machine"):
+        workspace.push(strict=True)
+    with pytest.raises(CheckpointError, match="cannot read memory://.*same command goes on"):
+        workspace.pull()
+    left = [thread for thread in threading.enumerate() if thread.name == "hfseq-transfer"]
+    hanging.set()
+    for thread in left:
+        thread.join()
+    assert workspace.push(strict=True)
+    latest = workspace._fs.cat_file("/hanging/run/latest.json")
+    assert workspace._id and workspace._id.encode() in latest
