@@ -28,12 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def _sizes(config: PreTrainedConfig) -> tuple[int, int, int]:
-    """Return vocabulary, width and layers; 0 where the configuration has no such number."""
-    width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
-    return getattr(config, "vocab_size", 0), width, getattr(config, "num_hidden_layers", 0)
-
-
 def step_flops(
     params: Tree,
     config: PreTrainedConfig,
@@ -49,55 +43,44 @@ def step_flops(
     with the table. Recomputation (remat) and padding are not counted, as usual for MFU (Chowdhery
     et al., 2022, appendix B).
     """
-    vocab, width, layers = _sizes(config)
+    vocab = getattr(config, "vocab_size", 0)
+    width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
     kernels = sum(
         leaf.size
         for path, leaf in trees.flatten(params).items()
         if path[-1] == "kernel" and vocab not in leaf.shape
     )
     if attention is None:
-        attention = 12 * layers * width * length
+        attention = 12 * getattr(config, "num_hidden_layers", 0) * width * length
     return tokens * (6.0 * kernels + attention) + 6.0 * head_tokens * vocab * width
 
 
 def run_flops(model: FlaxPreTrainedModel, objective: Objective, rows: int, length: int) -> float:
     """Return the model FLOPs of a step of ``rows`` rows, of which the model sees ``length`` tokens.
 
-    An encoder-decoder runs its decoder on the targets only; keys and values of its cross-attention
-    are products of the encoder's positions.
+    An encoder-decoder runs its decoder on the targets only.
     """
-    params, config = model.params_shape_tree, model.config
-    targets = objective.target_length(length)
-    if not targets:
-        tokens = rows * length
-        told = getattr(model, "attention_flops", None)
-        attention = None if told is None else told(length)
-        head = round(tokens * objective.head_share())
-        return step_flops(params, config, tokens, length, head, attention)
-    flat = trees.flatten(params)
-    encoder, decoder = (
-        trees.unflatten({path: leaf for path, leaf in flat.items() if ("decoder" in path) == side})
-        for side in (False, True)
-    )
-    _, width, layers = _sizes(config)
-    crossed = 12 * width * layers * length * rows * targets
-    shared = 6.0 * 2 * layers * width * width * rows * (length - targets)
-    return (
-        step_flops(encoder, config, rows * length, length, 0)
-        + step_flops(decoder, config, rows * targets, targets, rows * targets)
-        + crossed
-        + shared
-    )
+    tokens = rows * length
+    if targets := objective.target_length(length):
+        written = rows * targets
+        work = PairSums(tokens, written, tokens * length, written * targets, tokens * targets)
+        return pair_flops(model, work, causal=1.0)
+    told = getattr(model, "attention_flops", None)
+    attention = None if told is None else told(length)
+    head = round(tokens * objective.head_share())
+    return step_flops(model.params_shape_tree, model.config, tokens, length, head, attention)
 
 
 def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) -> float:
     """Return the model FLOPs of training on pairs: 6 a weight and token, 12 d a layer and product.
 
     A matrix that makes keys and values of the source for the decoder works on source tokens; a
-    target attends to half of its own side (``causal``). Look-ups cost nothing, padding neither.
+    target attends to half of its own side (``causal``; 1 where all of a square is computed).
+    Look-ups cost nothing, padding neither.
     """
     config = model.config
-    vocab, width, both = _sizes(config)
+    width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
+    vocab, both = getattr(config, "vocab_size", 0), getattr(config, "num_hidden_layers", 0)
     layers = getattr(config, "encoder_layers", both)
     decoders = getattr(config, "decoder_layers", getattr(config, "num_decoder_layers", both))
     weights = {False: 0, True: 0}
