@@ -273,6 +273,9 @@ def test_wrong_usage_ends_with_exit_code_2_and_without_a_traceback(argv, message
         (["--device", "npu"], "--device npu: give one of"),
         (["--on_non_finite", "pray"], "--on_non_finite pray: give one of stop, skip"),
         (["--num_train_epochs", "0"], "--num_train_epochs"),
+        (["--eval_strategy", "step"], "give one of no, steps, epoch; did you mean 'steps'?"),
+        (["--learning_rate", "nan"], "--learning_rate nan: give 0 or more"),
+        (["--dtype", "bf16"], "recipes have --precision; did you mean 'bfloat16'?"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_would_work(argv, message):
