@@ -111,12 +111,7 @@ def _poll(ready: Callable[[], Any], seconds: float) -> Any:
 
 
 def join(processes: ProcessArguments) -> None:
-    """Meet the other processes, if there are any; call it before jax looks at its devices.
-
-    Raises:
-        UsageError: something needed is neither given nor detected.
-        HfseqError: the coordinator does not answer, or cannot listen.
-    """
+    """Meet the other processes, if there are any; call it before jax looks at its devices."""
     if not processes.several or coordination_client() is not None:
         return
     address, count, number = whereabouts(processes)
@@ -160,11 +155,7 @@ def join(processes: ProcessArguments) -> None:
 
 
 def whereabouts(processes: ProcessArguments) -> tuple[str, int, int]:
-    """Return the coordinator's address, how many processes there are, and which this one is.
-
-    Raises:
-        UsageError: one of them is neither given nor detected, or the number is none of the count.
-    """
+    """Return the coordinator's address, how many processes there are, and which this one is."""
     known: list[Any] = [processes.address, processes.count, processes.number]
     if None in known:
         from jax._src.clusters import ClusterEnv
@@ -202,11 +193,7 @@ def whereabouts(processes: ProcessArguments) -> tuple[str, int, int]:
 
 
 def check_port(address: str) -> None:
-    """See that process 0 can listen; gRPC would share the port with another run's coordinator.
-
-    Raises:
-        HfseqError: something on this machine listens there.
-    """
+    """See that process 0 can listen; gRPC would share the port with another run's coordinator."""
     if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:  # not the port of all interfaces
         return
     port = int(address.rpartition(":")[2])
@@ -298,11 +285,7 @@ def agree_on_flags(
 
 
 def agree(facts: Mapping[str, object], advice: str) -> None:
-    """Compare what should be the same in every process.
-
-    Raises:
-        UsageError: in all of them, with the names, the values and the processes that differ.
-    """
+    """Compare what should be the same in every process; what differs is an error in all of them."""
     if (client := coordination_client()) is None:
         return
     folder, me = f"hfseq/agree/{next(_rounds)}", process_index()
@@ -364,11 +347,7 @@ def of_files(root: Path, files: Iterable[Path]) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """See that a file can be made in ``folder``, or where it will be made; none stays there.
-
-    Raises:
-        UsageError: the volume is read-only, full of files, or not this user's.
-    """
+    """See that a file can be made in ``folder``, or where it will be made; none stays there."""
     for wanted in (folder, folder / "checkpoints"):
         present = next(path for path in (wanted, *wanted.absolute().parents) if path.exists())
         try:
@@ -383,11 +362,7 @@ def check_writable(folder: Path) -> None:
 
 
 def check_shared(folder: Path) -> None:
-    """See that ``folder``, in which process 0 leaves a mark for a moment, is one for all.
-
-    Raises:
-        UsageError: this process does not see the mark.
-    """
+    """See that ``folder``, in which process 0 leaves a mark for a moment, is one for all."""
     if (client := coordination_client()) is None:
         return
     key, path = f"hfseq/mark/{next(_rounds)}", folder / MARK
@@ -423,9 +398,8 @@ def check_shared(folder: Path) -> None:
 def shared() -> Iterator[None]:
     """Run the body; an exception in any process ends it in all of them.
 
-    Raises:
-        HfseqError: the connection to another process broke; with that process's error, if it had
-            time to tell it.
+    Where the connection to another one broke, that process's error is raised, if it had time to
+    tell it.
     """
     done = threading.Event()
 
