@@ -146,6 +146,7 @@ def test_prepare_jax_leaves_alone_what_is_there():
     assert run(code).strip() == "True"
 
 
+@pytest.mark.slow
 def test_flax_imports_after_hfseq_which_prepares_jax_first():
     code = (
         "import importlib.util, sys, hfseq\n"

@@ -94,6 +94,7 @@ def test_language_modelling_script(auto, config, loss_fn, tmp_path):
     assert close(again(tokens)[0], model(tokens, params=params)[0], 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [pytest.param(t5_config, marks=pytest.mark.slow), bart_config])
 def test_summarization_script(config, tmp_path):
     model = hfseq.FlaxAutoModelForSeq2SeqLM.from_config(config(), seed=42)
@@ -128,6 +129,7 @@ def test_summarization_script(config, tmp_path):
     assert np.array_equal(generated.reshape(DEVICES, 8), alone)
 
 
+@pytest.mark.slow
 def test_pad_shard_unpad_evaluation():
     model = hfseq.FlaxBertForMaskedLM(bert_config())
 

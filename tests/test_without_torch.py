@@ -89,6 +89,7 @@ assert not heavy, heavy
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
 def test_bin_weights_without_torch_say_how_to_read_them(tmp_path, name):
     code = """

@@ -904,9 +904,11 @@ MFU: Column = (
 MEMORY: Column = ("peak memory", gigabytes)
 TORCH_MEMORY: Column = (
     "of it PyTorch's",
-    lambda row: f"{row['facts'].get('torch_bytes', 0) / GB:.2f} GB"
-    if row.get("facts", {}).get("torch_bytes")
-    else ABSENT,
+    lambda row: (
+        f"{row['facts'].get('torch_bytes', 0) / GB:.2f} GB"
+        if row.get("facts", {}).get("torch_bytes")
+        else ABSENT
+    ),
 )
 DEFAULT = (CASE, TOKENS, TIME, RATIO, SHARE, MEMORY)
 

@@ -69,6 +69,7 @@ def test_layers_and_dropout_reach_every_stack():
         training.configuration("gpt2", {"n_heads": 3})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["roberta", "gpt2", pytest.param("bart", marks=pytest.mark.slow)])
 def test_both_sides_step_to_the_same_losses(name, weights):
     pytest.importorskip("torch")

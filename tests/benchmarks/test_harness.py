@@ -135,6 +135,7 @@ def test_a_lone_marker_is_an_error_and_nothing_is_lost(tmp_path):
     assert page.read_text() == "<!-- one -->\ntext\n"
 
 
+@pytest.mark.slow
 def test_json_is_written_whole(tmp_path):
     path = tmp_path / "deep" / "x.json"
     harness.write_json(path, {"a": 1})

@@ -279,6 +279,7 @@ def test_products_of_different_sizes_are_compared_by_what_they_did():
     assert harness.ratio(large, small) == 4.0
 
 
+@pytest.mark.slow
 def test_a_contestant_that_is_silent_is_ended(fakes):
     """It costs its row and no more than the time it was given."""
     (row,) = harness.run([fake("slow", "silent")], rounds=1, warmup=0, patience=3)

@@ -74,6 +74,7 @@ def test_wrong_types_are_named(saved, dtype):
     assert "float32" in str(error.value) or "damaged" in str(error.value)
 
 
+@pytest.mark.slow
 def test_wrong_shapes_are_listed_together(saved):
     with pytest.raises(WeightsError) as error:
         FlaxBertForMaskedLM.from_pretrained(saved, vocab_size=99)

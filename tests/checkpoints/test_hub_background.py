@@ -216,6 +216,7 @@ def test_what_is_left_to_do_names_the_checkpoint_too(hub: FakeHub, folder: Path)
     assert left and left.endswith("--hub_model_id user/m --checkpoint") and "quota" in left
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_does_not_wait_for_a_push_that_hangs(folder: Path) -> None:
     code = (
         "import sys, time; from hfseq.checkpoints import hub\n"

@@ -144,6 +144,7 @@ def test_offline_serves_the_cache_and_explains_what_is_not_there(hub: FakeHub, m
     assert len(hub.requests) == before
 
 
+@pytest.mark.slow
 def test_pushing_and_finding_files_import_neither_torch_nor_jax(hub: FakeHub, model: Path) -> None:
     code = (
         "import sys; from hfseq.checkpoints.hub import push_folder, resolve_file;"

@@ -85,6 +85,7 @@ def test_every_format_has_the_same_parameters(made, name):
     assert (len(found["files"]) > 1) == (name == "shards")
 
 
+@pytest.mark.slow
 def test_headers_only_starts_neither_jax_nor_transformers_and_reads_no_values(made, tmp_path):
     large = tmp_path / "large"
     large.mkdir()
@@ -226,6 +227,7 @@ def test_what_lies_beside_the_weights_is_described(copy):
     assert found["not_read"] == ["pytorch_model.bin"] and found["problems"] == []
 
 
+@pytest.mark.slow
 def test_an_architecture_stored_as_its_twin_is_both(tmp_path):
     import hfseq
 

@@ -49,6 +49,7 @@ def test_any_text_comes_back_exactly(saved, text):
     assert tokenizer.decode(ids) == text == tokenizer.decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.slow
 def test_transformers_alone_reads_it(saved):
     _, folder = saved
     code = (

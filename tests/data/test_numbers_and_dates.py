@@ -34,6 +34,7 @@ def day_of(text):
     return match and (int(match[3]), MONTHS.index(match[1]), int(match[2]))
 
 
+@pytest.mark.slow
 def test_there_are_about_twenty_thousand_pairs_of_short_sentences(packages):
     splits = generate("de")
     counts = {name: len(pairs) for name, pairs in splits.items()}
@@ -78,6 +79,7 @@ def test_no_date_of_the_test_is_in_the_training_pairs_in_any_form(few):
     assert not days["test"] & days["validation"]
 
 
+@pytest.mark.slow
 def test_no_number_of_the_test_is_in_the_training_pairs_in_any_form(few):
     from num2words import num2words
 
@@ -94,6 +96,7 @@ def test_a_source_has_one_translation_and_is_in_one_split(few):
     assert len(sources) == len(set(sources)) > 2_000
 
 
+@pytest.mark.slow
 def test_the_seed_decides(few):
     first = generate("de")
     generate.cache_clear()

@@ -103,6 +103,7 @@ def test_a_part_of_the_rows_is_that_part_of_all_rows():
         assert array.dtype == np.int32
 
 
+@pytest.mark.slow
 def test_sums_and_fill_are_those_of_the_rows():
     store = pairs_of()
     packed = PackedPairs(store)

@@ -158,6 +158,7 @@ def test_every_pair_has_a_row_and_batches_come_in_few_widths(tokenized):
     assert wide.width(np.array([0])) == (60, 50)
 
 
+@pytest.mark.slow
 def test_rows_of_equal_length_keep_the_order_of_the_data(tokenized, marian):
     from datasets import Dataset
 

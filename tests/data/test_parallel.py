@@ -49,6 +49,7 @@ def test_all_translations_of_a_sentence_are_on_one_side(tmp_path):
     assert len(splits["validation"]) == 10 * len(sides[1])
 
 
+@pytest.mark.slow
 def test_the_published_split_of_the_tatoeba_pairs(shared):
     file = shared / "en-es-tatoeba" / "english-spanish.csv"
     options = {"validation_split_percentage": 1, "test_split_percentage": 1}
@@ -250,6 +251,7 @@ def test_pairs_survive_a_trip_to_another_process(table):
     assert pairs(pickle.loads(pickle.dumps(split))) == PAIRS
 
 
+@pytest.mark.slow
 def test_a_file_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     file = tmp_path / "a.jsonl"
     rows = [json.dumps({"en": s, "de": t}) for s, t in PAIRS]

@@ -94,6 +94,7 @@ def _race(path, value, ready, results):
     results.put((value, store.build(path, chunks, HEADER).tokens.tolist()))
 
 
+@pytest.mark.slow
 def test_processes_that_race_end_with_one_store(tmp_path):
     context = multiprocessing.get_context("spawn")
     ready, results = context.Event(), context.Queue()

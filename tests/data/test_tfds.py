@@ -161,6 +161,7 @@ def test_examples_with_numbers_lists_and_long_texts():
         parse_example(example[:-4])
 
 
+@pytest.mark.slow
 def test_records_of_a_file(root):
     folder = prepare(root)
     records = list(read_records(str(folder / "tiny-test.tfrecord-00000-of-00003"), "--train_file"))

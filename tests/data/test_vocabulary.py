@@ -91,6 +91,7 @@ for algorithm, size in SIZE.items():
 """
 
 
+@pytest.mark.slow
 def test_equal_texts_give_an_equal_vocabulary_in_another_process(trained):
     """The trainers keep words in hash tables whose order differs from process to process."""
     run = [sys.executable, "-c", TRAIN]

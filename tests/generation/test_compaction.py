@@ -59,6 +59,7 @@ def test_results_are_those_of_the_plain_loop(family, mode, caplog):
     assert moves(caplog), "no row left: the test shows nothing"
 
 
+@pytest.mark.slow
 def test_rows_of_a_decoder_leave_too(caplog):
     model, given = families.model("llama"), inputs("llama", 20)
     plain = model.generate(**given, **SHAPE)
@@ -92,6 +93,7 @@ def test_programs_are_as_many_as_halvings():
     assert found == []
 
 
+@pytest.mark.slow
 def test_few_rows_stay_together(caplog):
     model = families.model("bart")
     with caplog.at_level(logging.DEBUG, logger=generate.__name__):

@@ -38,6 +38,7 @@ def test_buckets():
     assert [bucket(n, smallest=8) for n in (1, 2, 8, 9, 13, 17)] == [1, 8, 8, 12, 16, 24]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lengths", [pytest.param({"max_length": 30}, marks=pytest.mark.slow), {"max_new_tokens": 12}]
 )
@@ -105,6 +106,7 @@ def test_weights_are_arguments_of_the_program():
     assert sum(np.size(constant) for constant in constants) < 500
 
 
+@pytest.mark.slow
 def test_prompt_is_run_once_and_its_logits_never():
     """The head runs on one column: the bucket's logits are dropped by the compiler."""
     model = families.model("llama")

@@ -41,6 +41,7 @@ def greedily(model, prompt, steps=7):
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "length", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 16)), 17]
 )
@@ -50,6 +51,7 @@ def test_greedy_search_is_the_best_token_of_a_whole_pass_at_each_step(either, le
     assert found.tolist() == [greedily(either, row, 3) for row in ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_ragged_prompts_continue_as_if_alone(model, side):
     ids, lengths = prompts(), [5, 2, 1]

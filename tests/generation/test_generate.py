@@ -61,6 +61,7 @@ def test_python_loop_gives_the_same(name):
     assert (tokens(model, trace=False, **options) == tokens(model, **options)).all()
 
 
+@pytest.mark.slow
 def test_python_loop_keeps_least_lengths():
     model = families.model("llama")
     for least in ({"min_length": 8}, {"min_new_tokens": 3}):
@@ -68,6 +69,7 @@ def test_python_loop_keeps_least_lengths():
         assert (tokens(model, trace=False, **options) == tokens(model, **options)).all()
 
 
+@pytest.mark.slow
 def test_generate_itself_can_be_jitted():
     model = families.fresh()
     model.generation_config.max_length = 11
@@ -77,6 +79,7 @@ def test_generate_itself_can_be_jitted():
     assert (jitted(IDS, attention_mask=mask).sequences == wanted).all()
 
 
+@pytest.mark.slow
 def test_only_the_key_or_the_weights_are_traced():
     model, mask = families.model("llama"), families.mask(2, 5, "right")
     options = {"attention_mask": mask, "max_length": 11, "do_sample": True}
@@ -97,6 +100,7 @@ def test_outputs_are_read_by_name_and_place():
     assert (np.diff(np.asarray(beams.scores).reshape(2, 2)) <= 0).all()  # the best comes first
 
 
+@pytest.mark.slow
 def test_pmap():
     model = families.model("llama")
     ids = families.prompts(8, 5).reshape(8, 1, 5)
@@ -120,6 +124,7 @@ def test_rows_on_several_devices_stay_there():
     assert (np.asarray(found) == tokens(model, ids)).all()
 
 
+@pytest.mark.slow
 def test_params_of_ones_own():
     model = families.fresh()
     without = families.flax_class("llama")(families.config("llama"), _do_init=False)
@@ -130,6 +135,7 @@ def test_params_of_ones_own():
     assert (tokens(model) == wanted).all()  # no program has kept the other ones
 
 
+@pytest.mark.slow
 def test_new_parameters_are_seen():
     model = families.fresh()
     wanted = tokens(model, params=jax.tree.map(lambda leaf: leaf[::-1], model.params))
@@ -178,6 +184,7 @@ def test_configuration_given_whole_wins_over_the_models_and_keywords_over_both()
     assert model.generate(IDS, given, max_new_tokens=5).sequences.shape == (2, 10)
 
 
+@pytest.mark.slow
 def test_options_on_the_model_configuration_before_the_model_is_made():
     config = families.config("llama")
     config.max_length, config.num_beams, config.num_return_sequences = 9, 2, 2
@@ -232,6 +239,7 @@ def test_scores_of_the_steps_are_pytorchs():
     assert (np.asarray(beams.beam_indices)[:, chosen.shape[1] :] == -1).all()
 
 
+@pytest.mark.slow
 def test_overridden_steps_and_adapted_logits_are_used():
     kind = families.flax_class("llama")
 
@@ -275,6 +283,7 @@ def test_encoder_outputs_of_the_caller():
         assert (tokens(model, None, **given, **options) == wanted).all()
 
 
+@pytest.mark.slow
 def test_user_processors_come_after_those_of_the_options():
     def never_seven(input_ids, scores, cur_len):
         return scores.at[:, 7].set(-jnp.inf)

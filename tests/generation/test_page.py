@@ -6,12 +6,15 @@ import dataclasses
 import re
 from pathlib import Path
 
+import pytest
+
 from hfseq.generation.options import UNSUPPORTED, UNSUPPORTED_IF_ASKED, Options
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "generation.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_examples_run_one_after_the_other(capsys):
     names: dict[str, object] = {}
     for block in re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.M | re.S):
@@ -27,6 +30,7 @@ def test_every_option_is_on_the_page():
     assert missing == []
 
 
+@pytest.mark.slow
 def test_every_field_of_the_configuration_is_known():
     """A new Transformers may bring an option: then it is supported, refused or harmless here."""
     from transformers import GenerationConfig

@@ -184,6 +184,7 @@ def test_top_p_of_known_probabilities():
     np.testing.assert_allclose(kept, wanted, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_top_p_drops_the_first_of_equally_probable_tokens_as_pytorch_does():
     torch = pytest.importorskip("torch")
     from transformers import TopPLogitsWarper
@@ -196,6 +197,7 @@ def test_top_p_drops_the_first_of_equally_probable_tokens_as_pytorch_does():
         assert np.isinf(ours).tolist() == np.isinf(theirs).tolist()
 
 
+@pytest.mark.slow
 def test_ngrams_of_known_rows():
     ids = np.array([[1, 1, 2, 1], [0, 1, 0, 1]])
     values = np.zeros((2, 3), np.float32)

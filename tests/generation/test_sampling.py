@@ -53,6 +53,7 @@ def test_filtered_probabilities_are_pytorchs(name, beams):
     assert ((np.asarray(scores) > -np.inf) == (wanted > 0)).all()
 
 
+@pytest.mark.slow
 def test_frequencies_are_the_probabilities():
     scores = np.array([[0.0, 1.0, 2.0, -np.inf]], np.float32)
     keys = search.row_keys(jax.random.PRNGKey(0), 20000, 3)
@@ -61,6 +62,7 @@ def test_frequencies_are_the_probabilities():
     np.testing.assert_allclose(found, np.asarray(jax.nn.softmax(scores))[0], atol=0.01)
 
 
+@pytest.mark.slow
 def test_top_k_draws_the_same_as_filtering_the_vocabulary():
     warpers = [FlaxTopPLogitsWarper(0.8), FlaxMinPLogitsWarper(0.05)]
     scores = (2 * np.random.default_rng(0).normal(size=(1, 300))).astype(np.float32)
@@ -101,6 +103,7 @@ def test_key_decides():
     assert (typed == first).all()
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_their_neighbours():
     ids = families.prompts(3, 5)
     whole = tokens(ids=ids, prng_key=4)
@@ -109,6 +112,7 @@ def test_rows_do_not_depend_on_their_neighbours():
     assert (tokens(ids=np.repeat(ids[:1], 3, 0), prng_key=4)[1] != whole[0]).any()
 
 
+@pytest.mark.slow
 def test_several_samples_of_each_row():
     found = tokens(num_return_sequences=4)
     assert found.shape == (12, 12)
@@ -119,6 +123,7 @@ def test_several_samples_of_each_row():
     assert pair.shape == (6, 9) and len({tuple(map(int, row)) for row in pair[:3]}) > 1
 
 
+@pytest.mark.slow
 def test_samples_stay_in_what_is_allowed():
     model = families.model("llama")
     greedy = np.asarray(model.generate(families.prompts(3, 5), max_length=12, eos_token_id=None)[0])

@@ -24,6 +24,7 @@ def decode(pieces: list[str], ids: np.ndarray) -> str:
     return "".join(pieces[token] for token in ids if token > 2).strip()
 
 
+@pytest.mark.slow
 def test_story_is_english_and_pytorchs(teller):
     torch = pytest.importorskip("torch")
     from transformers import LlamaForCausalLM

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.generation import families
+from tests.support.tiers import first
 
 IDS = families.prompts(2, 5)
 SETTINGS = {
@@ -30,7 +31,7 @@ class Collector:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("family", first(["llama", "t5"], "llama"))
 def test_streamer_and_generator_give_the_tokens_of_generate(family, name):
     model, options = families.model(family), {"max_new_tokens": 7, **SETTINGS[name]}
     wanted = model.generate(IDS, **options)

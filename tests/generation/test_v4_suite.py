@@ -79,6 +79,7 @@ def test_a_mask_may_hide_the_first_token(family):
     assert np.array_equal(found, boolean)
 
 
+@pytest.mark.slow
 def test_unknown_arguments_are_all_named():
     model, _ = configured("gpt2", {})
     with pytest.raises(ValueError, match="do_samples"):

@@ -54,6 +54,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @PLAIN
 @given(HEADERS, st.integers(-3, 3), st.integers(0, 64))
 def test_a_header_is_refused_or_its_tensors_are_those_of_the_file(header, lie, size):
@@ -94,6 +95,7 @@ def test_an_index_never_leads_out_of_its_folder(weight_map):
     assert all(name and not set(name) & set("/\\") and name.strip(".") for name in asked)
 
 
+@pytest.mark.slow
 @PLAIN
 @given(st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_json_has_one_kind_of_error(data):

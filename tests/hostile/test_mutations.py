@@ -86,6 +86,7 @@ class TestTheGuard:
         found = guard.run(("misbehaving",), 0, 8, tmp_path)
         return {outcome.number: outcome for outcome in found}
 
+    @pytest.mark.slow
     def test_every_kind_of_finding(self, outcomes):
         assert {number: outcome.how for number, outcome in outcomes.items()} == {
             0: "escaped", 1: "crashed", 2: "swelled", 3: "acted", 4: "acted", 5: "acted",

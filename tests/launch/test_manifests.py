@@ -204,6 +204,7 @@ def test_wrong_flags_are_not_started_again():
     assert rule["onJobFailureReasons"] == ["PodFailurePolicy"] and rule["action"] == "FailJobSet"
 
 
+@pytest.mark.slow
 def test_every_variable_is_read_by_a_run_in_a_test():
     used = {variable for _, _, found in containers() for variable in environment(found)}
     for line in re.findall(r"^ENV (.*?)$(?<!\\)", dockerfile(), flags=re.M):

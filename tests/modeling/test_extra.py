@@ -59,6 +59,7 @@ def test_a_training_call_leaves_its_part_and_settling_takes_it_over(model):
             np.testing.assert_allclose(leaf, before[path] + new, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "msgpack"])
 @pytest.mark.parametrize("scanned", [False, True], ids=["read-loop", "read-scan"])
 def test_saved_collections_are_read_again(model, tmp_path, safe, scanned, caplog):
@@ -141,6 +142,7 @@ def test_a_model_without_its_collections_says_what_to_pass(tmp_path):
     bare(IDS, params=full.params, extra=full.extra)
 
 
+@pytest.mark.slow
 def test_the_mesh_reaches_the_layers():
     from jax.sharding import Mesh
 

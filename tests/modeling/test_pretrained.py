@@ -28,6 +28,7 @@ model, saved = saved_bert.model, saved_bert.saved
 # -- what can be read ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sharded_msgpack_of_v4_with_an_empty_first_shard(model, tmp_path):
     model.config.save_pretrained(tmp_path)
     params = model.params
@@ -121,12 +122,14 @@ def test_double_precision_becomes_single(saved):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {"float32"}
 
 
+@pytest.mark.slow
 def test_dtype_is_the_second_argument_and_the_type_of_computation(saved):
     loaded = FlaxBertForMaskedLM.from_pretrained(saved, jnp.bfloat16)
     assert loaded(ids()).logits.dtype == jnp.bfloat16
     assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {"float32"}
 
 
+@pytest.mark.slow
 def test_without_initialisation_the_parameters_come_beside_the_model(saved, model):
     loaded, params = FlaxBertForMaskedLM.from_pretrained(saved, _do_init=False)
     assert same(params, model.params)
@@ -201,6 +204,7 @@ def test_sharded_loading_reads_only_slices(model, tmp_path, monkeypatch, native,
     assert same(loaded.params, table)
 
 
+@pytest.mark.slow
 def test_new_parameters_are_initialised_where_they_lie(tmp_path):
     FlaxBertModel(bert_config()).save_pretrained(tmp_path)
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))

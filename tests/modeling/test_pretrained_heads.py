@@ -37,6 +37,7 @@ def test_new_parameters_are_those_of_the_seed(tmp_path):
     assert not same(one.params["classifier"], two.params["classifier"])
 
 
+@pytest.mark.slow
 def test_another_number_of_labels(tmp_path, caplog, messages):
     head = FlaxBertForSequenceClassification(bert_config(num_labels=2))
     head.save_pretrained(tmp_path)
@@ -52,6 +53,7 @@ def test_another_number_of_labels(tmp_path, caplog, messages):
     assert same(other.params["bert"], head.params["bert"])
 
 
+@pytest.mark.slow
 def test_what_is_new_beside_a_mismatch_is_told_too(tmp_path, caplog, messages):
     FlaxBertForMaskedLM(bert_config()).save_pretrained(tmp_path)
     load = FlaxBertForPreTraining.from_pretrained

@@ -12,6 +12,7 @@ from tests.support.models import bert_config, roberta_config, same
 model, saved = saved_bert.model, saved_bert.saved
 
 
+@pytest.mark.slow
 def test_pytorch_bin_with_from_pt(saved, model):
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
@@ -55,6 +56,7 @@ def test_pytorch_checkpoints_survive_a_round_trip(spec, task, config, tmp_path):
     assert same(cls.from_pretrained(tmp_path / "shards").params, loaded.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("present", [True, False])
 def test_pytorch_base_models_load_with_and_without_their_prefix(tmp_path, present):
     pytest.importorskip("torch")

@@ -76,6 +76,7 @@ def test_a_tree_of_another_model_is_refused_before_anything_is_written(model, tm
 # -- what is written -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_saved_directory_holds_config_and_weights(saved):
     assert sorted(path.name for path in saved.iterdir()) == ["config.json", "model.safetensors"]
     config = json.loads((saved / "config.json").read_text())

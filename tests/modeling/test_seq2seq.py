@@ -73,6 +73,7 @@ def test_decode_of_encode_is_the_whole_model(run, encoded, expected):
     assert close(alone.logits, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filled", [True, False], ids=["filled", "as in v4"])
 @pytest.mark.parametrize("chunks", [(4, 3), (1, 1, 5)])
 def test_decoding_in_chunks_is_the_whole_model(run, encoded, expected, filled, chunks):
@@ -101,6 +102,7 @@ def test_filled_cache_is_what_the_encoder_gives_and_nothing_else(run, encoded):
     assert not any(np.any(leaf) for leaf in cache["self_attn"].values())
 
 
+@pytest.mark.slow
 def test_filled_cache_is_read_and_not_made_again(run, encoded):
     cache = run.cache(2, 7, encoded, run.model.params)
     inputs = {"past_key_values": cache, "decoder_position_ids": places(2, 0)}
@@ -125,6 +127,7 @@ def test_stacked_and_recomputed_layers_decode_alike(options):
     assert close(np.concatenate(parts, 1), other.whole(SOURCE, MASK, TARGET))
 
 
+@pytest.mark.slow
 def test_beams_share_the_row_of_their_source(run, encoded):
     tokens = ids(6, 4, seed=2)
     inputs = {"past_key_values": run.cache(6, 4, encoded, run.model.params),
@@ -146,6 +149,7 @@ def test_beams_have_cross_attentions_of_their_own(run, encoded):
     assert folded[0].shape == (6, 4, 4, 9) and close(folded[0], apart[0])
 
 
+@pytest.mark.slow
 def test_reordered_beams_go_on_as_if_they_had_always_stood_there(run, encoded):
     tokens, rows = ids(4, 4, seed=3), np.array([1, 1, 3, 2])
     prompt = {"past_key_values": run.cache(4, 4, encoded, run.model.params),
@@ -160,6 +164,7 @@ def test_reordered_beams_go_on_as_if_they_had_always_stood_there(run, encoded):
     assert close(step[:, 0], whole[:, 3])
 
 
+@pytest.mark.slow
 def test_rewound_cache_forgets_what_came_later(run, encoded):
     inputs = {"past_key_values": run.cache(2, 4, encoded, run.model.params),
               "encoder_attention_mask": MASK, "decoder_position_ids": places(2, *range(4)),
@@ -173,6 +178,7 @@ def test_rewound_cache_forgets_what_came_later(run, encoded):
     assert close(again, whole[:, 2:])
 
 
+@pytest.mark.slow
 def test_tuples_carry_the_cache_at_index_one(run, encoded):
     model = run.model
     cache = model.init_cache(2, 7, encoded)
@@ -223,6 +229,7 @@ def test_ids_of_another_vocabulary_are_refused_on_both_sides():
             blank(**inputs, params={})
 
 
+@pytest.mark.slow
 def test_packed_pairs_are_computed_as_if_alone(run):
     sources, targets = (4, 5), (3, 4)
     model = run.model
@@ -256,6 +263,7 @@ def test_left_padded_prompts_go_on_as_if_not_padded(run, encoded):
     assert all(close(ours[1], alone[0, 1 + i]) for i, ours in enumerate(shown))
 
 
+@pytest.mark.slow
 def test_cache_is_kept_in_the_type_of_computation():
     model = FlaxBartForConditionalGeneration(bart_config(**SHALLOW), dtype=jnp.bfloat16)
     states = (jnp.zeros((2, 9, 32), jnp.bfloat16),)

@@ -98,6 +98,7 @@ def test_masks_of_keys_of_queries_and_of_documents():
     assert np.array_equal(both[0, 0], np.array(expected, bool))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_few_queries_give_what_a_product_per_head_gives(queries, heads):
@@ -124,6 +125,7 @@ def test_decoding_on_a_cpu_transposes_no_cache():
     assert "f32[16,12,128,64]" not in text and "f32[16,12,64,128]" not in text
 
 
+@pytest.mark.slow
 def test_returned_weights_are_those_that_were_used():
     mask = jnp.array([1.0, 0.0, 1.0, 1.0])[None, :, None, None]
     mixed, weights = nn.attend(QUERY, KEY, VALUE, head_mask=mask, return_weights=True)

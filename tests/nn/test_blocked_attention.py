@@ -11,6 +11,7 @@ from hfseq import nn
 from hfseq.nn import attention, cpu
 from hfseq.nn.random import batch_keys
 from tests.support.attention_cases import BATCH, HEADS, LENGTH, OPTIONS, WIDTH, arrays, results
+from tests.support.tiers import first
 
 
 @pytest.fixture
@@ -25,12 +26,7 @@ def in_pieces(monkeypatch):
 @pytest.mark.parametrize("rate", [0.0, 0.3], ids=["kept", "dropped"])
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        if name not in ("padding", "bias and causal")
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in OPTIONS
-    ],
+    first(OPTIONS, "causal", "documents"),
 )
 def test_pieces_equal_the_explicit_form(name, rate, request):
     explicit = results(OPTIONS[name], arrays(), rate, per_row=True)
@@ -41,6 +37,7 @@ def test_pieces_equal_the_explicit_form(name, rate, request):
         np.testing.assert_allclose(ours, theirs, atol=2e-6 * max(1.0, float(abs(theirs).max())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_heads_that_share_keys_and_a_key_for_the_batch(kv_heads, request):
     inputs, options = arrays(kv_heads), {"causal": True}
@@ -51,6 +48,7 @@ def test_heads_that_share_keys_and_a_key_for_the_batch(kv_heads, request):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_half_types_and_another_number_of_keys(request):
     inputs = [leaf.astype(jnp.bfloat16) for leaf in arrays(keys=6)]
     explicit = results({}, tuple(inputs), 0.3, per_row=True)
@@ -98,6 +96,7 @@ def test_only_one_cpu_alone_cuts():
     assert not cpu.suits_blocks(large, large, None, None)
 
 
+@pytest.mark.slow
 def test_parts_of_drawn_bits_are_those_of_the_whole():
     for keys in (batch_keys(jax.random.key(1), jnp.arange(3)), nn.make_keys(jax.random.key(1))):
         drawn = keys.draw((6, 4, 5, 7))

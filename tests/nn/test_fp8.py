@@ -56,6 +56,7 @@ def by_hand(x, w, g, scales):
     return qx @ qw * sx * sw, qg @ qw.T * sg * sw, qx.T @ qg * sx * sg
 
 
+@pytest.mark.slow
 def test_current_scaling_is_the_product_of_rounded_operands():
     x, w, g = random(6, 16), random(16, 8, seed=1, scale=0.02), random(6, 8, seed=2, scale=1e-5)
 
@@ -70,6 +71,7 @@ def test_current_scaling_is_the_product_of_rounded_operands():
     assert np.allclose(dw, dw_due, rtol=1e-5, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_errors_are_those_of_three_and_two_bits():
     x, w, g = random(64, 128), random(128, 64, seed=1), random(64, 64, seed=2)
     dx, dw = jax.grad(lambda x, w: (fp8.current_product(x, w, MATRIX) * g).sum(), (0, 1))(x, w)
@@ -78,6 +80,7 @@ def test_errors_are_those_of_three_and_two_bits():
         assert 0.01 < error < 0.08
 
 
+@pytest.mark.slow
 def test_a_kernel_of_three_axes_and_one_stored_by_outputs_give_the_same():
     x, w = random(2, 3, 16), random(16, 8, seed=1)
     plain = fp8.current_product(x, w, (((2,), (0,)), ((), ())))
@@ -93,6 +96,7 @@ def test_a_kernel_of_three_axes_and_one_stored_by_outputs_give_the_same():
     assert close(gradient(w, 0), gradient(w.T, 1).T, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("margin", [0, 2])
 def test_scales_and_histories_follow_their_recursion(margin):
     """Each scale is the largest of the last L values over FP8's, the newest value comes first."""

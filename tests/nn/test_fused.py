@@ -124,6 +124,7 @@ def test_sites_that_leave_one_out_leave_all_alone():
     assert module.attention.query.fused is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", ["fp8_delayed", pytest.param("fp8_current", marks=pytest.mark.slow)]
 )

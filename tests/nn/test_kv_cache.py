@@ -124,6 +124,7 @@ def test_rewinding_moves_every_index_and_restarting_empties(layers):
     assert empty["other"] == back["other"] == cache["layer"]["other"]
 
 
+@pytest.mark.slow
 def test_a_rewound_cache_is_written_from_there():
     module = Attention()
     give_cache(module, 3, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hfseq import nn
 
@@ -19,6 +20,7 @@ def test_positions_restart_in_every_document():
     assert nn.positions_in_segments(segments).tolist() == expected
 
 
+@pytest.mark.slow
 def test_gathering_by_groups():
     states = jnp.arange(4 * 3 * 2.0).reshape(4, 3, 2)
     assert nn.gather_positions(states, None) is states

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hfseq import nn
 from hfseq.nn.random import batch_keys, row_keys
@@ -88,6 +89,7 @@ def test_steady_keys_are_those_of_the_first_window():
     assert same == [False, True, False, True, False, True, False, True]
 
 
+@pytest.mark.slow
 def test_steady_and_shared_keys_go_through_layers_scanned_or_not():
     from flax import nnx
 

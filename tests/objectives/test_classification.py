@@ -73,6 +73,7 @@ def judged(objective, model, batch):
     return step(model.params, batch)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_cross_entropy_of_each_example_and_copies_count_for_nothing(made):
     objective, model, rows = made(pairs())
     assert model.config.num_labels == 2 and model.config.id2label == {0: "no", 1: "yes"}
@@ -267,6 +268,7 @@ def test_a_metric_that_does_not_fit_is_refused_before_training(made, values, met
         made(scored(values), metrics=[metric])
 
 
+@pytest.mark.slow
 def test_what_is_reported_is_known_beforehand(made):
     names = {"loss", "accuracy", "f1", "matthews_correlation"}
     assert made(pairs())[0].reported("validation") == names

@@ -106,6 +106,7 @@ def test_across_documents_a_row_is_one_sequence(tokenizer):
     assert first.tolist() == [2, *rows["input_ids"][0, :-1].tolist()]
 
 
+@pytest.mark.slow
 def test_packed_losses_are_those_of_the_documents_one_by_one(tokenizer):
     from hfseq import FlaxBartForConditionalGeneration
 
@@ -133,6 +134,7 @@ def test_rows_that_only_fill_the_batch_have_no_targets(tokenizer):
     assert (labels[0] == -100).all() and (labels[1:] != -100).any(axis=1).all()
 
 
+@pytest.mark.slow
 def test_unknown_tokens_are_text(tokenizer):
     task = objective(tokenizer)
     assert not task.special[tokenizer.unk_token_id] and task.special[tokenizer.mask_token_id]

@@ -231,6 +231,7 @@ def test_rows_without_a_second_sentence_stay():
     assert (permute(nothing, nothing > 0, nothing, nothing > 0) == np.arange(5)).all()
 
 
+@pytest.mark.slow
 def test_a_row_is_permuted_alike_in_any_company_and_width():
     ids, ordinary, segments, ends = sentences_of(6, 60)
     whole = permute(ids, ordinary, segments, ends)

@@ -141,6 +141,7 @@ def test_reference_files_are_refused(tokenizer):
         objective(tokenizer, train_ref_file="x.json")
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_labels_and_does_not_see_padding(tokenizer):
     from hfseq import FlaxT5ForConditionalGeneration
 

@@ -69,6 +69,7 @@ def every_row(rows):
     return rows.fetch(np.arange(len(rows)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model_type",
     [
@@ -115,6 +116,7 @@ def test_the_last_pair_of_a_row_is_not_seen_by_padding_and_rows_that_fill_up_do_
     assert task.tokens(rows) == counted
 
 
+@pytest.mark.slow
 def test_training_smooths_and_reports_plain_cross_entropy_beside(task_of, splits):
     task, model = task_of(label_smoothing_factor=0.2)
     rows = every_row(task.make_rows(splits, "validation", 60)[0])

@@ -308,6 +308,7 @@ def test_leaving_a_stream_ends_its_thread():
     assert threading.active_count() <= before
 
 
+@pytest.mark.slow
 def test_lines_that_could_not_be_read_are_errors_or_warnings():
     lines = [BadLine("a\ufffd", "invalid"), BadLine("b", "odd", usable=True), "c"]
     first, second, third = echo().stream(lines)

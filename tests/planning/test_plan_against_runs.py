@@ -79,6 +79,7 @@ def test_a_program_of_the_plan_is_that_of_the_run(train):
     assert found["arguments"] == pytest.approx(arrays, abs=64 * len(jax.tree.leaves(loop.state)))
 
 
+@pytest.mark.slow
 def test_fsdp_leaves_a_device_an_eighth_and_what_no_axis_splits(options):
     plan = make_plan(options(mesh="fsdp=8", no_compile=True))
     parts = plan["bytes"]

@@ -87,6 +87,7 @@ def test_v4_msgpack_loads_as_it_is(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_v4_msgpack_computes_what_pytorch_computes(tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import BartForConditionalGeneration
@@ -192,6 +193,7 @@ def test_new_classifier_on_a_pytorch_body(tmp_path):
     assert np.array_equal(fresh.params["model"]["shared"]["embedding"], table)
 
 
+@pytest.mark.slow
 def test_copies_and_version_buffers_of_old_checkpoints_are_no_surprise(model, tmp_path, caplog):
     model.save_pretrained(tmp_path)
 

@@ -134,6 +134,7 @@ def test_trained_model_equals_pytorch_on_a_real_sentence(trained_bert):
     )
 
 
+@pytest.mark.slow
 def test_trained_model_knows_which_sentences_mean_the_same(trained_bert):
     from transformers import AutoTokenizer
 

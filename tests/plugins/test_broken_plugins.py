@@ -119,6 +119,7 @@ def test_a_target_that_cannot_be_imported_names_plugin_and_target(project):
         loaded.optimizers.get("lazy")
 
 
+@pytest.mark.slow
 def test_a_target_without_that_attribute_names_plugin_and_target(project):
     loaded = plugins.load([write(project / "mine.py", optimizer("lazy", "math:cosinus"))])
     with pytest.raises(PluginError, match=r"'math:cosinus' cannot be loaded: AttributeError"):

@@ -74,6 +74,7 @@ def test_preset_of_the_reference_has_its_shape():
     assert longer.flatten_length == 64 and longer.head == "te_flatten"
 
 
+@pytest.mark.slow
 def test_reference_initialisation_is_scaled_by_fan_in():
     config = Fp8EncoderConfig.preset("te", vocab_size=500)
     params = FlaxFp8EncoderModel(config).params
@@ -207,6 +208,7 @@ def test_flattened_head_is_split_by_columns_then_rows(flat):
 # -- options ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gated_block_multiplies_two_projections():
     model = FlaxFp8EncoderModel(fp8_encoder_config(**SHALLOW, hidden_act="geglu"))
     layer = model.params["encoder"]["layer"]["0"]
@@ -250,6 +252,7 @@ def test_only_layers_lack_biases():
     assert all(name.removesuffix("/bias").endswith(ends) for name in removed)
 
 
+@pytest.mark.slow
 def test_dropout_of_embeddings_can_be_left_out():
     quiet = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.0}
 

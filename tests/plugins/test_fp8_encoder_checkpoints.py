@@ -55,6 +55,7 @@ def result(model, *args):
     return model(*args)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "changes"), TWINS)
 def test_one_directory_for_everybody(cls, changes, tmp_path):
     model, (auto, stock) = shaken(cls, **changes), CLASSES[cls]

@@ -56,6 +56,7 @@ def measured(model):
 # -- products --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_product_of_the_layers_has_its_state():
     prefix = "bert/encoder/layer"
     expected = {f"{prefix}/{i}/{site}": sorted(STATE) for i in range(2) for site in SITES}
@@ -100,6 +101,7 @@ def test_forward_and_backward_stay_close_to_float32(recipe, name):
 # -- sidecars --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_state_lies_beside_the_weights_and_comes_back(tmp_path):
     model = fp8(FlaxFp8EncoderForSequenceClassification)
     model.extra = measured(model)
@@ -164,6 +166,7 @@ def test_pytorch_loads_the_directory_with_the_sidecar_in_it(tmp_path):
     assert type(fresh) is FlaxFp8EncoderForSequenceClassification
 
 
+@pytest.mark.slow
 def test_base_model_reads_the_scales_of_a_model_with_a_head(tmp_path):
     model = fp8()
     model.extra = measured(model)

@@ -223,6 +223,7 @@ def test_causal_masks_of_old_files_are_no_weights(tmp_path, caplog):
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_published_checkpoint_equals_pytorch(shared):
     pytest.importorskip("torch")
     folder = shared / "checkpoints-tiny" / "lmbuddy-tiny_gpt2"

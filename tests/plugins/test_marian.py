@@ -138,6 +138,7 @@ def test_published_configuration_translates_as_pytorch_does(name, tmp_path, shar
     assert_same_translations(tmp_path, ids(2, 7))
 
 
+@pytest.mark.slow
 def test_logits_of_a_decoder_that_reads_the_source_shifted():
     model = FlaxMarianMTModel(marian_config(**SHALLOW))
     tokens = ids()

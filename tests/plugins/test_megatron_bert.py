@@ -98,6 +98,7 @@ def test_stock_checkpoint_with_both_heads_loads_its_masked_lm(tmp_path, caplog):
     assert close(ours(ids()).logits, expected)
 
 
+@pytest.mark.slow
 def test_scanned_layers_and_rows_of_packed_documents():
     model = FlaxMegatronBertModel(megatron_bert_config(initializer_range=0.3))
     segments = np.repeat([[1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2]], 2, 0)
@@ -132,6 +133,7 @@ def test_rows_longer_than_the_table_are_refused():
         model(ids(1, 41), params={})
 
 
+@pytest.mark.slow
 def test_legacy_files_are_read_back(tmp_path):
     model = FlaxMegatronBertModel(megatron_bert_config())
     model.save_pretrained(tmp_path, safe_serialization=False)

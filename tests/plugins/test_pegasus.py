@@ -134,6 +134,7 @@ def v4_tree(config):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_v4_msgpack_loads_as_it_is(tmp_path, caplog):
     from flax.serialization import msgpack_serialize
 

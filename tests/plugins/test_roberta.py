@@ -67,6 +67,7 @@ def test_places_of_the_padding_do_not_count_as_room():
         model(ids(1, 39), params={})
 
 
+@pytest.mark.slow
 def test_masked_positions_in_groups_give_the_rows_of_the_full_head():
     model = FlaxRobertaForMaskedLM(roberta_config())
     full = np.asarray(model(ids(4)).logits)

@@ -86,6 +86,7 @@ def test_bias_equals_pytorchs_at_every_distance(bidirectional, buckets, distance
     assert np.array_equal(later, expected[:, :, 200:203])
 
 
+@pytest.mark.slow
 def test_table_of_the_first_block_serves_all_and_is_scanned_under_its_name(tmp_path):
     model = FlaxT5ForConditionalGeneration(t5_config())
     for side in ("encoder", "decoder"):
@@ -150,6 +151,7 @@ def test_untying_after_construction_means_v1_1_and_is_saved_so(tmp_path):
     assert close(again(**inputs).logits, model(**inputs).logits, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("own", [True, False])
 def test_checkpoint_decides_whether_the_head_is_tied(tmp_path, scaled, own):
@@ -204,6 +206,7 @@ def test_no_length_is_too_long():
     assert model(ids(1, 700), decoder_input_ids=ids(1, 3)).last_hidden_state.shape == (1, 3, 32)
 
 
+@pytest.mark.slow
 def test_outputs_have_the_names_and_order_of_v4():
     model = FlaxT5ForConditionalGeneration(t5_config())
     flags = {"output_attentions": True, "output_hidden_states": True}
@@ -222,6 +225,7 @@ def test_outputs_have_the_names_and_order_of_v4():
     assert model(ids(), decoder_input_ids=ids(), return_dict=False)[0].shape == (2, 12, 64)
 
 
+@pytest.mark.slow
 def test_initialisation_follows_the_factors_of_the_paper():
     config = t5_config(d_model=64, d_kv=16, num_heads=8, d_ff=256, initializer_factor=0.5, **V1_1)
     params = trees.flatten(FlaxT5ForConditionalGeneration(config).params)
@@ -291,6 +295,7 @@ def v4_folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_v4_file_loads_and_computes_what_pytorch_does(v4_folder, tmp_path):
     pytest.importorskip("torch")
     model = FlaxT5ForConditionalGeneration.from_pretrained(v4_folder)
@@ -300,6 +305,7 @@ def test_v4_file_loads_and_computes_what_pytorch_does(v4_folder, tmp_path):
     compare(FlaxT5ForConditionalGeneration, tmp_path, inputs, model)
 
 
+@pytest.mark.slow
 def test_base_head_and_encoder_load_each_others_files(v4_folder, tmp_path, caplog):
     caplog.set_level(logging.WARNING, "hfseq")
     tree = v4_tree(t5_config(**V1_1))

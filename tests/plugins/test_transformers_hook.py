@@ -58,6 +58,7 @@ print(type(config).__name__, type(model).__name__, made.config.hidden_size)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "torch", ["", "import sys; sys.modules['torch'] = None\n"], ids=["", "no torch"]
 )
@@ -74,6 +75,7 @@ def test_transformers_knows_custom_types_whatever_is_imported_first(order, torch
     assert run(torch + order + USE, project).split() == ["ToyConfig", "FlaxToyForMaskedLM", "7"]
 
 
+@pytest.mark.slow
 def test_the_top_level_auto_model_returns_the_flax_class(project):
     pytest.importorskip("torch")
     (project / "hfseqfile.py").write_text(TOY)
@@ -118,6 +120,7 @@ def test_register_of_transformers_still_works(toy):
     assert "other-toy" not in CONFIG_MAPPING
 
 
+@pytest.mark.slow
 def test_what_was_registered_before_stays_registered(project):
     code = (
         "from transformers import AutoConfig, PreTrainedConfig\n"

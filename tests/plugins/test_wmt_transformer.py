@@ -104,6 +104,7 @@ def test_twin_says_the_same_in_stock_words(norm, kind):
 # -- initialisation --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_embeddings_begin_with_unit_variance_and_kernels_as_xavier():
     config = wmt_transformer_config(
         vocab_size=2000, kernel_init="xavier_uniform", embedding_init_std=None, **SHALLOW
@@ -207,6 +208,7 @@ def test_first_layer_subtracts_one_map_from_the_other(differential):
         assert close(states.attentions[0][0, pair], expected)
 
 
+@pytest.mark.slow
 def test_lambda_is_trained_and_its_start_is_not(differential):
     gradient = case.jit(
         jax.grad(lambda p: differential(ids(), params=p).logits[..., 5].sum())
@@ -219,6 +221,7 @@ def test_lambda_is_trained_and_its_start_is_not(differential):
     assert all(np.abs(attention[f"lambda_q{i}"]).max() > 0 for i in (1, 2))
 
 
+@pytest.mark.slow
 def test_generation_with_a_cache_equals_the_full_forward_pass(differential):
     tokens, mask = ids(2, 7), np.array([[1] * 7, [1] * 4 + [0] * 3])
     written = np.zeros((2, 1), np.int32)
@@ -250,6 +253,7 @@ def test_weights_of_beams_are_apart(differential):
 # -- heads of their own ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_bias_of_a_head_of_its_own_is_trained_and_that_of_a_tied_one_is_not():
     for tied in (True, False):
         model = FlaxWMTTransformerForConditionalGeneration(
@@ -263,6 +267,7 @@ def test_bias_of_a_head_of_its_own_is_trained_and_that_of_a_tied_one_is_not():
         assert bool(np.any(gradient)) is not tied
 
 
+@pytest.mark.slow
 def test_tables_are_made_as_asked():
     def tables(**changes):
         config = wmt_transformer_config(**SHALLOW, **changes)

@@ -19,6 +19,7 @@ from hfseq_plugins.wmt_transformer.modeling import (
     FlaxWMTTransformerModel,
 )
 from tests.support.models import close, ids, rewrite, same, wmt_transformer_config
+from tests.support.tiers import first
 
 SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
 STOCK = {"pegasus": FlaxPegasusForConditionalGeneration, "marian": FlaxMarianMTModel}
@@ -56,7 +57,7 @@ def plain():
     return shaken()
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", first(TWINS, "pre", "post without biases"))
 def test_one_directory_for_everybody(name, tmp_path):
     model = shaken(**TWINS[name])
     model.save_pretrained(tmp_path)
@@ -244,6 +245,7 @@ def test_tokenizer_beside_the_twin_is_the_one_that_was_saved(norm, tmp_path):
     assert type(loaded) is type(saved) and loaded("ein Haus").input_ids == [4, 5, 2]
 
 
+@pytest.mark.slow
 def test_half_precision_twins_have_one_type(plain, tmp_path):
     from safetensors.numpy import load_file
 

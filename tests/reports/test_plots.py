@@ -159,6 +159,7 @@ def test_counts_are_written_short(number: float, text: str) -> None:
     assert short(number) == text
 
 
+@pytest.mark.slow
 def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     log = write(tmp_path / "metrics.jsonl", RUNS["no eval"])
     code = (

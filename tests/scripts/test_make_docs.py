@@ -76,6 +76,7 @@ def test_the_classes_of_a_family_are_those_of_its_module():
     assert "`FlaxT5PreTrainedModel`" not in table
 
 
+@pytest.mark.slow
 def test_check_names_what_is_stale_and_writes_nothing(tmp_path, monkeypatch, capsys):
     (tmp_path / "docs").mkdir()
     readme = f"before {make_docs.BEGIN} old {make_docs.END} after"

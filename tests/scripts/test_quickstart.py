@@ -40,6 +40,7 @@ def test_the_corpus_is_the_same_every_time(corpus, tmp_path):
     assert [json.loads(line)["text"] for line in lines] == corpus
 
 
+@pytest.mark.slow
 def test_writing_the_corpus_runs_no_module_of_the_standard_library(tmp_path):
     code = (
         "import sys; sys.argv = ['x', sys.argv[1]]\n"
@@ -152,6 +153,7 @@ def test_a_failure_is_the_exit_code(checkout):
     assert not list(active.glob(".hfseq-*")), "a failed installation must not count as done"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access(ROOT, os.W_OK), reason="needs a checkout")
 def test_an_environment_is_made_where_none_is_active(checkout):
     script = (

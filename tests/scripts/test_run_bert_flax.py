@@ -50,6 +50,7 @@ def test_both_precisions_run_in_turn_and_are_compared(tmp_path, capsys):
     assert "p50 ms" in shown and "largest difference of the outputs" in shown
 
 
+@pytest.mark.slow
 def test_float32_runs_alone(capsys):
     result = inference.run(InferenceArguments(**SMALL, precision="float32", json="-"))
     assert set(result["rows"]) == {"float32"} and "comparison" not in result
@@ -61,6 +62,7 @@ def test_the_activation_is_that_of_the_old_script():
     assert inference.bert_base(TINY).hidden_size == 32
 
 
+@pytest.mark.slow
 def test_nothing_is_folded_into_a_constant():
     """The compiled run takes every parameter and input: other inputs give other outputs."""
     arguments = InferenceArguments(**SMALL)
@@ -71,6 +73,7 @@ def test_nothing_is_folded_into_a_constant():
     assert not np.allclose(*(np.asarray(run, np.float32) for run in runs))
 
 
+@pytest.mark.slow
 def test_matrices_cast_beforehand_give_the_same_result():
     arguments = InferenceArguments(**SMALL)
     models, params = inference.load(arguments)
@@ -81,6 +84,7 @@ def test_matrices_cast_beforehand_give_the_same_result():
     assert np.allclose(a, b, atol=0.03)
 
 
+@pytest.mark.slow
 def test_a_trained_model_runs_on_text(trained_bert, tmp_path):
     (tmp_path / "texts.txt").write_text("A cat sat on the mat.\n\nIt was grey.\n")
     sizes = {"batch_size": 3, "max_seq_length": 8, "num_warmup": 0, "num_runs": 2}
@@ -168,6 +172,7 @@ def test_a_text_file_that_is_absent_or_empty_is_an_error(tmp_path):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [

@@ -77,6 +77,7 @@ def test_the_commands_of_the_docstring_parse(monkeypatch):
         assert parse(shlex.split(command), objective="classification").data.train_file
 
 
+@pytest.mark.slow
 def test_a_mistake_ends_with_one_line_and_exit_code_2(tmp_path):
     command = [sys.executable, str(SCRIPT), "--output_dir", str(tmp_path), "--task_name", "colla"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -44,6 +44,7 @@ def test_the_script_translates_as_the_command_does(tmp_path, capfd):
     assert (done.returncode, done.stdout) == (0, expected) and expected.strip()
 
 
+@pytest.mark.slow
 def test_the_script_says_in_one_line_what_is_wrong():
     done = run("--num_beams", "2")
     assert done.returncode == 2

@@ -71,6 +71,7 @@ def test_planted_faults_are_found(check, monkeypatch):
         check_architecture("bart", config, heads=["ForSeq2SeqLM"], checks=[check])
 
 
+@pytest.mark.slow
 def test_sides_are_told_by_the_outputs_name(tmp_path):
     spec = plugins.load().architectures.get("bart")
     case = cases.Case(

@@ -99,6 +99,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_an_error(train, run):
         train("other", resume_from_checkpoint=run / "checkpoints" / "4", **OPTIONS)
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_is_that_of_the_last_step_whatever_the_clock_said(train, run):
     """Steps count, not times: the clock may jump, and copying gives files other times."""
     for step, when in ((2, time.time() + 10**8), (4, 0), (6, 10**6)):

@@ -35,6 +35,7 @@ def test_a_card_shows_what_the_model_answers(train, tmp_path, objective):
         assert "<mask>" in given
 
 
+@pytest.mark.slow
 def test_a_card_has_licence_languages_and_citation(train, tmp_path):
     train("run", 1, max_steps=2, card_license="apache-2.0", card_language="nb")
     path = tmp_path / "run" / "README.md"

@@ -177,6 +177,7 @@ def test_resume_from_a_directory_without_checkpoints_is_an_error(train, tmp_path
         train("x", devices=1, resume_from_checkpoint=tmp_path)
 
 
+@pytest.mark.slow
 def test_save_total_limit_keeps_the_newest_and_the_best(train):
     loop = train(
         "limit",
@@ -208,6 +209,7 @@ def test_load_best_model_at_end_leaves_the_best_weights(train):
     assert int(loop.state.step) == 2
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(train):
     plain = train("plain", devices=1)
     small = train("small", devices=1, eval_steps=2, per_device_eval_batch_size=3)
@@ -266,6 +268,7 @@ def test_evaluation_alone_reads_the_saved_model(train):
     assert [path.name for path in loop.folder.iterdir()] == ["eval_results.json"]
 
 
+@pytest.mark.slow
 def test_overwriting_moves_the_old_run_aside(train):
     old = train("again", devices=1)
     train("again", devices=1, overwrite_output_dir=True, max_steps=2)
@@ -282,6 +285,7 @@ def test_streaming_resumes_at_the_very_row(train):
     assert losses(train("cut", **options).folder) == whole
 
 
+@pytest.mark.slow
 def test_a_frozen_parameter_stays_as_it_was(train):
     first = {}
 

@@ -34,6 +34,7 @@ def test_the_scale_is_to_blame_where_the_loss_is_finite(factor, loss, norm, expe
     assert bool(found) == bool(expected)
 
 
+@pytest.mark.slow
 def test_float16_trains_as_float32_does_and_keeps_its_scale_with_the_checkpoint(train):
     exact = losses(train("float32", 1, do_train=True).folder)
     loop = train("float16", 1, dtype="float16", do_train=True)

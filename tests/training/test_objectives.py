@@ -55,6 +55,7 @@ def test_neither_devices_nor_micro_batches_change_the_losses(
     assert_same(losses(loop.folder), reference(objective)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", quick("translation"))
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train, reference, objective):
     expected, whole = reference(objective)
@@ -104,6 +105,7 @@ def test_lines_are_rows(train, objective):
     assert math.isfinite(loop.metrics["eval_loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", quick("clm"))
 def test_training_learns_and_pytorch_gives_the_same_logits(train, objective):
     loop = train("full", 1, objective, max_steps=40, logging_steps=10, learning_rate=1e-2)

@@ -102,6 +102,7 @@ def test_a_run_goes_on_elsewhere_from_the_checkpoint_on_the_hub(train, flags, hu
     assert steps == sorted(steps) and {1, 4, 5, 6} <= set(steps)
 
 
+@pytest.mark.slow
 def test_the_flags_of_a_run_are_a_file_that_runs_it_again(train, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     first = train("tiny", devices=1, max_steps=2)

@@ -31,6 +31,7 @@ def test_recomputing_on_a_cpu_without_scanning_is_warned_of(tmp_path, caplog, fl
     assert (RECOMPUTED in caplog.text) == warned
 
 
+@pytest.mark.slow
 def test_scanned_and_recomputed_layers_take_less_memory():
     def temporary(**options: bool) -> int:
         config = RobertaConfig(**TINY, num_hidden_layers=12, max_position_embeddings=40)

@@ -71,6 +71,7 @@ def test_scores_samples_and_languages_are_left_with_the_model(train, corpus, cap
     assert config.decoder_start_token_id == config.pad_token_id == loop.run.tokenizer.pad_token_id
 
 
+@pytest.mark.slow
 def test_rates_of_tokens_are_real_ones_and_padding_is_told_apart(train):
     loop = train("rates", 1, "translation", max_steps=2, do_train=True)
     facts = loop.run.data.description["train"]

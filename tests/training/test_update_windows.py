@@ -77,6 +77,7 @@ def assert_same_state(one, other, relative=2e-4):
             assert np.abs(found - wanted).max() <= relative * scale, (name, path)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_mid_sequence_goes_on_to_the_last_bit(run, kept):
     whole = reference(run, kept)
     with pytest.raises(SystemExit):

@@ -55,6 +55,7 @@ def test_logits_and_hidden_states_are_those_of_jax(head, changes):
         assert apart(a.detach().numpy() * shown, b * shown) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head",
     [head if head == "gqa" else pytest.param(head, marks=pytest.mark.slow) for head in HEADS],

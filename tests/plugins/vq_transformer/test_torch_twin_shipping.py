@@ -170,6 +170,7 @@ def test_what_pytorch_saves_loads_in_jax(shipped):
     assert loaded.config.to_diff_dict().keys() == ours.config.to_diff_dict().keys() | {"dtype"}
 
 
+@pytest.mark.slow
 def test_with_hfseq_the_same_call_returns_flax_unless_code_is_trusted(tmp_path):
     save(tmp_path)
     found = in_python(WITH_HFSEQ, tmp_path / "modules", tmp_path)

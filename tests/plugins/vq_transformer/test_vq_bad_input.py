@@ -205,6 +205,7 @@ def test_states_of_layers_stacked_otherwise_are_refused(scan):
         call_with(one, other.init_cache(2))
 
 
+@pytest.mark.slow
 def test_stacked_states_of_another_depth_are_refused():
     one, other = (
         FlaxVQTransformerForCausalLM(
@@ -291,6 +292,7 @@ def test_models_without_their_codebooks_are_refused(made):
         chosen(ids(2, 4), params=params)
 
 
+@pytest.mark.slow
 def test_checkpoints_with_another_number_of_codes_are_refused(tmp_path):
     FlaxVQTransformerForCausalLM(config("mqa")).save_pretrained(tmp_path)
     with pytest.raises((WeightsError, UsageError), match=r"codebook.*5.*7|codebook.*7.*5"):

@@ -32,6 +32,7 @@ def test_training_with_any_dropout_needs_a_key(rate):
         made(IDS, params={"any": 0}, train=True)
 
 
+@pytest.mark.slow
 def test_logits_have_the_type_of_computation():
     made = model(head_bias=True)
     assert made(IDS, params=made.params).logits.dtype == jnp.float32
@@ -61,6 +62,7 @@ def one_token_of(value, **changes):
     return one_token.step(inputs, terms, How(window=3, block=4, **changes), state)
 
 
+@pytest.mark.slow
 def test_infinite_values_of_a_row_stay_in_it():
     def poisoned(shape):
         return jnp.ones(shape).at[0].set(jnp.inf)
@@ -80,6 +82,7 @@ def test_gradients_stop_at_the_state_for_one_token_too():
     assert jax.grad(total)(1.0, False) != 0.0
 
 
+@pytest.mark.slow
 def test_short_calls_take_short_blocks():
     made = model(block_size=512)
     text = jax.make_jaxpr(lambda ids: made(ids, params=made.params).logits)(IDS).pretty_print()

@@ -72,6 +72,7 @@ def test_nothing_depends_on_what_comes_later(head, reduction, block, window, cha
         assert found[np.tril_indices(LENGTH, -reach)].max() <= 1e-9
 
 
+@pytest.mark.slow
 def test_documents_in_a_row_do_not_depend_on_each_other():
     segments = np.array([[1] * 5 + [2] * 4 + [0] * 3], np.int32)
     made = model("mqa", window_size=3, block_size=4, tie_word_embeddings=False)

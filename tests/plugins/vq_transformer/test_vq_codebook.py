@@ -86,6 +86,7 @@ def test_a_code_scores_as_its_tokens_together():
     np.testing.assert_array_max_ulp(found[1:], wanted, maxulp=1)
 
 
+@pytest.mark.slow
 def test_averages_move_once_a_step_over_all_its_micro_batches():
     made = model("mqa", ema_decay=0.9)
     params, extra = variables(made)
@@ -128,6 +129,7 @@ def test_statistics_do_not_depend_on_the_blocks():
     assert apart(found[0][0], found[1][0]) <= 1e-5 and np.array_equal(found[0][1], found[1][1])
 
 
+@pytest.mark.slow
 def test_numpy_collections_are_read_and_left_alone():
     made = model("mqa")
     params, extra = variables(made)
@@ -184,6 +186,7 @@ def test_cache_keeps_means_and_counts_wide_in_bfloat16():
     assert types["cache_count"] == types["position"] == types["window_code"] == "int32"
 
 
+@pytest.mark.slow
 def test_many_tokens_of_one_code_are_counted_exactly():
     cache = summarise(jnp.ones((1, 70000, 1)), jnp.zeros((1, 70000), jnp.int32), 2)
     assert cache.count.tolist() == [[70000, 0]] and cache.mean[0, 0, 0] == 1.0

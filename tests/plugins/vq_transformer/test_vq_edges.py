@@ -62,6 +62,7 @@ def test_values_and_gradients_are_finite_and_right(case):
     assert apart(output.logits, wanted.logits) <= 1e-5 * max(1, np.abs(wanted.logits).max())
 
 
+@pytest.mark.slow
 def test_rows_without_any_token_are_finite():
     made = model("mqa")
     params, extra = variables(made)
@@ -80,6 +81,7 @@ def test_rows_without_any_token_are_finite():
         assert np.isfinite(leaf).all()
 
 
+@pytest.mark.slow
 def test_an_empty_cache_takes_no_part():
     """Codes that score far above all keys count for nothing while no token has left the window."""
     made = model("mqa", window_size=16)
@@ -119,6 +121,7 @@ def test_a_cache_that_is_switched_off_takes_no_part_whatever_it_holds(length):
     assert np.array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_first_values_are_those_of_the_reference():
     """Kernels and codes have variances of 1 / fan-in, counts are 1, offsets and biases 0."""
     made = type(model())(

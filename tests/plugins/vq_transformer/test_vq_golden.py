@@ -23,11 +23,12 @@ from tests.plugins.vq_transformer.vq_cases import (
     statistics,
     token_losses,
 )
+from tests.support.tiers import first
 
 RESULTS = {}
 # One of each kind; the other cases take as long again.
 FEW = ("main/gau", "main/mhga", "opt/mqa")
-SOME = [case if case in FEW else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+SOME = first(CASES, *FEW)
 STATE = {
     "window_key": "xlcache_k_hat", "window_value": "xlcache_v", "window_code": "xlcache_z",
     "cache_mean": "agg_mean", "cache_count": "agg_count",
@@ -172,7 +173,7 @@ def check_state(golden, case, state):
         assert np.array_equal(part["position"], [24, 24])
 
 
-@pytest.mark.parametrize("case", SOME)
+@pytest.mark.parametrize("case", first(CASES, "main/gau"))
 def test_one_token_after_the_other(golden, case):
     model, reference = model_of(golden, case)
 
@@ -199,6 +200,7 @@ def test_every_reduction_gives_the_same(golden, reduction):
     assert_gradients_close(gradients, golden.reference(case, "grads").params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [pytest.param("opt/shga", marks=pytest.mark.slow), "opt/mqa"])
 def test_quadratic_baseline(golden, case):
     model, reference = model_of(golden, case, attention_type="full")
@@ -218,6 +220,7 @@ def test_sinusoids(golden):
     assert apart(found, golden["pieces/sinusoid_pos0to8_width16_lam1000"]) <= 1e-6
 
 
+@pytest.mark.slow
 def test_nucleus_keeps_what_the_reference_keeps(golden):
     """Its rule has a tolerance of 1e-4; of equal tokens the last ones stay."""
     logits = golden["sampling/logits"]

@@ -40,6 +40,7 @@ def evaluate(golden, case):
     return chosen, oracle.gradients(chosen, reference.params, books, batch, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SOME)
 def test_oracle_gives_the_numbers_of_the_reference(golden, case):
     main = case.startswith("main")

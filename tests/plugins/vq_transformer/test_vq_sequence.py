@@ -155,6 +155,7 @@ def test_lengths_that_do_not_divide_are_computed_whole_with_a_warning(caplog):
     assert sequence.mesh_for(24, 4) is None
 
 
+@pytest.mark.slow
 def test_keys_and_values_never_come_together_on_a_device():
     how, tokens = How(4, 4), 512
     inputs, terms, _, _ = operands(tokens, how, "plain")

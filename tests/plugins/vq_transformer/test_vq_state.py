@@ -66,6 +66,7 @@ def start(rows=3, head="gqa"):
     return chosen(head)[0].init_cache(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["gqa", "shga"])
 def test_decoding_goes_on_from_a_prompt_of_any_length(head):
     """Prompts around multiples of block and window; a mask hides what is not in them."""
@@ -82,6 +83,7 @@ def test_decoding_goes_on_from_a_prompt_of_any_length(head):
     check_state(state, head, [LENGTH] * 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["recurrent", "serial"])
 def test_a_text_may_be_cut_into_windows(reduction):
     call = chosen("gqa", reduction)[-1]
@@ -176,6 +178,7 @@ def test_packed_documents_do_not_see_each_other(reduction):
     assert apart(found[real], wanted.logits[real]) <= 1e-5
 
 
+@pytest.mark.slow
 def test_caches_can_be_put_together_in_any_grouping():
     rng = np.random.default_rng(0)
     parts = [
@@ -190,6 +193,7 @@ def test_caches_can_be_put_together_in_any_grouping():
         assert np.array_equal(one.count, other.count) and apart(one.mean, other.mean) <= 1e-6
 
 
+@pytest.mark.slow
 def test_size_does_not_depend_on_the_length():
     made = chosen()[0]
     shapes = [jax.tree.map(jnp.shape, made.init_cache(2, length)) for length in (0, 10**6)]

@@ -171,6 +171,7 @@ def test_u_and_v_are_not_decayed(scan):
     assert decayed == {"kernel", "embedding", "position_scale"}
 
 
+@pytest.mark.slow
 def test_hidden_rows_change_neither_loss_nor_gradients():
     """The loss is divided by its targets: half a batch of padding does not halve it."""
     made = model("mqa")
@@ -218,6 +219,7 @@ def keys_of(number, rows=2, steady=None):
     return batch_keys(jax.random.key(number), jnp.arange(rows), steady)
 
 
+@pytest.mark.slow
 def test_without_dropout_training_computes_what_evaluation_does():
     made = model("mqa")
     params, extra = variables(made)
@@ -241,6 +243,7 @@ def test_sinusoids_and_layers_are_dropped_for_whole_sequences():
     assert apart(other, whole) > 1e-3
 
 
+@pytest.mark.slow
 def test_residuals_and_embeddings_are_dropped_afresh():
     for rates in ({"residual_dropout": 0.4}, {"embedding_dropout": 0.4}):
         made, call = dropping(**rates)
@@ -250,6 +253,7 @@ def test_residuals_and_embeddings_are_dropped_afresh():
         assert apart(*found) > 1e-3
 
 
+@pytest.mark.slow
 def test_masks_belong_to_rows_and_not_to_batches():
     rates = ("sinusoid_dropout", "layer_dropout", "residual_dropout", "embedding_dropout")
     _, call = dropping(**dict.fromkeys(rates, 0.3))
@@ -259,6 +263,7 @@ def test_masks_belong_to_rows_and_not_to_batches():
     assert apart(call(tokens[2:], None, part)[0], whole[2:]) <= 1e-5
 
 
+@pytest.mark.slow
 def test_some_layers_are_left_out_of_some_rows():
     """With nearly all layers dropped most rows are their embeddings, scaled by nothing."""
     made = model("mqa", layer_dropout=0.9, absolute_positions=False)
@@ -285,6 +290,7 @@ def test_some_layers_are_left_out_of_some_rows():
 # ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_saved_models_are_the_same_models(tmp_path):
     made = FlaxVQTransformerForCausalLM(config("gqa"), seed=3)
     params, extra = variables(made)
@@ -300,6 +306,7 @@ def test_saved_models_are_the_same_models(tmp_path):
     assert np.array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_files_hold_the_statistics_and_not_the_sums_of_a_step(tmp_path):
     from safetensors.numpy import load_file
 

@@ -1,0 +1,20 @@
+"""Matrices of which a part runs at every change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def first(values: Iterable[Any], *default: Any) -> list[Any]:
+    """``values`` as parameters of a test; all but ``default`` belong to the slow tier."""
+    return [
+        value if value in default else pytest.param(*_row(value), marks=pytest.mark.slow)
+        for value in values
+    ]
+
+
+def _row(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
