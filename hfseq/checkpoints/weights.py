@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ class WeightMap:
     model's name, which checkpoints may lack or have; ``aliases`` maps other PyTorch names to the
     one used; ``ignored`` are regular expressions of names without weights of ours; ``templates``
     are symmetric pairs such as ``"block.{}.norm": "layers.{}.ln"`` on dotted names; ``stacked``
-    maps the path prefix of scanned layers to their number.
+    maps the path prefix of scanned layers to the paths that they have one by one.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class WeightMap:
         fallbacks: Mapping[str, str] | None = None,
         ignored: tuple[str, ...] = (),
         templates: Mapping[str, str] | None = None,
-        stacked: Mapping[Path, int] | None = None,
+        stacked: Mapping[Path, Sequence[Path]] | None = None,
     ):
         self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
         self._fallbacks = dict(fallbacks or {})
@@ -119,12 +119,11 @@ class WeightMap:
             a: n for a, n in self.aliases.items() if f"{a.rpartition('.')[0]}.weight" in names
         }
 
-    def _slots(self, path: Path, stacked: Mapping[Path, int]) -> list[Slot]:
-        for head in stacked:
+    def _slots(self, path: Path, stacked: Mapping[Path, Sequence[Path]]) -> list[Slot]:
+        for head, layers in stacked.items():
             if path[: len(head)] == head:
-                # Not the number of layers: a variable of the first layer alone is stacked over one.
-                count = self.shapes[path][0]
-                paths = [(*head, str(i), *path[len(head) :]) for i in range(count)]
+                # Not all layers: a variable of the first layer alone is stacked over one.
+                paths = [(*p, *path[len(head) :]) for p in layers[: self.shapes[path][0]]]
                 drawn = len(self.shapes[path]) - 1
                 return [
                     Slot(path, self.torch_name(p), _swaps(p, drawn), p, layer)

@@ -32,7 +32,7 @@ from hfseq.nn.context import Options, options
 from hfseq.nn.layers import Dropout
 from hfseq.nn.precision import Precision, apply_precision, resolve_precision
 from hfseq.nn.random import Keys, make_keys
-from hfseq.nn.stack import stack_layers
+from hfseq.nn.stack import stack_layers, stacked_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -186,7 +186,7 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
         self._abstract = trees.to_dict(params)
         self._paths = trees.flatten(self._abstract)
         self._extra_types = trees.collections(extra)
-        self._stacked = trees.stacked_prefixes(module)
+        self._stacked = stacked_layers(module)
         if self.position_table is None and self._has_position_table():
             self.position_table = "max_position_embeddings"
         self._accepted = accepted_inputs(self.module_class)

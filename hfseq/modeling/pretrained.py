@@ -92,7 +92,7 @@ class PretrainedMixin:
     generation_config: Any
     key: jax.Array
     _paths: dict[trees.Path, Any]
-    _stacked: dict[trees.Path, int]
+    _stacked: dict[trees.Path, tuple[trees.Path, ...]]
     _is_initialized: bool
     _params: dict[str, Any] | None
 

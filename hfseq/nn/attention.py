@@ -113,8 +113,8 @@ def attend(
         mask, causal = _aligned_at_end(mask, query.shape[1], key.shape[1]), False
     if rngs is None or dropout_rate <= 0:
         if not return_weights and head_mask is None:
-            options = {"bias": bias, "mask": mask, "scale": scale, "is_causal": causal}
-            return dot_product(query, key, value, **options), None
+            mixed = dot_product(query, key, value, bias, mask, is_causal=causal, scale=scale)
+            return mixed, None
     elif dropout_rate < 1 and not return_weights and head_mask is None:
         form = cpu.attention_form(query, key, value, mask, bias, causal=causal, dropped=True)
         if form is not None:

@@ -115,12 +115,3 @@ def cast_floating(
         return leaf.astype(dtype) if wanted and floating else leaf
 
     return jax.tree.map(cast, params) if mask is None else jax.tree.map(cast, params, mask)
-
-
-def stacked_prefixes(module: nnx.Module) -> dict[Path, int]:
-    """Return the paths of layers that are stacked for scanning, with their number."""
-    return {
-        tuple(map(str, path)): part.num_stacked
-        for path, part in nnx.iter_graph(module)
-        if getattr(part, "num_stacked", None)
-    }

@@ -97,10 +97,32 @@ def scan_layers(case: Case) -> None:
     )
     outputs, gradient = _trained(case, scanned, scanned.params)
     expected = _recomputed(case)
-    assert_same(outputs, expected[0], "outputs with dropout, scan against loop")
+    try:
+        assert_same(outputs, expected[0], "outputs with dropout, scan against loop")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n  {_first_apart(case, scanned)}") from None
     ours = scanned.weight_map.listed(gradient)
     theirs = {path: expected[1][path] for path in ours}
     assert_close(ours, theirs, 1e-6, "gradients, scan against loop")
+
+
+def _first_apart(case: Case, scanned: Any) -> str:
+    """Say which layer is the first to give something else where it is scanned."""
+
+    def states(model: Any, params: Params) -> dict[str, Any]:
+        options = {"train": True, "dropout_rng": jax.random.key(3), "output_hidden_states": True}
+        output = jit(lambda params, inputs: model(**inputs, params=params, **options))(
+            params, case.inputs
+        )
+        return {name: value for name, value in output.items() if name.endswith("hidden_states")}
+
+    ours, loop = states(scanned, scanned.params), case.variant(gradient_checkpointing=True)
+    for name, values in states(loop, case.model.params).items():
+        for number, (one, other) in enumerate(zip(ours[name], values, strict=True)):
+            if not np.array_equal(one, other):
+                made = f"what layer {number - 1} returns" if number else "the input of layer 0"
+                return f"{name}: {made} is the first to differ"
+    return "the hidden states of all layers agree: what follows them differs"
 
 
 def gradient_checkpointing(case: Case) -> None:

@@ -113,7 +113,7 @@ STACKED = {("layer", "dense", "kernel"): (2, 3, 4), ("layer", "norm", "scale"): 
 
 
 def test_stacked_layers_are_one_tensor_a_layer():
-    names = WeightMap(STACKED, stacked={("layer",): 2})
+    names = WeightMap(STACKED, stacked={("layer",): (("layer", "0"), ("layer", "1"))})
     params = random_params(STACKED)
     tensors = names.to_torch(params)
     assert np.array_equal(tensors["layer.1.dense.weight"], params["layer", "dense", "kernel"][1].T)
@@ -121,7 +121,7 @@ def test_stacked_layers_are_one_tensor_a_layer():
 
 
 def test_stacked_layers_have_native_names_with_numbers():
-    names = WeightMap(STACKED, stacked={("layer",): 2})
+    names = WeightMap(STACKED, stacked={("layer",): (("layer", "0"), ("layer", "1"))})
     params = random_params(STACKED)
     listed = names.listed(params)
     assert ("layer", "1", "norm", "scale") in listed
@@ -131,7 +131,7 @@ def test_stacked_layers_have_native_names_with_numbers():
 
 @pytest.mark.parametrize("native", [False, True])
 def test_slices_are_cut_out_of_the_file(native):
-    names = WeightMap(STACKED, stacked={("layer",): 2})
+    names = WeightMap(STACKED, stacked={("layer",): (("layer", "0"), ("layer", "1"))})
     params = random_params(STACKED)
     tensors = names.to_torch(params)
     if native:

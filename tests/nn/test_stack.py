@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 
 from hfseq import nn
+from hfseq.errors import UsageError
 from hfseq.nn.context import Options
-from hfseq.nn.stack import stack_layers
+from hfseq.nn.stack import Stacks, stack_layers, stacked_layers
 
 
 class Layer(nnx.Module):
@@ -140,7 +141,9 @@ class Biased(nnx.Module):
 class Sharing(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(0)
-        self.layer = nn.Layers([Biased(rngs, first=number == 0) for number in range(3)])
+        self.layer = nn.Layers(
+            [Biased(rngs, first=number == 0) for number in range(3)], shared=("table",)
+        )
 
     def __call__(self, x):
         first = self.layer[0] if isinstance(self.layer, nn.Layers) else self.layer
@@ -164,3 +167,103 @@ def test_what_only_the_first_layer_holds_is_stacked_once(remat):
         gradients.append(np.asarray(held["table"][...]).reshape(8))
     assert outputs[0] == outputs[1]
     assert gradients[0].all() and np.allclose(*gradients, rtol=1e-5)
+
+
+class Mixed(nnx.Module):
+    """A layer with a window, and perhaps a norm, as ModernBERT's and Gemma's differ."""
+
+    def __init__(self, rngs, window, normed=True):
+        self.norm = nn.LayerNorm(8, 1e-5) if normed else nnx.data(None)
+        self.dense, self.dropout = nn.Linear(8, 8, nn.normal(0.3), rngs), nn.Dropout(0.3)
+        self.window, self.act = window, lambda x: jnp.tanh(x)  # (a function a layer, all alike)
+
+    def __call__(self, x, *, rngs, gain=1.0):
+        x = x if self.norm is None else self.norm(x)
+        x = self.dropout(self.act(self.dense(x) * gain), rngs).at[:, : self.window].mul(2)
+        return x, x.sum()
+
+
+class Deep(nnx.Module):
+    def __init__(self, kinds):
+        rngs = nnx.Rngs(0)
+        self.layer = nn.Layers([Mixed(rngs, *kind) for kind in kinds])
+
+    def __call__(self, x, rngs=None, **kwargs):
+        return nn.run_layers(self.layer, x, rngs=rngs, **kwargs)
+
+
+FIRST, NEAR, FULL = (8, False), (3,), (8,)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "runs"),
+    [
+        ([NEAR, NEAR, FULL, FULL], [(0, 1, 2), (2, 1, 2)]),
+        ([*[*[NEAR] * 5, FULL] * 4, NEAR, NEAR], [(0, 6, 4), (24, 1, 2)]),
+        ([FIRST, *[NEAR, NEAR, FULL] * 2], [(0, 1, 1), (1, 3, 2)]),
+        ([FIRST, NEAR, NEAR], [(0, 1, 1), (1, 1, 2)]),
+    ],
+)
+def test_layers_that_differ_are_scanned_in_runs_and_patterns(kinds, runs):
+    model = Deep(kinds)
+    kernels = [layer.dense.kernel[...] for layer in model.layer]
+    stack_layers(model)
+    assert isinstance(model.layer, Stacks) and [tuple(run) for run in model.layer.runs] == runs
+    assert len(model.layer) == sum(period for _, period, _ in runs)
+    listed = stacked_layers(model)
+    assert sorted(int(p[-1]) for paths in listed.values() for p in paths) == [*range(len(kinds))]
+    for (_, stack), paths in listed.items():
+        for index, (_, number) in enumerate(paths):
+            kernel = model.layer[int(stack)].dense.kernel[index]
+            assert np.array_equal(kernel, kernels[int(number)])
+
+
+@pytest.mark.parametrize("remat", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_scanned_patterns_equal_the_loop_to_the_last_bit(remat):
+    kinds = [FIRST, *[NEAR, FULL] * 2, NEAR]
+    gains = {"gain": jnp.linspace(0.5, 1.5, len(kinds))}
+    loop, scan = Deep(kinds), Deep(kinds)
+    stack_layers(scan)
+    assert [tuple(run) for run in scan.layer.runs] == [(0, 1, 1), (1, 2, 2), (5, 1, 1)]
+    listed, plain = trained(loop, remat, per_layer=gains)
+    stacked, scanned = trained(scan, remat, per_layer=gains)
+    assert jax.tree.structure(plain) == jax.tree.structure(scanned)
+    assert jax.tree.all(jax.tree.map(np.array_equal, plain, scanned))
+    for (_, stack), paths in stacked_layers(scan).items():
+        for index, (_, number) in enumerate(paths):
+            one = listed["layer"][int(number)]["dense"]["kernel"][...]
+            other = stacked["layer"][int(stack)]["dense"]["kernel"][index]
+            assert np.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "difference"),
+    [
+        ([NEAR, FULL], "window: 8, not 3"),
+        ([FIRST, FULL], "norm: .*LayerNorm.*, not None"),
+        ([NEAR, FULL, FIRST], "window: 8, not 3"),
+    ],
+)
+def test_layers_of_which_no_two_are_alike_are_refused_by_number_and_name(kinds, difference):
+    with pytest.raises(
+        UsageError, match=rf"of layer can .* layer 1 differs .* layer 0 in {difference}"
+    ):
+        stack_layers(Deep(kinds))
+
+
+def test_what_later_layers_hold_alone_cannot_be_shared():
+    class Late(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(0)
+            made = [Biased(rngs, first=number == 1) for number in range(3)]
+            self.layer = nn.Layers(made, shared=("table",))
+
+    with pytest.raises(UsageError, match="the first layer lacks table"):
+        stack_layers(Late())
+
+
+def test_a_table_that_is_not_declared_as_shared_makes_another_layer_of_the_first():
+    model = Sharing()
+    model.layer = nn.Layers(list(model.layer))
+    stack_layers(model)
+    assert [tuple(run) for run in model.layer.runs] == [(0, 1, 1), (1, 1, 2)]

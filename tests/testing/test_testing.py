@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,10 @@ from flax import nnx
 
 from hfseq import nn, plugins, testing
 from hfseq.errors import UsageError
+from hfseq.nn import trees
 from hfseq.testing import case, check_architecture, checks, torch
 from tests.support.models import bert_config
+from tests.support.windowed import FlaxWindowedLM, WindowedConfig
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "averaging_encoder.py"
 
@@ -89,7 +92,7 @@ FAULTS = {
     ),
     "scan_layers": (
         lambda m, x, r: x if isinstance(m.bert.encoder.layer, nn.Layers) else x * 1.01,
-        "scan against loop",
+        r"scan against loop[\s\S]*the hidden states of all layers agree",
     ),
 }
 
@@ -283,3 +286,17 @@ def test_errors_are_relative_to_the_larger_of_one_and_the_largest():
     assert case.error([1001.0], [1000.0]) == pytest.approx(1e-3)
     assert case.error([np.nan], [np.nan]) == float("inf")
     assert case.error([1.0], [1.0, 1.0]) == float("inf")
+
+
+def test_the_scan_check_names_the_first_layer_that_differs():
+    model = FlaxWindowedLM(WindowedConfig(windows=(99, 99, 99)), seed=1)
+    scanned = FlaxWindowedLM(model.config, scan_layers=True, _do_init=False)
+    path = ("layers", "1", "output", "kernel")  # of the two layers behind the first
+    params = FlaxWindowedLM(model.config, seed=1, scan_layers=True).params
+    leaf = trees.flatten(params)[path]
+    changed = {**trees.flatten(params), path: leaf.at[1].add(1)}
+    scanned._params, scanned._is_initialized = trees.unflatten(changed), True
+    ids = np.ones((2, 3), int)
+    tried = SimpleNamespace(inputs={"input_ids": ids}, model=model, variant=lambda **_: model)
+    wanted = "hidden_states: what layer 2 returns is the first to differ"
+    assert checks._first_apart(tried, scanned) == wanted

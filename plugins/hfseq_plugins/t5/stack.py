@@ -156,7 +156,8 @@ class Stack(nnx.Module):
     def __init__(self, config: T5Config, rngs: nnx.Rngs, decoder: bool = False):
         depth = config.num_decoder_layers if decoder else config.num_layers
         self.block = nn.Layers(
-            [Block(config, rngs, decoder, biased=number == 0) for number in range(depth)]
+            [Block(config, rngs, decoder, biased=number == 0) for number in range(depth)],
+            shared=("relative_attention_bias",),
         )
         self.final_layer_norm, self.dropout = LayerNorm(config), nn.Dropout(config.dropout_rate)
         self.decoder, self.max_distance = decoder, config.relative_attention_max_distance
