@@ -56,6 +56,7 @@ def test_long_documents_give_no_warning(tokenizer, tmp_path, recwarn, caplog):
     assert not recwarn.list and "longer than" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_processes_give_the_same_store(tokenizer, tmp_path, monkeypatch, method):
     from datasets import Dataset

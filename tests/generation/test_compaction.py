@@ -69,6 +69,7 @@ def test_rows_of_a_decoder_leave_too(caplog):
     assert moves(caplog)
 
 
+@pytest.mark.slow
 def test_arrays_are_halved_down_to_the_smallest(caplog):
     """Each move leaves no more sentences than the next size holds."""
     model, given = families.model("bart"), inputs("bart", 32)

@@ -52,6 +52,7 @@ def test_jit_and_own_compilation_agree(family, name):
     assert (np.asarray(jitted(IDS, mask).sequences) == np.asarray(output.sequences)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [name if name != "beam" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS],
@@ -171,6 +172,7 @@ def test_lengths():
     assert tokens(families.model("t5"), max_new_tokens=9).shape == (2, 10)
 
 
+@pytest.mark.slow
 def test_configuration_given_whole_wins_over_the_models_and_keywords_over_both():
     from transformers import GenerationConfig
 
@@ -262,6 +264,7 @@ def test_overridden_steps_and_adapted_logits_are_used():
     assert 7 not in tokens(model, num_beams=2)[:, 5:]
 
 
+@pytest.mark.slow
 def test_forced_decoder_tokens_and_decoder_prompt():
     model = families.model("t5")
     forced = tokens(model, forced_decoder_ids=[[1, 9], [3, 11]])

@@ -93,6 +93,7 @@ def test_sampling_without_replacement_prefers_the_probable():
                                                         + 0.05 * 5 / 9.5, abs=0.015)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_key_decides():
     first = tokens(prng_key=1)
     assert (tokens(prng_key=1) == first).all()
@@ -133,6 +134,7 @@ def test_samples_stay_in_what_is_allowed():
     assert (tokens(top_k=0, prng_key=3) != greedy).any()
 
 
+@pytest.mark.slow
 def test_beam_sampling():
     first = tokens(num_beams=3, num_return_sequences=2, prng_key=1)
     assert first.shape == (6, 12)

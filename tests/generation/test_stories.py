@@ -44,6 +44,7 @@ def test_story_is_english_and_pytorchs(teller):
     assert len(words) > 60 and sum(word in common for word in words) > len(words) / 4
 
 
+@pytest.mark.slow
 def test_story_with_sampling_and_beams(teller):
     model, pieces, _ = teller
     sampled = model.generate(

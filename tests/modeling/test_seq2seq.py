@@ -246,6 +246,7 @@ def test_packed_pairs_are_computed_as_if_alone(run):
     assert close(logits, np.concatenate([first, second], 1))
 
 
+@pytest.mark.slow
 def test_left_padded_prompts_go_on_as_if_not_padded(run, encoded):
     prompt, mask = TARGET[:, :4].copy(), np.array([[1, 1, 1, 1], [0, 0, 1, 1]])
     model = run.model

@@ -38,6 +38,7 @@ def texts_of(found: list[list[Hypothesis]]) -> list[list[str]]:
     return [[one.text for one in hypotheses] for hypotheses in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [pytest.param(GREEDY, marks=pytest.mark.slow), SEARCH], ids=["greedy", "beams"]
 )

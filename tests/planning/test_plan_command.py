@@ -40,6 +40,7 @@ def test_flags_of_the_training_script_may_follow(capsys):
     assert json.loads(clipped)["run"]["optimizer"] == "adafactor"
 
 
+@pytest.mark.slow
 def test_recomputing_keeps_less_and_a_second_micro_batch_keeps_no_more(capsys):
     base, _ = plan(capsys, "--devices", "h200:8", "--json")
     found, _ = plan(capsys, "--devices", "h200:8", "--json", "--gradient_accumulation_steps", "2")

@@ -45,10 +45,7 @@ def classifier():
 
 @pytest.mark.parametrize(
     "head",
-    [
-        head if head == "ForSeq2SeqLM" else pytest.param(head, marks=pytest.mark.slow)
-        for head in HEADS
-    ],
+    first(HEADS, "ForSeq2SeqLM"),
 )
 def test_battery(head):
     # Two layers for one head, to scan; sides that differ for all.

@@ -168,6 +168,7 @@ def pooler():
     return {"dense": {"kernel": jnp.zeros((32, 32)), "bias": jnp.zeros(32)}}
 
 
+@pytest.mark.slow
 def test_padding_counts_as_zeros_in_the_flattened_head(flat):
     short = ids(2, 9)
     mask = np.array([[1] * 9, [1] * 5 + [0] * 4])

@@ -44,6 +44,7 @@ def test_battery_with_cross_attention_untied_head_and_scores_scaled_by_layer():
     check_architecture("gpt2", config, heads=["ForCausalLM"])
 
 
+@pytest.mark.slow
 def test_battery_with_unscaled_scores_another_activation_and_no_dropout():
     config = gpt2_config(n_layer=1, scale_attn_weights=False, activation_function="relu", **QUIET)
     check_architecture("gpt2", config, heads=["Model"])

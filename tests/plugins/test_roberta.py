@@ -9,6 +9,7 @@ from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM, FlaxRobertaModel
 from tests.support.models import close, ids, roberta_config
+from tests.support.tiers import first
 
 HEADS = (
     *("Model", "ForMaskedLM", "ForCausalLM", "ForSequenceClassification", "ForMultipleChoice"),
@@ -18,12 +19,7 @@ HEADS = (
 
 @pytest.mark.parametrize(
     "head",
-    [
-        head
-        if head in ("ForMultipleChoice", "ForQuestionAnswering")
-        else pytest.param(head, marks=pytest.mark.slow)
-        for head in HEADS
-    ],
+    first(HEADS, "ForMaskedLM"),
 )
 def test_battery(head):
     check_architecture("roberta", roberta_config(num_labels=2), heads=[head])

@@ -188,6 +188,7 @@ def test_lambdas_rise_with_depth():
     assert np.allclose(initial_lambdas(4), expected) and np.isclose(expected[0], 0.2)
 
 
+@pytest.mark.slow
 def test_first_layer_subtracts_one_map_from_the_other(differential):
     """The formula of the paper, written out for one head of one row."""
     tokens = ids(1, 6)

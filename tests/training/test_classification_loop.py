@@ -158,6 +158,7 @@ def test_an_epoch_visits_every_example_once(classify):
     assert loop.progress.tokens_seen == loop.run.data.train.rows.total_tokens
 
 
+@pytest.mark.slow
 def test_pairs_are_told_apart_and_predictions_written(classify, folder):
     loop = classify(
         **pairs(folder, test_file=folder / "out_dev.jsonl"), label_column="label",

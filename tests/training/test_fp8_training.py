@@ -77,6 +77,7 @@ def test_the_state_is_that_of_one_device(train, kept, devices, options):
         assert abs(losses(loop.folder)[step] - loss) < 1e-3
 
 
+@pytest.mark.slow
 def test_the_first_step_is_calibrated(train, kept):
     """After three steps the history holds the calibration and three more, all of them measured."""
     histories = {p: x for p, x in alone(train, kept)["scales"].items() if p[-1].endswith("history")}
@@ -170,6 +171,7 @@ def load(folder, **options):
     return FlaxAutoModelForMaskedLM.from_pretrained(folder, precision=recipe, **options)
 
 
+@pytest.mark.slow
 def test_the_sidecar_gives_every_scale_back(saved, trained):
     model = load(saved)
     found = {

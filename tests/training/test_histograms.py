@@ -30,6 +30,7 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_run_reports_weights_and_gradients_and_trains_the_same(train, tmp_path):
     pytest.importorskip("tensorboard")

@@ -253,6 +253,7 @@ def poison_at(step, infinite_rate=False):
     return poison
 
 
+@pytest.mark.slow
 def test_evaluation_alone_reads_the_saved_model(train):
     trained = train("trained", devices=1)
     loop = train(

@@ -46,6 +46,7 @@ def test_float16_trains_as_float32_does_and_keeps_its_scale_with_the_checkpoint(
     assert float(scale["factor"]) == state.INITIAL_SCALE and int(scale["good_steps"]) == 6
 
 
+@pytest.mark.slow
 def test_a_step_that_overflows_is_left_out_and_the_next_has_half_the_scale(train, monkeypatch):
     monkeypatch.setattr(state, "INITIAL_SCALE", 2.0**24)
     loop = train("run", 1, dtype="float16", do_train=True)

@@ -83,6 +83,7 @@ def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(
         assert again.metrics[name] == pytest.approx(loop.metrics[name], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", quick("clm")[:-1])  # streams hold no pairs
 def test_streaming_resumes_at_the_very_row(train, objective):
     options = {"streaming": True, "save_steps": 2, "max_steps": 4, "do_train": True}

@@ -39,6 +39,7 @@ def trainings(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_a_vocabulary_is_trained_once_and_used_again_when_the_run_goes_on(train, trainings):
     with pytest.raises(SystemExit):
         train("parts", 1, "translation", callbacks=[stop_at(3)], do_train=True, **OPTIONS)

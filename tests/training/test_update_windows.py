@@ -231,6 +231,7 @@ def test_a_skipped_step_leaves_the_codebook_as_it_was(run):
     assert any(jax.tree.leaves(moved))
 
 
+@pytest.mark.slow
 def test_rows_that_begin_with_a_skipped_step_begin_afresh(run):
     def poison(info):
         if info.progress.step != 4:  # the next step is the first window of other rows

@@ -143,6 +143,7 @@ def test_sampling_is_reproducible_and_follows_the_key(options):
     assert np.array_equal(one, two) and not np.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_nucleus_is_all_that_is_ever_drawn():
     ids = np.tile(vq_cases.ids(1, 6), (64, 1))
     options = {**OPTIONS, "max_new_tokens": 1, "do_sample": True, "top_k": 0, "top_p": 0.5}
