@@ -213,27 +213,17 @@ def build_run(
     trained = kind(arguments.data, tokenizer, config)
     layout = lay_out(model, mesh, training.sequence_parallel)
     trained.prepare(model)
-    # The global batch is fixed first, and cut per process afterwards.
-    shards = sharding.data_shards(mesh)
     if training.do_train:
         _keep_collections(model, progress, training.output_dir)
-    rows = _keep_batch(training, shards, progress)
-    length = trained.choose_length(model.max_length())
-    windows = plan_windows(arguments, trained, model, length)
-    keep_windows(windows, rows, progress)
-    batch = BatchPlan(rows, training.gradient_accumulation_steps, length, windows)
+    batch = plan_batch(arguments, trained, model, mesh, progress)
     data = None
     if with_data:
         if training.do_train:
-            model.check_training(rows * (windows.length if windows else length))
-        data = _load_data(arguments, tokenizer, trained, batch, shards)
+            windows = batch.windows
+            model.check_training(batch.rows * (windows.length if windows else batch.length))
+        data = _load_data(arguments, tokenizer, trained, batch, sharding.data_shards(mesh))
         facts = {"data": data.description, "step to go on from": progress.step or None}
         processes.agree(facts, "give all of them the same files")
-    lengths = {"row": length, "target row": trained.target_length(length)}
-    _check_lengths(
-        lengths | ({"window": windows.length} if windows else {}), mesh, training.sequence_parallel
-    )
-    if data is not None:
         check_metric(training, trained, model, data.evaluation)
     total, schedule, optimizer = 0, None, optax.identity()  # enough for an evaluation
     if training.do_train:
@@ -471,7 +461,7 @@ def make_params(
     return trees.cast_floating(trees.unflatten(padded), dtype), extra
 
 
-# -- the batch, and what of it a resumed run keeps
+# -- the batch, and what a resumed run keeps
 
 
 def _keep_collections(model: FlaxPreTrainedModel, progress: Progress, output_dir: str) -> None:
@@ -497,22 +487,48 @@ def _keep_collections(model: FlaxPreTrainedModel, progress: Progress, output_dir
     progress.collections = {"precision": precision, "sizes": sizes}
 
 
-def _keep_batch(training: TrainingArguments, shards: int, progress: Progress) -> int:
-    """Return rows a step; a resumed run keeps its batch on any devices."""
+def plan_batch(
+    arguments: Arguments,
+    objective: Objective,
+    model: FlaxPreTrainedModel,
+    mesh: Mesh,
+    progress: Progress,
+) -> BatchPlan:
+    """Return the batch of a step; a resumed run keeps its rows, on any devices, and its windows.
+
+    The global batch is fixed first, and cut per process afterwards.
+    """
+    training, shards = arguments.training, sharding.data_shards(mesh)
     micro, kept = training.gradient_accumulation_steps, progress.global_batch_size
-    size = training.global_batch_size or training.per_device_train_batch_size * shards * micro
-    if kept and size != kept and training.global_batch_size is None:
+    rows = training.global_batch_size or training.per_device_train_batch_size * shards * micro
+    if kept and rows != kept and training.global_batch_size is None:
         logger.warning(
-            "going on with the run's %d rows a step (the flags alone would give %d)", kept, size
+            "going on with the run's %d rows a step (the flags alone would give %d)", kept, rows
         )
-        size = kept
-    if size % (shards * micro):
+        rows = kept
+    if rows % (shards * micro):
         raise UsageError(
-            f"a step has {size} rows, which do not divide by {shards} data shards x {micro} "
+            f"a step has {rows} rows, which do not divide by {shards} data shards x {micro} "
             f"micro-batches: give --global_batch_size a multiple of {shards * micro}"
         )
-    progress.global_batch_size = size
-    return size
+    progress.global_batch_size = rows
+    length = objective.choose_length(model.max_length())
+    windows = plan_windows(arguments, objective, model, length)
+    keep_windows(windows, rows, progress)
+    lengths = {"row": length, "target row": objective.target_length(length)}
+    if windows:
+        lengths["window"] = windows.length
+    axes = ["sequence", *(["tensor"] if training.sequence_parallel else [])]
+    ways = math.prod(mesh.shape[name] for name in axes)
+    for name, tokens in lengths.items():
+        if tokens % ways:
+            flag = "--mesh " + ",".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
+            flag += " with --sequence_parallel" if training.sequence_parallel else ""
+            raise UsageError(
+                f"{flag} does not divide the {tokens} tokens of a {name}: give a length that "
+                f"is a multiple of {ways}, or another mesh"
+            )
+    return BatchPlan(rows, micro, length, windows)
 
 
 def plan_windows(
@@ -583,20 +599,6 @@ def keep_windows(windows: Windows | None, rows: int, progress: Progress) -> None
             f"and the flags say {told(now)}: give the same flags, or another --output_dir"
         )
     progress.windows = now
-
-
-def _check_lengths(lengths: Mapping[str, int], mesh: Mesh, sequence_parallel: bool) -> None:
-    """See that the mesh cuts rows into equal parts."""
-    axes = ["sequence", *(["tensor"] if sequence_parallel else [])]
-    ways = math.prod(mesh.shape[name] for name in axes)
-    flag = "--mesh " + ",".join(f"{name}={mesh.shape[name]}" for name in axes)
-    flag += " with --sequence_parallel" if sequence_parallel else ""
-    for name, tokens in lengths.items():
-        if tokens % ways:
-            raise UsageError(
-                f"{flag} does not divide the {tokens} tokens of a {name}: give a length that "
-                f"is a multiple of {ways}, or another mesh"
-            )
 
 
 # -- data
