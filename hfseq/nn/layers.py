@@ -116,13 +116,25 @@ class Embed(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalisation over the last axis, in float32 whatever the type of computation is."""
+    """Layer normalisation over the last axis, in float32 whatever the type of computation is.
+
+    ``use_scale=False`` and ``use_bias=False`` leave out what PyTorch's ``elementwise_affine`` and
+    ``bias`` do.
+    """
 
     compute_dtype: DTypeLike | None = None
 
-    def __init__(self, features: int, epsilon: float, rngs: nnx.Rngs | None = None):
-        self.scale = nnx.Param(jnp.ones(features))
-        self.bias = nnx.Param(jnp.zeros(features))
+    def __init__(
+        self,
+        features: int,
+        epsilon: float,
+        rngs: nnx.Rngs | None = None,
+        *,
+        use_bias: bool = True,
+        use_scale: bool = True,
+    ):
+        self.scale = nnx.Param(jnp.ones(features)) if use_scale else nnx.data(None)
+        self.bias = nnx.Param(jnp.zeros(features)) if use_bias else nnx.data(None)
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -132,7 +144,9 @@ class LayerNorm(nnx.Module):
         mean = x.mean(-1, keepdims=True)
         centred = x - mean
         variance = jnp.square(centred).mean(-1, keepdims=True)
-        y = centred * lax.rsqrt(variance + self.epsilon) * self.scale[...] + self.bias[...]
+        y = centred * lax.rsqrt(variance + self.epsilon)
+        y = y if self.scale is None else y * self.scale[...]
+        y = y if self.bias is None else y + self.bias[...]
         return y.astype(dtype)
 
 

@@ -97,3 +97,14 @@ def test_activations_are_those_of_transformers():
 def test_unknown_activation_names_the_nearest():
     with pytest.raises(UsageError, match="'gelo' in the configuration; did you mean 'gelu'"):
         nn.activation("gelo")
+
+
+def test_layer_norm_leaves_out_its_bias_and_its_scale():
+    x = jax.random.normal(jax.random.key(0), (2, 3, 8))
+    whole = nn.LayerNorm(8, 1e-5)
+    for use_bias, use_scale in ((False, True), (True, False), (False, False)):
+        norm = nn.LayerNorm(8, 1e-5, use_bias=use_bias, use_scale=use_scale)
+        names = {path[-1] for path, _ in nnx.to_flat_state(nnx.state(norm, nnx.Param))}
+        used = {"bias": use_bias, "scale": use_scale}
+        assert names == {name for name, there in used.items() if there}
+        np.testing.assert_array_equal(norm(x), whole(x))
