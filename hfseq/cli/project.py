@@ -23,7 +23,8 @@ PACKAGES = (
     *("datasets", "huggingface_hub", "safetensors", "numpy", "torch"),
 )
 
-TEMPLATE = Path(__file__).parents[1] / "templates" / "new_architecture.py.txt"
+TEMPLATES = Path(__file__).parents[1] / "templates"
+KINDS = ("encoder", "decoder", "seq2seq")
 
 
 def add_env(parser: argparse.ArgumentParser) -> None:
@@ -117,11 +118,14 @@ def run_plugins(arguments: argparse.Namespace) -> int:
 def add_new(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``hfseq new``."""
     parser.add_argument("name", metavar="NAME", help="model type, e.g. my-encoder")
+    parser.add_argument(
+        "--kind", choices=KINDS, default=KINDS[0], help="what it is a model of; default: encoder"
+    )
     parser.add_argument("--output", metavar="FILE", type=Path, help="default: NAME.py")
 
 
 def run_new(arguments: argparse.Namespace) -> int:
-    """Write the template of a one-file architecture under a new name."""
+    """Write the template of a one-file architecture of a kind under a new name."""
     name = arguments.name
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
         raise UsageError(
@@ -132,7 +136,8 @@ def run_new(arguments: argparse.Namespace) -> int:
         raise UsageError(f"plugin '{known[name].plugin}' has '{name}' already: choose another")
     words = re.split("[-_]", name)
     output = arguments.output or Path("_".join(words) + ".py")
-    text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+    template = TEMPLATES / f"new_{arguments.kind}.py.txt"
+    text = Template(template.read_text(encoding="utf-8")).substitute(
         model_type=name, Class="".join(word.capitalize() for word in words), prefix="_".join(words)
     )
     try:

@@ -1,0 +1,102 @@
+"""Three models from outside, each a file of the documentation, against PyTorch's classes.
+
+They are loaded as a user loads them, so they also run in place of a family of hfseq's own.
+"""
+
+from __future__ import annotations
+
+import pytest
+from transformers import CLIPTextConfig, ModernBertConfig, OPTConfig
+
+from hfseq import plugins
+from hfseq.testing import check_architecture
+from tests.support.plugin_files import ROOT
+
+EXAMPLES = ROOT / "docs" / "examples"
+PARITY = ["torch_loads_it", "torch_tree", "torch_parity"]
+
+
+def opt(**changes):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2}
+    more = {"num_attention_heads": 4, "word_embed_proj_dim": 32, "max_position_embeddings": 24}
+    return OPTConfig(**{**sizes, **more, **changes})
+
+
+def clip(**changes):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    more = {"num_attention_heads": 4, "max_position_embeddings": 24, "eos_token_id": 2}
+    return CLIPTextConfig(**{**sizes, **more, "pad_token_id": 1, "bos_token_id": 0, **changes})
+
+
+def modernbert(**changes):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    more = {"num_attention_heads": 4, "max_position_embeddings": 24, "local_attention": 6}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1}
+    return ModernBertConfig(**{**sizes, **more, **tokens, "sep_token_id": 2, **changes})
+
+
+MODELS = {
+    "opt": (
+        "opt_decoder", 140, set(),
+        {
+            "tied": opt(),
+            "narrow, norms after": opt(
+                word_embed_proj_dim=16, do_layer_norm_before=False, tie_word_embeddings=False,
+                enable_bias=False, layer_norm_elementwise_affine=False, dropout=0.0,
+            ),
+        },
+    ),
+    "clip_text_model": (
+        # An encoder: it writes no text.
+        "clip_text_encoder", 90, {"cached_decoding"},
+        {"old end": clip(), "own end": clip(eos_token_id=5, attention_dropout=0.1)},
+    ),
+    "modernbert": (
+        "modernbert_encoder", 170, {"cached_decoding"},
+        {
+            "tied": modernbert(),
+            "untied, all biases": modernbert(
+                tie_word_embeddings=False, norm_bias=True, attention_bias=True, mlp_bias=True,
+                classifier_bias=True, attention_dropout=0.1, mlp_dropout=0.1,
+                embedding_dropout=0.1,
+            ),
+            "no decoder bias": modernbert(decoder_bias=False, num_hidden_layers=3),
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def configs(request):
+    """The configurations of a model whose example is loaded."""
+    plugins.unload()
+    name, _, _, configs = MODELS[request.param]
+    loaded = plugins.load([EXAMPLES / f"{name}.py"])
+    assert loaded.architectures[request.param].plugin == name
+    yield request.param, configs
+    plugins.unload()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("configs", MODELS, indirect=True)
+def test_the_example_passes_the_battery(configs):
+    pytest.importorskip("torch")
+    model_type, tiny = configs
+    report = check_architecture(model_type, tiny)
+    assert not report.not_run
+    assert {label.rpartition(".")[2] for label in report.skipped} == MODELS[model_type][2]
+
+
+@pytest.mark.parametrize("configs", ["clip_text_model"], indirect=True)
+def test_the_example_equals_pytorch(configs):
+    pytest.importorskip("torch")
+    model_type, tiny = configs
+    one = next(iter(tiny.values()))
+    one.num_hidden_layers = 1
+    assert len(check_architecture(model_type, one, checks=PARITY).passed) == 3
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_the_example_is_short(model_type):
+    name, lines, _, _ = MODELS[model_type]
+    assert len((EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= lines
