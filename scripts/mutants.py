@@ -33,6 +33,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -41,12 +42,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("hfseq", "plugins")
+BROKEN = 99  # the exit code of a fork in which pytest itself could not be run
 # Imported once and forked; nothing of them may start jax's backend.
 LIBRARIES = (
     "jax", "flax.nnx", "flax.linen", "optax", "orbax.checkpoint", "torch", "datasets", "evaluate",
     "transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert",
     "transformers.models.bart.modeling_bart", "transformers.trainer", "tokenizers", "sacrebleu",
-    "safetensors.numpy", "safetensors.torch", "matplotlib.pyplot", "hypothesis", "pluggy",
+    "safetensors.numpy", "safetensors.torch", "matplotlib.pyplot", "pluggy",
 )  # fmt: skip
 
 # ---------------------------------------------------------------------------- what a mutant is
@@ -413,15 +415,20 @@ def run_tests(tree: Path, tests: list[str], expected: float, deadline: float, lo
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        code = 99
+        code = BROKEN
         try:
             import pytest
 
             files = list(dict.fromkeys(test.split("::")[0] for test in tests))
             arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov"]
             every = ["-m", "slow or not slow", "--rootdir", str(tree), "--tb=short"]
+            # What was imported before the fork, pytest would like to have rewritten.
+            every += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
             code = pytest.main([*arguments, *every, *files], plugins=[Watch(tests, write)])
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(int(code))
     os.close(write)
     said, started, result = b"", [], Outcome("survived", of=len(tests))
@@ -449,6 +456,8 @@ def run_tests(tree: Path, tests: list[str], expected: float, deadline: float, lo
         _kill(child)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     _kill(child)  # what the tests left running
+    if code == BROKEN:
+        raise RuntimeError(f"pytest could not be run: see {log}")
     if finished and code not in (0, 5):
         result.outcome = "killed"
         result.test = started[-1][0] if started else f"pytest ended with {code}"
