@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
@@ -104,8 +105,10 @@ _DOTS, _BLANK = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80)), 0x2800
 def draw(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> list[str]:
     """Return lines with the curve through ``points`` (x, y), its y limits and its x limits.
 
-    The curve is made of Braille dots where standard output writes UTF-8, else of stars.
+    The points may come in any order; those that are not finite are left out. The curve is made of
+    Braille dots where standard output writes UTF-8, else of stars.
     """
+    points = sorted(point for point in points if all(map(math.isfinite, point)))
     if not points:
         return []
     braille = "utf" in (sys.stdout.encoding or "").lower()
@@ -114,7 +117,7 @@ def draw(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> 
     margin = max(map(len, labels)) + 1
     across = max(10, columns - margin - 1)
     if braille:
-        dots = _dots(points, 2 * across, 4 * rows, low, high)
+        dots = _dots(points, 2 * across, 4 * rows)
         body = []
         for top in range(0, 4 * rows, 4):
             bits = [
@@ -123,7 +126,7 @@ def draw(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> 
             ]
             body.append("".join(chr(_BLANK + cell) if cell else " " for cell in bits).rstrip())
     else:
-        dots = _dots(points, across, rows, low, high)
+        dots = _dots(points, across, rows)
         body = ["".join("*" if dot else " " for dot in row).rstrip() for row in dots]
     bar = "│" if braille else "|"
     sides = [labels[0], *[""] * (rows - 2), labels[1]]
@@ -132,17 +135,17 @@ def draw(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> 
     return [*lines, f"{'':{margin + 1}}{first}{last:>{max(1, across - len(first))}}"]
 
 
-def _dots(
-    points: Sequence[tuple[float, float]], across: int, down: int, low: float, high: float
-) -> list[list[bool]]:
+def _dots(points: Sequence[tuple[float, float]], across: int, down: int) -> list[list[bool]]:
     """Return which dots are set, from the top: each column's mean, joined to the one before."""
-    start, end = points[0][0], points[-1][0]
+    # Shares of the largest: a sum, or a difference, of numbers near the limit is infinite.
+    xs, ys = ([v / (max(map(abs, axis)) or 1) for v in axis] for axis in zip(*points, strict=True))
+    low, width, height = min(ys), xs[-1] - xs[0], max(ys) - min(ys)
     values: dict[int, list[float]] = {}
-    for x, y in points:
-        column = 0 if end == start else round((x - start) / (end - start) * (across - 1))
+    for x, y in zip(xs, ys, strict=True):
+        column = round((x - xs[0]) / width * (across - 1)) if width else 0
         values.setdefault(column, []).append(y)
     heights = {
-        column: 0 if high == low else round((sum(v) / len(v) - low) / (high - low) * (down - 1))
+        column: round((sum(v) / len(v) - low) / height * (down - 1)) if height else 0
         for column, v in values.items()
     }
     dots = [[False] * across for _ in range(down)]

@@ -59,7 +59,9 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, Record]]:
     def belongs(name: str, value: object) -> bool:
         if name == "run":
             return isinstance(value, dict)
-        number = isinstance(value, int | float) or (value is None and name != "time")
+        if isinstance(value, int):  # nobody measures more, and a float holds no more than 1e308
+            return abs(value) < 2**63
+        number = isinstance(value, float) or (value is None and name != "time")
         return name == "text" or number
 
     with Path(path).open("rb") as file:
@@ -69,7 +71,9 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, Record]]:
             except ValueError:  # torn by a crash
                 continue
             if isinstance(record, dict) and type(record.get("step")) is int:
-                yield line, {name: v for name, v in record.items() if belongs(name, v)}
+                kept = {name: v for name, v in record.items() if belongs(name, v)}
+                if "step" in kept:
+                    yield line, kept
 
 
 def smaller_is_better(name: str) -> bool:

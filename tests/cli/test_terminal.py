@@ -90,3 +90,22 @@ def test_every_help_has_an_example_and_imports_nothing_heavy():
     assert list(helps) == [command[0] for command in cli.COMMANDS]
     for name, text in helps.items():
         assert f"hfseq {name}" in text.split("examples:\n  ")[1]
+
+
+def test_a_curve_takes_points_in_any_order():
+    points = [(step, 3 / (step + 1)) for step in range(30)]
+    assert terminal.draw(points[::-1], 60) == terminal.draw(points, 60)
+    assert terminal.draw([(9, 1.0), (4, 2.0), (6, 0.5)], 40)[-1].split() == ["4", "9"]
+
+
+@pytest.mark.parametrize("largest", [1e308, 1.7e308, 1e-320, 5e-324])
+def test_a_curve_of_numbers_at_the_limit_of_floats(largest):
+    lines = terminal.draw([(step, largest * (-1) ** step) for step in range(20)], 60)
+    assert len(lines) == 9 and any(line.partition("│")[2] for line in lines)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_curve_leaves_out_what_is_not_finite(value):
+    points = [(0, 3.0), (1, 2.0), (2, 1.0)]
+    assert terminal.draw([*points, (5, value), (value, 1.0)], 60) == terminal.draw(points, 60)
+    assert terminal.draw([(1, value)], 60) == []
