@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import io
 import json
 import logging
 import os
@@ -92,6 +93,9 @@ def run_command(
     """
     if messages:
         _show_messages()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Strangers' texts have what no encoding has: half of a pair, from an escape in JSON.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = function() or 0
         sys.stdout.flush()  # what goes wrong here would else go wrong after the end

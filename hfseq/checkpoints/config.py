@@ -295,7 +295,8 @@ def load_config(
 def native_type(stored: Mapping[str, Any]) -> str | None:
     """Return the native architecture that config.json names beside its stock twin, if any."""
     native = stored.get("hfseq")
-    return native.get("model_type") if isinstance(native, Mapping) else None
+    name = native.get("model_type") if isinstance(native, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def native_description(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -389,6 +390,30 @@ def refuse_untrusted_config(stored: Mapping[str, Any], trusted: bool, place: str
         refuse_code(auto_map, place)
 
 
+def auto_config(place: str, trusted: bool = False, **download: Any) -> PreTrainedConfig:
+    """Return the configuration at ``place`` by the class that it names, its numbers checked.
+
+    **Raises:** CheckpointError where there is none, or it cannot be read; ConfigError for one that
+    describes no model, or needs code that is not ``trusted``.
+    """
+    from transformers import AutoConfig, PreTrainedConfig
+
+    try:
+        with reading(place):
+            stored, _ = PreTrainedConfig.get_config_dict(place, **download)
+            check_mapping(stored, place)
+            refuse_untrusted_config(stored, trusted, place)
+            config = native_config(
+                AutoConfig.from_pretrained(place, trust_remote_code=trusted, **download)
+            )
+    except HfseqError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"cannot load the configuration '{place}': {error}") from error
+    check_numbers(config, place)
+    return config
+
+
 def read_config(place: str) -> dict[str, Any]:
     """Return config.json of a directory or a Hub name.
 
@@ -410,7 +435,14 @@ def read_config(place: str) -> dict[str, Any]:
 
 def model_type(stored: Mapping[str, Any]) -> str | None:
     """Return the architecture that a config.json names: the native one, where it names both."""
-    return native_type(stored) or stored.get("model_type")
+    names = (native_type(stored), stored.get("model_type"))
+    return next((name for name in names if isinstance(name, str) and name), None)
+
+
+def class_names(stored: Mapping[str, Any]) -> list[str]:
+    """Return the classes that a config.json names; of anything but a list of names, none."""
+    names = stored.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 #: What Transformers 4 calls rotary positions; what a file of its still says is written anew.

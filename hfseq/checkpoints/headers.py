@@ -138,7 +138,7 @@ def fill(header: Header, described: dict[str, Any], offset: int) -> None:
             begin, end = (int(place) for place in entry["data_offsets"])
             shape = tuple(int(size) for size in entry["shape"])
             tensor = Entry(name, str(entry["dtype"]), shape, offset + begin, offset + end)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             header.problems.append(f"{header.file}: {name} is described wrongly ({error!r})")
             continue
         header.tensors.append(tensor)
@@ -189,11 +189,19 @@ def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[Entry]:
             yield dataclasses.replace(value, name=name)
         elif isinstance(value, dict) and "__msgpack_chunked_array__" in value:
             # More than 2^30 bytes, which Flax cuts into flat chunks.
-            shape, parts = value["shape"], list(value["chunks"].values())
-            sizes = tuple(shape.values())
-            yield Entry(name, parts[0].code, sizes, parts[0].begin, parts[-1].end)
+            parts = list(value["chunks"].values())
+            code, shape = _described(parts[0].code, value["shape"].values())
+            yield Entry(name, code, shape, parts[0].begin, parts[-1].end)
         elif isinstance(value, dict):
             yield from _leaves(value, f"{name}.")
+
+
+def _described(code: Any, shape: Any) -> tuple[str, tuple[int, ...]]:
+    """Return the type and the shape that a file gives an array, if they are such."""
+    sizes = tuple(shape)
+    if not isinstance(code, str) or any(type(size) is not int or size < 0 for size in sizes):
+        raise ValueError(f"an array of the type {code!r:.80} and the shape {sizes!r:.80}")
+    return _CODES.get(code, code), sizes
 
 
 class _Walker:
@@ -237,7 +245,7 @@ class _Walker:
         shape, code, (begin, stop) = self.value()
         if stop != end:
             raise ValueError(f"an array at byte {begin:,} is not as long as it says")
-        return Entry("", _CODES.get(code, code), tuple(shape), begin, stop)
+        return Entry("", *_described(code, shape), begin, stop)
 
     def _skip(self, size: int) -> tuple[int, int]:
         begin = self.at

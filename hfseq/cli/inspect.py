@@ -87,7 +87,7 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
     plugin = f" (plugin {report['plugin']})" if report["plugin"] else ""
     yield "model type", f"{report['model_type'] or 'unknown'}{stored}{plugin}"
     if report["architectures"]:
-        yield "architecture", ", ".join(map(str, report["architectures"]))
+        yield "architecture", ", ".join(report["architectures"])
     if report["files"]:
         parameters = report["parameters"]
         yield "parameters", f"{parameters['total']:,}"
@@ -217,9 +217,10 @@ def _read_json(fetch: Fetch, name: str, problems: list[str]) -> dict[str, Any]:
 
 def _architecture(stored: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """Return the model type of a config.json, who registers it, and the classes that load it."""
-    from hfseq.checkpoints.config import model_type
+    from hfseq.checkpoints.config import class_names, model_type
 
     kind, twin = model_type(stored), stored.get("model_type")
+    twin = twin if isinstance(twin, str) else None
     registry = plugins.load().architectures
     spec = registry.get(str(kind)) if kind in registry else None
     stock = registry.get(str(twin)) if spec and twin in registry else None
@@ -237,13 +238,13 @@ def _architecture(stored: dict[str, Any], problems: list[str]) -> dict[str, Any]
         elif not any((Path(folder) / "models" / module).is_dir() for folder in folders):
             torch_classes = []
         elif stock is None:
-            torch_classes = [str(name) for name in stored.get("architectures") or ()]
+            torch_classes = class_names(stored)
         else:
             torch_classes = [name.removeprefix("Flax") for name in _classes(stock)]
     return {
         "model_type": kind,
         "stored_as": twin if twin != kind else None,
-        "architectures": stored.get("architectures"),
+        "architectures": class_names(stored) if "architectures" in stored else None,
         "plugin": spec.plugin if spec else None,
         "jax_classes": _classes(spec) if spec else [],
         "pytorch_classes": torch_classes,
@@ -292,7 +293,7 @@ def _tokenizer(fetch: Fetch, problems: list[str]) -> dict[str, Any] | None:
         problems.append(f"{path.name} cannot be read: {first_line(error)}")
     added = settings.get("added_tokens_decoder")
     if isinstance(added, Mapping):
-        ids += [int(number) for number in added if str(number).isdecimal()]
+        ids += [int(number) for number in added if re.fullmatch(r"\d{1,18}", str(number))]
     size = {"entries": len(set(ids)), "largest_id": max(ids)} if ids else {}
     return {"class": settings.get("tokenizer_class"), "file": file, **size}
 

@@ -584,8 +584,15 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfi
 
     Raises:
         UsageError: the largest id is not below ``config.vocab_size``, or there are special tokens
-            only (what ``AutoTokenizer`` makes of a directory that has no tokenizer files).
+            only (what ``AutoTokenizer`` makes of a directory that has no tokenizer files), or its
+            ``model_max_length`` is no number.
     """
+    longest = getattr(tokenizer, "model_max_length", 0)
+    if isinstance(longest, bool) or not isinstance(longest, int | float) or longest != longest:
+        raise UsageError(
+            f"the tokenizer of '{tokenizer.name_or_path}' has model_max_length {longest!r:.80}, "
+            "which is no number: correct tokenizer_config.json"
+        )
     if (~special_ids(tokenizer)).sum() <= 1:  # T5 makes a lone "▁" of nothing
         raise UsageError(
             f"the tokenizer of '{tokenizer.name_or_path}' has no tokens but special ones; "

@@ -17,6 +17,7 @@ from hfseq import plugins
 from hfseq.checkpoints import config as configs
 from hfseq.checkpoints.config import (
     check_directory,
+    class_names,
     model_type,
     native_description,
     refuse_untrusted_config,
@@ -223,7 +224,7 @@ def find_class(
     **Raises:** UsageError where nothing or an unknown name is named.
     """
     kind = model_type(stored)
-    if not isinstance(kind, str):
+    if kind is None:
         raise CheckpointError(f"{place}/config.json names no model_type")
     registry = plugins.load().architectures
     spec: ArchitectureSpec = registry.get(kind)
@@ -238,9 +239,10 @@ def find_class(
                 f"{', '.join(tasks)}{nearest(wanted, tasks)}"
             )
         return spec.load_head(tasks[wanted])
-    names = [name for name in stored.get("architectures") or () if isinstance(name, str)]
+    names = class_names(stored)
     # Stored as its stock twin, a model has the name of the twin's class.
-    twin = registry.get(stored["model_type"]) if stored.get("model_type") in registry else spec
+    stock = str(stored.get("model_type"))
+    twin = registry.get(stock) if stock in registry else spec
     for head in spec.heads:
         classes = [one.load_head(head) for one in (spec, twin) if head in one.heads]
         if {name for cls in classes for name in (cls.torch_class_name(), cls.__name__)} & {*names}:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hfseq import plugins
-from hfseq.checkpoints.config import Source, model_type, read_config
+from hfseq.checkpoints.config import Source, class_names, model_type, read_config
 from hfseq.errors import UsageError
 from hfseq.pipelines import encode, load
 
@@ -62,7 +62,7 @@ class TextGenerator:
         writing = [task for task in tasks if spec.load_head(task).can_generate()]
         if not writing:
             raise UsageError(f"'{name}' is of type '{kind}', which has no class that writes texts")
-        names = " ".join(map(str, stored.get("architectures") or ()))
+        names = " ".join(class_names(stored))
         if "ForSeq2SeqLM" in writing and "CausalLM" not in names:
             task = "ForSeq2SeqLM"
         elif names and "LM" not in names and "PreTraining" not in names:

@@ -47,6 +47,9 @@ AXES = {
 #: Points from which on a training loss is drawn as its running mean, its values faint behind it.
 SMOOTH_FROM = 30
 
+#: Values beyond are left out as infinite ones are: matplotlib's ticks overflow.
+DRAWABLE = 1e100
+
 Curve = tuple["np.ndarray", "np.ndarray"]
 
 
@@ -217,7 +220,7 @@ def curve(records: Sequence[Record], *names: str) -> Curve:
         points = [(r["step"], r[name]) for r in records if isinstance(r.get(name), int | float)]
         if points:
             steps, values = np.array(points, dtype=np.float64).T
-            kept = np.isfinite(values)
+            kept = np.abs(values) < DRAWABLE  # of NaN and infinities, too
             return steps[kept], values[kept]
     return np.empty(0), np.empty(0)
 

@@ -20,7 +20,7 @@ from hfseq.data.arguments import has_arrays
 from hfseq.data.batches import Batches, StreamBatches, WindowBatches
 from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary
-from hfseq.errors import CheckpointError, HfseqError, UsageError, first_line
+from hfseq.errors import CheckpointError, UsageError, first_line
 from hfseq.nn import fp8, sharding, trees
 from hfseq.nn.precision import choose_precision
 from hfseq.training import processes, state
@@ -296,27 +296,11 @@ def load_config(
 
     The objective may have a default model type, and adapt the configuration (and the tokenizer).
     """
-    from transformers import AutoConfig, PreTrainedConfig
-
     plugins.register_auto_classes()
     model, hub = arguments.model, _hub_options(arguments)
     name = model.config_name or model.model_name_or_path
     if name:
-        try:
-            with config_files.reading(name):
-                stored, _ = PreTrainedConfig.get_config_dict(name, **hub)
-                config_files.check_mapping(stored, name)
-                config_files.refuse_untrusted_config(stored, model.trust_remote_code, name)
-                config = config_files.native_config(
-                    AutoConfig.from_pretrained(
-                        name, trust_remote_code=model.trust_remote_code, **hub
-                    )
-                )
-        except HfseqError:
-            raise
-        except OSError as error:
-            raise CheckpointError(f"cannot load the configuration '{name}': {error}") from error
-        config_files.check_numbers(config, name)
+        config = config_files.auto_config(name, model.trust_remote_code, **hub)
         if model.model_type and model.model_type != config.model_type:
             raise UsageError(
                 f"--model_type {model.model_type} and the configuration of {name} "

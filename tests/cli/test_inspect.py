@@ -295,3 +295,42 @@ def test_a_model_on_the_hub_is_inspected_without_its_weights(hub, made):
     assert found["problems"] == [] and len(found["files"]) > 1
     assert found["parameters"]["total"] == quick(made)["parameters"]["total"]
     assert try_to_load_from_cache("user/shards", found["files"][0]["name"]) is None
+
+
+@pytest.mark.parametrize("value", [["gpt2"], {"a": 1}, 5, True, None, ""])
+@pytest.mark.parametrize("name", ["model_type", "architectures", "hfseq", "auto_map", "vocab_size"])
+def test_a_configuration_with_values_of_other_types_is_described(copy, capsys, name, value):
+    folder = copy()
+    stored = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps({**stored, name: value}))
+    for flags in ((), ("--json",)):
+        code = cli.main(["inspect", str(folder), "--headers_only", *flags])
+        shown = capsys.readouterr()
+        assert code in (0, 1) and not shown.err and shown.out
+    if name == "model_type":
+        assert "config.json names no model_type" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [(["a"], "float32"), ([None], "float32"), ([[2]], "float32"), ([-2], "float32"),
+     ([1.5], "float32"), ([2], 7), ([2], ["float32"]), ([2], None)],
+)  # fmt: skip
+def test_an_array_in_msgpack_that_is_described_wrongly_is_a_problem(tmp_path, shape, kind):
+    import msgpack
+
+    array = msgpack.ExtType(1, msgpack.packb((shape, kind, bytes(8))))
+    (tmp_path / "flax_model.msgpack").write_bytes(msgpack.packb({"w": array}))
+    problems = quick(tmp_path, read_values=True)["problems"]
+    assert any("flax_model.msgpack cannot be read: an array of the type" in p for p in problems)
+
+
+def test_half_a_pair_of_an_escape_is_printed_as_the_escape(copy):
+    folder = copy()
+    stored = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps({**stored, "model_type": "a\ud800b"}))
+    done = subprocess.run(
+        [sys.executable, "-m", "hfseq.cli", "inspect", str(folder), "--headers_only"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 1 and "a\\ud800b" in done.stdout and not done.stderr

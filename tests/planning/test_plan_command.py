@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -105,3 +106,24 @@ def test_sixty_four_devices_are_compiled_for_and_no_accelerator_is_looked_for():
 def test_a_compilation_that_takes_too_long_leaves_an_estimate(capsys):
     assert cli.main([*TINY, "--devices", "h200:8", "--compile_timeout", "0.1"]) == 0
     assert "took more than --compile_timeout 0.1 seconds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_act": 1e308}, "cannot read the configuration of .*hidden_act"),
+        ({"vocab_size": 10**30}, "describes no model: vocab_size is 1e[+]30"),
+        ({"num_attention_heads": 7}, "describes no model: .*7"),
+        ({"model_type": ["bert"]}, "cannot read the configuration of"),
+        ({"auto_map": {"AutoConfig": "a.B"}, "model_type": "mine"}, "is not run unless you trust"),
+    ],
+)
+def test_a_configuration_that_describes_no_model_is_one_line(tmp_path, capsys, values, message):
+    from transformers import BertConfig
+
+    stored = {**BertConfig(num_hidden_layers=1).to_dict(), **values}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    words = ["plan", "--config", str(tmp_path), "--devices", "h200", "--no_compile"]
+    assert cli.main(words) == 1
+    error = capsys.readouterr().err
+    assert re.search(message, error) and error.startswith("error: ") and error.count("\n") == 1

@@ -168,3 +168,20 @@ def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(log), str(tmp_path / "curve.png")]
     assert subprocess.run(command).returncode == 0
+
+
+def test_values_that_matplotlib_cannot_label_are_left_out(tmp_path):
+    rows = [{"step": i, "train_loss": 3.0 - i, "tokens_seen": i} for i in range(3)]
+    rows.insert(1, {"step": 1, "train_loss": 1.7e308})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert learning_curve(tmp_path / "metrics.jsonl", tmp_path / "c.png").is_file()
+
+
+@pytest.mark.parametrize("record", [{"step": 10**30, "loss": 1}, {"step": 1, "loss": 10**400}])
+def test_numbers_that_no_float_holds_are_no_measurements(tmp_path, record):
+    from hfseq.reports.log import read_metrics
+
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + '\n{"step": 2, "loss": 2.0}\n')
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert records[-1] == {"step": 2, "loss": 2.0}
+    assert records[:-1] in ([], [{"step": 1}])

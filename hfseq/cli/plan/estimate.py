@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 from jax.typing import DTypeLike
 
+from hfseq.checkpoints.config import building
 from hfseq.cli.plan import compile
 from hfseq.cli.plan.run import (
     Options,
@@ -51,7 +52,8 @@ def trace(options: Options, remat: bool) -> Kept:
     alone = build(
         options, abstract_mesh("data=1", 1), scan_layers=True, gradient_checkpointing=remat
     )
-    one, two = (kept_bytes(alone, rows) for rows in (1, 2))
+    with building(options.config):
+        one, two = (kept_bytes(alone, rows) for rows in (1, 2))
     return Kept(max(2 * one - two, 0), two - one)
 
 

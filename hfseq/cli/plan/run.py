@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from hfseq import plugins
-from hfseq.checkpoints.config import native_config, override, parse_overrides, preset_values
+from hfseq.checkpoints.config import auto_config, building, override, parse_overrides, preset_values
 from hfseq.data.batches import RowRandom
-from hfseq.errors import CheckpointError, UsageError, first_line, nearest
+from hfseq.errors import UsageError, nearest
 from hfseq.nn import attention, sharding
 from hfseq.training import hardware
 from hfseq.training.arguments import parse
@@ -148,10 +148,12 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
     plugins.load().objectives.get(name).configure(config, tokenizer, False)
     arguments.training.mesh = options.mesh
     chosen, arguments.model.attn_implementation = arguments.model.attn_implementation, None
-    run = build_run(
-        arguments, name, Path(arguments.training.output_dir), Progress(), devices,
-        tokenizer=tokenizer, config=config, with_data=False,
-    )  # fmt: skip
+    with building(options.config):
+        run = build_run(
+            arguments, name, Path(arguments.training.output_dir), Progress(), devices,
+            tokenizer=tokenizer, config=config, with_data=False,
+        )  # fmt: skip
+        run.abstract_state()
     if chosen:
         arguments.model.attn_implementation = chosen
         use_attention(run.model, chosen)
@@ -214,8 +216,6 @@ def load_config(options: Options) -> PreTrainedConfig:
     Raises:
         UsageError: it is none of them. CheckpointError: it cannot be read.
     """
-    from transformers import AutoConfig
-
     plugins.register_auto_classes()
     name, known = options.config, plugins.load(extra=options.plugin).architectures
     kind = known.get(name).load_config() if name in known else None
@@ -229,10 +229,7 @@ def load_config(options: Options) -> PreTrainedConfig:
             f"{nearest(name, known)} (model types: {types}; a name on the Hub has a '/')"
         )
     else:
-        try:
-            config = native_config(AutoConfig.from_pretrained(name))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"--config {name}: {first_line(error)}") from error
+        config = auto_config(name)
     if options.config_overrides:
         override(config, parse_overrides(options.config_overrides))
     return config
@@ -256,6 +253,7 @@ def choose_objective(options: Options, config: PreTrainedConfig) -> str:
 # -- placeholders
 
 SENTINELS = 100
+ENTRIES = 2**20  # beyond that a vocabulary of placeholders fills the memory
 BLOCK = 128  # queries that flash_attention looks at together
 
 
@@ -268,7 +266,7 @@ def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedToken
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    size = config.vocab_size
+    size = min(config.vocab_size, ENTRIES)
     roles = ("bos", "pad", "eos", "unk", "cls", "sep", "mask")
     words = [f"<{role}>" for role in roles] + [f"w{i}" for i in range(max(size - len(roles), 1))]
     count = min(SENTINELS, size // 4) if sentinels else 0
