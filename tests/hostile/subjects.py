@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.hostile import made_commands
 from tests.hostile import made_data as data
 from tests.hostile import made_models as models
 from tests.hostile.mutators import MUTATORS
@@ -126,4 +127,6 @@ SUBJECTS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], None], Callable
     "checkpoint-unsealed": ("bytes", (), data.save_unsealed, data.load_checkpoint),
     "log": ("lines", (), data.write_log, data.load_log),
     "arguments": ("json", (), data.write_arguments, data.load_arguments),
+    **made_commands.READING,
+    **made_commands.RUNNING,
 }
