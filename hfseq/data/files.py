@@ -268,6 +268,21 @@ def check_utf8(file: str, flag: str) -> None:
             start += len(chunk)
 
 
+def check_rows(file: str, flag: str) -> None:
+    """Raise a DataError for a ``null`` in the place of a row, at which pyarrow's reader crashes."""
+    begin, number, whole = b"", 1, True
+    with open_binary(file) as stream:
+        while line := stream.readline(CHUNK):
+            row = line.strip() if whole else b""
+            begin = begin or row
+            if begin == b"{" or begin.startswith(b"["):  # one document over many lines
+                return
+            if row.startswith(b"null"):
+                raise DataError(f"{flag} {file}:{number} is null where an object is due: remove it")
+            whole = line.endswith(b"\n")
+            number += whole
+
+
 def check_unpacks(file: str, flag: str, whole: bool = True) -> None:
     """Unpack a packed file, or its first part, for what others are to unpack without a limit.
 

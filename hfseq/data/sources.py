@@ -198,6 +198,8 @@ def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any
     builder, options = data_files.builder_of(files, flag)
     data_files.check_heads(files, builder, flag)
     for file in files:
+        if builder == "json":
+            data_files.check_rows(file, flag)
         if builder == "json" and not arguments.streaming:
             # pyarrow stores what is not UTF-8 and only fails when the row is read
             data_files.check_utf8(file, flag)

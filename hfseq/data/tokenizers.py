@@ -585,13 +585,14 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfi
     Raises:
         UsageError: the largest id is not below ``config.vocab_size``, or there are special tokens
             only (what ``AutoTokenizer`` makes of a directory that has no tokenizer files), or its
-            ``model_max_length`` is no number.
+            ``model_max_length`` is no length.
     """
     longest = getattr(tokenizer, "model_max_length", 0)
-    if isinstance(longest, bool) or not isinstance(longest, int | float) or longest != longest:
+    # What NaN is compared with is false, too.
+    if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest >= 0:
         raise UsageError(
             f"the tokenizer of '{tokenizer.name_or_path}' has model_max_length {longest!r:.80}, "
-            "which is no number: correct tokenizer_config.json"
+            "which is no length: correct tokenizer_config.json"
         )
     if (~special_ids(tokenizer)).sum() <= 1:  # T5 makes a lone "▁" of nothing
         raise UsageError(

@@ -98,7 +98,8 @@ class _FlaxAutoModel(_BaseAutoModelClass):
 
     @classmethod
     def _has_remote_code(cls, config: PreTrainedConfig) -> bool:
-        return cls.__name__ in (getattr(config, "auto_map", None) or {})
+        auto_map = getattr(config, "auto_map", None)
+        return isinstance(auto_map, Mapping) and cls.__name__ in auto_map
 
     @classmethod
     def _model_class(cls, config: PreTrainedConfig) -> Any:

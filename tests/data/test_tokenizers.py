@@ -224,8 +224,8 @@ def test_texts_are_cut_within_long_words_only():
     ]
 
 
-@pytest.mark.parametrize("longest", ["512", [512], None, True, float("nan")])
-def test_a_tokenizer_whose_longest_input_is_no_number_is_refused(longest):
+@pytest.mark.parametrize("longest", ["512", [512], None, True, float("nan"), -1])
+def test_a_tokenizer_whose_longest_input_is_no_length_is_refused(longest):
     tokenizer = SimpleNamespace(model_max_length=longest, name_or_path="mine")
-    with pytest.raises(UsageError, match="'mine' has model_max_length .* is no number"):
+    with pytest.raises(UsageError, match="'mine' has model_max_length .* is no length"):
         check_vocabulary(tokenizer, SimpleNamespace(vocab_size=9))

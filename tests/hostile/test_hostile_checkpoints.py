@@ -7,6 +7,7 @@ import pickle
 import shutil
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -366,3 +367,10 @@ def test_generation_options_are_no_code(saved):
         load(saved)
     except (HfseqError, UsageError):
         pass
+
+
+@pytest.mark.parametrize("auto_map", [5, "a.FlaxAutoModel", ["FlaxAutoModel"], None])
+def test_an_auto_map_of_another_type_is_no_code(auto_map):
+    from hfseq import FlaxAutoModel
+
+    assert not FlaxAutoModel._has_remote_code(SimpleNamespace(auto_map=auto_map))

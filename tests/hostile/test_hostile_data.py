@@ -321,3 +321,23 @@ def test_checkpoints_on_another_disk_are_welcome(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")
     check_output_dir(tmp_path / "run")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_that_are_null_are_refused(tmp_path, streaming):
+    """pyarrow's reader ends the process at some of them."""
+    rows = [json.dumps({"text": f"text number {i}"}) for i in range(9)]
+    for at in (0, 4):
+        (tmp_path / "a.jsonl").write_text("\n".join([*rows[:at], " null", *rows[at:]]) + "\n")
+        with pytest.raises(DataError, match=rf"a.jsonl:{at + 1} is null where an object is due"):
+            load_splits(
+                DataArguments(
+                    train_file=[str(tmp_path / "a.jsonl")], streaming=streaming,
+                    data_cache_dir=str(tmp_path / "cache"), validation_split_percentage=0,
+                )
+            )  # fmt: skip
+
+
+def test_one_document_over_many_lines_may_hold_nulls(tmp_path):
+    (tmp_path / "a.json").write_text('[\n {"text": "a",\n  "tags": [\n  null\n  ]}\n]\n')
+    files.check_rows(str(tmp_path / "a.json"), "--train_file")
