@@ -20,7 +20,7 @@ from hfseq.generation.search import (
     record,
     row_keys,
     sample_without_replacement,
-)
+)  # fmt: skip
 from hfseq.nn import cpu, kv_cache
 
 #: Added to the score of a beam that must not be chosen.
@@ -57,13 +57,12 @@ class Candidates(NamedTuple):
     ended: jax.Array
 
 
-class BeamSearch:
+class BeamSearch(Session):
     """Keeps ``num_beams`` hypotheses a row, extends them, and collects those that end."""
 
     def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
-        self.plan, self.operands, self.options = plan, operands, plan.options
-        self.session = Session(model, plan, operands)
-        self.processors = plan.options.processors(operands, plan.processors)
+        super().__init__(model, plan, operands)
+        self.options = plan.options
         self.processors += plan.options.warpers()
         self.beams, self.batch = plan.options.num_beams, operands.prompt.shape[0]
         # So many that num_beams of them go on even if all others end.
@@ -73,7 +72,7 @@ class BeamSearch:
 
     def begin(self) -> BeamState:
         """Return the state before the first token: only the first beam of each row counts."""
-        rows = self.session.rows()
+        rows = self.rows()
         sequences = rows.reshape(self.batch, self.beams, -1)
         width = self.plan.buffer if self.keeps_parents else 0
         parents = jnp.full((self.batch, self.beams, width), -1, jnp.int32)
@@ -86,8 +85,8 @@ class BeamSearch:
             is_finished=jnp.zeros((self.batch, self.beams), bool),
             improvable=jnp.ones((self.batch, 1), bool),
             all_ended=jnp.zeros((), bool),
-            inputs=self.session.first_inputs(),
-            recorded=empty_records(self.plan, len(rows), self.session.model.config.vocab_size),
+            inputs=self.first_inputs(),
+            recorded=empty_records(self.plan, len(rows), self.model.config.vocab_size),
         )
 
     def unfinished(self, state: BeamState) -> jax.Array:
@@ -123,15 +122,11 @@ class BeamSearch:
         kept = jax.tree.map(
             lambda leaf: leaf[:, :best].reshape(self.batch * best, *leaf.shape[2:]), state.finished
         )
-        recorded = dict(state.recorded)
         return FlaxBeamSearchOutput(
-            sequences=kept.sequences,
-            scores=kept.scores,
-            sequences_scores=kept.scores,
-            step_scores=recorded.get("scores"),
-            logits=recorded.get("logits"),
+            sequences=kept.sequences, scores=kept.scores, sequences_scores=kept.scores,
+            step_scores=state.recorded.get("scores"), logits=state.recorded.get("logits"),
             beam_indices=kept.parents if self.keeps_parents else None,
-        )
+        )  # fmt: skip
 
     def _score(
         self, state: BeamState, step: Length
@@ -141,8 +136,8 @@ class BeamSearch:
         With them the maxima of their blocks, if of use, the model's inputs and what is recorded.
         """
         flat = state.running.sequences.reshape(self.batch * self.beams, -1)
-        logits, inputs = self.session.next_logits(column(flat, state.length - 1), state.inputs)
-        logits = self.session.model._adapt_logits_for_beam_search(logits)
+        logits, inputs = self.next_logits(column(flat, state.length - 1), state.inputs)
+        logits = self.model._adapt_logits_for_beam_search(logits)
         width = None if self.options.do_sample else cpu.block_width(logits.shape[-1])
         maxima = None
         if width is None:
@@ -181,17 +176,14 @@ class BeamSearch:
             best, places = cpu.top_k(total, self.candidates, totals(maxima))
         beams, tokens = places // vocab, (places % vocab).astype(jnp.int32)
         length = state.length + 1
-        ended = self._ended(state, beams, tokens, length) | (length >= self.operands.stop_length)
+        if self.plan.criteria or self.options.stop_token_sequences:
+            sequences = _write(_pick(state.running.sequences, beams), tokens, state.length)
+            flat = sequences.reshape(-1, sequences.shape[-1])
+            ended = ends(self.plan, flat, tokens.reshape(-1), length).reshape(tokens.shape)
+        else:
+            ended = ends(self.plan, tokens, tokens, length)
+        ended |= length >= self.operands.stop_length
         return Candidates(best, beams, tokens, ended)
-
-    def _ended(
-        self, state: BeamState, beams: jax.Array, tokens: jax.Array, length: jax.Array
-    ) -> jax.Array:
-        if not (self.plan.criteria or self.options.stop_token_sequences):
-            return ends(self.plan, tokens, tokens, length)
-        sequences = _write(_pick(state.running.sequences, beams), tokens, length - 1)
-        flat = sequences.reshape(-1, sequences.shape[-1])
-        return ends(self.plan, flat, tokens.reshape(-1), length).reshape(tokens.shape)
 
     def _continue(
         self, state: BeamState, found: Candidates, step: Length

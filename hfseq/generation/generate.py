@@ -18,11 +18,11 @@ from hfseq.generation.request import Request, Rows, make_request
 from hfseq.generation.search import (
     FlaxBeamSearchOutput,
     FlaxGreedySearchOutput,
-    FlaxSampleOutput,
     GenerativeModel,
     SearchState,
     TokenSearch,
-)
+    pick_rows,
+)  # fmt: skip
 from hfseq.nn import kv_cache
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Output = FlaxGreedySearchOutput | FlaxSampleOutput | FlaxBeamSearchOutput
+Output = FlaxGreedySearchOutput | FlaxBeamSearchOutput
 State = SearchState | BeamState
 T = TypeVar("T")
 
@@ -45,15 +45,11 @@ class FlaxGenerationMixin:
     """Adds ``generate`` to models that prepare and update inputs for generation."""
 
     def generate(
-        self,
-        input_ids: Rows | None = None,
-        generation_config: GenerationConfig | None = None,
-        prng_key: jax.Array | int | None = None,
-        trace: bool = True,
+        self, input_ids: Rows | None = None, generation_config: GenerationConfig | None = None,
+        prng_key: jax.Array | int | None = None, trace: bool = True,
         params: Mapping[str, Any] | None = None,
-        logits_processor: Sequence[Processor] | Processor | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        logits_processor: Sequence[Processor] | Processor | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
         """Continue a batch of prompts, or write the output of an encoder-decoder.
 
         ``input_ids`` (batch, length) are prompts, or the input of the encoder. Options are those
@@ -86,22 +82,25 @@ class FlaxGenerationMixin:
                 state = new
             request.streamer.end()
             return _cut(search(model, plan, operands).result(state), request)
-        if not trace:
-            return _cut(run_eagerly(model, plan, operands), request)
+        if not trace:  # each operation at once: a debugger can look at everything
+            chosen = search(model, plan, operands)
+            state = chosen.begin()
+            while chosen.unfinished(state):
+                state = chosen.advance(state)
+            return _cut(chosen.result(state), request)
         if request.traced:
             return run(model, plan, operands)
-        compact = request.compact and can_compact(plan, operands)
+        # Rows may leave without chance, recorded steps and several devices.
+        devices = getattr(getattr(operands.prompt, "sharding", None), "device_set", (None,))
+        alone = not plan.options.do_sample and not plan.steps and len(devices) == 1
+        compact = request.compact and alone
         return _cut((run_compacted if compact else run_compiled)(model, plan, operands), request)
 
     def stream_generate(
-        self,
-        input_ids: Rows | None = None,
-        generation_config: GenerationConfig | None = None,
-        prng_key: jax.Array | int | None = None,
-        params: Mapping[str, Any] | None = None,
-        logits_processor: Sequence[Processor] | Processor | None = None,
-        **kwargs: Any,
-    ) -> Iterator[np.ndarray]:
+        self, input_ids: Rows | None = None, generation_config: GenerationConfig | None = None,
+        prng_key: jax.Array | int | None = None, params: Mapping[str, Any] | None = None,
+        logits_processor: Sequence[Processor] | Processor | None = None, **kwargs: Any,
+    ) -> Iterator[np.ndarray]:  # fmt: skip
         """Yield the tokens (batch,) of each step as soon as they are known.
 
         Arguments are those of :meth:`generate`; rows that have ended yield ``pad_token_id``. The
@@ -135,13 +134,12 @@ def _cut(output: Output, request: Request) -> Output:
     if sequences is not None and sequences.shape[1] > stop:
         # On the host: a slice on the device would be compiled for every length.
         sequences = jax.device_put(np.asarray(sequences)[:, :stop])
-    new = stop - request.lengths.prompt
-    changes = {"sequences": sequences}
+    new, changes = stop - request.lengths.prompt, {"sequences": sequences}
     for name in ("scores", "logits", "step_scores"):
-        if getattr(output, name, None) is not None and getattr(output, name).ndim == 3:
-            changes[name] = getattr(output, name)[:new]
-    if getattr(output, "beam_indices", None) is not None:
-        changes["beam_indices"] = output.beam_indices[:, :new]  # type: ignore[union-attr,index]
+        if getattr(output.get(name), "ndim", 0) == 3:
+            changes[name] = output.get(name)[:new]
+    if "beam_indices" in output:
+        changes["beam_indices"] = output["beam_indices"][:, :new]
     return output.replace(**changes)
 
 
@@ -160,21 +158,11 @@ def run(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
     return chosen.result(jax.lax.while_loop(chosen.unfinished, chosen.advance, chosen.begin()))
 
 
-def run_eagerly(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
-    """Search with a Python loop, each operation at once: a debugger can look at everything."""
-    chosen = search(model, plan, operands)
-    state = chosen.begin()
-    while chosen.unfinished(state):
-        state = chosen.advance(state)
-    return chosen.result(state)
-
-
 def run_compiled(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
     """Search with a program that is compiled once for a plan and the shapes of the operands."""
-    program = find_program(
+    return find_program(
         model, plan, "run", lambda: jax.jit(lambda operands: run(model, plan, operands))
-    )
-    return program(operands)
+    )(operands)
 
 
 def steps(
@@ -221,12 +209,6 @@ def find_program(model: GenerativeModel, plan: Plan, kind: str, make: Callable[[
 
 
 # -- finished sentences leave the work
-
-
-def can_compact(plan: Plan, operands: Operands) -> bool:
-    """Tell whether rows may leave: without chance, recorded steps and several devices."""
-    devices = getattr(getattr(operands.prompt, "sharding", None), "device_set", (None,))
-    return not plan.options.do_sample and not plan.steps and len(devices) == 1
 
 
 def halved(batch: int) -> int:
@@ -279,35 +261,25 @@ def _compacting_programs(model: GenerativeModel, plan: Plan) -> tuple[Any, Any, 
     def shrink(operands: Operands, state: State, places: jax.Array) -> tuple[Operands, State]:
         batch, times = operands.prompt.shape[0], plan.options.rows_per_input
         names = ("prompt", "mask", "encoder", "encoder_outputs", "model_kwargs")
-        fewer = {name: _pick(getattr(operands, name), batch, places) for name in names}
+        fewer = {name: pick_rows(getattr(operands, name), batch, places) for name in names}
         rows = _rows_of(places, times)
         inputs = {}
         for name, value in state.inputs.items():
             if name == "past_key_values":
                 inputs[name] = kv_cache.select(value, rows, places)
             elif name.startswith("encoder"):
-                inputs[name] = _pick(value, batch, places)
+                inputs[name] = pick_rows(value, batch, places)
             else:
-                inputs[name] = _pick(value, batch * times, rows)
+                inputs[name] = pick_rows(value, batch * times, rows)
         kept = {"inputs", "length", "recorded"}
         picked = {
-            name: _pick(value, batch, places)
+            name: pick_rows(value, batch, places)
             for name, value in state._asdict().items()
             if name not in kept
         }
         return operands._replace(**fewer), state._replace(inputs=inputs, **picked)
 
     return jax.jit(begin), jax.jit(go_on, donate_argnums=1), jax.jit(shrink)
-
-
-def _pick(tree: T, batch: int, places: jax.Array) -> T:
-    """Pick from the leaves that have a row for each of ``batch``."""
-
-    def pick(leaf: jax.Array) -> jax.Array:
-        has_rows = getattr(leaf, "ndim", 0) and leaf.shape[0] == batch
-        return jnp.take(leaf, places, axis=0, mode="clip") if has_rows else leaf
-
-    return jax.tree.map(pick, tree)
 
 
 def _rows_of(sentences: Any, times: int) -> Any:

@@ -81,11 +81,9 @@ class FlaxTemperatureLogitsWarper(FlaxLogitsWarper):
     """Divides the scores by ``temperature``: below 1 sharper, above 1 flatter."""
 
     def __init__(self, temperature: float):
-        if not isinstance(temperature, float) or not temperature > 0:
-            hint = "; for greedy search set do_sample=False" if temperature == 0 else ""
-            raise ValueError(
-                f"`temperature` has to be a strictly positive float, but is {temperature!r}{hint}"
-            )
+        hint = "; for greedy search set do_sample=False" if temperature == 0 else ""
+        good = isinstance(temperature, float) and temperature > 0
+        _check(good, "temperature", "a strictly positive float", temperature, hint)
         self.temperature = temperature
 
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
@@ -99,14 +97,13 @@ class _Filter(FlaxLogitsWarper):
         self.filter_value = filter_value
         self.min_tokens_to_keep = _integer("min_tokens_to_keep", min_tokens_to_keep)
 
-    def keep(self, scores: jax.Array) -> jax.Array:
-        """Return True where a token stays."""
+    def _keep(self, scores: jax.Array) -> jax.Array:
         raise NotImplementedError
 
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
-        return jnp.where(self.keep(scores), scores, self.filter_value)
+        return jnp.where(self._keep(scores), scores, self.filter_value)
 
-    def best(self, scores: jax.Array) -> jax.Array:
+    def _best(self, scores: jax.Array) -> jax.Array:
         """Return True at the ``min_tokens_to_keep`` highest scores."""
         return scores >= kth_largest(scores, self.min_tokens_to_keep)
 
@@ -158,8 +155,7 @@ class FlaxTopKLogitsWarper(_Filter):
         super().__init__(filter_value, min_tokens_to_keep)
         self.top_k = max(_integer("top_k", top_k), min_tokens_to_keep)
 
-    def keep(self, scores: jax.Array) -> jax.Array:
-        """Keep what reaches the ``top_k``-th score."""
+    def _keep(self, scores: jax.Array) -> jax.Array:
         return scores >= kth_largest(scores, self.top_k)
 
 
@@ -170,12 +166,11 @@ class FlaxTopPLogitsWarper(_Filter):
         self, top_p: float, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
     ) -> None:
         super().__init__(filter_value, min_tokens_to_keep)
-        if not isinstance(top_p, float) or not 0 <= top_p <= 1:
-            raise ValueError(f"`top_p` has to be a float > 0 and < 1, but is {top_p!r}")
+        good = isinstance(top_p, float) and 0 <= top_p <= 1
+        _check(good, "top_p", "a float > 0 and < 1", top_p)
         self.top_p = top_p
 
-    def keep(self, scores: jax.Array) -> jax.Array:
-        """Drop the least probable tokens while they sum up to no more than ``1 - top_p``."""
+    def _keep(self, scores: jax.Array) -> jax.Array:
         probabilities = jax.nn.softmax(scores, axis=-1)
         dropped = jnp.float32(1 - self.top_p)
         least = smallest_reaching(probabilities, probabilities, lambda mass: mass > dropped)
@@ -193,7 +188,7 @@ class FlaxTopPLogitsWarper(_Filter):
             (tied.sum(-1) > 1).any(), last_of, lambda *_: tied, probabilities, least, dropped
         )
         kept = (probabilities > least) | tied
-        return kept if self.min_tokens_to_keep == 1 else kept | self.best(scores)
+        return kept if self.min_tokens_to_keep == 1 else kept | self._best(scores)
 
 
 class FlaxTopHLogitsWarper(FlaxLogitsWarper):
@@ -205,8 +200,7 @@ class FlaxTopHLogitsWarper(FlaxLogitsWarper):
     candidates = 100
 
     def __init__(self, top_h: float, filter_value: float = -float("inf")):
-        if not 0 < top_h <= 1:
-            raise ValueError(f"`top_h` has to be a float > 0 and <= 1, but is {top_h!r}")
+        _check(0 < top_h <= 1, "top_h", "a float > 0 and <= 1", top_h)
         self.top_h, self.filter_value = top_h, filter_value
 
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
@@ -225,15 +219,13 @@ class FlaxMinPLogitsWarper(_Filter):
         self, min_p: float, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
     ) -> None:
         super().__init__(filter_value, min_tokens_to_keep)
-        if not 0 <= min_p <= 1:
-            raise ValueError(f"`min_p` has to be a float in the [0, 1] interval, but is {min_p!r}")
+        _check(0 <= min_p <= 1, "min_p", "a float in the [0, 1] interval", min_p)
         self.min_p = min_p
 
-    def keep(self, scores: jax.Array) -> jax.Array:
-        """Compare probabilities with that of the best token."""
+    def _keep(self, scores: jax.Array) -> jax.Array:
         probabilities = jax.nn.softmax(scores, axis=-1)
         enough = probabilities >= self.min_p * probabilities.max(-1, keepdims=True)
-        return enough | self.best(scores)
+        return enough | self._best(scores)
 
 
 class FlaxTypicalLogitsWarper(_Filter):
@@ -243,12 +235,10 @@ class FlaxTypicalLogitsWarper(_Filter):
         self, mass: float = 0.9, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
     ) -> None:
         super().__init__(filter_value, min_tokens_to_keep)
-        if not 0 < mass < 1:
-            raise ValueError(f"`typical_p` has to be a float > 0 and < 1, but is {mass!r}")
+        _check(0 < mass < 1, "typical_p", "a float > 0 and < 1", mass)
         self.mass = mass
 
-    def keep(self, scores: jax.Array) -> jax.Array:
-        """Keep the tokens whose surprise is nearest to the entropy until the mass is reached."""
+    def _keep(self, scores: jax.Array) -> jax.Array:
         log_probabilities, probabilities, terms = _entropy_terms(scores)
         distance = jnp.abs(-log_probabilities - terms.sum(-1, keepdims=True))
         wanted = jnp.float32(self.mass)
@@ -266,13 +256,11 @@ class FlaxEpsilonLogitsWarper(_Filter):
         self, epsilon: float, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
     ) -> None:
         super().__init__(filter_value, min_tokens_to_keep)
-        if not 0 < epsilon < 1:
-            raise ValueError(f"`{self.option}` has to be a float > 0 and < 1, but is {epsilon!r}")
+        _check(0 < epsilon < 1, self.option, "a float > 0 and < 1", epsilon)
         self.epsilon = epsilon
 
-    def keep(self, scores: jax.Array) -> jax.Array:
-        """Compare probabilities with ``epsilon``."""
-        return (jax.nn.softmax(scores, axis=-1) >= self.epsilon) | self.best(scores)
+    def _keep(self, scores: jax.Array) -> jax.Array:
+        return (jax.nn.softmax(scores, axis=-1) >= self.epsilon) | self._best(scores)
 
 
 class FlaxEtaLogitsWarper(FlaxEpsilonLogitsWarper):
@@ -280,12 +268,11 @@ class FlaxEtaLogitsWarper(FlaxEpsilonLogitsWarper):
 
     option = "eta_cutoff"
 
-    def keep(self, scores: jax.Array) -> jax.Array:
-        """Compare probabilities with ``min(epsilon, sqrt(epsilon) * exp(-entropy))``."""
+    def _keep(self, scores: jax.Array) -> jax.Array:
         _, probabilities, terms = _entropy_terms(scores)
         entropy = terms.sum(-1, keepdims=True)
         eta = jnp.minimum(self.epsilon, self.epsilon**0.5 * jnp.exp(-entropy))
-        return (probabilities >= eta) | self.best(scores)
+        return (probabilities >= eta) | self._best(scores)
 
 
 # -- processors of lengths and of single tokens
@@ -320,17 +307,13 @@ class FlaxMinLengthLogitsProcessor(FlaxLogitsProcessor):
         return _forbid(scores, self.eos_token_id, cur_len < self.min_length)
 
 
-class FlaxMinNewTokensLengthLogitsProcessor(FlaxLogitsProcessor):
+class FlaxMinNewTokensLengthLogitsProcessor(FlaxMinLengthLogitsProcessor):
     """Forbids the end token before ``min_new_tokens`` tokens after the prompt."""
 
     def __init__(self, prompt_length_to_skip: Length, min_new_tokens: int, eos_token_id: TokenIds):
         self.prompt_length_to_skip = _integer("prompt_length_to_skip", prompt_length_to_skip, 0)
         self.min_new_tokens = _integer("min_new_tokens", min_new_tokens, 0)
-        self.tokens = self.eos_token_id = token_ids("eos_token_id", eos_token_id)
-
-    def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
-        new = cur_len - self.prompt_length_to_skip
-        return _forbid(scores, self.eos_token_id, new < self.min_new_tokens)
+        super().__init__(prompt_length_to_skip + min_new_tokens, eos_token_id)
 
 
 class _Forced(FlaxLogitsProcessor):
@@ -347,8 +330,7 @@ class FlaxForcedBOSTokenLogitsProcessor(_Forced):
     """Makes ``bos_token_id`` the token after a prompt of one token (the decoder start)."""
 
     def __init__(self, bos_token_id: int):
-        self.bos_token_id = bos_token_id
-        self.tokens = token_ids("bos_token_id", bos_token_id)
+        self.bos_token_id, self.tokens = bos_token_id, token_ids("bos_token_id", bos_token_id)
 
     def forces(self, cur_len: Length) -> bool | jax.Array:
         """Force it at ``cur_len == 1``."""
@@ -371,17 +353,13 @@ class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
     """Forces tokens at places: pairs (place, token); ``offset`` is added to the places."""
 
     def __init__(
-        self,
-        force_token_map: Mapping[int, int | None] | Sequence[Sequence[int | None]],
+        self, force_token_map: Mapping[int, int | None] | Sequence[Sequence[int | None]],
         offset: Length = 0,
-    ):
+    ):  # fmt: skip
         pairs: dict[Any, int | None] = dict(force_token_map)  # type: ignore[arg-type]
-        forced = {int(place): token for place, token in pairs.items()}
-        table = [-1] * (max(forced, default=-1) + 1)
-        for place, token in forced.items():
-            table[place] = -1 if token is None else int(token)
-        self.force_token_array, self.offset = table, offset
-        self.tokens = [token for token in table if token >= 0]
+        forced = {int(place): -1 if token is None else int(token) for place, token in pairs.items()}
+        self.force_token_array = [forced.get(n, -1) for n in range(max(forced, default=-1) + 1)]
+        self.tokens, self.offset = [n for n in self.force_token_array if n >= 0], offset
 
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         token = self._token(cur_len)
@@ -407,11 +385,9 @@ class FlaxExponentialDecayLengthPenalty(FlaxLogitsProcessor):
     """
 
     def __init__(
-        self,
-        exponential_decay_length_penalty: tuple[int, float],
-        eos_token_id: TokenIds,
+        self, exponential_decay_length_penalty: tuple[int, float], eos_token_id: TokenIds,
         input_ids_seq_length: Length,
-    ):
+    ):  # fmt: skip
         start, self.factor = exponential_decay_length_penalty
         self.start = start + input_ids_seq_length
         self.tokens = self.eos_token_id = token_ids("eos_token_id", eos_token_id)
@@ -471,9 +447,7 @@ class FlaxEncoderRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
     row of it serves several rows of scores where there are beams.
     """
 
-    def __init__(
-        self, penalty: float, encoder_input_ids: jax.Array, length: Length | None = None
-    ) -> None:
+    def __init__(self, penalty: float, encoder_input_ids: jax.Array, length: Length | None = None):
         self.penalty = 1 / _positive_float(penalty)
         self.ids, self.length = jnp.asarray(encoder_input_ids), length
 
@@ -486,8 +460,8 @@ class FlaxEncoderRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
 
 
 def _positive_float(penalty: float) -> float:
-    if not isinstance(penalty, float) or not penalty > 0:
-        raise ValueError(f"`penalty` has to be a strictly positive float, but is {penalty!r}")
+    good = isinstance(penalty, float) and penalty > 0
+    _check(good, "penalty", "a strictly positive float", penalty)
     return penalty
 
 
@@ -545,16 +519,12 @@ class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
     """
 
     def __init__(self, sequence_bias: Biases):
-        if isinstance(sequence_bias, Mapping):
-            pairs: list[Any] = list(sequence_bias.items())
-        else:
-            pairs = list(sequence_bias) if isinstance(sequence_bias, (list, tuple)) else []
+        given = sequence_bias.items() if isinstance(sequence_bias, Mapping) else sequence_bias
+        pairs: list[Any] = list(given) if isinstance(sequence_bias, (Mapping, list, tuple)) else []
         good = pairs and all(len(pair) == 2 and isinstance(pair[1], float) for pair in pairs)
-        if not good or any(not isinstance(pair[0], (tuple, list)) or not pair[0] for pair in pairs):
-            raise ValueError(
-                "`sequence_bias` has to be a non-empty dict from tuples of tokens to floats, or a "
-                f"list of [tokens, float], but is {sequence_bias!r}"
-            )
+        good = good and all(isinstance(pair[0], (tuple, list)) and pair[0] for pair in pairs)
+        wanted = "a non-empty dict from tuples of tokens to floats, or a list of [tokens, float]"
+        _check(bool(good), "sequence_bias", wanted, sequence_bias)
         self._set({token_ids("sequence_bias", tuple(tokens)): bias for tokens, bias in pairs})
 
     def _set(self, sequence_bias: dict[tuple[int, ...], float]) -> None:
@@ -597,11 +567,9 @@ class FlaxNoBadWordsLogitsProcessor(FlaxSequenceBiasLogitsProcessor):
         self, bad_words_ids: Sequence[Sequence[int]], eos_token_id: TokenIds | None = None
     ):
         words = list(bad_words_ids) if isinstance(bad_words_ids, (list, tuple)) else []
-        if not words or any(not isinstance(word, (list, tuple)) or not word for word in words):
-            raise ValueError(
-                f"`bad_words_ids` has to be a non-empty list of non-empty lists of tokens, but is "
-                f"{bad_words_ids!r}"
-            )
+        good = words and all(isinstance(word, (list, tuple)) and word for word in words)
+        wanted = "a non-empty list of non-empty lists of tokens"
+        _check(bool(good), "bad_words_ids", wanted, bad_words_ids)
         ends = () if eos_token_id is None else token_ids("eos_token_id", eos_token_id)
         sequences = [token_ids("bad_words_ids", tuple(word)) for word in words]
         self._set({s: -float("inf") for s in sequences if len(s) > 1 or s[0] not in ends})
@@ -611,11 +579,9 @@ class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
     """Lets timestamps come in pairs, first at the beginning, and when they are more probable."""
 
     def __init__(
-        self,
-        generate_config: GenerationConfig,
-        model_config: PreTrainedConfig,
+        self, generate_config: GenerationConfig, model_config: PreTrainedConfig,
         decoder_input_length: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         config: Any = generate_config  # with Whisper's own entries
         self.eos_token_id = config.eos_token_id
         self.no_timestamps_token_id = config.no_timestamps_token_id
@@ -655,21 +621,25 @@ class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
 # -- what they share
 
 
+def _check(good: bool, name: str, wanted: str, value: object, hint: str = "") -> None:
+    if not good:
+        raise ValueError(f"`{name}` has to be {wanted}, but is {value!r}{hint}")
+
+
 def _integer(name: str, value: Any, lowest: int = 1) -> Any:
-    """Return ``value`` if it is an integer of at least ``lowest`` (or traced); else ValueError."""
-    if isinstance(value, jax.Array):  # perhaps a tracer, whose value cannot be checked here
-        return value
+    """Return ``value`` if it is an integer of at least ``lowest``, or traced; else ValueError."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    good = isinstance(value, jax.Array) or (whole and value >= lowest)
     kind = "strictly positive" if lowest else "non-negative"
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < lowest:
-        raise ValueError(f"`{name}` has to be a {kind} integer, but is {value!r}")
+    _check(good, name, f"a {kind} integer", value)
     return value
 
 
 def token_ids(name: str, value: TokenIds) -> tuple[int, ...]:
     """Return one or several token ids as a tuple; ValueError if they are not natural numbers."""
     ids = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    if not all(hasattr(i, "__index__") and not isinstance(i, bool) and int(i) >= 0 for i in ids):
-        raise ValueError(f"`{name}` has to be a (list of) non-negative integers, but is {value!r}")
+    good = all(hasattr(i, "__index__") and not isinstance(i, bool) and int(i) >= 0 for i in ids)
+    _check(good, name, "a (list of) non-negative integers", value)
     return tuple(map(int, ids))
 
 

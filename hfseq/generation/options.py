@@ -248,8 +248,20 @@ class Options:
             if option.rule and (value := getattr(self, name)) is not None
             if not option.rule[0](value)
         ]
-        if _COUNT[0](self.num_beams) and _COUNT[0](self.num_return_sequences):
-            problems += self._beam_problems(vocab_size)
+        beams, wanted = self.num_beams, self.num_return_sequences
+        if _COUNT[0](beams) and _COUNT[0](wanted):
+            candidates = max(2, 1 + len(self.eos_token_id)) * beams
+            of_beams = {
+                f"num_beams={beams} is more than the vocabulary's {vocab_size} tokens: there are "
+                "not so many first tokens; lower num_beams": beams > vocab_size,
+                f"the vocabulary of {vocab_size} is too small for beam search":
+                    beams > 1 and candidates > beams * vocab_size,
+                f"num_return_sequences={wanted} is more than num_beams={beams}: raise num_beams":
+                    1 < beams < wanted,
+                f"num_return_sequences={wanted} needs do_sample=True or num_beams>={wanted}: "
+                "greedy search finds only one": beams == 1 < wanted and not self.do_sample,
+            }  # fmt: skip
+            problems += [text for text, wrong in of_beams.items() if wrong]
         ids = {"forced_bos_token_id": self.forced_bos_token_id}
         if self.stop_token_sequences or any(token < vocab_size for token in self.eos_token_id):
             ids["pad_token_id"] = self.pad_token_id  # rows that end are filled up with it
@@ -262,28 +274,6 @@ class Options:
             problems.append("exponential_decay_length_penalty needs eos_token_id: pass one")
         if problems:
             raise UsageError("generate: " + "; ".join(problems))
-
-    def _beam_problems(self, vocab_size: int) -> list[str]:
-        problems = []
-        beams, wanted = self.num_beams, self.num_return_sequences
-        if beams > vocab_size:
-            problems.append(
-                f"num_beams={beams} is more than the vocabulary's {vocab_size} tokens: there are "
-                "not so many first tokens; lower num_beams"
-            )
-        ends = max(2, 1 + len(self.eos_token_id))
-        if beams > 1 and ends * beams > beams * vocab_size:
-            problems.append(f"the vocabulary of {vocab_size} is too small for beam search")
-        if beams > 1 and wanted > beams:
-            problems.append(
-                f"num_return_sequences={wanted} is more than num_beams={beams}: raise num_beams"
-            )
-        if beams == 1 and wanted > 1 and not self.do_sample:
-            problems.append(
-                f"num_return_sequences={wanted} needs do_sample=True or num_beams>={wanted}: "
-                "greedy search finds only one"
-            )
-        return problems
 
     def processors(self, operands: Operands, user: Sequence[Processor]) -> list[Processor]:
         """Return the processors of a run, without warpers: those of the options, then the user's.

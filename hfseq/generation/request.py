@@ -88,6 +88,17 @@ class Streamer(Protocol):
         """Take note that there are no more."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Numbers of tokens, the prompt counted: real ones and those of the compiled buffers."""
+
+    prompt: int
+    stop: int
+    minimum: int
+    prefill: int
+    buffer: int
+
+
 class Request(NamedTuple):
     """All that a run needs; ``traced`` if anything is a tracer, so that all is traced."""
 
@@ -96,18 +107,27 @@ class Request(NamedTuple):
     lengths: Lengths
     traced: bool
     streamer: Streamer | None
-    compact: bool = False
+    compact: bool
+
+
+class _Given(NamedTuple):
+    """Prompts and the input of an encoder; ``source`` is what was passed as ``input_ids``."""
+
+    prompt: Any
+    mask: Any
+    source: Rows | None
+    encoder: dict[str, Any] = {}  # noqa: RUF012
+    encoder_outputs: Any = None
+    encoder_length: int = 0
 
 
 def make_request(
-    model: GenerativeModel,
-    input_ids: Rows | None,
-    generation_config: GenerationConfig | None = None,
-    prng_key: jax.Array | int | None = None,
+    model: GenerativeModel, input_ids: Rows | None,
+    generation_config: GenerationConfig | None = None, prng_key: jax.Array | int | None = None,
     params: Mapping[str, Any] | None = None,
     logits_processor: Sequence[Processor] | Processor | None = None,
     kwargs: Mapping[str, Any] | None = None,
-) -> Request:
+) -> Request:  # fmt: skip
     """Check everything that can be checked, and put the inputs into their buckets.
 
     **Raises:** TypeError for a class without a head, UsageError for what cannot work.
@@ -135,42 +155,33 @@ def make_request(
         what="decoder_input_ids" if encoder_decoder else "input_ids",
     )  # fmt: skip
     new = lengths.stop - lengths.prompt
-    plan = Plan(
-        options=options,
-        buffer=lengths.buffer,
-        steps=(new if traced else bucket(new))
-        if options.output_scores or options.output_logits
-        else 0,
-        encoder_decoder=encoder_decoder,
-        processors=processors,
-        criteria=criteria,
-    )
+    recorded = options.output_scores or options.output_logits
+    steps = (new if traced else bucket(new)) if recorded else 0
+    plan = Plan(options, lengths.buffer, steps, encoder_decoder, processors, criteria)
     if (criteria or options.stop_token_sequences) and options.pad_token_id is None:
         raise UsageError(
             "generate: rows that stop early are filled up with pad_token_id, but there is neither "
             "pad_token_id nor eos_token_id: pass pad_token_id=..."
         )
-    prompt, mask, encoder = given.prompt, given.mask, given.encoder
+    arrays = given.prompt, given.mask, given.encoder
     number: Callable[[int], Length] = int
     if not traced:
         number = np.int32  # type: ignore[assignment]  # an operand, and no constant of the program
-        prompt = widen(prompt, lengths.prefill)
+        prompt, mask, encoder = arrays
         mask = None if mask is None else widen(mask, lengths.prefill, 1)
-        prompt, mask, encoder = place_like(given.source, (prompt, mask, encoder))
+        arrays = widen(prompt, lengths.prefill), mask, encoder
+        sharding = getattr(given.source, "sharding", None)
+        if isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1:
+            # As the rows of what was passed are distributed.
+            rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
+            arrays = jax.tree.map(lambda array: jax.device_put(array, rows), arrays)
     operands = Operands(
-        params=params or model.params,
-        prompt=prompt,
-        mask=mask,
-        key=make_key(prng_key),
-        prompt_length=number(lengths.prompt),
-        stop_length=number(lengths.stop),
-        min_length=number(lengths.minimum),
-        encoder=encoder,
-        encoder_outputs=given.encoder_outputs,
-        encoder_length=number(given.encoder_length),
-        model_kwargs=inputs,
-        extra=extras.get("extra") or model.extra,
-    )
+        params=params or model.params, prompt=arrays[0], mask=arrays[1], key=make_key(prng_key),
+        prompt_length=number(lengths.prompt), stop_length=number(lengths.stop),
+        min_length=number(lengths.minimum), encoder=arrays[2],
+        encoder_outputs=given.encoder_outputs, encoder_length=number(given.encoder_length),
+        model_kwargs=inputs, extra=extras.get("extra") or model.extra,
+    )  # fmt: skip
     compact = bool(extras.get("compact_finished"))
     return Request(plan, operands, lengths, traced, extras.get("streamer"), compact)
 
@@ -220,7 +231,7 @@ def merge(
     held = model.generation_config or GenerationConfig()
     if given is None and getattr(held, "_from_model_config", False):
         held = _follow_model_config(model, held)
-    config = copy.deepcopy(given) if given is not None else GenerationConfig()
+    config = GenerationConfig() if given is None else copy.deepcopy(given)
     explicit = {name for name, value in vars(config).items() if value is not None} | set(kwargs)
     config.update(**held.to_dict(), defaults_only=True, allow_custom_entries=True)
     default_length = config.max_length is None and kwargs.get("max_length") is None
@@ -245,13 +256,13 @@ def _follow_model_config(model: GenerativeModel, held: GenerationConfig) -> Gene
     """Return ``held`` with what was changed in ``model.config`` since it was made."""
     if getattr(held, "_original_object_hash", None) != hash(held):
         return held
-    edits = {}
-    for name in vars(held):
-        if name.startswith("_") or name in _NOT_EDITS or not hasattr(model.config, name):
-            continue
-        value = getattr(model.config, name)
-        if value != getattr(held, name) and (value is not None or name.endswith("token_id")):
-            edits[name] = value
+    edits = {
+        name: value
+        for name, known in vars(held).items()
+        if not name.startswith("_") and name not in _NOT_EDITS
+        if (value := getattr(model.config, name, known)) != known
+        if value is not None or name.endswith("token_id")
+    }
     if not edits:
         return held
     logger.warning(
@@ -288,14 +299,15 @@ def check_arguments(
     refused = [f"{name}: {NO_ARGUMENTS[name]}" for name in inputs if name in NO_ARGUMENTS]
     if refused:
         raise UsageError(f"generate does not support {'; '.join(refused)}")
-    known: set[str] = set()
-    methods = [model.prepare_inputs_for_generation]
-    for method in (*methods, model.encode) if encoder_decoder else methods:
-        parameters = inspect.signature(method).parameters.values()
-        known |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    methods = [model.prepare_inputs_for_generation, *([model.encode] if encoder_decoder else [])]
+    known = {
+        p.name
+        for method in methods
+        for p in inspect.signature(method).parameters.values()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    } - _SET_INSIDE
     if encoder_decoder:
         known |= {"decoder_input_ids", "decoder_attention_mask", "encoder_outputs"}
-    known -= _SET_INSIDE
     unknown = [name for name in inputs if name not in known]
     if unknown:
         from transformers import GenerationConfig
@@ -310,132 +322,114 @@ def check_arguments(
 # -- prompts
 
 
-class _Given(NamedTuple):
-    """Prompts and the input of an encoder; ``source`` is what was passed as ``input_ids``."""
-
-    prompt: Any
-    mask: Any
-    encoder: dict[str, Any]
-    encoder_outputs: Any
-    encoder_length: int
-    source: Rows | None
-
-
 def _read_prompt(
     model: GenerativeModel, config: GenerationConfig, options: Options, ids: Rows | None,
-    inputs: dict[str, Any], traced: bool
+    inputs: dict[str, Any], traced: bool,
 ) -> _Given:  # fmt: skip
     """Read the prompt of a decoder, which is the begin token where there is none."""
-    source, mask = ids, inputs.pop("attention_mask", None)
-    prompt = None if ids is None else as_ids("input_ids", ids, traced)
+    vocabulary, mask = model.config.vocab_size, inputs.pop("attention_mask", None)
+    prompt = None if ids is None else as_ids("input_ids", ids, traced, vocabulary)
     if prompt is None or not (prompt.shape[0] and prompt.shape[1]):
-        bos = config.bos_token_id
         rows = 1 if prompt is None else prompt.shape[0]
-        if bos is None or not rows:
+        if config.bos_token_id is None or not rows:
             raise UsageError(
                 "generate: input_ids holds no tokens, and the model has no bos_token_id to begin "
                 "with: pass a prompt of at least one token, or bos_token_id=..."
             )
-        prompt = np.full((rows, 1), bos, np.int32)
-    check_vocabulary("input_ids", prompt, model.config.vocab_size)
+        begin = np.full((rows, 1), config.bos_token_id, np.int32)
+        prompt = as_ids("input_ids", begin, traced, vocabulary)
     if mask is not None:
         prompt, mask = pad_left(prompt, as_mask("attention_mask", mask, prompt, traced))
     elif options.pad_token_id is not None and options.pad_token_id not in options.eos_token_id:
         mask = (prompt != options.pad_token_id).astype(np.int32)  # padding hides: PyTorch's rule
     elif not traced:  # so that batches with and without padding share a program
         mask = np.ones_like(prompt)
-    return _Given(prompt, mask, {}, None, 0, source)
+    return _Given(prompt, mask, ids)
 
 
 def _read_pair(
     model: GenerativeModel, config: GenerationConfig, options: Options, ids: Rows | None,
-    inputs: dict[str, Any], traced: bool
+    inputs: dict[str, Any], traced: bool,
 ) -> _Given:  # fmt: skip
     """Read the input of the encoder and the beginning of the decoder's output."""
-    outputs = inputs.pop("encoder_outputs", None)
-    mask, encoder, length = inputs.pop("attention_mask", None), {}, 0
+    outputs, mask = inputs.pop("encoder_outputs", None), inputs.pop("attention_mask", None)
+    encoder, length, vocabulary = {}, 0, model.config.vocab_size
     if ids is None and outputs is None:
         raise UsageError("generate: an encoder-decoder needs input_ids (or encoder_outputs)")
     if ids is not None:
-        ids = as_ids("input_ids", ids, traced)
+        ids = as_ids("input_ids", ids, traced, vocabulary)
         if not ids.size:
             raise UsageError("generate: input_ids holds no tokens: pass at least one a row")
-        check_vocabulary("input_ids", ids, model.config.vocab_size)
         if mask is not None:
             mask = as_mask("attention_mask", mask, ids, traced)
-        exact = traced or outputs is not None  # their mask has their length
-        encoder, length = _encoder_inputs(model, ids, mask, inputs, exact), ids.shape[1]
+        others = {name: inputs.pop(name) for name in [*inputs] if not name.startswith("decoder_")}
+        length, limit = ids.shape[1], model.max_length()
+        if limit is not None and length > limit:
+            raise UsageError(
+                f"generate: input_ids has {length} tokens, but the model has only {limit} "
+                "positions: shorten the input (a tokenizer does with truncation=True, "
+                "max_length=...)"
+            )
+        # A caller's outputs have the length of their mask; other inputs have unknown shapes.
+        if traced or outputs is not None or others:
+            named = {"input_ids": ids, "attention_mask": mask, **others}
+            encoder = {name: value for name, value in named.items() if value is not None}
+        else:
+            width = bucket(length, limit, SMALLEST_ENCODER_BUCKET)
+            mask = np.ones_like(ids) if mask is None else mask
+            encoder = {"input_ids": widen(ids, width), "attention_mask": widen(mask, width)}
     elif mask is not None:
         encoder = {"attention_mask": jnp.asarray(mask, jnp.int32)}
     if isinstance(outputs, (tuple, list)):
         outputs = tuple(outputs)
     batch = ids.shape[0] if ids is not None else outputs[0].shape[0]
-    prompt = _decoder_prompt(model, config, inputs.pop("decoder_input_ids", None), batch)
+    given = inputs.pop("decoder_input_ids", None)
     mask = inputs.pop("decoder_attention_mask", None)
-    if mask is not None:
-        mask = as_mask("decoder_attention_mask", mask, prompt, traced)
-        prompt, mask = pad_left(prompt, mask)
-    return _Given(prompt, mask, encoder, outputs, length, ids)
-
-
-def _encoder_inputs(
-    model: GenerativeModel, ids: Array, mask: Array | None, inputs: dict[str, Any], exact: bool
-) -> dict[str, Any]:
-    """Return the arguments of ``encode``; ``exact`` keeps them out of a bucket."""
-    others = {name: inputs.pop(name) for name in list(inputs) if not name.startswith("decoder_")}
-    length, limit = ids.shape[1], model.max_length()
-    if limit is not None and length > limit:
-        raise UsageError(
-            f"generate: input_ids has {length} tokens, but the model has only {limit} positions: "
-            "shorten the input (a tokenizer does with truncation=True, max_length=...)"
-        )
-    if exact or others:  # other inputs have shapes that are not known here
-        given = {"input_ids": ids, "attention_mask": mask, **others}
-        return {name: value for name, value in given.items() if value is not None}
-    width = bucket(length, limit, SMALLEST_ENCODER_BUCKET)
-    mask = np.ones_like(ids) if mask is None else mask
-    return {"input_ids": widen(ids, width), "attention_mask": widen(mask, width)}
-
-
-def _decoder_prompt(
-    model: GenerativeModel, config: GenerationConfig, given: Rows | None, batch: int
-) -> Array:
-    """Return what the decoder begins with: the caller's tokens, or the start token."""
     if given is not None:
-        prompt = as_ids("decoder_input_ids", given, is_traced(given))
-        check_vocabulary("decoder_input_ids", prompt, model.config.vocab_size)
+        prompt = as_ids("decoder_input_ids", given, is_traced(given), vocabulary)
         if prompt.shape[0] != batch or not prompt.shape[1]:
             raise UsageError(
                 f"generate: decoder_input_ids has the shape {tuple(prompt.shape)}, but the input "
                 f"has {batch} rows: pass (rows, at least one token)"
             )
-        return prompt
-    start = config.decoder_start_token_id
-    if start is None:
+    elif config.decoder_start_token_id is None:
         raise UsageError(
             "`decoder_start_token_id` has to be defined for encoder-decoder generation: pass "
             "decoder_start_token_id=... (or decoder_input_ids), or set it once in "
             "model.generation_config"
         )
-    return np.full((batch, 1), start, np.int32)
+    else:
+        prompt = np.full((batch, 1), config.decoder_start_token_id, np.int32)
+    if mask is not None:
+        mask = as_mask("decoder_attention_mask", mask, prompt, traced)
+        prompt, mask = pad_left(prompt, mask)
+    return _Given(prompt, mask, ids, encoder, outputs, length)
 
 
-def as_ids(name: str, ids: Rows, traced: bool) -> Array:
-    """Return token ids (rows, length) as int32; UsageError says what else was given."""
+def as_ids(name: str, ids: Rows, traced: bool, vocab_size: int | None) -> Array:
+    """Return token ids (rows, length) as int32; UsageError says what else was given.
+
+    Ids without an embedding are refused: JAX would go on with NaN.
+    """
     array: Any = _rectangular(name, ids)
     if not hasattr(array, "ndim") or array.ndim != 2:
-        shape = (
-            f"the shape {tuple(array.shape)}" if hasattr(array, "shape") else f"type {type(ids)}"
-        )
+        what = f"the shape {tuple(array.shape)}" if hasattr(array, "shape") else f"type {type(ids)}"
         raise UsageError(
-            f"generate: {name} has to be (batch, length), but has {shape}; one prompt is a batch "
+            f"generate: {name} has to be (batch, length), but has {what}; one prompt is a batch "
             "of one: ids[None]"
         )
-    if not traced:
-        array = np.asarray(array)
+    array = array if traced else np.asarray(array)
     if not jnp.issubdtype(array.dtype, jnp.integer) and array.size:
         raise UsageError(f"generate: {name} holds {array.dtype}, token ids are integers")
-    return array.astype(np.int32)
+    array = array.astype(np.int32)
+    if vocab_size and isinstance(array, np.ndarray) and array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= vocab_size:
+            raise UsageError(
+                f"generate: {name} holds {low if low < 0 else high}, outside of the model's "
+                f"vocabulary of {vocab_size}: use the tokenizer that belongs to the model"
+            )
+    return array
 
 
 def as_mask(name: str, mask: Rows, ids: Array, traced: bool) -> Array:
@@ -470,17 +464,6 @@ def _rectangular(name: str, rows: Rows) -> Array:
         ) from None
 
 
-def check_vocabulary(name: str, ids: Array, vocab_size: int | None) -> None:
-    """Refuse ids that have no embedding; JAX would go on with NaN."""
-    if vocab_size and isinstance(ids, np.ndarray) and ids.size:
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= vocab_size:
-            raise UsageError(
-                f"generate: {name} holds {low if low < 0 else high}, outside of the model's "
-                f"vocabulary of {vocab_size}: use the tokenizer that belongs to the model"
-            )
-
-
 def pad_left(ids: Array, mask: Array) -> tuple[Array, Array]:
     """Move padding at the end of rows to their beginning: new tokens follow the last column."""
     numpy = isinstance(ids, np.ndarray) and isinstance(mask, np.ndarray)
@@ -495,15 +478,6 @@ def pad_left(ids: Array, mask: Array) -> tuple[Array, Array]:
 def widen(ids: Array, width: int, value: int = 0) -> np.ndarray:
     """Fill rows up with ``value`` on the right, to a bucket; token 0 has an embedding for sure."""
     return np.pad(ids, ((0, 0), (0, width - ids.shape[1])), constant_values=value)
-
-
-def place_like(source: Rows | None, arrays: Any) -> Any:
-    """Distribute ``arrays`` over devices as the rows of ``source`` are, if they are."""
-    sharding = getattr(source, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or len(sharding.device_set) == 1:
-        return arrays
-    rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
-    return jax.tree.map(lambda array: jax.device_put(array, rows), arrays)
 
 
 # -- lengths
@@ -521,20 +495,9 @@ def bucket(length: int, limit: int | None = None, smallest: int = SMALLEST_BUCKE
     return size if limit is None else max(min(size, limit), length)
 
 
-@dataclasses.dataclass(frozen=True)
-class Lengths:
-    """Numbers of tokens, the prompt counted: real ones and those of the compiled buffers."""
-
-    prompt: int
-    stop: int
-    minimum: int
-    prefill: int
-    buffer: int
-
-
 def resolve_lengths(
     config: GenerationConfig, prompt: int, limit: int | None, *, default: bool, traced: bool,
-    what: str
+    what: str,
 ) -> Lengths:  # fmt: skip
     """Apply the rules of ``max_length``, ``max_new_tokens`` and their kin to a prompt.
 
@@ -551,18 +514,15 @@ def resolve_lengths(
     if new is None and default:
         logger.warning(
             "Using the model-agnostic default `max_length` (=%s) to control the generation length. "
-            "We recommend setting `max_new_tokens`.",
-            stop,
-        )
+            "We recommend setting `max_new_tokens`.", stop,
+        )  # fmt: skip
         stop = stop if limit is None else min(stop, limit)
     elif new is not None:
         if not default:
             logger.warning(
                 "Both `max_new_tokens` (=%s) and `max_length` (=%s) have been set: "
-                "`max_new_tokens` takes precedence.",
-                new,
-                stop,
-            )
+                "`max_new_tokens` takes precedence.", new, stop,
+            )  # fmt: skip
         stop = prompt + new
     if stop <= prompt:
         raise UsageError(
@@ -636,10 +596,8 @@ def stop_strings_criterion(
 @functools.lru_cache(maxsize=4)
 def vocabulary(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Return the text of every token as it reads inside of a text; empty for special tokens."""
-    before = tokenizer.encode("a", add_special_tokens=False)
-    special = set(tokenizer.all_special_ids)
-    start = len(tokenizer.decode(before))
-    options: dict[str, Any] = {"clean_up_tokenization_spaces": False}
+    before, special = tokenizer.encode("a", add_special_tokens=False), {*tokenizer.all_special_ids}
+    start, options = len(tokenizer.decode(before)), {"clean_up_tokenization_spaces": False}
     return tuple(
         "" if i in special else str(tokenizer.decode([*before, i], **options))[start:]
         for i in range(len(tokenizer))
@@ -659,23 +617,20 @@ class StopStrings:
     def __call__(self, input_ids: jax.Array, cur_len: Length) -> jax.Array:
         """Read the last tokens of the first ``cur_len`` columns of ``input_ids``."""
         ended = jnp.zeros(input_ids.shape[0], bool)
-        for following, hits in self.tables:
-            ended |= self._ends(input_ids, cur_len, jnp.asarray(following), jnp.asarray(hits))
+        for tables in self.tables:
+            following, hits = map(jnp.asarray, tables)
+            # A match ends in the last token; every token but an empty one has a character of it.
+            window = min(2 * len(following) + 1, input_ids.shape[1])
+            state, hit = jnp.zeros(len(input_ids), jnp.int32), jnp.zeros(len(input_ids), bool)
+            for back in range(window, 0, -1):
+                place = jnp.maximum(cur_len - back, 0)
+                column = jax.lax.dynamic_slice_in_dim(input_ids, place, 1, axis=1)
+                token = jnp.clip(column[:, 0], 0, following.shape[1] - 1)
+                inside = cur_len >= back
+                hit = hits[state, token] & inside
+                state = jnp.where(inside, following[state, token], 0)
+            ended |= hit
         return ended
-
-    def _ends(
-        self, ids: jax.Array, cur_len: Length, following: jax.Array, hits: jax.Array
-    ) -> jax.Array:
-        # A match ends in the last token; every token but an empty one has a character of it.
-        window = min(2 * len(following) + 1, ids.shape[1])
-        state, hit = jnp.zeros(ids.shape[0], jnp.int32), jnp.zeros(ids.shape[0], bool)
-        for back in range(window, 0, -1):
-            column = jax.lax.dynamic_slice_in_dim(ids, jnp.maximum(cur_len - back, 0), 1, axis=1)
-            token = jnp.clip(column[:, 0], 0, following.shape[1] - 1)
-            inside = cur_len >= back
-            hit = hits[state, token] & inside
-            state = jnp.where(inside, following[state, token], 0)
-        return hit
 
 
 def _tables(string: str, vocabulary: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

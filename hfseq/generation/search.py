@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig
 
 
+T = TypeVar("T")
+
+
 @dataclasses.dataclass
 class FlaxGreedySearchOutput(FlaxModelOutput):
     """Tokens of greedy search.
@@ -41,15 +44,11 @@ class FlaxGreedySearchOutput(FlaxModelOutput):
 
 
 @dataclasses.dataclass
-class FlaxSampleOutput(FlaxModelOutput):
-    """Sampled tokens; fields as in :class:`FlaxGreedySearchOutput`.
+class FlaxSampleOutput(FlaxGreedySearchOutput):
+    """Sampled tokens, ``num_return_sequences`` rows for each row of the input, next to each other.
 
-    There are ``num_return_sequences`` rows for each row of the input, next to each other.
+    Fields are those of :class:`FlaxGreedySearchOutput`.
     """
-
-    sequences: jax.Array | None = None
-    scores: jax.Array | None = None
-    logits: Any = None
 
 
 @dataclasses.dataclass
@@ -158,13 +157,13 @@ class Session:
     """A model with the plan and the operands of one run; everything here is traced."""
 
     def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
-        self.plan, self.operands = plan, operands
-        self.model = model
+        self.plan, self.operands, self.model = plan, operands, model
         if operands.extra:
             # The collections are operands of the compiled search, not constants in it.
             self.model = copy.copy(model)
             self.model.extra = operands.extra
         self.rows_per_input = plan.options.rows_per_input
+        self.processors = plan.options.processors(operands, plan.processors)
 
     def first_inputs(self) -> dict[str, Any]:
         """Return the keyword arguments for decoding the last token of the prompt.
@@ -175,33 +174,37 @@ class Session:
         operands, times = self.operands, self.rows_per_input
         if operands.prompt.shape[1] == 1:
             mask = operands.mask
-            expanded = None if mask is None else jnp.repeat(mask, times, axis=0)
-            return self._prepare(jnp.repeat(operands.prompt, times, axis=0), expanded)
+            repeated = None if mask is None else jnp.repeat(mask, times, axis=0)
+            return self._prepare(jnp.repeat(operands.prompt, times, axis=0), repeated)
         last = operands.prompt_length - 1
         if self.model.fixed_state:
-            inputs = self._read_into_state(last)
-            return self._expand(inputs) if times > 1 else inputs
-        inputs = self._prepare(operands.prompt, operands.mask)
-        cache = self._call(operands.prompt, inputs).past_key_values
-        # The bucket's spare columns were cached too: the next tokens overwrite them.
-        inputs = {**inputs, "past_key_values": kv_cache.rewind(cache, last)}
-        for name in ("position_ids", "decoder_position_ids"):  # one for each column
-            if name in inputs:
-                inputs[name] = jax.lax.dynamic_slice_in_dim(inputs[name], last, 1, axis=1)
-        return self._expand(inputs) if times > 1 else inputs
-
-    def _read_into_state(self, last: Length) -> dict[str, Any]:
-        """Return the inputs for the column ``last``, after a state has read those before it.
-
-        A state forgets nothing, so the column itself and the bucket's spare ones are hidden.
-        """
-        prompt, mask = self.operands.prompt, self.operands.mask
-        mask = jnp.ones_like(prompt) if mask is None else jnp.asarray(mask)
-        before = jnp.where(jnp.arange(prompt.shape[1]) < last, mask, 0)
-        inputs = self._prepare(prompt, before)
-        following = self.model.update_inputs_for_generation(self._call(prompt, inputs), inputs)
-        column = jax.lax.dynamic_slice_in_dim(mask, last, 1, axis=1)
-        return {**following, "attention_mask": column}
+            # A state forgets nothing: the last column and the bucket's spare ones are hidden.
+            prompt, mask = operands.prompt, operands.mask
+            mask = jnp.ones_like(prompt) if mask is None else jnp.asarray(mask)
+            before = jnp.where(jnp.arange(prompt.shape[1]) < last, mask, 0)
+            inputs = self._prepare(prompt, before)
+            following = self.model.update_inputs_for_generation(self._call(prompt, inputs), inputs)
+            visible = jax.lax.dynamic_slice_in_dim(mask, last, 1, axis=1)
+            inputs = {**following, "attention_mask": visible}
+        else:
+            inputs = self._prepare(operands.prompt, operands.mask)
+            cache = self._call(operands.prompt, inputs).past_key_values
+            # The bucket's spare columns were cached too: the next tokens overwrite them.
+            inputs = {**inputs, "past_key_values": kv_cache.rewind(cache, last)}
+            for name in ("position_ids", "decoder_position_ids"):  # one for each column
+                if name in inputs:
+                    inputs[name] = jax.lax.dynamic_slice_in_dim(inputs[name], last, 1, axis=1)
+        if times == 1:
+            return inputs
+        # The decoder's rows are repeated; what belongs to the encoder is shared by the beams.
+        batch = len(operands.prompt)
+        rows = jnp.repeat(jnp.arange(batch), times)
+        expanded = {
+            name: value if name.startswith("encoder") else pick_rows(value, batch, rows)
+            for name, value in inputs.items()
+            if name != "past_key_values"
+        }
+        return expanded | {"past_key_values": kv_cache.reorder(inputs["past_key_values"], rows)}
 
     def next_logits(
         self, tokens: jax.Array, inputs: dict[str, Any]
@@ -240,21 +243,15 @@ class Session:
         call = self.model.decode if self.plan.encoder_decoder else self.model
         return call(tokens, **{"params": self.operands.params, "return_dict": True, **inputs})
 
-    def _expand(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Repeat the decoder's rows; what belongs to the encoder is shared by the beams."""
-        batch = self.operands.prompt.shape[0]
-        rows = jnp.repeat(jnp.arange(batch), self.rows_per_input)
 
-        def repeat(leaf: jax.Array) -> jax.Array:
-            has_rows = getattr(leaf, "ndim", 0) and leaf.shape[0] == batch
-            return jnp.take(leaf, rows, axis=0) if has_rows else leaf
+def pick_rows(tree: T, batch: int, rows: jax.Array) -> T:
+    """Pick from the leaves that have a row for each of ``batch``."""
 
-        expanded = {
-            name: value if name.startswith("encoder") else jax.tree.map(repeat, value)
-            for name, value in inputs.items()
-            if name != "past_key_values"
-        }
-        return expanded | {"past_key_values": kv_cache.reorder(inputs["past_key_values"], rows)}
+    def pick(leaf: jax.Array) -> jax.Array:
+        has_rows = getattr(leaf, "ndim", 0) and leaf.shape[0] == batch
+        return jnp.take(leaf, rows, axis=0, mode="clip") if has_rows else leaf
+
+    return jax.tree.map(pick, tree)
 
 
 class SearchState(NamedTuple):
@@ -267,16 +264,13 @@ class SearchState(NamedTuple):
     recorded: dict[str, jax.Array]
 
 
-class TokenSearch:
+class TokenSearch(Session):
     """Greedy search, or sampling where the options say so."""
 
     def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
-        self.plan, self.operands = plan, operands
-        self.session = Session(model, plan, operands)
-        self.processors = plan.options.processors(operands, plan.processors)
-        self.warpers = plan.options.warpers()
+        super().__init__(model, plan, operands)
+        self.warpers, self.late = plan.options.warpers(), list[Processor]()
         self.top_k: int | None = None
-        self.late: list[Processor] = []
         kinds = [type(warper) for warper in self.warpers]
         if FlaxTopKLogitsWarper in kinds and not plan.options.output_scores:
             # Those after top-k look at its candidates only.
@@ -286,13 +280,13 @@ class TokenSearch:
 
     def begin(self) -> SearchState:
         """Return the state before the first token."""
-        sequences = self.session.rows()
+        sequences = self.rows()
         return SearchState(
             length=jnp.asarray(self.operands.prompt_length, jnp.int32),
             sequences=sequences,
             finished=jnp.zeros(len(sequences), bool),
-            inputs=self.session.first_inputs(),
-            recorded=empty_records(self.plan, len(sequences), self.session.model.config.vocab_size),
+            inputs=self.first_inputs(),
+            recorded=empty_records(self.plan, len(sequences), self.model.config.vocab_size),
         )
 
     def unfinished(self, state: SearchState) -> jax.Array:
@@ -307,11 +301,18 @@ class TokenSearch:
         """Add one token to every row."""
         step = state.length - self.operands.prompt_length
         tokens = column(state.sequences, state.length - 1)
-        logits, inputs = self.session.next_logits(tokens, state.inputs)
+        logits, inputs = self.next_logits(tokens, state.inputs)
         scores = logits
         for processor in (*self.processors, *self.warpers):
             scores = processor(state.sequences, scores, state.length)
-        chosen = self._choose(logits, scores, state.length)
+        if not self.plan.options.do_sample:
+            chosen = self._best(logits, scores, state.length)
+        else:
+            keys = row_keys(self.operands.key, len(scores), step)
+            if self.top_k is None:
+                chosen = sample(keys, scores)
+            else:
+                chosen = sample_top_k(keys, scores, self.top_k, self.late)
         chosen = jnp.where(state.finished, self.plan.pad, chosen)
         sequences = jax.lax.dynamic_update_slice_in_dim(
             state.sequences, chosen[:, None], state.length, axis=1
@@ -326,22 +327,18 @@ class TokenSearch:
         kind = FlaxSampleOutput if self.plan.options.do_sample else FlaxGreedySearchOutput
         return kind(sequences=state.sequences, **state.recorded)
 
-    def _choose(self, logits: jax.Array, scores: jax.Array, length: Length) -> jax.Array:
-        """Return a token for each row by ``scores``, which are the processed ``logits``."""
-        if not self.plan.options.do_sample:
-            size = scores.shape[-1]
-            width = None if self.warpers else cpu.block_width(size)
-            changed = None if width is None else cpu.changed_blocks(self.processors, size, width)
-            if width is None or changed is None:
-                return cpu.first_maximum(scores)
-            before = cpu.block_maxima(logits, width)
-            known = cast(list[FlaxLogitsProcessor], self.processors)  # else nothing is known
-            maxima = cpu.maxima_of_processed(known, before, scores, length, changed)
-            return cpu.first_best(scores, maxima)
-        keys = row_keys(self.operands.key, len(scores), length - self.operands.prompt_length)
-        if self.top_k is None:
-            return sample(keys, scores)
-        return sample_top_k(keys, scores, self.top_k, self.late)
+    def _best(self, logits: jax.Array, scores: jax.Array, length: Length) -> jax.Array:
+        """Return the best token of each row by ``scores``, which are the processed ``logits``."""
+        size = scores.shape[-1]
+        width = None if self.warpers else cpu.block_width(size)
+        changed = None if width is None else cpu.changed_blocks(self.processors, size, width)
+        if width is None or changed is None:
+            return cpu.first_maximum(scores)
+        before = cpu.block_maxima(logits, width)
+        known = cast(list[FlaxLogitsProcessor], self.processors)  # else nothing is known
+        return cpu.first_best(
+            scores, cpu.maxima_of_processed(known, before, scores, length, changed)
+        )
 
 
 def column(sequences: jax.Array, place: Length) -> jax.Array:

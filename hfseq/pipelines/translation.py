@@ -73,13 +73,10 @@ class _Pair(NamedTuple):
 
 
 def find_direction(
-    config: PreTrainedConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    source_lang: str | None = None,
-    target_lang: str | None = None,
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str,
+    source_lang: str | None = None, target_lang: str | None = None,
     source_prefix: str | None = None,
-) -> Direction:
+) -> Direction:  # fmt: skip
     """Return how the checkpoint ``name`` translates from one language into the other.
 
     Codes are the checkpoint's own; case does not matter, and ``fr`` finds ``fr_XX`` where that is
@@ -107,10 +104,8 @@ def find_direction(
         if pair.target in targets and (pair.source is None or pair.source in sources)
     ]
     if len(fitting) == 1:
-        direction = fitting[0].direction
-        return (
-            direction if source_prefix is None else replace(direction, source_prefix=source_prefix)
-        )
+        changes: dict[str, Any] = {} if source_prefix is None else {"source_prefix": source_prefix}
+        return replace(fitting[0].direction, **changes)
     names = [f"{pair.source} -> {pair.target}" if pair.source else pair.target for pair in pairs]
     if len(names) > LISTED:  # any goes with any: the codes say as much
         names = sorted({pair.target for pair in pairs})
@@ -196,34 +191,34 @@ class SourceEncoder:
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        limit: int,
-        prefix: str = "",
+        self, tokenizer: PreTrainedTokenizerBase, limit: int, prefix: str = "",
         long_lines: str = "truncate",
-    ):
+    ):  # fmt: skip
         self.tokenizer, self.limit, self.prefix = tokenizer, limit, prefix
         self.long_lines = long_lines
         self._empty = self._ids([prefix])[0]
 
     def __call__(self, texts: Sequence[str]) -> list[Encoded]:
         """Encode texts, in their order; blank ones have no parts."""
-        ids = iter(self._ids([self.prefix + text for text in texts if text.strip()]))
-        return [self._encoded(text, next(ids)) if text.strip() else Encoded([]) for text in texts]
-
-    def _encoded(self, text: str, ids: list[int]) -> Encoded:
-        if ids == self._empty:  # of signs that the tokenizer drops
-            return Encoded([])
-        if len(ids) <= self.limit:
-            return Encoded([ids])
-        what = f"{len(ids)} tokens are more than the {self.limit} that fit"
-        if self.long_lines == "error":
-            return Encoded([], error=f"{what}: shorten it, or let it be split or truncated")
-        if self.long_lines == "split":
-            parts, joints = self._split(text)
-            return Encoded(parts, joints, f"{what}: split into {len(parts)} parts")
-        cut = self._ids([self.prefix + text], truncation=True, max_length=self.limit)
-        return Encoded(cut, warning=f"{what}: truncated")
+        tokens = iter(self._ids([self.prefix + text for text in texts if text.strip()]))
+        encoded = []
+        for text in texts:
+            ids = next(tokens) if text.strip() else self._empty
+            what = f"{len(ids)} tokens are more than the {self.limit} that fit"
+            if ids == self._empty:  # of signs that the tokenizer drops
+                encoded.append(Encoded([]))
+            elif len(ids) <= self.limit:
+                encoded.append(Encoded([ids]))
+            elif self.long_lines == "error":
+                advice = "shorten it, or let it be split or truncated"
+                encoded.append(Encoded([], error=f"{what}: {advice}"))
+            elif self.long_lines == "split":
+                parts, joints = self._split(text)
+                encoded.append(Encoded(parts, joints, f"{what}: split into {len(parts)} parts"))
+            else:
+                cut = self._ids([self.prefix + text], truncation=True, max_length=self.limit)
+                encoded.append(Encoded(cut, warning=f"{what}: truncated"))
+        return encoded
 
     def _split(self, text: str) -> tuple[list[list[int]], list[str]]:
         """Halve ``text`` until every part fits; return their tokens and what lay between them."""
@@ -333,24 +328,40 @@ class Translator:
     """
 
     def __init__(
-        self,
-        model: FlaxPreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        num_beams: int = 4,
-        batch_size: int = 32,
-        max_source_length: int | None = None,
-        max_new_tokens: int | None = None,
-        num_return_sequences: int = 1,
-        source_prefix: str = "",
-        long_lines: str = "truncate",
-        **generation: Any,
-    ):
+        self, model: FlaxPreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, num_beams: int = 4,
+        batch_size: int = 32, max_source_length: int | None = None,
+        max_new_tokens: int | None = None, num_return_sequences: int = 1, source_prefix: str = "",
+        long_lines: str = "truncate", **generation: Any,
+    ):  # fmt: skip
         self.model, self.tokenizer = model, tokenizer
         self.num_beams, self.batch_size = num_beams, batch_size
         self.num_return_sequences, self.max_new_tokens = num_return_sequences, max_new_tokens
         self.window = WINDOW * batch_size
-        self._check(max_source_length, long_lines)
+        counts = {
+            "num_beams": num_beams, "batch_size": batch_size,
+            "num_return_sequences": num_return_sequences, "max_source_length": max_source_length,
+            "max_new_tokens": max_new_tokens,
+        }  # fmt: skip
+        problems = [
+            f"{name} {value}: give a number of at least 1"
+            for name, value in counts.items()
+            if value is not None and value < 1
+        ]
+        if num_return_sequences > num_beams:
+            problems.append(
+                f"num_return_sequences {num_return_sequences} is more than num_beams "
+                f"{num_beams}: raise num_beams"
+            )
+        if long_lines not in LONG_LINES:
+            problems.append(f"long_lines {long_lines}: choose among {', '.join(LONG_LINES)}")
+        room = model.max_length()
+        if room is not None and (max_new_tokens or 0) > room:
+            problems.append(
+                f"max_new_tokens {max_new_tokens} is more than the model's {room} positions "
+                f"allow: give at most {room - 1}"
+            )
+        if problems:
+            raise UsageError("; ".join(problems))
         limit = source_limit(model, tokenizer, max_source_length)
         self.encode = SourceEncoder(tokenizer, limit, source_prefix, long_lines)
         config = model.generation_config
@@ -359,24 +370,19 @@ class Translator:
         pad = pad if pad is not None else model.config.pad_token_id
         self.pad = 0 if pad is None else pad
         self.decode = TargetDecoder(tokenizer, np.ravel([] if ends is None else ends).tolist(), pad)
-        self._options = {  # None leaves an option to the model
-            **{"do_sample": False, "compact_finished": True, "num_beams": num_beams},
-            **{"num_return_sequences": num_return_sequences},
-            **{name: value for name, value in generation.items() if value is not None},
-        }
+        self._options: dict[str, Any] = {
+            "do_sample": False, "compact_finished": True, "num_beams": num_beams,
+            "num_return_sequences": num_return_sequences,
+        }  # fmt: skip
+        # None leaves an option to the model.
+        self._options |= {name: value for name, value in generation.items() if value is not None}
         self._succeeded = False
 
     @classmethod
     def from_pretrained(
-        cls,
-        name: str,
-        *,
-        precision: str | None = None,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
-        source_prefix: str | None = None,
-        **options: Any,
-    ) -> Translator:
+        cls, name: str, *, precision: str | None = None, source_lang: str | None = None,
+        target_lang: str | None = None, source_prefix: str | None = None, **options: Any,
+    ) -> Translator:  # fmt: skip
         """Load the checkpoint ``name`` (a directory or on the Hub) for a pair of languages.
 
         ``precision`` names a recipe; ``None`` computes in float32. Languages and prefix are those
@@ -427,15 +433,35 @@ class Translator:
         """
         lines = [Translation(number, text) for number, text in enumerate(texts, first_line)]
         for start in range(0, len(lines), self.window):
-            self._translate_window(lines[start : start + self.window], params)
+            window = lines[start : start + self.window]
+            for line in window:
+                if isinstance(line.source, BadLine):
+                    usable, problem = line.source.usable, line.source.problem
+                    line.error = None if usable else problem
+                    line.warnings += [problem] if usable else []
+            encoded = self.encode(["" if line.error else str(line.source) for line in window])
+            parts = []
+            for number, (line, one) in enumerate(zip(window, encoded, strict=True)):
+                line.error = line.error or one.error
+                line.warnings += [one.warning] if one.warning else []
+                parts += [_Part(number, piece, ids) for piece, ids in enumerate(one.parts)]
+            done: dict[tuple[int, int], list[Hypothesis]] = {}
+            for batch in _batches(parts, self.batch_size):
+                for part, result in zip(batch, self._survive(batch, params), strict=True):
+                    if isinstance(result, str):
+                        window[part.line].error = result
+                    else:
+                        done[part.line, part.piece] = result
+            for number, (line, one) in enumerate(zip(window, encoded, strict=True)):
+                if not line.error:
+                    pieces = [done[number, piece] for piece in range(len(one.parts))]
+                    line.hypotheses = self._join(pieces, one.joints)
         return lines
 
     def stream(
-        self,
-        lines: Iterable[str],
-        params: Mapping[str, Any] | None = None,
+        self, lines: Iterable[str], params: Mapping[str, Any] | None = None,
         pause: float | None = PAUSE,
-    ) -> Iterator[Translation]:
+    ) -> Iterator[Translation]:  # fmt: skip
         """Translate lines as they come, in order.
 
         What has come is translated when it fills a batch, or when nothing comes for ``pause``
@@ -446,61 +472,6 @@ class Translator:
         for window in windows(lines, self.window, self.batch_size, pause):
             yield from self.translate(window, params, first)
             first += len(window)
-
-    def _check(self, max_source_length: int | None, long_lines: str) -> None:
-        counts = {
-            "num_beams": self.num_beams,
-            "batch_size": self.batch_size,
-            "num_return_sequences": self.num_return_sequences,
-            "max_source_length": max_source_length,
-            "max_new_tokens": self.max_new_tokens,
-        }
-        problems = [
-            f"{name} {value}: give a number of at least 1"
-            for name, value in counts.items()
-            if value is not None and value < 1
-        ]
-        if self.num_return_sequences > self.num_beams:
-            problems.append(
-                f"num_return_sequences {self.num_return_sequences} is more than num_beams "
-                f"{self.num_beams}: raise num_beams"
-            )
-        if long_lines not in LONG_LINES:
-            problems.append(f"long_lines {long_lines}: choose among {', '.join(LONG_LINES)}")
-        room = self.model.max_length()
-        if room is not None and (self.max_new_tokens or 0) > room:
-            problems.append(
-                f"max_new_tokens {self.max_new_tokens} is more than the model's {room} positions "
-                f"allow: give at most {room - 1}"
-            )
-        if problems:
-            raise UsageError("; ".join(problems))
-
-    def _translate_window(self, lines: list[Translation], params: Mapping[str, Any] | None) -> None:
-        texts = []
-        for line in lines:
-            source = line.source
-            if isinstance(source, BadLine):
-                line.error = None if source.usable else source.problem
-                line.warnings += [source.problem] if source.usable else []
-            texts.append("" if line.error else str(source))
-        encoded = self.encode(texts)
-        parts = []
-        for number, (line, one) in enumerate(zip(lines, encoded, strict=True)):
-            line.error = line.error or one.error
-            line.warnings += [one.warning] if one.warning else []
-            parts += [_Part(number, piece, ids) for piece, ids in enumerate(one.parts)]
-        done: dict[tuple[int, int], list[Hypothesis]] = {}
-        for batch in _batches(parts, self.batch_size):
-            for part, result in zip(batch, self._survive(batch, params), strict=True):
-                if isinstance(result, str):
-                    lines[part.line].error = result
-                else:
-                    done[part.line, part.piece] = result
-        for number, (line, one) in enumerate(zip(lines, encoded, strict=True)):
-            if not line.error:
-                pieces = [done[number, piece] for piece in range(len(one.parts))]
-                line.hypotheses = self._join(pieces, one.joints)
 
     def _survive(
         self, batch: list[_Part], params: Mapping[str, Any] | None
