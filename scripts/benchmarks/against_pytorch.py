@@ -58,7 +58,6 @@ class Trained:
         return float(np.mean(self.losses[-last:])) if self.eval_loss is None else self.eval_loss
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it for JSON."""
         return dataclasses.asdict(self) | {"final_loss": self.final}
 
 
@@ -141,7 +140,6 @@ def median_step(moments: Sequence[float]) -> float:
 
 
 def report(result: dict[str, Any]) -> str:
-    """Return what the command prints."""
     finals = ", ".join(
         f"{other['final_loss']:.4f} (seed {other['seed']})" for other in result["pytorch"]
     )
@@ -187,7 +185,6 @@ def check(arguments: Arguments) -> None:
 
 
 def switch_dropout_off(arguments: Arguments, objective: str) -> None:
-    """Set every rate of the configuration to 0, as ``--config_overrides`` would."""
     plugins.load(extra=arguments.training.plugin)
     kind = plugins.load().objectives.get(objective)
     folder = Path(arguments.training.output_dir)
@@ -207,7 +204,6 @@ def switch_dropout_off(arguments: Arguments, objective: str) -> None:
 def train_hfseq(
     arguments: Arguments, objective: str, devices: Sequence[Any] | None = None
 ) -> tuple[Result, Trained]:
-    """Run the training itself, and note the loss of every step."""
     losses: list[float] = []
     moments: list[float] = []
 
@@ -309,7 +305,6 @@ def additive_mask(queries: np.ndarray, keys: np.ndarray, causal: bool = False) -
 
 
 def ids(array: np.ndarray) -> torch.Tensor:
-    """Return integers as PyTorch wants them."""
     return torch.from_numpy(np.ascontiguousarray(array)).long()
 
 
@@ -364,7 +359,6 @@ class Twin:
         )
 
     def train(self, batches: Iterable[Batch]) -> list[float]:
-        """Take a step on each batch; returns the losses."""
         self.model.train()
         return [self._step(number, batch) for number, batch in enumerate(batches)]
 
@@ -402,7 +396,6 @@ class Twin:
         return total / max(count, 1)
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, int]:
-        """Return the sum of the cross-entropies, and how many there are."""
         logits, labels = self._logits(batch), ids(batch["labels"])
         if "masked_positions" in batch:
             chosen = ids(batch["masked_positions"])
@@ -469,32 +462,29 @@ class Twin:
 
 
 def draw(result: dict[str, Any], path: Path) -> Path:
-    """Draw the losses and, below, the differences of the first steps; returns ``path``."""
-    title = f"{result['model']} ({result['objective']}), hfseq and PyTorch"
-    figure, (upper, lower) = harness.figure(title, (8, 6), 2, 1, height_ratios=[3, 2])
+    losses: dict[str, Any] = {}
 
-    def curve(losses: list[float], label: str, **style: Any) -> None:
-        values = np.asarray(losses)
-        if len(values) >= plots.SMOOTH_FROM:
-            values = plots.smooth(values, len(values) // 25 | 1)
-        upper.plot(np.arange(1, len(values) + 1), values, label=label, **style)
+    def curve(label: str, values: list[float], **style: Any) -> None:
+        smooth, array = len(values) >= plots.SMOOTH_FROM, np.asarray(values)
+        array = plots.smooth(array, len(array) // 25 | 1) if smooth else array
+        losses[label] = np.arange(1, len(array) + 1), array, style
 
     for number, other in enumerate(result["pytorch"]):
-        label = f"PyTorch, seed {other['seed']}: {other['final_loss']:.3f}"
         dashes = plots.DASHES[number % len(plots.DASHES)]
-        curve(other["losses"], label, color="#b08a3e", dashes=dashes, linewidth=1.1)
+        label = f"PyTorch, seed {other['seed']}: {other['final_loss']:.3f}"
+        curve(label, other["losses"], color="#b08a3e", dashes=dashes, linewidth=1.1)
     label = f"hfseq: {result['final_loss']:.3f}"
-    curve(result["hfseq"]["losses"], label, color=plots.TRAIN, linewidth=1.6, alpha=0.85)
-    upper.set_ylabel("training loss (nats)", color=plots.INK)
-    upper.set_xlabel("step", color=plots.INK)
-    upper.margins(x=0.01, y=0.06)
-    upper.legend(loc="upper right", frameon=False, fontsize=9, labelcolor=plots.INK)
+    curve(label, result["hfseq"]["losses"], color=plots.TRAIN, linewidth=1.6, alpha=0.85)
     values = np.asarray(result["differences"])
     values = np.where(values > 0, values, np.nan)  # a logarithm has no place for equal losses
-    lower.plot(np.arange(1, len(values) + 1), values, color=plots.TRAIN, linewidth=1.2, marker=".")
-    lower.axhline(1e-3, color="#777777", linewidth=1.1, dashes=plots.DASHES[0])
-    lower.set_yscale("log")
-    lower.set_ylabel("|loss difference|", color=plots.INK)
-    lower.set_xlabel(f"step (largest: {result['max_difference']:.1e})", color=plots.INK)
-    lower.margins(x=0.01)
+    style = {"color": plots.TRAIN, "linewidth": 1.2, "marker": "."}
+    parts = [
+        {"x": "step", "y": "training loss (nats)", "lines": losses, "log": False},
+        {"x": f"step (largest: {result['max_difference']:.1e})", "y": "|loss difference|",
+         "lines": {"_": (np.arange(1, len(values) + 1), values, style)}, "log": False},
+    ]  # fmt: skip
+    title = f"{result['model']} ({result['objective']}), hfseq and PyTorch"
+    figure, panels = harness.curves(title, parts, (8, 6), (2, 1), height_ratios=[3, 2])
+    panels[1].axhline(1e-3, color="#777777", linewidth=1.1, dashes=plots.DASHES[0])
+    panels[1].set_yscale("log")
     return plots.save(figure, path)

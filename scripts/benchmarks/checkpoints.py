@@ -28,7 +28,6 @@ TORCH = (*harness.PYTORCH, "safetensors")
 
 
 def checkpoint_cases(options: Options) -> list[Case]:
-    """Return the state and the weights of one model; a step saves and restores once."""
     size = options.size("gpt2")
     title = options.choose(*["GPT-2 small"] * 2, "GPT-2, width 256", "GPT-2, width 32")
     found = []
@@ -189,7 +188,6 @@ def torch_state(model: str, size: dict[str, Any], weights: str) -> Running:
 
 
 def torch_weights(model: str, size: dict[str, Any], weights: str) -> Running:
-    """The weights alone by Transformers."""
     config = training.configuration(model, size)
     module, _ = training.load_torch(model, weights, config)
 
@@ -229,7 +227,6 @@ HELP = "hfseq --help"
 
 
 def startup_cases(options: Options) -> list[Case]:
-    """Return every model with each peer, cold and warm, and the command line by itself."""
     found = []
     rounds = options.choose(2, 3, 2, 1)
     models = (("gpt2", "GPT-2 small", 512), ("roberta", "RoBERTa-base", 128))
@@ -319,7 +316,6 @@ def child() -> None:
 
 
 def help_command() -> Running:
-    """The time until the command line has answered."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
     def step() -> dict[str, float]:

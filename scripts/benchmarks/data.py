@@ -67,7 +67,6 @@ def write_text(path: Path, size: int, seed: int = 0) -> int:
 
 
 def train_tokenizer(path: Path, vocab_size: int) -> Any:
-    """Train a byte-level BPE with RoBERTa's special tokens on the text in ``path``."""
     from tokenizers import ByteLevelBPETokenizer
     from tokenizers.processors import RobertaProcessing
     from transformers import PreTrainedTokenizerFast
@@ -96,7 +95,6 @@ def documents(path: Path) -> list[str]:
 
 
 def parse_flags(objective: str, home: Path, **flags: Any) -> Any:
-    """Return the arguments of a run on the text in ``home``."""
     from hfseq.training.arguments import parse
 
     flags |= {
@@ -112,7 +110,6 @@ def parse_flags(objective: str, home: Path, **flags: Any) -> Any:
 
 
 def data_cases(options: Options) -> list[Case]:
-    """Return the stages, whose steps say how many tokens they did, and real loops."""
     megabytes = options.choose(8, 32, 1, 0.02)
     settings = {"megabytes": megabytes, "vocab_size": options.choose(8000, 8000, 2000, 300)}
     found = []
@@ -136,7 +133,6 @@ def data_cases(options: Options) -> list[Case]:
 
 
 def hfseq_stage(stage: str, megabytes: float, vocab_size: int) -> Running:
-    """A stage of hfseq's pipeline over the whole text."""
     import numpy as np
 
     from hfseq.data.batches import Batches, PackedRows, RowRandom
@@ -310,7 +306,6 @@ def timed_feed() -> Iterator[Times]:
 
 
 def data_remarks(rows: Rows) -> list[str]:
-    """Say whether a step ever waits for data."""
     found = []
     for row in rows:
         share = harness.median_of(row, "waiting") if row["seconds"] else None
@@ -328,7 +323,6 @@ def data_remarks(rows: Rows) -> list[str]:
 
 
 def data_scale_cases(options: Options) -> list[Case]:
-    """Return a corpus and one of ten times its size, each in a process of its own."""
     small = options.choose(100, 100, 4, 0.05)
     found = []
     for megabytes in (small, 10 * small):
@@ -410,7 +404,6 @@ def peak(read: Callable[[], int], every: float = 0.02) -> Iterator[list[int]]:
 
 
 def data_scale_remarks(rows: Rows) -> list[str]:
-    """Compare the two sizes."""
     done = [row["values"][-1] for row in rows if row["values"]]
     if len(done) < 2:
         return []

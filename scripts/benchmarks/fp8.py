@@ -144,7 +144,6 @@ _BY_NAME = (
 
 
 def kind_of(event: str, instruction: str | None, kinds: Mapping[str, str]) -> str:
-    """Return the kind of a kernel by its instruction, or by its own name."""
     if instruction in kinds:
         return kinds[instruction]
     return next((kind for text, kind in _BY_NAME if re.search(text, event, re.I)), UNKNOWN)
@@ -259,7 +258,6 @@ def step_cases(options: argparse.Namespace, profile: bool = False) -> list[Case]
 
 
 def steps(given: Sequence[str]) -> int:
-    """Time, then profile, print and write; exit code 1 if nothing ran or something failed."""
     options = parse(given)
     result = harness.head("fp8", "fp8.py", given, options)
     threads, problems = result["threads"], []
@@ -302,12 +300,10 @@ def steps(given: Sequence[str]) -> int:
 
 
 def products(row: dict[str, Any]) -> int:
-    """Return how many FP8 products a row's program has."""
     return row["facts"].get("kernels", {}).get(training.FP8_PRODUCT, 0)
 
 
 def remarks(rows: Sequence[dict[str, Any]], baseline: str = BASELINE) -> list[str]:
-    """Say where FP8 pays and where it does not, and what the device cannot."""
     found = []
     ran = [row for row in rows if row["ratio"] and row["name"].startswith("fp8")]
     if any(not row["facts"].get("fp8_units") for row in ran):
@@ -331,7 +327,6 @@ def remarks(rows: Sequence[dict[str, Any]], baseline: str = BASELINE) -> list[st
 
 
 def shares_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table of shares of time; empty without a profile."""
     measured = [row for row in rows if row["shares"]]
     order = (*training.KINDS, UNKNOWN)
     kinds = [kind for kind in order if any(kind in row["shares"] for row in measured)]
@@ -358,7 +353,6 @@ class Counts:
 
     @property
     def found(self) -> int:
-        """Products with FP8 operands."""
         return self.kernels.get(training.FP8_PRODUCT, 0)
 
 
@@ -387,12 +381,10 @@ forward, gradient of the input, gradient of the kernel. Exit code 1 if one of th
 
 
 def h200_command(options: argparse.Namespace) -> str:
-    """Return the command that makes the whole table, with names instead of places."""
     return training.h200_command("fp8.py h200", parse_h200, options)
 
 
 def count(name: str, recipe: str, options: argparse.Namespace, gpu: Any) -> Counts:
-    """Compile and count; what fails is noted."""
     size = training.Size(
         options.width, options.layers, options.batch_size, options.length, options.vocab_size
     )
@@ -431,7 +423,6 @@ def kept(result: dict[str, Any], output: Path) -> dict[tuple[str, str], Counts]:
 
 
 def h200_problems(rows: Sequence[Counts]) -> list[str]:
-    """Return a line for every row whose products are not what they should be."""
     return [
         f"{row.name} in {row.group}: {row.found} of {row.targeted} targeted products are FP8"
         for row in rows
@@ -440,7 +431,6 @@ def h200_problems(rows: Sequence[Counts]) -> list[str]:
 
 
 def h200(given: Sequence[str]) -> int:
-    """Compile, count, print and write; exit code 1 if a targeted product is not FP8."""
     options = parse_h200(given)
     gpu = training.described_gpu(options)
     result = training.h200_result("fp8_h200", h200_command(options), options, gpu)
@@ -513,7 +503,6 @@ WAYS = {
 
 
 def cola(given: Sequence[str]) -> int:
-    """Run what is missing, compare, write; exit code 1 if a limit is missed."""
     parser = argparse.ArgumentParser(
         description="Train Transformer Engine's encoder example on CoLA in its four ways, against "
         "its limits. Validation is on both development files together, as in GLUE."
@@ -552,7 +541,6 @@ def cola(given: Sequence[str]) -> int:
 
 
 def cola_command(way: str, recipe: str, folder: Path | str, data: Path | str) -> list[str]:
-    """Return the command of one run."""
     development = [f"{data}/{name}_dev.tsv" for name in ("in_domain", "out_of_domain")]
     return [
         "scripts/run_classification_flax.py", "--output_dir", str(folder),
@@ -584,7 +572,6 @@ def cola_run(way: str, recipe: str, folder: Path, data: Path) -> None:
 
 
 def cola_row(way: str, recipe: str, folder: Path) -> dict[str, Any]:
-    """Compare the last epoch of a run with the limits of its way."""
     train, evaluation = (
         json.loads((folder / f"{part}_results.json").read_text()) for part in ("train", "eval")
     )
@@ -655,7 +642,6 @@ def curves(given: Sequence[str]) -> int:
 
 
 def smoothed(values: list[float]) -> Any:
-    """Return the means of ``WINDOW`` steps at a time, moving."""
     import numpy as np
 
     width = min(WINDOW, len(values))
@@ -663,26 +649,25 @@ def smoothed(values: list[float]) -> Any:
 
 
 def draw_curves(result: dict[str, Any], path: Path) -> None:
-    """Draw the averaged curves, and below their distance from bfloat16."""
     from hfseq.reports import plots
 
-    figure, (upper, lower) = harness.figure(
-        f"{result['name']} in FP8 and bfloat16", (8, 6), 2, 1, height_ratios=[3, 2], sharex=True
-    )
     colors = dict(zip(RUNS, ("#444444", "#b0b0b0", plots.TRAIN, plots.EVAL), strict=True))
-    plain = smoothed(result["losses"]["bfloat16"])
+    smooth = {label: smoothed(values) for label, values in result["losses"].items()}
+    plain = smooth["bfloat16"]
     steps = range(result["window"], result["window"] + len(plain))
-    for label, values in result["losses"].items():
-        curve, style = smoothed(values), {"color": colors[label], "linewidth": 1.4}
-        upper.plot(steps, curve, label=f"{label}: {curve[-1]:.3f}", **style)
-        if label != "bfloat16":
-            lower.plot(steps, curve - plain, **style)
-    upper.set_ylabel("training loss (nats)", color=plots.INK)
-    lower.set_ylabel("minus bfloat16", color=plots.INK)
-    lower.set_xlabel(f"step (means of {result['window']})", color=plots.INK)
-    lower.axhline(0, color="#777777", linewidth=0.8)
-    upper.margins(x=0.01)
-    upper.legend(loc="upper right", frameon=False, fontsize=9, labelcolor=plots.INK)
+    upper = {f"{label}: {curve[-1]:.3f}": (steps, curve, {"color": colors[label]})
+             for label, curve in smooth.items()}  # fmt: skip
+    lower = {f"_{label}": (steps, curve - plain, {"color": colors[label]})
+             for label, curve in smooth.items()}  # fmt: skip
+    parts = [
+        {"x": "", "y": "training loss (nats)", "lines": upper, "log": False},
+        {"x": f"step (means of {result['window']})", "y": "minus bfloat16", "lines": lower,
+         "log": False},
+    ]  # fmt: skip
+    figure, _ = harness.curves(
+        f"{result['name']} in FP8 and bfloat16", parts, (8, 6), (2, 1), height_ratios=[3, 2],
+        sharex=True,
+    )  # fmt: skip
     plots.save(figure, path)
 
 

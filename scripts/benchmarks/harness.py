@@ -19,18 +19,19 @@ import importlib.metadata
 import importlib.util
 import json
 import math
+import multiprocessing
 import os
 import platform
 import re
 import shlex
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,6 @@ class Contestant:
     programs: tuple[str, ...] = ()
 
     def missing(self) -> list[str]:
-        """Return what this contestant needs and this machine lacks."""
         packages = [name for name in self.requires if importlib.util.find_spec(name) is None]
         return packages + [name for name in self.programs if shutil.which(name) is None]
 
@@ -105,12 +105,10 @@ class Row:
 
     @property
     def median(self) -> float | None:
-        """Median seconds of a step, or ``None`` without any."""
         return statistics.median(self.seconds) if self.seconds else None
 
     @property
     def spread(self) -> float | None:
-        """Half of the interquartile range of the seconds, as a share of the median."""
         if len(self.seconds) < 2 or not self.median:
             return None
         low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
@@ -135,7 +133,6 @@ class Allowance:
     begun: float = dataclasses.field(default_factory=time.monotonic)
 
     def left(self) -> float:
-        """Return what is left of it."""
         return self.begun + self.seconds - time.monotonic()
 
 
@@ -147,72 +144,64 @@ class TimeIsOver(RuntimeError):
 
 
 class Process:
-    """The parent's end of a contestant's process: a command a line down, an answer a line up.
+    """The parent's end of a contestant's process: a command down the pipe, an answer up.
 
     A contestant that is silent for ``patience`` seconds, or until the ``allowance`` is used up, is
     ended.
     """
 
     def __init__(
-        self,
-        contestant: Contestant,
-        threads: int,
-        patience: float | None = None,
+        self, contestant: Contestant, threads: int, patience: float | None = None,
         allowance: Allowance | None = None,
-    ):
+    ):  # fmt: skip
         self._patience, self._allowance = patience or math.inf, allowance or Allowance()
-        numbers = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        given = theirs, contestant.factory, contestant.settings, threads
+        self._process = spawn.Process(target=worker, args=given)
+        before = dict(os.environ)
+        os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)))
         # All contestants of a group are in memory at once: none may take the whole device.
-        env = {**os.environ, **numbers, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        env.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched, so nothing waits for a network
-        given = {"factory": contestant.factory, "settings": contestant.settings, "threads": threads}
-        self._process: Any = subprocess.Popen(
-            [sys.executable, str(HERE / "harness.py"), json.dumps(given)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=env | contestant.environment,
-        )  # fmt: skip
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing waits for a network
+        os.environ.update(contestant.environment)
+        try:
+            self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        theirs.close()
 
     def read(self, allowance: Allowance | None = None) -> dict[str, Any]:
         """Return the next answer; RuntimeError if the contestant failed, is gone or too slow."""
         allowance = allowance or self._allowance
         left = max(allowance.left(), 0.0)
-        silent = threading.Event()
-
-        def give_up() -> None:
-            silent.set()
-            self._process.kill()
-
-        wait = min(self._patience, left, threading.TIMEOUT_MAX)
-        timer = threading.Timer(wait, give_up)
-        timer.start()
+        wait = min(self._patience, left)
         try:
-            line = self._process.stdout.readline()
-        finally:
-            timer.cancel()
-        if silent.is_set():
-            if left <= self._patience:
-                raise TimeIsOver(f"the {allowance.seconds:g} s of the suite were over")
-            raise RuntimeError(f"no answer within {self._patience:g} s")
-        answer = json.loads(line) if line else {"error": f"exit code {self._process.wait()}"}
+            if not self._pipe.poll(None if wait == math.inf else wait):
+                self._process.kill()
+                if left <= self._patience:
+                    raise TimeIsOver(f"the {allowance.seconds:g} s of the suite were over")
+                raise RuntimeError(f"no answer within {self._patience:g} s")
+            answer = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            raise RuntimeError(f"exit code {self._process.exitcode}") from None
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer
 
     def ask(self, command: str) -> dict[str, Any]:
-        with contextlib.suppress(BrokenPipeError):  # the answer or the exit code says what is wrong
-            self._process.stdin.write(command + "\n")
-            self._process.stdin.flush()
+        with contextlib.suppress(OSError):  # the answer or the exit code says what is wrong
+            self._pipe.send(command)
         return self.read(Allowance() if command == "memory" else None)  # which takes no time
 
     def close(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-        try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
+        self._pipe.close()
+        self._process.join(20)
+        if self._process.exitcode is None:
             self._process.kill()
-            self._process.wait()
+            self._process.join()
 
 
 def run(
@@ -237,7 +226,6 @@ def run(
     rows = {c: Row(c.name, c.group) for c in contestants}
 
     def note(row: Row, error: RuntimeError) -> None:
-        """Note in the row why it ended, instead of ending the run."""
         if not isinstance(error, TimeIsOver):
             row.status, row.seconds = f"failed: {error}", []
         elif not row.seconds:
@@ -288,36 +276,33 @@ def run(
     return list(rows.values())
 
 
-def worker(given: dict[str, Any]) -> None:
-    """Build a contestant and obey the commands ``step`` and ``memory`` until the input ends.
+def worker(pipe: Connection, factory: str, settings: dict[str, Any], threads: int) -> None:
+    """Build a contestant and obey the commands ``step`` and ``memory`` until the pipe is closed.
 
     A step whose values have ``seconds`` took that long; others are timed from outside.
     """
-    # Answers have the pipe to themselves: what libraries print goes to standard error.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given["threads"]])
+    os.dup2(2, 1)  # standard output is for the table
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     use_extra_packages()
-
-    def answer(value: dict[str, Any]) -> None:
-        print(json.dumps(value), file=answers, flush=True)
-
     try:
-        module, _, name = given["factory"].partition(":")
-        running = getattr(importlib.import_module(module), name)(**given["settings"])
-        answer({"facts": running.facts})
-        for line in sys.stdin:
-            if line.strip() == "memory":
-                answer({"peak_bytes": running.memory()})
-                continue
-            started = time.perf_counter()
-            values = running.step()
-            elapsed = time.perf_counter() - started
-            answer({"seconds": values.pop("seconds", elapsed), "values": values})
+        module, _, name = factory.partition(":")
+        running = getattr(importlib.import_module(module), name)(**settings)
+        pipe.send({"facts": running.facts})
+        with contextlib.suppress(EOFError):
+            while command := pipe.recv():
+                if command == "memory":
+                    pipe.send({"peak_bytes": running.memory()})
+                    continue
+                started = time.perf_counter()
+                values = running.step()
+                elapsed = time.perf_counter() - started
+                pipe.send({"seconds": values.pop("seconds", elapsed), "values": values})
         running.close()
     except Exception as error:
-        answer({"error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]})
-        raise
+        pipe.send({"error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]})
+        traceback.print_exc()
+    # Taking down thread pools and devices can take seconds, which nobody needs to wait for.
+    os._exit(0)
 
 
 def use_extra_packages() -> None:
@@ -330,10 +315,10 @@ def use_extra_packages() -> None:
 
 def process_bytes(field: str, file: str = "self/status") -> int:
     """Return a size from /proc, which gives it in kB; OSError where there is none."""
-    for line in Path("/proc", file).read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/{file} has no {field}")
+    found = re.search(rf"^{field}:\s*(\d+)", Path("/proc", file).read_text(), re.M)
+    if found is None:
+        raise OSError(f"/proc/{file} has no {field}")
+    return int(found[1]) * 1024
 
 
 def host_peak_bytes() -> int:
@@ -357,7 +342,6 @@ def import_torch() -> dict[str, float]:
 
 
 def jax_peak_bytes() -> int:
-    """Return the peak memory of the first jax device, or of this process where it is a CPU."""
     import jax
 
     stats = jax.local_devices()[0].memory_stats() or {}
@@ -365,7 +349,6 @@ def jax_peak_bytes() -> int:
 
 
 def torch_peak_bytes() -> int:
-    """Return the peak memory of the CUDA device, or of this process where there is none."""
     import torch
 
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else host_peak_bytes()
@@ -374,8 +357,7 @@ def torch_peak_bytes() -> int:
 def jax_device() -> str:
     import jax
 
-    device = jax.devices()[0]
-    return f"{device.platform} {device.device_kind}"
+    return f"{jax.devices()[0].platform} {jax.devices()[0].device_kind}"
 
 
 def torch_device() -> str:
@@ -385,28 +367,21 @@ def torch_device() -> str:
 
 
 def read_cpuinfo() -> str:
-    """Return /proc/cpuinfo, or nothing where there is no such file (then no units are known)."""
-    path = Path("/proc/cpuinfo")
+    path = Path("/proc/cpuinfo")  # where there is no such file, no units are known
     return path.read_text() if path.exists() else ""
 
 
 def cpu_flags(cpuinfo: str) -> list[str]:
-    """Return the flags of the first processor in the text of /proc/cpuinfo (x86 or Arm)."""
-    for line in cpuinfo.splitlines():
-        name, colon, value = line.partition(":")
-        if colon and name.strip().lower() in ("flags", "features"):
-            return value.split()
-    return []
+    found = re.search(r"^(?:flags|features)\s*:(.*)", cpuinfo, re.M | re.I)  # x86, Arm
+    return found[1].split() if found else []
 
 
 def bfloat16_units(cpuinfo: str) -> list[str]:
-    """Return the units that multiply bfloat16, by their flags; none where it is emulated."""
     flags = cpu_flags(cpuinfo)
     return [flag for flag in BFLOAT16_FLAGS if flag in flags]
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return what the numbers depend on: processor, cores, its matrix units, memory, versions."""
     info = read_cpuinfo()
     model = re.search(r"^model name\s*:\s*(.*\S)", info, re.M)
     versions = {}
@@ -436,7 +411,7 @@ PACKAGES = {"torch": PYTORCH, "torch_compile": PYTORCH, "hfseq": HFSEQ}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What ``run.py`` was asked for."""
+    """What ``run.py`` was asked for; ``tiny`` is for tests: the numbers mean nothing."""
 
     profile: str = "full"
     device: str = "cpu"
@@ -447,16 +422,17 @@ class Options:
 
     @property
     def tiny(self) -> bool:
-        """Whether only the course of things matters, not a number."""
         return self.profile == "tiny"
 
     @property
     def gpu(self) -> bool:
-        """Whether sizes are those of a GPU."""
         return self.device == "gpu"
 
+    @property
+    def eager(self) -> tuple[str, ...]:
+        return tuple(peer for peer in self.peers if peer != "torch_compile")
+
     def choose(self, cpu: Any, gpu: Any, quick: Any, tiny: Any) -> Any:
-        """Return the value for this profile and device."""
         return {"full": gpu if self.gpu else cpu, "quick": quick, "tiny": tiny}[self.profile]
 
     def size(self, model: str) -> dict[str, Any]:
@@ -469,9 +445,9 @@ class Options:
             for name, value in (("ffn_dim", wide), ("attention_heads", 4))
         }  # fmt: skip
         encoder = {"hidden_size": width, "num_attention_heads": 4, "intermediate_size": wide}
-        t5 = {"d_model": width, "d_ff": wide, "num_heads": 4}
+        t5 = {"d_model": width, "d_ff": wide, "num_heads": 4} | ({"d_kv": 8} if self.tiny else {})
         changes = {
-            "gpt2": {"n_embd": width, "n_head": 4}, "t5": t5 | ({"d_kv": 8} if self.tiny else {}),
+            "gpt2": {"n_embd": width, "n_head": 4}, "t5": t5,
             "bart": {"d_model": width} | sides, "wmt": {"d_model": width} | sides,
         }.get(model, encoder)  # fmt: skip
         return changes | {"layers": layers, "vocab_size": vocab}
@@ -532,12 +508,9 @@ def suite(name: str) -> Suite:
 
 
 def rivals(
-    options: Options,
-    factories: Mapping[str, str],
-    settings: dict[str, Any],
-    group: str,
+    options: Options, factories: Mapping[str, str], settings: dict[str, Any], group: str,
     peers: Sequence[str] | None = None,
-) -> tuple[Contestant, ...]:
+) -> tuple[Contestant, ...]:  # fmt: skip
     """Return a contestant for each wanted peer that has a factory; PyTorch, if there, first.
 
     The factory of ``torch`` serves ``torch_compile``, too, with ``compiled=True``.
@@ -545,18 +518,14 @@ def rivals(
     found = []
     for peer in options.peers if peers is None else peers:
         factory, compiled = factories.get(peer.removesuffix("_compile")), peer.endswith("_compile")
+        given = settings | ({"compiled": True} if compiled else {})
+        # What torch.compile starts: C for Triton on a GPU, C++ on a CPU.
+        programs = ("gcc" if options.gpu else "g++",) if compiled else ()
         if factory is not None:
-            given = settings | ({"compiled": True} if compiled else {})
-            # What torch.compile starts: C for Triton on a GPU, C++ on a CPU.
-            programs = ("gcc" if options.gpu else "g++",) if compiled else ()
             found.append(
                 Contestant(NAMES[peer], group, factory, given, PACKAGES[peer], programs=programs)
             )
     return tuple(found)
-
-
-def eager(options: Options) -> tuple[str, ...]:
-    return tuple(peer for peer in options.peers if peer != "torch_compile")
 
 
 # -- what is measured of a case
@@ -587,7 +556,6 @@ class Runner:
     written: dict[str, tuple[str, list[str]]] = dataclasses.field(default_factory=dict)
 
     def suite(self, name: str, cases: Sequence[Case]) -> Rows:
-        """Run the cases of a suite in turn; returns a summary for every contestant."""
         allowance, found = Allowance(self.suite_time or math.inf), Rows()
         for number, case in enumerate(cases, 1):
             tell(f"{name} {number}/{len(cases)}: {case.name}")
@@ -598,35 +566,31 @@ class Runner:
         return found
 
     def rows(self, case: Case, allowance: Allowance | None = None) -> list[Row]:
-        """Run a case; returns what was measured of each contestant."""
-        contestants = case.contestants
+        contestants, allowance = case.contestants, allowance or Allowance()
         shared: dict[str, Any] = {
             "threads": self.threads, "report": tell, "patience": self.patience,
-            "allowance": allowance or Allowance(),
+            "allowance": allowance,
         }  # fmt: skip
-        late = shared["allowance"].left() <= 0
-        if case.weights and not late and not all(c.missing() for c in contestants):
-            model, size = case.weights
+        if case.weights and allowance.left() > 0 and not all(c.missing() for c in contestants):
             key = json.dumps(case.weights, sort_keys=True)
             if key not in self.written:
                 folder = str(self.folder / f"weights{len(self.written)}")
-                self.written[key] = folder, write_weights(folder, model, size, **shared)
+                self.written[key] = folder, write_weights(folder, *case.weights, **shared)
             folder, problems = self.written[key]
             if problems:
                 if problems[0].startswith("not run"):  # for another suite there may be time
                     del self.written[key]
-                why = {c: ", ".join(c.missing()) for c in contestants}
                 return [
-                    Row(c.name, c.group, f"not run: no {why[c]}" if why[c] else problems[0])
+                    Row(c.name, c.group, f"not run: no {', '.join(c.missing())}" if c.missing()
+                        else problems[0])
                     for c in contestants
                 ]  # fmt: skip
             contestants = tuple(
                 dataclasses.replace(c, settings=c.settings | {"weights": folder})
                 for c in contestants
             )
-        return run(
-            contestants, rounds=case.rounds, warmup=case.warmup, settle=case.settle, **shared
-        )  # fmt: skip
+        turns = {"rounds": case.rounds, "warmup": case.warmup, "settle": case.settle}
+        return run(contestants, **turns, **shared)
 
 
 def summary(
@@ -641,15 +605,14 @@ def summary(
     facts = {}
     for other in (*rows, row):
         facts |= {k: v for k, v in other.facts.items() if k in ("flops", "bytes")}
-    median = row.median
     amount = case.amount or (row.values[-1].get("work", 0.0) if row.values else 0.0)
     return {
         "name": row.name, "case": case.name, "dtype": case.dtype, "unit": case.unit,
         "amount": amount, "status": row.status, "seconds": row.seconds,
-        "median_seconds": median, "spread": row.spread, "start_seconds": row.start_seconds,
-        "rate": amount / median if median and amount else None,
+        "median_seconds": row.median, "spread": row.spread, "start_seconds": row.start_seconds,
+        "rate": amount / row.median if row.median and amount else None,
         "ratio": ratio(row, first) if first else None,
-        "limit": limit(facts, case.dtype, median, limits),
+        "limit": limit(facts, case.dtype, row.median, limits),
         "peak_memory_gb": row.peak_bytes / GB or None,
         # What is no number is left out: tokens of a generation.
         "values": [
@@ -713,37 +676,49 @@ def rows_of_product(seconds: Callable[[int], float], most: int, least: int = 256
     return rows
 
 
-def _time(call: Callable[[], Any]) -> float:
-    call()  # which compiles
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
+def limit_of(
+    kind: str, size: int | None, most: int, product: Callable[[int], Callable[[], Any]],
+    triad: Callable[[int], Callable[[], Any]],
+) -> Callable[[], dict[str, float]]:  # fmt: skip
+    """Return a step of the limit ``kind``; product and triad make what is called for a size."""
+    if kind == "triad":
+        size = size or most
+        return working(triad(size // 4), 3 * size)
+
+    def seconds(rows: int) -> float:
+        call = product(rows)
+        call()  # which compiles
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
+
+    size = size or rows_of_product(seconds, most)
+    return working(product(size), 2 * size**3)
 
 
 def jax_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
-    """A product of random matrices (ones would heat a GPU less), or a = b + s c, in jax."""
     import jax
     import jax.numpy as jnp
 
-    most, facts = LIMIT_SIZES[kind][jax.default_backend() == "gpu"], {"device": jax_device()}
-    if kind == "matmul":
-        product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
+    multiply = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
+    add = jax.jit(lambda a, b, c: b + 3.0 * c, donate_argnums=0, keep_unused=True)
 
-        def multiply(rows: int) -> Callable[[], Any]:
-            x = jax.random.normal(jax.random.key(0), (rows, rows), dtype)
-            return lambda: product(x).block_until_ready()
+    def product(rows: int) -> Callable[[], Any]:
+        x = jax.random.normal(jax.random.key(0), (rows, rows), dtype)
+        return lambda: multiply(x).block_until_ready()
 
-        size = size or rows_of_product(lambda rows: _time(multiply(rows)), most)
-        return Running(working(multiply(size), 2 * size**3), jax_peak_bytes, facts)
-    size = size or most
-    a, b, c = (jnp.full(size // 4, value, jnp.float32) for value in (0.0, 1.0, 2.0))
-    triad = jax.jit(lambda a, b, c: b + 3.0 * c, donate_argnums=0, keep_unused=True)
+    def triad(count: int) -> Callable[[], Any]:
+        a, b, c = (jnp.full(count, value, jnp.float32) for value in (0.0, 1.0, 2.0))
 
-    def call() -> None:
-        nonlocal a
-        a = triad(a, b, c).block_until_ready()
+        def call() -> None:
+            nonlocal a
+            a = add(a, b, c).block_until_ready()
 
-    return Running(working(call, 3 * size), jax_peak_bytes, facts)
+        return call
+
+    most = LIMIT_SIZES[kind][jax.default_backend() == "gpu"]
+    step = limit_of(kind, size, most, product, triad)
+    return Running(step, jax_peak_bytes, {"device": jax_device()})
 
 
 def torch_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
@@ -751,31 +726,20 @@ def torch_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
     import torch
 
     cuda = torch.cuda.is_available()
-    most, device = LIMIT_SIZES[kind][cuda], "cuda" if cuda else "cpu"
+    device, wait = ("cuda", torch.cuda.synchronize) if cuda else ("cpu", lambda: None)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
 
-    def waited(call: Callable[[], Any]) -> Callable[[], None]:
-        def waiting() -> None:
-            call()
-            if cuda:
-                torch.cuda.synchronize()
-
-        return waiting
-
-    def multiply(rows: int) -> Callable[[], None]:
+    def product(rows: int) -> Callable[[], Any]:
         x = torch.randn((rows, rows), device=device).to(getattr(torch, dtype))
-        return waited(lambda: torch.matmul(x, x))
+        return lambda: (torch.matmul(x, x), wait())
 
-    facts = {"device": torch_device()}
-    if kind == "matmul":
-        size = size or rows_of_product(lambda rows: _time(multiply(rows)), most)
-        return Running(working(multiply(size), 2 * size**3), torch_peak_bytes, facts)
-    size = size or most
-    b, c = (torch.full((size // 4,), value, device=device) for value in (1.0, 2.0))
-    a = torch.zeros_like(b)
-    triad = waited(lambda: torch.add(b, c, alpha=3.0, out=a))
-    return Running(working(triad, 3 * size), torch_peak_bytes, facts)
+    def triad(count: int) -> Callable[[], Any]:
+        a, b, c = (torch.full((count,), value, device=device) for value in (0.0, 1.0, 2.0))
+        return lambda: (torch.add(b, c, alpha=3.0, out=a), wait())
+
+    step = limit_of(kind, size, LIMIT_SIZES[kind][cuda], product, triad)
+    return Running(step, torch_peak_bytes, {"device": torch_device()})
 
 
 def limit_cases(
@@ -785,10 +749,7 @@ def limit_cases(
 
     The name of a group is that of the limit: a type, or bandwidth.
     """
-    kinds: list[tuple[str, dict[str, Any]]] = [
-        (dtype, {"kind": "matmul", "dtype": dtype, "size": size}) for dtype in dtypes
-    ]
-    kinds.append(("bandwidth", {"kind": "triad", "size": triad_bytes}))
+    kinds = {dtype: {"kind": "matmul", "dtype": dtype, "size": size} for dtype in dtypes}
     return [
         Case(
             "memory" if group == "bandwidth" else f"product, {group}",
@@ -798,17 +759,17 @@ def limit_cases(
             ),
             unit="B" if group == "bandwidth" else "FLOP", rounds=rounds, warmup=2,
         )
-        for group, settings in kinds
+        for group, settings in {
+            **kinds, "bandwidth": {"kind": "triad", "size": triad_bytes},
+        }.items()
     ]  # fmt: skip
 
 
 def rates(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the best rate of each group: FLOP/s by type, and bytes a second as ``bandwidth``."""
     found: dict[str, float] = {}
-    for row in rows:
-        if row.seconds:
-            rate = row.values[-1]["work"] / min(row.seconds)
-            found[row.group] = max(found.get(row.group, 0.0), rate)
+    for row in (row for row in rows if row.seconds):
+        rate = row.values[-1]["work"] / min(row.seconds)
+        found[row.group] = max(found.get(row.group, 0.0), rate)
     return found
 
 
@@ -816,8 +777,7 @@ def matmul_rates(
     dtypes: Sequence[str], *, size: int | None = None, rounds: int = 20, threads: int | None = None
 ) -> dict[str, float]:
     """Measure the FLOP/s of a large product in each type, the best of the libraries there are."""
-    *products, _ = limit_cases(dtypes, rounds, size)
-    contestants = [c for case in products for c in case.contestants]
+    contestants = [c for case in limit_cases(dtypes, rounds, size)[:-1] for c in case.contestants]
     return rates(run(contestants, rounds=rounds, threads=threads))
 
 
@@ -827,14 +787,11 @@ ABSENT = "-"
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table: the first column to the left, numbers to the right."""
     rule = [":---", *["---:"] * (len(columns) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *rows))
 
 
 def table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
-    """Return the Markdown table of summaries; a row that did not run says why."""
-
     def cells(row: dict[str, Any]) -> list[str]:
         if row["status"] != "ok" or not row["seconds"]:
             why = row["status"] if row["status"] != "ok" else "not timed"
@@ -851,13 +808,11 @@ def spread(row: dict[str, Any]) -> str:
 
 def rate(row: dict[str, Any]) -> str:
     """Units a second, with the unit where it is not tokens."""
-    unit = "" if row["unit"] == "tokens" else f" {row['unit']}"
-    value = row["rate"]
+    unit, value = "" if row["unit"] == "tokens" else f" {row['unit']}", row["rate"]
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}{unit}"
 
 
 def milliseconds(row: dict[str, Any]) -> str:
-    """Median milliseconds of a step and half of the interquartile range."""
     value = row["median_seconds"] * 1000
     return f"{value:.{0 if value >= 10 else 2}f}{spread(row)}"
 
@@ -868,24 +823,18 @@ def times(value: float | None) -> str:
 
 def share(row: dict[str, Any]) -> str:
     """The share of the limit that binds, and its name."""
-    found = row["limit"]
-    return f"{found['share']:.0%} of {found['binding']}" if found else ABSENT
+    limit = row["limit"]
+    return f"{limit['share']:.0%} of {limit['binding']}" if limit else ABSENT
 
 
 def median_of(row: dict[str, Any], name: str) -> float | None:
-    """Return the median of what the steps said under ``name``."""
     found = [values[name] for values in row["values"] if values.get(name) is not None]
     return statistics.median(found) if found else None
 
 
 def value(title: str, name: str, show: Callable[[float], str]) -> Column:
     """Return a column of the median of what each step said under ``name``."""
-
-    def shown(row: dict[str, Any]) -> str:
-        found = median_of(row, name)
-        return show(found) if found is not None else ABSENT
-
-    return title, shown
+    return title, lambda row: ABSENT if (x := median_of(row, name)) is None else show(x)
 
 
 def gigabytes(row: dict[str, Any]) -> str:
@@ -1044,7 +993,6 @@ BARS = {
 
 
 def figure(title: str, size: tuple[float, float], *shape: int, **options: Any) -> tuple[Any, Any]:
-    """Return a figure with a title and its panels (an array of one dimension), without a frame."""
     from matplotlib.figure import Figure
 
     from hfseq.reports import plots
@@ -1067,7 +1015,7 @@ def draw(made: Suite, result: dict[str, Any], path: Path) -> Path | str | None:
             panels = made.curves(rows)
             if not panels:
                 return "too few rows"
-            drawn = _curves(made.title, panels)
+            drawn, _ = curves(made.title, panels)
         else:
             number, label = BARS[made.picture]
             rows = [row for row in rows if row[number]]
@@ -1105,23 +1053,37 @@ def _bars(title: str, rows: Rows, number: str, label: str) -> Any:
     return drawn
 
 
-def _curves(title: str, given: list[dict[str, Any]]) -> Any:
-    """Each panel has ``x``, ``y`` (what the axes say) and ``lines``: name to (xs, ys)."""
-    drawn, panels = figure(title, (4.6 * len(given), 3.8), 1, len(given))
-    for panel, part in zip(panels, given, strict=True):
-        for place, (name, (xs, ys)) in enumerate(part["lines"].items()):
-            color = COLORS[(place + 2) % len(COLORS)]
-            panel.plot(xs, ys, color=color, marker="o", markersize=4, linewidth=1.5, label=name)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        ticks = sorted({x for xs, _ in part["lines"].values() for x in xs})
-        panel.set_xticks(ticks, [f"{x:g}" for x in ticks])
-        panel.minorticks_off()
-        panel.grid(axis="x", color="#dddddd", linewidth=0.6)
-        panel.set_xlabel(part["x"])
-        panel.set_ylabel(part["y"])
-        panel.legend(loc="upper left", frameon=False, fontsize=9)
-    return drawn
+def curves(
+    title: str, parts: Sequence[dict[str, Any]], size: tuple[float, float] | None = None,
+    shape: tuple[int, int] | None = None, **options: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return a figure of lines and its panels.
+
+    A part has ``x``, ``y`` (what the axes say) and ``lines``: name to (xs, ys), or (xs, ys, style).
+    Names that begin with "_" stay out of the legend; ``log`` False has both axes linear.
+    """
+    from hfseq.reports.plots import INK
+
+    shape = shape or (1, len(parts))
+    drawn, panels = figure(title, size or (4.6 * len(parts), 3.8), *shape, **options)
+    for panel, part in zip(panels, parts, strict=True):
+        log, lines = part.get("log", True), part["lines"]
+        for place, (name, (xs, ys, *style)) in enumerate(lines.items()):
+            usual = {"color": COLORS[(place + 2) % len(COLORS)], "linewidth": 1.5}
+            panel.plot(xs, ys, label=name, **usual | part.get("style", {}) | dict(*style))
+        if log:
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            ticks = sorted({x for xs, *_ in lines.values() for x in xs})
+            names = [f"{x / 1024:g}k" if x >= 1024 else f"{x:g}" for x in ticks]
+            panel.set_xticks(ticks, names)
+            panel.minorticks_off()
+            panel.grid(axis="x", color="#dddddd", linewidth=0.6)
+        panel.set_xlabel(part["x"], color=INK)
+        panel.set_ylabel(part["y"], color=INK)
+        if any(not name.startswith("_") for name in lines):
+            panel.legend(frameon=False, fontsize=9, labelcolor=INK)
+    return drawn, panels
 
 
 # -- flags
@@ -1169,14 +1131,12 @@ def size_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def size_text(options: Mapping[str, Any]) -> str:
-    """Say what those two flags changed."""
     layers, overrides = options["layers"], options["config_overrides"]
     told = "" if layers is None else f" ({layers} layers)"
     return told + (f" ({overrides})" if overrides else "")
 
 
 def options_dict(options: argparse.Namespace, leave_out: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the flags as JSON, without places of this machine."""
     return {k: v for k, v in vars(options).items() if k not in ("output", *leave_out)}
 
 
@@ -1274,7 +1234,6 @@ def join(result: dict[str, Any], earlier: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
-    """Run the suites that were asked for; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     flags = parse(given, about)
     if flags.packages:
@@ -1354,9 +1313,3 @@ LIMITS = Suite(
     ),
     (CASE, ("rate", lambda row: f"{row['rate'] / 1e9:.0f} G{row['unit']}/s"), TIME, MEMORY),
 )
-
-
-if __name__ == "__main__":
-    worker(json.loads(sys.argv[1]))
-    # Taking down thread pools and devices can take seconds, which nobody needs to wait for.
-    os._exit(0)

@@ -99,7 +99,6 @@ class InferenceArguments:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """What is measured; float32 is the reference of bfloat16."""
         return PRECISIONS if self.precision == "bfloat16" else ("float32",)
 
 
@@ -183,7 +182,6 @@ def load(arguments: InferenceArguments) -> tuple[dict[str, Any], Any]:
 
 
 def bert_base(overrides: str | None) -> Any:
-    """Return BERT-base's configuration with the old script's activation, changed as asked."""
     from transformers import BertConfig
 
     from hfseq.checkpoints.config import override, parse_overrides
@@ -225,7 +223,6 @@ def make_batch(arguments: InferenceArguments, model: Any) -> Batch:
 
 
 def read_texts(arguments: InferenceArguments) -> list[str] | None:
-    """Return the texts to run, or nothing where random tokens are wanted."""
     if arguments.text_file is None:
         return arguments.text
     try:
@@ -361,7 +358,6 @@ def verdict(found: dict[str, Any]) -> list[str]:
 
 
 def random_ids(config: Any, rows: int, length: int) -> Any:
-    """Return random tokens (rows, length), int32."""
     import numpy as np
 
     return np.random.default_rng(0).integers(5, config.vocab_size, (rows, length), dtype=np.int32)
@@ -393,7 +389,6 @@ def hfseq_generate(
     model: str, mode: str, beams: int, rows: int, length: int, new_tokens: int,
     size: dict[str, Any], weights: str, dtype: str = "float32",
 ) -> Running:  # fmt: skip
-    """hfseq's ``generate``: the first call compiles."""
     taken = harness.import_torch()
     import jax
     import numpy as np
@@ -420,7 +415,6 @@ def torch_generate(
     model: str, mode: str, beams: int, rows: int, length: int, new_tokens: int,
     size: dict[str, Any], weights: str, dtype: str = "float32",
 ) -> Running:  # fmt: skip
-    """PyTorch's ``generate``, with its own cache."""
     import torch
 
     config = training.configuration(model, size)
@@ -441,7 +435,6 @@ def torch_generate(
 
 
 def new_part(sequences: Any, new_tokens: int) -> list[int]:
-    """Return the new tokens of all rows, one after the other."""
     return [int(token) for token in sequences[:, -new_tokens:].reshape(-1)]
 
 
@@ -470,7 +463,6 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 
 def generate_cases(options: argparse.Namespace) -> list[Case]:
-    """Return both sides for every mode and batch size."""
     size = harness.size_of(options)
     shared = {
         "model": options.model, "beams": options.beams, "length": options.prompt_length,
@@ -507,7 +499,6 @@ def agreement(rows: Sequence[Row], new_tokens: int) -> dict[str, float]:
 
 
 def disagreements(shares: dict[str, float], least: float) -> list[str]:
-    """Name the groups in which fewer rows agree than ``least``."""
     return [
         f"{group}: only {share:.0%} of the rows have the tokens of PyTorch"
         for group, share in shares.items()
@@ -516,7 +507,6 @@ def disagreements(shares: dict[str, float], least: float) -> list[str]:
 
 
 def generate(given: Sequence[str]) -> int:
-    """Measure, compare, print and write; exit code 1 if tokens disagree or nothing ran."""
     options = parse(given)
     name = f"generate_{options.model}"
     result = harness.head(name, "inference.py generate", given, options)
@@ -555,7 +545,6 @@ COLUMNS = (
 
 
 def inference_cases(options: Options) -> list[Case]:
-    """Return a case for each batch size and type."""
     factories = {"torch": "inference:torch_forward", "hfseq": "inference:hfseq_forward"}
     size, length = options.size("bert"), options.choose(128, 128, 128, 12)
     found = []
@@ -622,7 +611,6 @@ def torch_forward(
     model: str, dtype: str, rows: int, length: int, size: dict[str, Any], weights: str,
     compiled: bool = False,
 ) -> Running:  # fmt: skip
-    """PyTorch's model with its default attention, and no mask: rows are full."""
     import torch
     import transformers
 
@@ -652,7 +640,6 @@ def torch_forward(
 
 
 def generation_cases(options: Options) -> list[Case]:
-    """Return a case for each mode, batch size and type; PyTorch's ``generate`` runs eagerly."""
     new, prompt = options.choose(32, 128, 16, 4), options.choose(64, 128, 32, 6)
     found = []
     for model, title, mode, cpu, gpu in (
@@ -670,7 +657,7 @@ def generation_cases(options: Options) -> list[Case]:
                     "model": model, "mode": mode, "beams": 4 if mode == "beam" else 1,
                     "rows": rows, "length": prompt, "new_tokens": new, "size": size, "dtype": dtype,
                 }  # fmt: skip
-                members = harness.rivals(options, GENERATE, settings, name, harness.eager(options))
+                members = harness.rivals(options, GENERATE, settings, name, options.eager)
                 found.append(
                     Case(name, members, rows * new, dtype=dtype,
                          rounds=options.choose(3, 7, 3, 1), warmup=options.choose(2, 2, 1, 1),

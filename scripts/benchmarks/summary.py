@@ -83,7 +83,6 @@ def cases(folder: Path, record: str) -> list[Case]:
 
 
 def table(folder: Path) -> str:
-    """Return the Markdown table of all parts."""
     lines = [
         "| | rate | speed-up | bfloat16 | Xeon | compiled |",
         "|:---|---:|---:|---:|---:|---:|",
@@ -99,7 +98,6 @@ def table(folder: Path) -> str:
 
 
 def draw(folder: Path, path: Path) -> None:
-    """Draw the ratios of all cases as dots on one axis."""
     from matplotlib.figure import Figure
 
     parts = [(title, cases(folder, record)) for title, record, _ in PARTS]
@@ -121,7 +119,6 @@ def draw(folder: Path, path: Path) -> None:
 
 
 def dots(panel: Axes, title: str, found: list[Case]) -> None:
-    """Draw the cases of a part, the first on top."""
     styles = {
         "hfseq": {"marker": "o", "color": BLUE, "markersize": 8, "zorder": 5},
         "torch.compile": {"marker": "|", "color": GREY, "markersize": 11, "markeredgewidth": 2.5},
@@ -148,7 +145,6 @@ def dots(panel: Axes, title: str, found: list[Case]) -> None:
 
 
 def main(check: bool = False, docs: Path = ROOT / "docs") -> int:
-    """Write the table and the picture, or with ``check`` say whether the table is current."""
     page = docs / "benchmarks.md"
     old = page.read_text(encoding="utf-8")
     if old.count(BEGIN) != 1 or old.count(END) != 1:

@@ -64,7 +64,6 @@ class Subject:
 
     @property
     def objective(self) -> str:
-        """What it is trained with: mlm, clm or seq2seq."""
         return TASKS[self.head]
 
 
@@ -132,7 +131,6 @@ def hfseq_class(name: str) -> Any:
 
 
 def save_weights(folder: str, model: str, size: dict[str, Any]) -> Running:
-    """Write the weights that all start from."""
     absent = Contestant("", "", "", requires=harness.HFSEQ).missing()
     made = (torch_class if absent else hfseq_class)(model).from_config(configuration(model, size))
     made.save_pretrained(folder)
@@ -275,7 +273,6 @@ class Prepared:
 
 
 def make_optimizer() -> Any:
-    """Return the training loop's AdamW with PyTorch's defaults."""
     import optax
 
     from hfseq.training import optimizers
@@ -428,7 +425,6 @@ def jax_shapes(params: Any) -> Shapes:
 
 
 def training_bytes(shapes: Shapes) -> float:
-    """Return the bytes that a training step moves at least."""
     return float(TRAINING_BYTES * sum(math.prod(shape) for shape in shapes.values()))
 
 
@@ -452,7 +448,6 @@ def width_of(config: Any) -> int:
 def forward_work(
     shapes: Shapes, config: Any, rows: int, length: int, itemsize: int
 ) -> dict[str, float]:
-    """Return FLOPs and bytes of an encoder's forward pass without a head."""
     attention = 4.0 * config.num_hidden_layers * width_of(config) * length
     weights = matrices(shapes, config.vocab_size)
     flops = rows * length * (2.0 * weights + attention)
@@ -492,7 +487,6 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 5e-3}
 
 
 def parse(given: list[str]) -> argparse.Namespace:
-    """Read the flags; sizes that are not given are the model's own."""
     parser = harness.parser(
         __doc__, sizes=True, batch_size=(int, "rows a step"),
         length=(int, "tokens a row (of the encoder)"),
@@ -519,7 +513,6 @@ def parse(given: list[str]) -> argparse.Namespace:
 
 
 def step_cases(options: argparse.Namespace, dropout: float | None, **turns: int) -> list[Case]:
-    """Return every variant in every precision; the baseline first."""
     variants: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [("torch", "", {}, {})]
     if options.compile:
         variants.append(("torch", ", compiled", {"compiled": True}, {}))
@@ -568,7 +561,6 @@ def loss_problems(rows: Rows, tolerance: Mapping[str, float]) -> list[str]:
 
 
 def steps(given: list[str]) -> int:
-    """Check, measure, print and write; exit code 1 if losses disagree or nothing ran."""
     options = parse(given)
     result = harness.head(f"train_{options.model}", "training.py", given, options)
     with tempfile.TemporaryDirectory() as folder:
@@ -622,7 +614,6 @@ def case_of(
     options: Options, model: str, name: str, rows: int, length: int, targets: int, dtype: str,
     peers: Sequence[str] | None = None, size: dict[str, Any] | None = None, **more: Any,
 ) -> Case:  # fmt: skip
-    """Return the steps of one shape; ``more`` are settings of the contestants, or the case's."""
     size = options.size(model) if size is None else size
     turns = {key: more.pop(key) for key in ("rounds", "warmup", "settle", "facts") if key in more}
     settings = {
@@ -640,7 +631,6 @@ def shape_name(title: str, rows: int, length: int, targets: int, dtype: str) -> 
 
 
 def train_cases(options: Options) -> list[Case]:
-    """Return a case for each shape and type."""
     found = []
     for model, title, full, targets, cpu, gpu in SHAPES:
         rows, parts = options.choose(cpu, gpu, 2, 2), options.choose(1, 1, 4, 32)
@@ -672,7 +662,6 @@ def train_cases(options: Options) -> list[Case]:
 
 
 def memory_cases(options: Options) -> list[Case]:
-    """Return each model plain and with recomputed layers; compiled PyTorch is left to train."""
     found = []
     for model, title, length, targets, cpu in (
         ("roberta", "RoBERTa-base", 512, 0, 8), ("gpt2", "GPT-2 small", 512, 0, 4),
@@ -687,7 +676,7 @@ def memory_cases(options: Options) -> list[Case]:
         for remat in (False, True):
             name = shape_name(title, rows, length, targets, dtype) + (", recomputed" * remat)
             case = case_of(
-                options, model, name, rows, length, targets, dtype, harness.eager(options),
+                options, model, name, rows, length, targets, dtype, options.eager,
                 remat=remat, rounds=1, warmup=1,
             )  # fmt: skip
             # One after the other: each has the whole memory to itself.
@@ -699,7 +688,6 @@ def memory_cases(options: Options) -> list[Case]:
 
 
 def memory_finish(rows: Rows) -> None:
-    """Add how much memory a row takes of what PyTorch takes."""
     for row in rows:
         base = next((r for r in rows if r["case"] == row["case"] and r["name"] == "PyTorch"), None)
         if base and base["peak_memory_gb"] and row["peak_memory_gb"]:
@@ -716,7 +704,6 @@ def state_share(row: dict[str, Any]) -> str:
 
 
 def scaling_cases(options: Options) -> list[Case]:
-    """Return the batches at one width and the widths at one batch."""
     batches = options.choose((1, 2, 4, 8, 16), (4, 16, 64, 256), (1, 2, 4, 8), (1, 2, 4))
     widths = options.choose(
         (128, 256, 512, 1024), (256, 512, 1024, 2048, 4096), (64, 128, 256), (16, 32, 64)
@@ -760,7 +747,6 @@ def exponent(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def scaling_remarks(rows: Rows) -> list[str]:
-    """State the exponents, and what linear growth would be."""
     found = []
     for over, what in (
         ("batch", "time of a step over the batch (1 is linear)"),
@@ -777,7 +763,6 @@ def scaling_remarks(rows: Rows) -> list[str]:
 
 
 def scaling_curves(rows: Rows) -> list[dict[str, Any]]:
-    """Return the panels of the picture."""
     found = []
     for over, x, y, scale in (
         ("batch", "rows", "seconds a step", 1.0), ("width", "width", "microseconds a token", 1e6),
@@ -786,7 +771,8 @@ def scaling_curves(rows: Rows) -> list[dict[str, Any]]:
             name: ([a for a, _ in pairs], [b * scale for _, b in pairs])
             for name, pairs in scaling_points(rows, over).items()
         }
-        found += [{"x": x, "y": y, "lines": lines}] if lines else []
+        style = {"marker": "o", "markersize": 4}
+        found += [{"x": x, "y": y, "lines": lines, "style": style}] if lines else []
     return found
 
 
@@ -836,8 +822,6 @@ OWN: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The shape of a model and of its batch."""
-
     width: int
     layers: int
     rows: int
@@ -861,7 +845,6 @@ class Size:
 
 
 def architectures() -> list[str]:
-    """Return the architectures that can be trained on text."""
     from hfseq import plugins
 
     found = plugins.load().architectures
@@ -869,7 +852,6 @@ def architectures() -> list[str]:
 
 
 def sized_configuration(name: str, size: Size, dropout: float) -> Any:
-    """Return the configuration of an architecture at ``size``."""
     from hfseq import plugins
 
     kind = plugins.load().architectures.get(name).load_config()
@@ -950,7 +932,6 @@ class Program:
         self.kernels = [(kernel, self._kind(kernel)) for kernel in self._running(entry)]
 
     def kinds(self) -> dict[str, str]:
-        """Return the kind of every kernel by its name, as profiles call it."""
         return {kernel.name: kind for kernel, kind in self.kernels}
 
     def counts(self) -> dict[str, int]:
@@ -998,7 +979,6 @@ class Program:
         return REST if "jvp" in kernel.op_name else OPTIMIZER
 
     def _inside(self, kernel: Any) -> list[Any]:
-        """Return what a fusion holds, fusions in it included."""
         found = []
         for _, name in kernel.calls if kernel.opcode in ("fusion", "async-start") else []:
             for one in self._parts.get(name, {}).values():
@@ -1119,7 +1099,6 @@ def compile_for(gpu: Any, prepared: Prepared, options: dict[str, Any]) -> Any:
 def h200_command(
     script: str, parse: Callable[[Sequence[str]], argparse.Namespace], options: argparse.Namespace
 ) -> str:
-    """Return the command that makes the whole table, with names instead of places."""
     given, usual = ["--target", options.target.name, "--packages", "DIR"], parse(["--target", "x"])
     for flag, value in vars(options).items():
         if flag not in (*PLACES, "output", "models", "recipes") and value != getattr(usual, flag):
@@ -1158,7 +1137,6 @@ def parse_h200(given: Sequence[str]) -> argparse.Namespace:
 
 
 def h200_row(step: str, options: argparse.Namespace, gpu: Any) -> dict[str, Any]:
-    """Compile a step and add up what it moves."""
     from hfseq.training import throughput
 
     name, _, batch = step.partition(":")

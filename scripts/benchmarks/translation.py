@@ -63,7 +63,6 @@ def configuration(size: dict[str, Any]) -> Any:
 
 
 def names(vocab_size: int) -> list[str]:
-    """Return made-up words, one for each id: CTranslate2 is given words."""
     return ["</s>", "<unk>", *(f"t{i}" for i in range(2, vocab_size - 1)), "<pad>"]
 
 
@@ -98,7 +97,6 @@ def options_of(config: Any, beams: int, new_tokens: int) -> dict[str, Any]:
 
 
 def read_batches(folder: str) -> list[list[list[int]]]:
-    """Return the batches of token ids that the parent wrote."""
     return json.loads((Path(folder) / "sources.json").read_text())
 
 
@@ -160,7 +158,6 @@ def hfseq_translate(
 def torch_translate(
     folder: str, size: dict[str, Any], beams: int, new_tokens: int, dtype: str
 ) -> Running:
-    """PyTorch's ``generate``."""
     import torch
     from transformers import MarianMTModel
 
@@ -182,7 +179,6 @@ def torch_translate(
 def ctranslate2_translate(
     folder: str, size: dict[str, Any], beams: int, new_tokens: int, dtype: str
 ) -> Running:
-    """CTranslate2's translator, which gets and gives words."""
     import ctranslate2
 
     words, batches = names(configuration(size).vocab_size), read_batches(folder)
@@ -235,7 +231,6 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 
 def rivals(options: argparse.Namespace, folder: str) -> list[Contestant]:
-    """Return all sides for both ways to search."""
     shared = {"folder": folder, "size": harness.size_of(options), "new_tokens": options.new_tokens}
     return [
         Contestant(
@@ -267,7 +262,6 @@ def tokenized(texts: list[str], tokenizer: Path, vocab_size: int) -> list[list[i
 
 
 def batched(rows: list[list[int]], size: int) -> list[list[list[int]]]:
-    """Return batches of sentences of like length, shuffled."""
     rows = sorted(rows, key=len)
     found = [rows[i : i + size] for i in range(0, len(rows), size)]
     random.Random(1).shuffle(found)
@@ -299,7 +293,6 @@ def disagreements(shares: dict[str, dict[str, float]], least: float) -> list[str
 
 
 def summary(row: Row, rows: Sequence[Row], count: int) -> dict[str, Any]:
-    """Return the numbers of a row of the table; ratios are medians over the batches."""
     rival = {other.name: other for other in rows if other.group == row.group and other.seconds}
     return {
         "name": row.name, "group": row.group, "status": row.status, "seconds": row.seconds,
@@ -320,7 +313,6 @@ COLUMNS: tuple[harness.Column, ...] = (
 
 
 def section(result: dict[str, Any]) -> str:
-    """Return what benchmarks/tables.md shows: the table, and what it was measured on."""
     options = result["options"]
     shares = "; ".join(
         f"{group}: " + ", ".join(f"{name} {share:.1%}" for name, share in list(found.items())[1:])
@@ -336,7 +328,6 @@ def section(result: dict[str, Any]) -> str:
 
 
 def main(given: Sequence[str]) -> int:
-    """Measure, compare, print and write; exit code 1 if tokens disagree or nothing ran."""
     options = parse(given)
     # Names only: where the files lie is nobody's business.
     places = {"file": options.file.name, "tokenizer": options.tokenizer.name}

@@ -211,7 +211,6 @@ def missing_tokens(state: Any, config: Any, done: int) -> int:
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
-    """Read the flags of all modes but ``quality``."""
     parser = harness.parser(
         __doc__, sizes=True, hidden_size=(128, "width"),
         head_dim=(64, "K, width of queries and keys"),
@@ -248,7 +247,6 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 def configuration(
     options: argparse.Namespace, head: str, attention: str = "vq", reduction: str = "recurrent"
 ) -> dict[str, Any]:
-    """Return the options of the model's configuration."""
     size = harness.size_of(options)
     value = {"value_dim": options.value_dim} if head in ("shga", "mhga") else {}
     return {
@@ -260,7 +258,6 @@ def configuration(
 
 
 def points_of(mode: str, options: argparse.Namespace) -> dict[Contestant, dict[str, Any]]:
-    """Return the points of a mode, and which each of them is."""
     kinds = {f"vq {reduction}": ("vq", reduction) for reduction in options.reductions}
     kinds |= {} if options.no_full else {"full": ("full", "recurrent")}
     found = {}
@@ -281,7 +278,6 @@ def points_of(mode: str, options: argparse.Namespace) -> dict[Contestant, dict[s
 
 
 def measure_lengths(mode: str, options: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """Run the points of a mode; returns rows, curves and what does not hold."""
     points, once = points_of(mode, options), mode == "memory"
     places = {(c.group, c.name): place for c, place in points.items()}
     rows: dict[tuple[str, str], Row] = {}
@@ -320,7 +316,6 @@ def measure_lengths(mode: str, options: argparse.Namespace, threads: int) -> dic
 
 
 def point_row(row: Row, place: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return the numbers of one point; ``place`` says which it is."""
     facts, tokens = row.facts, rows * place["length"]
     fits = facts.get("fits", True)
     seconds = row.median if fits else None
@@ -404,7 +399,6 @@ def not_flat(curves: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def ratios(rows: Any) -> dict[str, dict[str, float]]:
-    """Return, by group and name, how many times faster than ``full``: medians over rounds."""
     ran = [row for row in rows if row.facts.get("fits", True)]
     full = {row.group: row for row in ran if row.name == "full"}
     found: dict[str, dict[str, float]] = {}
@@ -436,7 +430,6 @@ def state_sizes(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_decoding(mode: str, options: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """Decode with every head type, one process each; returns rows and what does not hold."""
     shared = {
         "rows": options.batch_size, "chunk": options.chunk, "dtype": options.dtype,
         "report_every": options.report_every,
@@ -466,7 +459,6 @@ def measure_decoding(mode: str, options: argparse.Namespace, threads: int) -> di
 
 
 def decoding_problems(row: dict[str, Any]) -> list[str]:
-    """Say what of a state of fixed size does not hold."""
     name, chunks, found = row["name"], row["chunks"], []
     if len({each["state_bytes"] for each in chunks}) > 1:
         found.append(f"{name}: the state changed its size")
@@ -490,7 +482,6 @@ def gigabytes(size: float | None) -> str:
 
 
 def length_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
-    """Return what the table shows of a point."""
     planned = gigabytes(row["compiled_bytes"])
     place = [row["name"], row["what"], row["head_type"], f"{row['length']}"]
     if row["status"] != "ok":
@@ -504,7 +495,6 @@ def length_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
 
 
 def decoding_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
-    """Return what the table shows of a head type."""
     if row["status"] != "ok":
         return [f"{row['name']} ({row['status']})", *["-"] * 6]
     first, last = row["chunks"][0], row["chunks"][-1]
@@ -516,7 +506,6 @@ def decoding_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
 
 
 def section(mode: str, result: dict[str, Any], picture: bool) -> str:
-    """Return what benchmarks/tables.md shows: table, picture, conclusions, machine, command."""
     cells = decoding_cells if mode == "decode" else length_cells
     columns = {
         length_cells: ["", "pass", "heads", "tokens", "µs a token", "against full",
@@ -557,7 +546,6 @@ def section(mode: str, result: dict[str, Any], picture: bool) -> str:
 
 
 def costs(given: Sequence[str]) -> int:
-    """Run every mode; exit code 1 if nothing ran or something that must hold does not."""
     options, codes = parse(given), []
     lengths = options.lengths
     for mode in options.modes:
@@ -579,84 +567,63 @@ def costs(given: Sequence[str]) -> int:
 # -- pictures
 
 COLORS = ("#3b76af", "#4f9d69", "#8a6bb1", "#7a7a7a")
-
-
-def _line(panel: Any, xs: list[int], ys: list[float], label: str, color: str) -> None:
-    """Draw a curve and write its name at its end."""
-    if not xs:
-        return
-    panel.plot(xs, ys, color=color, linewidth=1.6, marker="o", markersize=4.5, label=label)
-    panel.annotate(label, (xs[-1], ys[-1]), xytext=(-2, 7), textcoords="offset points", ha="right",
-                   fontsize=9, color=color)  # fmt: skip
+MARKED = {"marker": "o", "markersize": 4.5}
 
 
 def draw_lengths(result: dict[str, Any], path: Path) -> None:
-    """Draw time per token and memory over the length, both logarithmic."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
     from hfseq.reports import plots
 
+    found, limit = result["curves"], result["options"]["memory_gb"]
+    times: dict[str, Any] = {}
+    memory: dict[str, Any] = {}
+    vq = iter(COLORS * len(found))
+    for each in found:
+        label = each["name"] + f", {each['head_type']}"
+        style = {"color": plots.EVAL if each["name"] == "full" else next(vq)}
+        times[label] = each["lengths"], each["microseconds_per_token"], style
+        planned = [size / 1e6 for size in each["compiled_bytes"]]
+        memory[label] = each["memory_lengths"], planned, style
     what = "a training step" if result["what"] == "train" else "the forward pass"
-    title = f"Cost of {what} over the length of the text"
-    figure, (left, right) = harness.figure(title, (9, 3.8), 1, 2)
-    heads, vq = {each["head_type"] for each in result["curves"]}, 0
-    for each in result["curves"]:
-        full = each["name"] == "full"
-        color = plots.EVAL if full else COLORS[vq % len(COLORS)]
-        vq += not full
-        label = each["name"] + (f", {each['head_type']}" if len(heads) > 1 else "")
-        _line(left, each["lengths"], each["microseconds_per_token"], label, color)
-        megabytes = [size / 1e6 for size in each["compiled_bytes"]]
-        _line(right, each["memory_lengths"], megabytes, label, color)
-        for panel in (left, right):  # a cross on the upper edge for each length that does not fit
-            for length in each["does_not_fit"]:
-                panel.plot([length], [0.985], marker="x", color=color, clip_on=False, markersize=7,
-                           transform=panel.get_xaxis_transform())  # fmt: skip
-    for panel, text in ((left, "microseconds a token"), (right, "memory by XLA's plan (MB)")):
-        panel.margins(x=0.04, y=0.18)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.set_xticks(sorted(result["options"]["lengths"]))
-        panel.xaxis.set_major_formatter(
-            FuncFormatter(lambda n, _: f"{n / 1024:g}k" if n >= 1024 else f"{n:g}")
-        )
-        low, high = panel.get_ylim()
-        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-        panel.yaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:g}"))
-        for axis in (panel.xaxis, panel.yaxis):
-            axis.set_minor_locator(NullLocator())
-        panel.set_xlabel("tokens", color=plots.INK)
-        panel.set_ylabel(text, color=plots.INK)
-        if len(result["curves"]) > 2:  # names at the ends would lie on each other
-            for name in panel.texts:
-                name.set_visible(False)
-            panel.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=plots.INK)
-    if any(each["does_not_fit"] for each in result["curves"]):
-        limit = result["options"]["memory_gb"]
-        left.text(0.98, 0.02, f"x: needs more than {limit:.0f} GB, not run", ha="right",
-                  fontsize=8, color=plots.INK, transform=left.transAxes)  # fmt: skip
+    figure, panels = harness.curves(
+        f"Cost of {what} over the length of the text",
+        [{"x": "tokens", "y": "microseconds a token", "lines": times, "style": MARKED},
+         {"x": "tokens", "y": "memory by XLA's plan (MB)", "lines": memory, "style": MARKED}],
+    )  # fmt: skip
+    misfits = [(length, each) for each in found for length in each["does_not_fit"]]
+    for panel in panels:  # a cross on the upper edge for each length that does not fit
+        for length, each in misfits:
+            color = times[f"{each['name']}, {each['head_type']}"][2]["color"]
+            panel.plot([length], [0.985], marker="x", color=color, clip_on=False, markersize=7,
+                       transform=panel.get_xaxis_transform())  # fmt: skip
+    if misfits:
+        panels[0].text(0.98, 0.02, f"x: needs more than {limit:.0f} GB, not run", ha="right",
+                       fontsize=8, color=plots.INK, transform=panels[0].transAxes)  # fmt: skip
     plots.save(figure, path)
 
 
 def draw_decoding(result: dict[str, Any], path: Path) -> None:
-    """Draw speed and memory over the tokens that were decoded."""
     from hfseq.reports import plots
 
-    title = "Decoding with a state of fixed size"
-    figure, (left, right) = harness.figure(title, (9, 3.8), 1, 2)
-    for number, row in enumerate(result["rows"]):
-        tokens = [each["tokens"] for each in row["chunks"]]
-        for panel, key, scale in ((left, "tokens_per_second", 1), (right, "memory_bytes", 1e6)):
-            values = [each[key] / scale for each in row["chunks"]]
-            _line(panel, tokens, values, row["head_type"], COLORS[number % len(COLORS)])
-    for panel, text in ((left, "tokens a second"), (right, "memory in use (MB)")):
+    parts = [
+        {
+            "x": "tokens decoded", "y": text, "log": False, "style": MARKED,
+            "lines": {
+                row["head_type"]: (
+                    [each["tokens"] for each in row["chunks"]],
+                    [each[key] / scale for each in row["chunks"]],
+                )
+                for row in result["rows"]
+            },
+        }
+        for text, key, scale in (
+            ("tokens a second", "tokens_per_second", 1), ("memory in use (MB)", "memory_bytes", 1e6)
+        )
+    ]  # fmt: skip
+    figure, panels = harness.curves("Decoding with a state of fixed size", parts)
+    for panel in panels:
         panel.set_xlim(left=0)
-        panel.set_ylim(bottom=0)
-        panel.margins(y=0.2)
-        panel.set_ylim(top=panel.get_ylim()[1] * 1.15)
+        panel.set_ylim(bottom=0, top=panel.get_ylim()[1] * 1.15)
         panel.xaxis.set_major_formatter(lambda n, _: plots.short(n))
-        panel.set_xlabel("tokens decoded", color=plots.INK)
-        panel.set_ylabel(text, color=plots.INK)
     plots.save(figure, path)
 
 
@@ -664,7 +631,6 @@ def draw_decoding(result: dict[str, Any], path: Path) -> None:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return the curves and the last evaluation of a run."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         raise UsageError(f"{folder} has no metrics.jsonl: give the --output_dir of a finished run")
@@ -694,35 +660,31 @@ def compare_runs(runs: Sequence[tuple[str, Path]]) -> dict[str, Any]:
 
 
 def draw_runs(result: dict[str, Any], path: Path) -> None:
-    """Draw the losses in bits over the steps, and the codes in use."""
     from hfseq.reports import plots
 
-    figure, (left, right) = harness.figure("", (9, 3.8), 1, 2)
-    colors = (plots.EVAL, *COLORS[:3])
+    losses: dict[str, Any] = {}
+    codes: dict[str, Any] = {}
     for place, (name, runs) in enumerate(result["runs"].items()):
         for seed, run in enumerate(runs):
             style = {
-                "color": colors[place % len(colors)], "linewidth": 1.4,
-                "alpha": 1.0 if seed == 0 else 0.45, "linestyle": "--" if place == 2 else "-",
+                "color": (plots.EVAL, *COLORS)[place % 4], "alpha": 0.45 if seed else 1.0,
+                "linestyle": "--" if place == 2 else "-", "linewidth": 1.4,
             }  # fmt: skip
-            label = f"{name} ({result['mean'][name]:.3f})" if seed == 0 else None
-            left.plot(run["steps"][1:], run["train_bits_per_token"][1:], label=label, **style)
+            label = f"_{name} {seed}" if seed else f"{name} ({result['mean'][name]:.3f})"
+            losses[label] = run["steps"][1:], run["train_bits_per_token"][1:], style
             if name != "full" and None not in run["code_perplexity"]:
-                right.plot(run["steps"], run["code_perplexity"], **style)
-    left.set_title("training loss (bits a token)", loc="left", fontsize=10, color=plots.INK)
-    right.set_title("codes in use (perplexity)", loc="left", fontsize=10, color=plots.INK)
-    for panel in (left, right):
-        panel.set_xlabel("step", color=plots.INK)
-    right.set_ylim(bottom=0)
-    left.legend(
-        title="(bits per byte, validation)", frameon=False, fontsize=9, labelcolor=plots.INK,
-        title_fontsize=8,
-    )  # fmt: skip
+                codes[f"_{name} {seed}"] = run["steps"], run["code_perplexity"], style
+    parts = [
+        {"x": "step (in brackets: bits per byte, validation)", "y": "training loss (bits a token)"},
+        {"x": "step", "y": "codes in use (perplexity)"},
+    ]
+    lines = ({"lines": each, "log": False} for each in (losses, codes))
+    figure, panels = harness.curves("", [a | b for a, b in zip(parts, lines, strict=True)])
+    panels[1].set_ylim(bottom=0)
     plots.save(figure, path)
 
 
 def quality(given: Sequence[str]) -> int:
-    """Read the runs, write the comparison, and print it."""
     parser = argparse.ArgumentParser(
         description="Lay the learning curves of VQ and quadratic runs over each other, with the "
         "spread of their seeds. Each DIR is the --output_dir of a finished run of run_clm_flax.py "
