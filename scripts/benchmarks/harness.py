@@ -1082,7 +1082,8 @@ def curves(
         panel.set_xlabel(part["x"], color=INK)
         panel.set_ylabel(part["y"], color=INK)
         if any(not name.startswith("_") for name in lines):
-            panel.legend(frameon=False, fontsize=9, labelcolor=INK)
+            place = "upper left" if log else "upper right"  # searching for the best one is slow
+            panel.legend(loc=place, frameon=False, fontsize=9, labelcolor=INK)
     return drawn, panels
 
 
