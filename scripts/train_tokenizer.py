@@ -21,7 +21,7 @@ from typing import Any
 
 from hfseq import plugins
 from hfseq.checkpoints.config import override, parse_overrides, write_config
-from hfseq.data.arguments import DataArguments, option
+from hfseq.data.arguments import CheckedArguments, Count, DataArguments, option
 from hfseq.errors import UsageError, run_command
 from hfseq.training.arguments import parse_flags
 
@@ -29,7 +29,7 @@ BATCH = 1000
 
 
 @dataclass
-class TokenizerArguments:
+class TokenizerArguments(CheckedArguments):
     """What to train and where to save it."""
 
     model_type: str = field(
@@ -45,11 +45,11 @@ class TokenizerArguments:
         "trained on nothing); by default the one the family uses.",
     )
     vocabulary: str | None = option(None, "The same as --algorithm.")
-    vocab_size: int = option(32_000, "Size of the vocabulary, special tokens included.")
+    vocab_size: Count = option(32_000, "Size of the vocabulary, special tokens included.")
     min_frequency: int = option(2, "Pairs and words rarer than this do not enter (bpe, wordpiece).")
     lowercase: bool = option(False, "Lower-case the text.")
     normalizer: str | None = option(None, "Unicode normalisation: nfc, nfkc, nfd or nfkd.")
-    model_max_length: int | None = option(None, "Longest input in tokens; default of the family.")
+    model_max_length: Count | None = option(None, "Longest input in tokens; default of the family.")
     config_name: str | None = option(
         None,
         "Also write config.json, from this model on the Hub, directory, or model type's defaults.",
@@ -57,19 +57,21 @@ class TokenizerArguments:
     config_overrides: str | None = option(
         None, "Values for config.json, e.g. hidden_size=256,num_hidden_layers=6."
     )
-    plugin: list[str] = field(
-        default_factory=list, metadata={"help": "Plugin files to load, e.g. my_model.py."}
-    )
+    plugin: list[str] = option([], "Plugin files to load, e.g. my_model.py.")
     overwrite: bool = option(False, "Replace a tokenizer that is already there.")
     debug: bool = option(False, "Show the traceback of an error.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        self.algorithm = self.vocabulary or self.algorithm
+
+    def problems(self) -> Iterator[str]:
+        """Add two names of an algorithm that differ."""
         if self.vocabulary and self.algorithm not in (None, self.vocabulary):
-            raise UsageError(
+            yield (
                 f"--vocabulary {self.vocabulary} and --algorithm {self.algorithm} disagree: give "
                 "one"
             )
-        self.algorithm = self.vocabulary or self.algorithm
 
 
 def main(arguments: TokenizerArguments, data: DataArguments) -> None:
