@@ -54,51 +54,22 @@ class LossExtra(TypedDict, total=False):
 Loss = tuple[jax.Array, jax.Array, LossExtra]
 
 
-def text_row_length(
-    data: TextArguments,
-    limit: int | None,
-    tokenizer: PreTrainedTokenizerBase,
-    longest: int,
-    natural: int | None = None,
-) -> int:
-    """Return tokens a row: what the flag says, else the longest that tokenizer and model allow.
-
-    ``limit`` is the model's position table, ``longest`` the default where nothing sets a limit;
-    ``natural`` is the length that the data has itself.
-    """
-    wanted = data.row_length or natural
-    if wanted and limit and wanted > limit:
-        flag = "max_seq_length" if data.max_seq_length else "block_size"
-        raise UsageError(
-            f"--{flag} {wanted} is longer than the position table of this model allows "
-            f"({limit}): give at most {limit}, or a configuration with more max_position_embeddings"
-        )
-    most = limit or longest
-    if longest > 512:  # v4's limit for rows of causal models
-        most = min(most, longest)
-    return wanted or min(tokenizer.model_max_length, most)
-
-
 def text_rows(
-    data: TextArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    splits: Splits,
-    split: str,
-    length: int,
-    cross: bool,
-) -> tuple[Rows, dict[str, Any]]:
+    data: TextArguments, tokenizer: PreTrainedTokenizerBase, splits: Splits, split: str,
+    length: int, cross: bool,
+) -> tuple[Rows, dict[str, Any]]:  # fmt: skip
     """Tokenise a split into packed rows, or a row a line; returns facts on it, too."""
     column, dataset = splits.text_column, splits[split]
     if isinstance(dataset, Images):
-        rows = ImageRows(dataset, tokenizer, length)
         total = len(dataset) * dataset.size
-        return rows, {"documents": len(dataset), "tokens": total, "bytes": total}
-    evaluated = split != "train"
+        facts: dict[str, Any] = {"documents": len(dataset), "tokens": total, "bytes": total}
+        return ImageRows(dataset, tokenizer, length), facts
     words, by_bytes = (
-        evaluated and getattr(data, name, False) for name in ("word_perplexity", "bits_per_byte")
+        split != "train" and getattr(data, name, False)
+        for name in ("word_perplexity", "bits_per_byte")
     )
     ends = getattr(data, "count_line_ends", True)
-    facts: dict[str, Any] = {}  # what the metrics of an evaluation divide by
+    facts = {}  # what the metrics of an evaluation divide by
     if isinstance(dataset, RawText):
         store = tokenize.tokenize_raw(
             dataset, tokenizer, data.cache_directory, data.overwrite_cache
@@ -169,6 +140,10 @@ class Objective:
         self, arguments: TextArguments, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
     ):
         self.arguments, self.tokenizer, self.config = arguments, tokenizer, config
+        self.setup()
+
+    def setup(self) -> None:
+        """Derive what the objective needs from arguments, tokenizer and config, once."""
 
     @classmethod
     def configure(
@@ -197,9 +172,28 @@ class Objective:
         """Load "train" and "validation" (either may be absent), as the flags say."""
         return load_splits(self.arguments, plugins)
 
+    def natural_length(self) -> int | None:
+        """Return the tokens of a row that the data is in itself, where no flag says how many."""
+        return None
+
     def choose_length(self, limit: int | None) -> int:
-        """Return how many tokens the model is to see, with a position table of ``limit``."""
-        return text_row_length(self.arguments, limit, self.tokenizer, self.default_length)
+        """Return how many tokens the model is to see, with a position table of ``limit``.
+
+        That is what the flag says, else the longest that tokenizer and model allow.
+        """
+        data, longest = self.arguments, self.default_length
+        wanted = data.row_length or self.natural_length()
+        if wanted and limit and wanted > limit:
+            flag = "max_seq_length" if data.max_seq_length else "block_size"
+            raise UsageError(
+                f"--{flag} {wanted} is longer than the position table of this model allows "
+                f"({limit}): give at most {limit}, or a configuration with more "
+                "max_position_embeddings"
+            )
+        most = limit or longest
+        if longest > 512:  # v4's limit for rows of causal models
+            most = min(most, longest)
+        return wanted or min(self.tokenizer.model_max_length, most)
 
     def make_rows(self, splits: Splits, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
         """Tokenise a split into rows of ``length`` tokens of text; returns facts on it, too."""
@@ -244,14 +238,9 @@ class Objective:
         raise NotImplementedError
 
     def loss(
-        self,
-        model: FlaxPreTrainedModel,
-        params: Params,
-        batch: Batch,
-        rngs: jax.Array | None,
-        train: bool,
-        extra: Params | None = None,
-    ) -> Loss:
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None = None,
+    ) -> Loss:  # fmt: skip
         """Return what is minimised (a sum), the number of targets, and what else is new.
 
         Called under ``jit`` and ``grad``. ``params`` are what is differentiated, ``rngs`` the key
@@ -266,8 +255,8 @@ class Objective:
         """
         count = max(totals["count"], 1)
         loss = totals["loss"] / count
-        found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
-        return found | ({"accuracy": totals["correct"] / count} if "correct" in totals else {})
+        accuracy = {"accuracy": totals["correct"] / count} if "correct" in totals else {}
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))} | accuracy
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Return metrics that are no sums, from arrays with an entry for each row of the split."""

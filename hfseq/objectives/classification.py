@@ -58,28 +58,18 @@ class Classification(Objective):
 
     arguments: ClassificationArguments
 
-    def __init__(
-        self,
-        arguments: ClassificationArguments,
-        tokenizer: PreTrainedTokenizerBase,
-        config: PreTrainedConfig,
-    ):
-        super().__init__(arguments, tokenizer, config)
+    def setup(self) -> None:
+        """Load the examples, and the metrics that judge what is predicted for them."""
+        arguments, config = self.arguments, self.config
         self.splits = load_examples(arguments)
         self.regression = config.problem_type == "regression"
         names = None if self.regression else config_labels(config)
         self.labels = Labels(names, by_number="train" not in self.splits)
         self.sums = () if self.regression else ("correct",)  # type: ignore[misc]
         task = GLUE.get(self.splits.task or "")
-        self.metric_names: tuple[str, ...]
-        if arguments.metrics:
-            self.metric_names = tuple(arguments.metrics)
-        elif task:
-            self.metric_names = task.metrics
-        elif self.regression:
-            self.metric_names = NUMBERS
-        else:
-            self.metric_names = TWO_CLASSES if config.num_labels == 2 else MORE_CLASSES
+        classes = TWO_CLASSES if config.num_labels == 2 else MORE_CLASSES
+        usual = task.metrics if task else NUMBERS if self.regression else classes
+        self.metric_names = tuple(arguments.metrics or usual)
         self.scores = [load_metric(name) for name in self.metric_names]
         for metric in self.scores:  # which the first evaluation would stumble over
             if not isinstance(metric, Metric):
@@ -114,10 +104,9 @@ class Classification(Objective):
         if is_regression(splits, arguments, config):
             config.num_labels, config.problem_type = 1, "regression"
             return
-        names, own = class_names(splits, config), config_labels(config)
-        if names != own and not (
-            "train" not in splits and names == list(map(str, range(len(own))))
-        ):
+        names, known = class_names(splits, config), config_labels(config)
+        numbers = "train" not in splits and names == list(map(str, range(len(known))))
+        if names != known and not numbers:
             config.id2label = dict(enumerate(names))
             config.label2id = {name: number for number, name in enumerate(names)}
         config.problem_type = "single_label_classification"
@@ -172,14 +161,9 @@ class Classification(Objective):
         return batch | ({"token_type_ids": rows["token_type_ids"]} if self.types else {})
 
     def loss(
-        self,
-        model: FlaxPreTrainedModel,
-        params: Params,
-        batch: Batch,
-        rngs: jax.Array | None,
-        train: bool,
-        extra: Params | None = None,
-    ) -> Loss:
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None = None,
+    ) -> Loss:  # fmt: skip
         """Sum the loss over examples; in evaluation the outputs of each row come along."""
         inputs: dict[str, Any] = {}
         if self.types:
@@ -212,28 +196,27 @@ class Classification(Objective):
         """Return the loss, and of classes the accuracy; nothing where there were no labels."""
         if not totals["count"]:
             return {}
-        found = super().metrics(totals)
-        del found["perplexity"]
-        return found
+        metrics = super().metrics(totals)
+        return {name: value for name, value in metrics.items() if name != "perplexity"}
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Judge the predictions for a split, and for each of its parts (``in_domain_dev_…``)."""
         outputs = rows["row_outputs"]
         labels = self._numbers[split][: len(outputs)]
-        found = self._judge(outputs, labels)
+        metrics = self._judge(outputs, labels)
         for name, part in self.splits[split].parts.items():
-            own = slice(part.start, min(part.stop, len(labels)))
-            scores = self._judge(outputs[own], labels[own], with_loss=True)
-            found |= {f"{name}_{metric}": value for metric, value in scores.items()}
-        return found
+            rows_of_part = slice(part.start, min(part.stop, len(labels)))
+            scores = self._judge(outputs[rows_of_part], labels[rows_of_part], with_loss=True)
+            metrics |= {f"{name}_{metric}": value for metric, value in scores.items()}
+        return metrics
 
     def reported(self, split: str) -> set[str] | None:
         """Return the names of all metrics of a split; other libraries' metrics name their own."""
         if not all(isinstance(metric, Metric) for metric in self.scores):
             return None
         names = {"loss", *self.metric_names}
-        found = names | set(() if self.regression else ("accuracy",))
-        return found | {f"{part}_{name}" for part in self.splits[split].parts for name in names}
+        parts = {f"{part}_{name}" for part in self.splits[split].parts for name in names}
+        return names | parts | (set() if self.regression else {"accuracy"})
 
     def _judge(
         self, outputs: np.ndarray, labels: np.ndarray, with_loss: bool = False
@@ -242,15 +225,15 @@ class Classification(Objective):
         if not known.any():
             return {}
         outputs, labels = outputs[known], labels[known]
-        found = judge(self.scores, self.predictions(outputs), labels)
+        scores = judge(self.scores, self.predictions(outputs), labels)
         if not with_loss:
-            return found
+            return scores
         wide = outputs.astype(np.float64)
         if self.regression:
-            return found | {"loss": float(np.square(wide[:, 0] - labels).mean())}
+            return scores | {"loss": float(np.square(wide[:, 0] - labels).mean())}
         top = wide.max(1, keepdims=True)
         totals = np.log(np.exp(wide - top).sum(1)) + top[:, 0]
-        return found | {"loss": float((totals - wide[np.arange(len(labels)), labels]).mean())}
+        return scores | {"loss": float((totals - wide[np.arange(len(labels)), labels]).mean())}
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         """Return the class of each row of logits, or its number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -14,18 +15,8 @@ from hfseq.data.arguments import CausalArguments, has_arrays
 from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.sources import is_raw
 from hfseq.errors import UsageError
-from hfseq.objectives.base import (
-    Arrays,
-    Batch,
-    Loss,
-    LossExtra,
-    Objective,
-    Params,
-    Sample,
-    sample_rows,
-    text_row_length,
-    visible,
-)
+from hfseq.objectives import base
+from hfseq.objectives.base import Arrays, Batch, Loss, LossExtra, Objective, Params, Sample
 from hfseq.objectives.cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
@@ -58,18 +49,14 @@ class CausalLM(Objective):
 
     arguments: CausalArguments
 
-    def __init__(
-        self,
-        arguments: CausalArguments,
-        tokenizer: PreTrainedTokenizerBase,
-        config: PreTrainedConfig,
-    ):
-        super().__init__(arguments, tokenizer, config)
+    def setup(self) -> None:
+        """Find the token that rows begin with, where they do."""
         self.counts_rows = False  # whether the model asks which tokens count in its statistics
         self.first_id = None
         self._arrays: Mapping[str, Any] | None = None
-        if getattr(arguments, "start_with_eos", False) or has_arrays(arguments):
-            self.first_id = tokenizer.eos_token_id
+        self._per_position = getattr(self.arguments, "loss_per_position", False)
+        if getattr(self.arguments, "start_with_eos", False) or has_arrays(self.arguments):
+            self.first_id = self.tokenizer.eos_token_id
             if self.first_id is None:
                 raise UsageError(
                     "--start_with_eos: the tokenizer has no end-of-text token; drop the flag"
@@ -102,14 +89,12 @@ class CausalLM(Objective):
         """Load the splits; arrays are opened once."""
         return super().load_splits(plugins) if self._arrays is None else self._arrays
 
-    def choose_length(self, limit: int | None) -> int:
-        """Return tokens a row: of images as many as they have bytes, if no flag says how many."""
-        natural = None
-        if has_arrays(self.arguments) and not self.arguments.row_length:
-            self._arrays = self.load_splits(None)
-            natural = next(iter(self._arrays.values())).size
-        longest = self.default_length
-        return text_row_length(self.arguments, limit, self.tokenizer, longest, natural)
+    def natural_length(self) -> int | None:
+        """Return the bytes of an image."""
+        if not has_arrays(self.arguments) or self.arguments.row_length:
+            return None
+        self._arrays = self.load_splits(None)
+        return next(iter(self._arrays.values())).size
 
     @property
     def cross_documents(self) -> bool:
@@ -119,8 +104,13 @@ class CausalLM(Objective):
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Set each token's label to its successor, so that every position's logits are used."""
         ids, segments = rows["input_ids"], rows["segment_ids"]
-        if self.first_id is not None:
-            ids, labels = self._behind(rows, self.first_id)
+        if self.first_id is not None:  # inputs are one token behind the row
+            begins = (segments[:, 1:] != segments[:, :-1]) & (segments[:, 1:] > 0)
+            before = rows.get("previous_ids", np.full(len(ids), -1, np.int32))
+            before = np.where(before < 0, self.first_id, before)
+            after = np.where(begins, self.first_id, ids[:, :-1])
+            labels = np.where(segments > 0, ids, np.int32(IGNORED))
+            ids = np.concatenate([before[:, None], after], axis=1, dtype=ids.dtype)
         else:
             # The token after each one of the same document.
             labels = np.full_like(ids, IGNORED)
@@ -138,33 +128,20 @@ class CausalLM(Objective):
             batch["reset_rows"] = rows["fresh"]
         return batch
 
-    @property
-    def _per_position(self) -> bool:
-        return getattr(self.arguments, "loss_per_position", False)
-
-    def _behind(self, rows: Arrays, first: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return inputs one token behind the row, and the row as labels."""
-        ids, segments = rows["input_ids"], rows["segment_ids"]
-        inputs = np.empty_like(ids)
-        begins = segments[:, 1:] != segments[:, :-1]
-        inputs[:, 1:] = np.where(begins & (segments[:, 1:] > 0), first, ids[:, :-1])
-        before = rows.get("previous_ids", np.full(len(ids), -1, np.int32))
-        inputs[:, 0] = np.where(before < 0, first, before)
-        return inputs, np.where(segments > 0, ids, np.int32(IGNORED))
-
     def loss(
-        self,
-        model: FlaxPreTrainedModel,
-        params: Params,
-        batch: Batch,
-        rngs: jax.Array | None,
-        train: bool,
-        extra: Params | None = None,
-    ) -> Loss:
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None = None,
+    ) -> Loss:  # fmt: skip
         """Sum the cross-entropy of the labels, and in training what the model adds to it."""
+        inputs: dict[str, Any] = base.visible(model, batch["segment_ids"])
+        if self.counts_rows and "valid" in batch:
+            inputs["code_mask"] = inputs["attention_mask"] * batch["valid"][:, None]
+        if "memory" in batch:  # what is known of the windows before
+            inputs.pop("segment_ids", None)  # a row is one sequence here
+            inputs |= {"past_key_values": batch["memory"], "reset_rows": batch["reset_rows"]}
         output, changed = model(
-            input_ids=batch["input_ids"], **self._inputs(model, batch), params=params,
-            dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
+            input_ids=batch["input_ids"], **inputs, params=params, dropout_rng=rngs, train=train,
+            extra=model.extra if extra is None else extra,
         )  # fmt: skip
         labels = batch["labels"]
         total, count, right = cross_entropy(output.logits, labels, model.config.vocab_size)
@@ -181,31 +158,21 @@ class CausalLM(Objective):
             more["memory"] = output.past_key_values
         return total, count, more
 
-    def _inputs(self, model: FlaxPreTrainedModel, batch: Batch) -> dict[str, Any]:
-        """Say which tokens are real and which count, and what is known of the windows before."""
-        inputs: dict[str, Any] = visible(model, batch["segment_ids"])
-        if self.counts_rows and "valid" in batch:
-            inputs["code_mask"] = inputs["attention_mask"] * batch["valid"][:, None]
-        if "memory" in batch:
-            inputs.pop("segment_ids", None)  # a row is one sequence here
-            inputs |= {"past_key_values": batch["memory"], "reset_rows": batch["reset_rows"]}
-        return inputs
-
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss, perplexity and accuracy a token; those a word and a byte where they were counted.
 
         Bits per byte are nats a token x tokens of the text / bytes of the text / ln 2.
         """
-        found = super().metrics(totals)
+        metrics = super().metrics(totals)
         if "auxiliary_loss" in totals:
-            found["auxiliary_loss"] = totals["auxiliary_loss"] / max(totals["count"], 1)
+            metrics["auxiliary_loss"] = totals["auxiliary_loss"] / max(totals["count"], 1)
         if "words" in totals:
             nats = totals["loss"] / max(totals["words"], 1)
-            found["word_perplexity"] = math.exp(min(nats, 700.0))
+            metrics["word_perplexity"] = math.exp(min(nats, 700.0))
         if "bytes" in totals:
             rate = totals["tokens"] / max(totals["bytes"], 1)
-            found["bits_per_byte"] = found["loss"] * rate / math.log(2)
-        return found
+            metrics["bits_per_byte"] = metrics["loss"] * rate / math.log(2)
+        return metrics
 
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
@@ -213,7 +180,7 @@ class CausalLM(Objective):
         """Let the model go on, greedily, where the first half of each row of text ends."""
         if has_arrays(self.arguments):
             return []
-        shown = sample_rows(rows, count)
+        shown = base.sample_rows(rows, count)
         lengths = np.maximum(shown["segment_ids"].sum(axis=1) // 2, 1)
         limit = model.max_length()
         most = WRITTEN if limit is None else min(WRITTEN, limit - int(lengths.max()))
@@ -225,11 +192,8 @@ class CausalLM(Objective):
             made = model.generate(
                 prompt, params=params, max_new_tokens=most, do_sample=False, num_beams=1
             ).sequences
-            begun, written = (
-                str(
-                    self.tokenizer.decode(np.asarray(part).tolist(), skip_special_tokens=True)
-                ).strip()
-                for part in (prompt[0], made[0, length:])
-            )
+            parts = (np.asarray(part).tolist() for part in (prompt[0], made[0, length:]))
+            decode = partial(self.tokenizer.decode, skip_special_tokens=True)
+            begun, written = (str(decode(part)).strip() for part in parts)
             samples.append((begun, written))
         return samples

@@ -64,17 +64,17 @@ def _label_losses(
 
 def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -> Any:
     few = rows_at_once(logits)
-    found = functools.partial(_losses, smoothing, size)
+    losses_of = functools.partial(_losses, smoothing, size)
     if few == labels.size:
-        losses, plain, best, total = found(logits, labels)
+        losses, plain, best, total = losses_of(logits, labels)
     else:
         # Of the shape that the way back takes, so that what made the logits is computed once.
         flat = _bits(logits).reshape(-1, logits.shape[-1])
 
         def part(given: tuple[jax.Array, jax.Array]) -> Any:
-            start, own = given
+            start, ids = given
             rows = jax.lax.dynamic_slice_in_dim(flat, start, few)
-            return found(_floats(rows, logits.dtype), own)
+            return losses_of(_floats(rows, logits.dtype), ids)
 
         rows = jax.lax.map(part, (jnp.arange(0, labels.size, few), labels.reshape(-1, few)))
         losses, plain, best, total = (leaf.reshape(labels.shape) for leaf in rows)
@@ -92,7 +92,8 @@ def _losses(smoothing: float, size: int, logits: jax.Array, labels: jax.Array) -
         other = smoothing / (size - 1)
         # Summed along with the exponentials; sums of the logits themselves would lose digits.
         rest = size * (total - top) - _real(wide - top[..., None], size).sum(-1)
-        losses = (1 - smoothing - other) * plain + other * rest - _entropy(smoothing, size)
+        entropy = -(1 - smoothing) * math.log(1 - smoothing) - smoothing * math.log(other)
+        losses = (1 - smoothing - other) * plain + other * rest - entropy
     return losses, plain, first_maximum(wide, top), total
 
 
@@ -100,7 +101,6 @@ def _label_losses_backward(smoothing: float, size: int, saved: Any, cotangents: 
     logits, labels, total = saved
     smoothed, plain, _ = cotangents
     few = rows_at_once(logits)
-
     change = functools.partial(_change, smoothing, size)
     if few == labels.size:
         return change(logits, labels, total, smoothed, plain), None
@@ -131,14 +131,9 @@ def _floats(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _change(
-    smoothing: float,
-    size: int,
-    logits: jax.Array,
-    labels: jax.Array,
-    total: jax.Array,
-    smoothed: jax.Array,
-    plain: jax.Array,
-) -> jax.Array:
+    smoothing: float, size: int, logits: jax.Array, labels: jax.Array, total: jax.Array,
+    smoothed: jax.Array, plain: jax.Array,
+) -> jax.Array:  # fmt: skip
     """Return the derivative for the logits, given that of both losses at each place."""
     smoothed, plain = smoothed[..., None], plain[..., None]
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
@@ -170,9 +165,3 @@ def rows_at_once(logits: jax.Array) -> int:
 def _real(x: jax.Array, size: int) -> jax.Array:
     """Set columns from ``size`` on to 0; comparing columns is slow on a CPU, so only if need be."""
     return x if x.shape[-1] == size else jnp.where(jnp.arange(x.shape[-1]) < size, x, 0.0)
-
-
-def _entropy(smoothing: float, size: int) -> float:
-    """The entropy of a smoothed target, in nats."""
-    kept = 1 - smoothing
-    return -kept * math.log(kept) - smoothing * math.log(smoothing / (size - 1))

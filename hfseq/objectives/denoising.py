@@ -17,7 +17,7 @@ from hfseq.objectives.base import Arrays, Params, Sample
 from hfseq.objectives.seq2seq import Seq2SeqLM
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
     from hfseq.modeling import FlaxPreTrainedModel
 
@@ -35,24 +35,21 @@ class Denoising(Seq2SeqLM):
 
     arguments: DenoisingArguments
 
-    def __init__(
-        self,
-        arguments: DenoisingArguments,
-        tokenizer: PreTrainedTokenizerBase,
-        config: PreTrainedConfig,
-    ):
-        super().__init__(arguments, tokenizer, config)
+    def setup(self) -> None:
+        """Read off the vocabulary what is special, and where sentences end."""
+        tokenizer, size = self.tokenizer, self.config.vocab_size
+        super().setup()
         if tokenizer.mask_token_id is None:
             raise UsageError(
                 "denoising needs a tokenizer with a mask token; this one has none: train one with "
                 "scripts/train_tokenizer.py --model_type bart, or set tokenizer.mask_token"
             )
         self.pad = pad_token_id(tokenizer)
-        self.special = special_ids(tokenizer, config.vocab_size)
+        self.special = special_ids(tokenizer, size)
         roles = ("bos", "eos", "pad", "cls", "sep", "mask")
         if tokenizer.unk_token_id not in [getattr(tokenizer, f"{r}_token_id") for r in roles]:
             self.special[tokenizer.unk_token_id] = False  # it stands for text
-        self.sentences = sentence_tables(tokenizer, config.vocab_size)
+        self.sentences = sentence_tables(tokenizer, size)
 
     def target_length(self, length: int) -> int:
         """The decoder writes the whole row."""
@@ -122,13 +119,10 @@ class SentenceTables:
             stops[:, 1:] |= stops[:, :-1] & closers[:, 1:]
         lower = self.lower[ids]
         lower[:, :-1] |= self.spaces[ids[:, :-1]] & lower[:, 1:]
-        following = np.zeros_like(stops)
-        following[:, :-1] = (
-            (self.begins[ids[:, 1:]] & ~lower[:, 1:] | self.hard[ids[:, :-1]])
-            & ~self.closers[ids[:, 1:]]
-            & text[:, 1:]
-        )
-        return stops & following
+        stops[:, :-1] &= self.begins[ids[:, 1:]] & ~lower[:, 1:] | self.hard[ids[:, :-1]]
+        stops[:, :-1] &= ~self.closers[ids[:, 1:]] & text[:, 1:]
+        stops[:, -1] = False
+        return stops
 
 
 def sentence_tables(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> SentenceTables:
@@ -164,13 +158,9 @@ def sentence_tables(tokenizer: PreTrainedTokenizerBase, size: int | None = None)
 
 
 def permute_sentences(
-    real: np.ndarray,
-    fixed: np.ndarray,
-    segments: np.ndarray,
-    ends: np.ndarray,
-    random: RowRandom,
-    ratio: float = 1.0,
-) -> np.ndarray:
+    real: np.ndarray, fixed: np.ndarray, segments: np.ndarray, ends: np.ndarray,
+    random: RowRandom, ratio: float = 1.0,
+) -> np.ndarray:  # fmt: skip
     """Shuffle sentences; returns the columns that rows are to be read from, int64 (rows, length).
 
     Arrays are (rows, length): ``real`` tokens that are not padding, ``fixed`` ones that keep their
@@ -216,16 +206,9 @@ def permute_sentences(
 
 
 def infill(
-    ids: np.ndarray,
-    ordinary: np.ndarray,
-    segments: np.ndarray,
-    random: RowRandom,
-    *,
-    mask_id: int,
-    pad: int,
-    probability: float = 0.3,
-    poisson_lambda: float = 3.0,
-) -> tuple[np.ndarray, np.ndarray]:
+    ids: np.ndarray, ordinary: np.ndarray, segments: np.ndarray, random: RowRandom, *,
+    mask_id: int, pad: int, probability: float = 0.3, poisson_lambda: float = 3.0,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Replace spans by masks; returns ids and segment ids, int32 (rows, length), text to the left.
 
     ``ordinary`` (rows, length) marks the tokens that may be hidden. Lengths are drawn until they
@@ -310,19 +293,17 @@ def _place(
     rows, width = ordinary.shape
     row, span = np.nonzero(np.arange(lengths.shape[1]) < used[:, None])
     start, length = starts[row, span], lengths[row, span]
-    steps = np.zeros((rows, width + 1), np.int64)
-    heads = np.zeros((rows, width + 1), bool)
-    added = np.zeros((rows, width + 1), np.int64)
+    steps, heads, added = np.zeros((3, rows, width + 1), np.int64)
     real = length > 0
     np.add.at(steps, (row[real], start[real]), 1)
     np.add.at(steps, (row[real], start[real] + length[real]), -1)
-    heads[row[real], start[real]] = True
+    heads[row[real], start[real]] = 1
     np.add.at(added, (row[~real], start[~real]), 1)
     number = np.cumsum(ordinary, axis=1) - 1
     masked = np.cumsum(steps, axis=1) > 0
     at = np.maximum(number, 0)
     hidden = ordinary & np.take_along_axis(masked, at, axis=1)
-    first = ordinary & np.take_along_axis(heads, at, axis=1)
+    first = ordinary & (np.take_along_axis(heads, at, axis=1) > 0)
     first[:, 1:] |= hidden[:, 1:] & ~ordinary[:, :-1]
     inserted = np.where(ordinary, np.take_along_axis(added, at, axis=1), 0)
     end = np.take_along_axis(added, ordinary.sum(axis=1, keepdims=True), axis=1)

@@ -25,18 +25,14 @@ class Metric:
     def compute(
         self, *, predictions: ArrayLike, references: ArrayLike, **options: str | int
     ) -> dict[str, float]:
-        """Judge ``predictions`` (examples,) by ``references`` (examples,).
-
-        Raises:
-            UsageError: there are none, or not equally many.
-        """
-        found, right = np.asarray(predictions), np.asarray(references)
-        if found.shape != right.shape or found.ndim != 1 or not len(found):
+        """Judge ``predictions`` (examples,) by ``references`` (examples,)."""
+        predicted, right = np.asarray(predictions), np.asarray(references)
+        if predicted.shape != right.shape or predicted.ndim != 1 or not len(predicted):
             raise UsageError(
-                f"{self.name}: {found.shape} predictions for {right.shape} references; give one "
-                "for each, and at least one"
+                f"{self.name}: {predicted.shape} predictions for {right.shape} references; give "
+                "one for each, and at least one"
             )
-        return {self.name: self._function(found, right, **options)}
+        return {self.name: self._function(predicted, right, **options)}
 
 
 def accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
@@ -45,10 +41,7 @@ def accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
 
 
 def f1(
-    predictions: np.ndarray,
-    references: np.ndarray,
-    average: str = "binary",
-    pos_label: int = 1,
+    predictions: np.ndarray, references: np.ndarray, average: str = "binary", pos_label: int = 1
 ) -> float:
     """Return F1, 0 where nothing is of a class: of one class, or the ``macro`` mean over classes.
 
@@ -56,17 +49,14 @@ def f1(
     """
     if average not in ("binary", "macro"):
         raise UsageError(f"f1: average='{average}'; give binary or macro")
-    classes: Any = [pos_label]
     present = np.union1d(predictions, references)
-    if average == "macro":
-        classes = present
-    elif len(present) > 2:
+    if average == "binary" and len(present) > 2:
         raise UsageError(f"f1 is of two classes and there are {len(present)}: use f1_macro")
     scores = []
-    for one in classes:
-        found, right = predictions == one, references == one
-        marked = int(found.sum() + right.sum())
-        scores.append(2 * int((found & right).sum()) / marked if marked else 0.0)
+    for one in present if average == "macro" else [pos_label]:
+        predicted, right = predictions == one, references == one
+        marked = int(predicted.sum() + right.sum())
+        scores.append(2 * int((predicted & right).sum()) / marked if marked else 0.0)
     return float(np.mean(scores))
 
 
@@ -76,9 +66,9 @@ def matthews_correlation(predictions: np.ndarray, references: np.ndarray) -> flo
     It is 0 where one of the two has a single class. Source: Gorodkin (2004), equation 2.
     """
     classes, numbers = np.unique(np.concatenate([references, predictions]), return_inverse=True)
-    right, found = np.split(numbers, 2)
+    right, predicted = np.split(numbers, 2)
     table = np.zeros((len(classes), len(classes)))
-    np.add.at(table, (right, found), 1)
+    np.add.at(table, (right, predicted), 1)
     total, actual, chosen = table.sum(), table.sum(1), table.sum(0)
     covariance = table.trace() * total - actual @ chosen
     spread = (total**2 - chosen @ chosen) * (total**2 - actual @ actual)
@@ -144,11 +134,11 @@ def judge(
     metrics: Sequence[Any], predictions: np.ndarray, references: np.ndarray
 ) -> dict[str, float]:
     """Return the scores of all metrics by name; what is no number is left out."""
-    found: dict[str, float] = {}
+    judged: dict[str, float] = {}
     for metric in metrics:
         scores = metric.compute(predictions=predictions, references=references)
-        found |= {k: float(v) for k, v in scores.items() if np.ndim(v) == 0}
-    return found
+        judged |= {k: float(v) for k, v in scores.items() if np.ndim(v) == 0}
+    return judged
 
 
 class Scores(NamedTuple):

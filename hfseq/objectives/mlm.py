@@ -14,21 +14,11 @@ from hfseq.data.arguments import DataArguments
 from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.tokenizers import special_ids, word_start_table
 from hfseq.errors import UsageError
-from hfseq.objectives.base import (
-    Arrays,
-    Batch,
-    Loss,
-    Objective,
-    Params,
-    Sample,
-    sample_rows,
-    visible,
-)
+from hfseq.objectives import base
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Sample
 from hfseq.objectives.cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
     from hfseq.modeling import FlaxPreTrainedModel
 
 #: Answers that a sample shows.
@@ -115,19 +105,18 @@ class MaskedLM(Objective):
 
     arguments: DataArguments
 
-    def __init__(
-        self, arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
-    ):
-        super().__init__(arguments, tokenizer, config)
+    def setup(self) -> None:
+        """Read off the vocabulary what is never hidden, and where words begin."""
+        tokenizer, size = self.tokenizer, self.config.vocab_size
         if tokenizer.mask_token_id is None:
             raise UsageError(
                 "masked language modelling needs a tokenizer with a mask token; this one has none: "
                 "train one with scripts/train_tokenizer.py --model_type roberta, or set "
                 "tokenizer.mask_token"
             )
-        self.special = special_ids(tokenizer, config.vocab_size)
-        whole = arguments.whole_word_masking or arguments.train_ref_file
-        self.word_starts = word_start_table(tokenizer, config.vocab_size) if whole else None
+        self.special = special_ids(tokenizer, size)
+        whole = self.arguments.whole_word_masking or self.arguments.train_ref_file
+        self.word_starts = word_start_table(tokenizer, size) if whole else None
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Mask the rows; targets are gathered in ``groups`` equal parts, one a data shard."""
@@ -137,37 +126,24 @@ class MaskedLM(Objective):
             word_starts=self.word_starts,
         )  # fmt: skip
         positions, targets = gather_masked(labels, groups, self.arguments.mlm_probability)
-        return {
-            "input_ids": inputs,
-            "segment_ids": rows["segment_ids"],
-            "masked_positions": positions,
-            "labels": targets,
-        }
+        batch = {"input_ids": inputs, "segment_ids": rows["segment_ids"]}
+        return batch | {"masked_positions": positions, "labels": targets}
 
     def loss(
-        self,
-        model: FlaxPreTrainedModel,
-        params: Params,
-        batch: Batch,
-        rngs: jax.Array | None,
-        train: bool,
-        extra: Params | None = None,
-    ) -> Loss:
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None = None,
+    ) -> Loss:  # fmt: skip
         """Sum the cross-entropy at the masked positions."""
         positions, labels = batch["masked_positions"], batch["labels"]
-        inputs: dict[str, Any] = {
-            "input_ids": batch["input_ids"],
-            "dropout_rng": rngs,
-            "train": train,
-            "params": params,
-        }
         # Whether the head can run at given positions only.
         gathers = "masked_positions" in inspect.signature(model.module_class.__call__).parameters
-        if gathers:
-            inputs["masked_positions"] = positions
+        inputs: dict[str, Any] = {"masked_positions": positions} if gathers else {}
         if "segment_ids" in batch:
-            inputs |= visible(model, batch["segment_ids"])
-        output, changed = model(**inputs, extra=model.extra if extra is None else extra)
+            inputs |= base.visible(model, batch["segment_ids"])
+        output, changed = model(
+            batch["input_ids"], **inputs, params=params, dropout_rng=rngs, train=train,
+            extra=model.extra if extra is None else extra,
+        )  # fmt: skip
         logits = output.logits
         if not gathers:
             flat = logits.reshape(positions.shape[0], -1, logits.shape[-1])
@@ -179,7 +155,7 @@ class MaskedLM(Objective):
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
         """Hide a token in the middle of each row and let the model guess it."""
-        shown, tokenizer = sample_rows(rows, count), self.tokenizer
+        shown, tokenizer = base.sample_rows(rows, count), self.tokenizer
         ids, real = shown["input_ids"].copy(), shown["segment_ids"] > 0
         ordinary = real & ~self.special[ids]
         kept = ordinary.any(axis=1)
@@ -197,13 +173,11 @@ class MaskedLM(Objective):
         def text(tokens: list[int]) -> str:
             return str(tokenizer.decode(tokens)).strip()
 
-        return [
-            (
-                text(row[mask].tolist()),
-                ", ".join(f"{text([i])} ({chance[i]:.0%})" for i in guesses),
-            )
-            for row, mask, guesses, chance in zip(ids, legible, best, chances, strict=True)
-        ]
+        samples = []
+        for row, mask, guesses, chance in zip(ids, legible, best, chances, strict=True):
+            answers = (f"{text([i])} ({chance[i]:.0%})" for i in guesses)
+            samples.append((text(row[mask].tolist()), ", ".join(answers)))
+        return samples
 
     def head_share(self) -> float:
         """The head sees masked positions only."""

@@ -8,20 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import numpy as np
 
-from hfseq.data.arguments import TextArguments
 from hfseq.data.batches import IGNORED, RowRandom, Rows, shift_right
 from hfseq.errors import UsageError
-from hfseq.objectives.base import (
-    SHOWN,
-    Arrays,
-    Batch,
-    Loss,
-    Objective,
-    Params,
-    Sample,
-    sample_rows,
-    visible,
-)
+from hfseq.objectives import base
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Sample
 from hfseq.objectives.cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
@@ -42,12 +32,10 @@ class Seq2SeqLM(Objective):
     auto_class = "ForSeq2SeqLM"
     sums: ClassVar[tuple[str, ...]] = ("correct",)
 
-    def __init__(
-        self, arguments: TextArguments, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
-    ):
-        super().__init__(arguments, tokenizer, config)
+    def setup(self) -> None:
+        """Refuse references of words."""
         for name in ("train_ref_file", "validation_ref_file"):
-            if getattr(arguments, name, None):
+            if getattr(self.arguments, name, None):
                 raise UsageError(
                     f"--{name} is for whole-word masking (run_mlm_flax.py); the spans of this "
                     "objective are of tokens: drop it"
@@ -74,32 +62,22 @@ class Seq2SeqLM(Objective):
         config.decoder_start_token_id = start
 
     def loss(
-        self,
-        model: FlaxPreTrainedModel,
-        params: Params,
-        batch: Batch,
-        rngs: jax.Array | None,
-        train: bool,
-        extra: Params | None = None,
-    ) -> Loss:
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None = None,
+    ) -> Loss:  # fmt: skip
         """Sum the cross-entropy of the labels."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
         total, count, right = cross_entropy(logits, batch["labels"], model.config.vocab_size)
         return total, count, {"extra": changed, "totals": {"correct": right}}
 
     def logits(
-        self,
-        model: FlaxPreTrainedModel,
-        params: Params,
-        batch: Batch,
-        rngs: jax.Array | None,
-        train: bool,
-        extra: Params | None,
-    ) -> tuple[jax.Array, Params]:
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None,
+    ) -> tuple[jax.Array, Params]:  # fmt: skip
         """Run the model on a batch; returns its logits and the new ``extra``."""
         if "decoder_segment_ids" in batch:
-            inputs: dict[str, Any] = visible(model, batch["segment_ids"])
-            inputs |= visible(model, batch["decoder_segment_ids"], "decoder_")
+            inputs: dict[str, Any] = base.visible(model, batch["segment_ids"])
+            inputs |= base.visible(model, batch["decoder_segment_ids"], "decoder_")
         else:  # one sequence a row: padding, at its end, is all that is to be hidden
             inputs = {"attention_mask": batch["segment_ids"]}
         output, changed = model(
@@ -129,11 +107,11 @@ class Seq2SeqLM(Objective):
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
         """Noise rows as in training and let the model write what they were, greedily."""
-        tokenizer, shown = self.tokenizer, sample_rows(rows, count)
+        tokenizer, shown = self.tokenizer, base.sample_rows(rows, count)
         batch = self.collate(shown, RowRandom(0, 0, np.arange(len(shown["input_ids"]))), 1)
         inputs, real = batch["input_ids"], batch["segment_ids"] > 0
         limit = model.max_length()
-        most = 2 * SHOWN if limit is None else min(2 * SHOWN, limit - 1)
+        most = 2 * base.SHOWN if limit is None else min(2 * base.SHOWN, limit - 1)
         made = model.generate(
             inputs, attention_mask=real.astype(np.int32), params=params, max_new_tokens=most,
             do_sample=False, num_beams=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,15 +37,14 @@ class SpanMaskedLM(Seq2SeqLM):
 
     arguments: SpanArguments
 
-    def __init__(
-        self, arguments: SpanArguments, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
-    ):
-        super().__init__(arguments, tokenizer, config)
-        self.sentinels = sentinel_ids(tokenizer)
-        self.pad = pad_token_id(tokenizer)
-        if tokenizer.eos_token_id is None:
+    def setup(self) -> None:
+        """Find the sentinels."""
+        super().setup()
+        self.sentinels = sentinel_ids(self.tokenizer)
+        self.pad = pad_token_id(self.tokenizer)
+        if self.tokenizer.eos_token_id is None:
             raise UsageError("span corruption needs a tokenizer with an eos_token; this has none")
-        self.noise = (arguments.mlm_probability, arguments.mean_noise_span_length)
+        self.noise = (self.arguments.mlm_probability, self.arguments.mean_noise_span_length)
 
     @classmethod
     def configure(
@@ -70,7 +70,8 @@ class SpanMaskedLM(Seq2SeqLM):
     def row_length(self, length: int) -> int:
         """Tokens of text that make encoder inputs of ``length`` tokens."""
         raw, _ = compute_input_and_target_lengths(length, *self.noise)
-        while self._widths(raw)[0] > length:  # T5's formula is one too long for spans of one token
+        # T5's formula is one too long for spans of one token.
+        while corrupted_lengths(raw, *self.noise)[0] > length:
             raw -= 1
         if raw < 2 or length < 4:
             raise UsageError(f"--max_seq_length {length} leaves no room for a span: give 4 or more")
@@ -86,10 +87,7 @@ class SpanMaskedLM(Seq2SeqLM):
 
     def target_length(self, length: int) -> int:
         """The sentinels, what they stand for, and ``</s>``."""
-        return self._widths(self.row_length(length))[1]
-
-    def _widths(self, length: int) -> tuple[int, int]:
-        return corrupted_lengths(length, *self.noise)
+        return corrupted_lengths(self.row_length(length), *self.noise)[1]
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Corrupt the rows; every row of a batch has the same widths, shorter ones are padded."""
@@ -97,7 +95,7 @@ class SpanMaskedLM(Seq2SeqLM):
         hidden, first = noise_mask(real.sum(axis=1), ids.shape[1], random, *self.noise)
         inputs, tokens, labels = corrupt(
             ids, real, hidden, first, self.sentinels, self.tokenizer.eos_token_id,
-            self._widths(ids.shape[1]), self.pad,
+            corrupted_lengths(ids.shape[1], *self.noise), self.pad,
         )  # fmt: skip
         batch = {"input_ids": inputs, "segment_ids": tokens.astype(np.int32)}
         return batch | self.decoder_arrays(rows, labels, self.pad)
@@ -192,15 +190,9 @@ def pick(random: RowRandom, width: int, among: np.ndarray, count: np.ndarray) ->
 
 
 def corrupt(
-    ids: np.ndarray,
-    real: np.ndarray,
-    hidden: np.ndarray,
-    first: np.ndarray,
-    sentinels: np.ndarray,
-    eos: int,
-    widths: tuple[int, int],
-    pad: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ids: np.ndarray, real: np.ndarray, hidden: np.ndarray, first: np.ndarray,
+    sentinels: np.ndarray, eos: int, widths: tuple[int, int], pad: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """Replace the spans by sentinels; returns inputs, which of them are tokens, and targets.
 
     ``ids`` and the masks are (rows, length); ``sentinels[k]`` is the id of the k-th span. Inputs
@@ -233,7 +225,5 @@ def _pack(values: np.ndarray, kept: np.ndarray, width: int) -> tuple[np.ndarray,
 def sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """Return the ids of ``<extra_id_0>``, ``<extra_id_1>`` … by name, int32; empty if none."""
     vocabulary = tokenizer.get_vocab()
-    found: list[int] = []
-    while (token := f"<extra_id_{len(found)}>") in vocabulary:
-        found.append(vocabulary[token])
-    return np.asarray(found, np.int32)
+    ids = (vocabulary.get(f"<extra_id_{number}>") for number in count())
+    return np.array(list(takewhile(lambda i: i is not None, ids)), np.int32)

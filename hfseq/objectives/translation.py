@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from hfseq.modeling import FlaxPreTrainedModel
-    from hfseq.pipelines.translation import Translator
     from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
@@ -48,16 +47,12 @@ class Translation(Seq2SeqLM):
 
     arguments: TranslationArguments
 
-    def __init__(
-        self,
-        arguments: TranslationArguments,
-        tokenizer: PreTrainedTokenizerBase,
-        config: PreTrainedConfig,
-    ):
-        super().__init__(arguments, tokenizer, config)
-        self.pad = pad_token_id(tokenizer)
-        self.lengths: tuple[int, int] = arguments.lengths(None)
-        self.packs = not arguments.line_by_line
+    def setup(self) -> None:
+        """Settle the lengths as far as flags do."""
+        super().setup()
+        self.pad = pad_token_id(self.tokenizer)
+        self.lengths: tuple[int, int] = self.arguments.lengths(None)
+        self.packs = not self.arguments.line_by_line
         self.splits = PairSplits({})
 
     @classmethod
@@ -154,14 +149,9 @@ class Translation(Seq2SeqLM):
         return batch | ({"decoder_segment_ids": segments} if packed else {})
 
     def loss(
-        self,
-        model: FlaxPreTrainedModel,
-        params: Params,
-        batch: Batch,
-        rngs: jax.Array | None,
-        train: bool,
-        extra: Params | None = None,
-    ) -> Loss:
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None = None,
+    ) -> Loss:  # fmt: skip
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
         smoothing = self.arguments.label_smoothing_factor if train else 0.0
@@ -174,8 +164,8 @@ class Translation(Seq2SeqLM):
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
         plain = totals["cross_entropy"] / max(totals["count"], 1)
-        found = {**super().metrics(totals), "perplexity": math.exp(min(plain, 700.0))}
-        return found if plain == found["loss"] else {**found, "cross_entropy": plain}
+        metrics = {**super().metrics(totals), "perplexity": math.exp(min(plain, 700.0))}
+        return metrics if plain == metrics["loss"] else {**metrics, "cross_entropy": plain}
 
     def tokens(self, rows: Arrays) -> int:
         """Return how many tokens the sources and targets of the rows have."""
@@ -184,6 +174,8 @@ class Translation(Seq2SeqLM):
 
     def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
         """Translate the pairs of a split, or samples spread evenly over it; BLEU and chrF."""
+        from hfseq.pipelines.translation import Translator
+
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
             return None
@@ -191,27 +183,21 @@ class Translation(Seq2SeqLM):
         if split == "validation" and most is not None and most < len(pairs):
             pairs = pairs.select([place * len(pairs) // most for place in range(most)])
         sources, references = list(pairs["source"]), list(pairs["target"])
-        best = [found[0] for found in self._translator(model)(sources, params)]
-        hypotheses = [hypothesis.text for hypothesis in best]
-        scores = translation_scores(
-            hypotheses, references, data.bleu_lowercase, data.bleu_tokenizer
-        )
-        return Texts(sources, references, hypotheses, scores.values, scores.signatures)
-
-    def _translator(self, model: FlaxPreTrainedModel) -> Translator:
-        from hfseq.pipelines.translation import Translator
-
-        data = self.arguments
-        options: dict[str, Any] = (
-            {"length_penalty": data.length_penalty} if data.num_beams > 1 else {}
-        )
-        if data.num_beams > 1 and data.length_penalty_type != "transformers":
-            options["length_penalty_type"] = data.length_penalty_type
-        return Translator(
+        options: dict[str, Any] = {}
+        if data.num_beams > 1:
+            options["length_penalty"] = data.length_penalty
+            if data.length_penalty_type != "transformers":
+                options["length_penalty_type"] = data.length_penalty_type
+        translator = Translator(
             model, self.tokenizer, num_beams=data.num_beams,
             batch_size=data.generation_batch_size, max_source_length=self.lengths[0],
             max_new_tokens=data.max_new_tokens, source_prefix=data.source_prefix or "", **options,
         )  # fmt: skip
+        hypotheses = [beams[0].text for beams in translator(sources, params)]
+        scores = translation_scores(
+            hypotheses, references, data.bleu_lowercase, data.bleu_tokenizer
+        )
+        return Texts(sources, references, hypotheses, scores.values, scores.signatures)
 
 
 def pairs_of(arguments: TranslationArguments, plugins: Plugins | None) -> PairSplits:
