@@ -10,15 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import (
-    Annotated,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)  # fmt: skip
+from typing import Annotated, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from hfseq.errors import UsageError, nearest
 
@@ -63,13 +55,10 @@ Share = Annotated[float, Allowed("a number in [0, 1]", minimum=0, maximum=1)]
 
 @dataclass
 class CheckedArguments:
-    """Flags that are checked when they are made, all at once.
+    """Flags that are checked when they are made: one UsageError for all that cannot be.
 
     The words of a ``Literal`` and the range of an :class:`Allowed` stand in a field's annotation;
     what concerns several flags is told by :meth:`problems`.
-
-    Raises:
-        UsageError: values that cannot be, each with what would work.
     """
 
     def __post_init__(self) -> None:
@@ -174,17 +163,12 @@ class TextArguments(CheckedArguments):
 
     def problems(self) -> Iterator[str]:
         """Add flags of documents where there are none, two sources, and shares of everything."""
-        if self.streaming or self.line_by_line:
-            if self.sample_by == "raw":
-                yield (
-                    "--sample_by raw is one text without documents, read whole: drop --streaming "
-                    "and --line_by_line"
-                )
-            if has_arrays(self):
-                yield (
-                    "arrays (.npy, .npz) are a row each, read where they lie: drop --streaming and "
-                    "--line_by_line"
-                )
+        rest = "drop --streaming and --line_by_line"
+        apart = self.streaming or self.line_by_line
+        if apart and self.sample_by == "raw":
+            yield f"--sample_by raw is one text without documents, read whole: {rest}"
+        if apart and has_arrays(self):
+            yield f"arrays (.npy, .npz) are a row each, read where they lie: {rest}"
         if self.dataset_name and self.train_file:
             yield "--dataset_name and --train_file exclude each other: give one of them"
         held_out = self.validation_split_percentage + getattr(self, "test_split_percentage", 0)
@@ -207,9 +191,8 @@ class TextArguments(CheckedArguments):
     @property
     def cache_directory(self) -> Path:
         """Where tokenised text is kept."""
-        return Path(
-            self.data_cache_dir or os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq"
-        ).expanduser()
+        named = self.data_cache_dir or os.environ.get("HFSEQ_CACHE")
+        return Path(named or "~/.cache/hfseq").expanduser()
 
 
 def has_arrays(arguments: TextArguments) -> bool:
@@ -480,13 +463,12 @@ class ClassificationArguments(TextArguments):
                 f"--task_name {self.task_name}: give one of {', '.join(GLUE)}, or your own data "
                 "with --train_file and no --task_name"
             )
-        if task is not None:
-            kind = "classification" if task.labels else "regression"
-            if self.task_type not in (None, kind):
-                yield (
-                    f"--task_type {self.task_type} and --task_name {self.task_name} disagree: that "
-                    f"is {kind}; drop one of the two"
-                )
+        kind = "classification" if task and task.labels else "regression"
+        if task is not None and self.task_type not in (None, kind):
+            yield (
+                f"--task_type {self.task_type} and --task_name {self.task_name} disagree: that "
+                f"is {kind}; drop one of the two"
+            )
         if self.streaming or self.line_by_line or self.sample_by != "line":
             yield (
                 "--streaming, --line_by_line and --sample_by are for running text; here every "
@@ -602,11 +584,7 @@ class TranslationArguments(TextArguments):
         return max(self.max_source_length or 0, self.max_target_length or 0) or None
 
     def lengths(self, limit: int | None) -> tuple[int, int]:
-        """Return tokens of a source and of a target row where the position table has ``limit``.
-
-        Raises:
-            UsageError: a length that was asked for is longer than the table.
-        """
+        """Return tokens of a source and of a target row where the position table has ``limit``."""
         for name in ("max_source_length", "max_target_length"):
             wanted = getattr(self, name)
             if limit and wanted and wanted > limit:
@@ -638,9 +616,6 @@ def convert(arguments: TextArguments, kind: type[Part]) -> Part:
     if isinstance(arguments, kind):
         return arguments
     known = {item.name for item in fields(kind)}
-    changed = {
-        item.name: getattr(arguments, item.name)
-        for item in fields(arguments)
-        if item.name in known and getattr(arguments, item.name) != item.default
-    }
-    return kind(**changed)
+    given = [(item, getattr(arguments, item.name)) for item in fields(arguments)]
+    changed = {item.name: value for item, value in given if value != item.default}
+    return kind(**{name: value for name, value in changed.items() if name in known})

@@ -67,7 +67,7 @@ class PackedRows:
         """Copy these rows out; see ``Rows``."""
         store, starts = self.store, np.asarray(indices, np.int64) * self.length
         lengths = np.minimum(self.length, self.total - starts)
-        rows, real = _gather(store, starts, lengths, self.length)
+        rows, real = store.gather(starts, lengths, self.length)
 
         # Where a document begins within a row, its first column apart.
         offsets = store.offsets[:0] if self.cross_documents else store.offsets
@@ -107,22 +107,20 @@ class LineRows:
     """
 
     def __init__(self, store: TokenStore, max_length: int, pad_to_max_length: bool = False):
-        self.store, self.max_length, self.pad_to_max_length = store, max_length, pad_to_max_length
-        quarters = (-(-max_length * k // 4) for k in (1, 2, 3))
+        self.store, self.max_length = store, max_length
+        quarters = () if pad_to_max_length else (1, 2, 3)
+        #: Columns a batch may have, the most last.
         self.widths = sorted(
-            {min(-(-quarter // 8) * 8, max_length) for quarter in quarters} | {max_length}
+            {min(-(-max_length * k // 32) * 8, max_length) for k in quarters} | {max_length}
         )
 
     def __len__(self) -> int:
         return len(self.store)
 
     def width(self, indices: np.ndarray) -> int:
-        """The narrowest of the four widths that holds these rows."""
-        if self.pad_to_max_length:
-            return self.max_length
-        return next(
-            width for width in self.widths if width >= self._lengths(indices).max(initial=1)
-        )
+        """The narrowest of the widths that holds these rows."""
+        longest = self._lengths(indices).max(initial=1)
+        return next(width for width in self.widths if width >= longest)
 
     def _lengths(self, indices: np.ndarray) -> np.ndarray:
         offsets = self.store.offsets
@@ -132,27 +130,12 @@ class LineRows:
         """Copy these rows out, ``width`` columns wide; see ``Rows``."""
         width = width or self.width(indices)
         starts, lengths = self.store.offsets[indices], self._lengths(indices)
-        rows, real = _gather(self.store, starts, lengths, width)
+        rows, real = self.store.gather(starts, lengths, width)
         return rows | {
             "segment_ids": real.astype(np.int32),
-            "position_ids": np.where(real, np.arange(width, dtype=np.int32), 0).astype(np.int32),
+            "position_ids": np.where(real, np.arange(width), 0).astype(np.int32),
             "next_ids": np.full(len(real), -1, np.int32),
         }
-
-
-def _gather(
-    store: TokenStore, starts: np.ndarray, lengths: np.ndarray, width: int
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Copy ``tokens[start:start + length]`` into rows; also say where a row holds a token."""
-    rows = {"input_ids": np.full((len(starts), width), store.pad_token_id, np.int32)}
-    sources = {"input_ids": store.tokens}
-    if store.continues is not None:
-        rows["continues"] = np.zeros((len(starts), width), np.int32)
-        sources["continues"] = store.continues
-    for name, source in sources.items():
-        for row, start, length in zip(rows[name], starts.tolist(), lengths.tolist(), strict=True):
-            row[:length] = source[start : start + length]
-    return rows, np.arange(width) < lengths[:, None]
 
 
 class Batches:
@@ -161,9 +144,6 @@ class Batches:
     ``batches[step]`` holds the rows' arrays and "valid"; steps go on from epoch to epoch. Every
     epoch visits each row once, in an order of its own. Its last batch is filled up with rows marked
     invalid, or left out with ``drop``.
-
-    Raises:
-        DataError: there are no rows, or with ``drop`` fewer than a batch.
     """
 
     def __init__(
@@ -243,9 +223,6 @@ class StreamBatches(Batches):
     With *b* places the text is cut into *b* parts of equal length; place *i* begins with part *i*
     and goes on with the part after it, so an epoch reads every row once and nobody skips. At the
     end of the text a place begins anew: "fresh" is True there, and "previous_ids" is -1.
-
-    Raises:
-        UsageError: ``rows`` are not cut out of one text.
     """
 
     def __init__(self, rows: Rows, batch_size: int, seed: int):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import repeat
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ import numpy as np
 
 from hfseq.data import files
 from hfseq.data.arguments import GLUE, SPLITS, ClassificationArguments
-from hfseq.data.batches import IGNORED
+from hfseq.data.batches import IGNORED, LineRows
 from hfseq.data.sources import load_named
+from hfseq.data.store import TokenStore
 from hfseq.data.tables import Table, column_number, read_table
 from hfseq.data.tokenizers import once, pad_token_id, save_generic, word_tokenizer
 from hfseq.errors import DataError, UsageError, nearest
@@ -77,12 +78,11 @@ class Examples:
 
 
 class LabelledSplits(dict[str, Examples]):
-    """The splits by name (any may be absent), the GLUE task, and names that the data has."""
+    """The splits by name (any may be absent), and the GLUE task."""
 
-    def __init__(self, splits: Mapping[str, Examples], task: str | None, name: str | None):
+    def __init__(self, splits: Mapping[str, Examples], task: str | None):
         super().__init__(splits)
         self.task = task
-        self.description = {"name": name} if name else {}
 
 
 def load_examples(
@@ -93,18 +93,10 @@ def load_examples(
     A dataset name is offered to the plugins' ``load_dataset`` hook first and looked up on the Hub
     then; files of a split are read one after the other, and each is a part of its own. What has no
     split is cut off the training examples: a share by hash, equal examples on one side.
-
-    Raises:
-        UsageError: neither a task, a dataset nor a file is given, or no column is the sentence's.
-        DataError: the data is missing, unreadable, or empty, or lacks a column.
     """
     kept = vars(arguments)  # beside the fields, so logs and cards do not see it
-    if "_examples" not in kept:
-        kept["_examples"] = _load(arguments, plugins)
-    return kept["_examples"]
-
-
-def _load(arguments: ClassificationArguments, plugins: Plugins | None) -> LabelledSplits:
+    if "_examples" in kept:
+        return kept["_examples"]
     named = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
     if not (arguments.dataset_name or any(named.values())):
         raise UsageError("no data: give --task_name, --train_file or --dataset_name")
@@ -144,19 +136,16 @@ def _load(arguments: ClassificationArguments, plugins: Plugins | None) -> Labell
             splits[split] = examples.select(np.arange(most))
     recognised = {table.task for parts in tables.values() for table in parts.values()}
     task = arguments.task_name or (recognised.pop() if len(recognised) == 1 else None)
-    return LabelledSplits(splits, task, None)
+    kept["_examples"] = LabelledSplits(splits, task)
+    return kept["_examples"]
 
 
 def table_of(dataset: Dataset, origin: str) -> Table:
     """Return a ``datasets.Dataset`` as a table; labels that have names are told by them."""
-    classes: tuple[str, ...] = ()
-    for name in LABELS:
-        feature: Any = (dataset.features or {}).get(name)
-        if found := getattr(feature, "names", None):
-            classes = tuple(found)
-            break
-    return Table({name: list(dataset[name]) for name in dataset.column_names}, origin, None, None,
-                 classes)  # fmt: skip
+    features: Mapping[str, Any] = dataset.features or {}
+    classes = (getattr(features.get(name), "names", None) for name in LABELS)
+    columns = {name: list(dataset[name]) for name in dataset.column_names}
+    return Table(columns, origin, classes=tuple(next(filter(None, classes), ())))
 
 
 def _part_names(names: Sequence[str]) -> list[str]:
@@ -172,14 +161,13 @@ def _part_names(names: Sequence[str]) -> list[str]:
 
 def _examples(tables: dict[str, Table], arguments: ClassificationArguments, split: str) -> Examples:
     """Put the parts of a split together."""
-    whole, seen = Examples([], None, [], []), set()
+    whole = Examples([], None, [], [])
     for name, table in tables.items():
         first, second, label = choose_columns(table, arguments, labelled=split != "test")
         start, count = len(whole), len(table)
         if not count:
             raise DataError(f"{table.origin} has no examples")
-        seen.add(second is None)
-        if len(seen) > 1:
+        if start and (whole.second is None) != (second is None):
             raise DataError(
                 f"{table.origin} has {'one column' if second is None else 'two columns'} of "
                 "sentences, and the file before another number; name the columns with "
@@ -200,15 +188,11 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which JSON can wr
 
 
 def _texts(table: Table, column: str) -> list[str]:
-    cells = table.columns[column]
-    wrong = next(
-        (i for i, cell in enumerate(cells) if not isinstance(cell, str) or SURROGATE.search(cell)),
-        None,
-    )
-    if wrong is not None:
-        found = "nothing" if cells[wrong] is None else f"{cells[wrong]!r:.80}, which is no text,"
-        raise DataError(f"{table.place(wrong)} has {found} in the column '{column}'")
-    return cells
+    for row, cell in enumerate(table.columns[column]):
+        if not isinstance(cell, str) or SURROGATE.search(cell):
+            what = "nothing" if cell is None else f"{cell!r:.80}, which is no text,"
+            raise DataError(f"{table.place(row)} has {what} in the column '{column}'")
+    return table.columns[column]
 
 
 def _labels(table: Table, column: str, arguments: ClassificationArguments) -> list[Label]:
@@ -219,14 +203,11 @@ def _labels(table: Table, column: str, arguments: ClassificationArguments) -> li
     numbered = {str(number): name for number, name in enumerate(names)}
 
     def read(cell: str | float | None) -> Label:
-        if isinstance(cell, float) and math.isnan(cell):
-            return None
         text = "" if cell is None else str(cell).strip()
-        if not text or (known and text in ("-1", "-1.0")):  # GLUE's test labels
+        nan = isinstance(cell, float) and math.isnan(cell)
+        if nan or not text or (known and text in ("-1", "-1.0")):  # GLUE's test labels
             return None
-        if isinstance(cell, float):
-            return cell
-        return numbered.get(text, text)
+        return cell if isinstance(cell, float) else numbered.get(text, text)
 
     return [read(cell) for cell in table.columns[column]]
 
@@ -234,12 +215,7 @@ def _labels(table: Table, column: str, arguments: ClassificationArguments) -> li
 def choose_columns(
     table: Table, arguments: ClassificationArguments, labelled: bool
 ) -> tuple[str, str | None, str | None]:
-    """Return the columns of first sentence, second sentence and label; either may be None.
-
-    Raises:
-        DataError: a column that was asked for is not there, or the task's second sentence.
-        UsageError: no column has a usual name, or ``labelled`` examples have no label.
-    """
+    """Return the columns of first sentence, second sentence and label; either may be None."""
     names, task = list(table.columns), GLUE.get(arguments.task_name or table.task or "")
     label = _asked(table, "label_column", arguments.label_column, required=labelled)
     if label is None and arguments.label_column is None:
@@ -291,16 +267,15 @@ def _usual(
 ) -> tuple[str, str | None]:
     """Return the columns of the sentences by their usual names, or what else there is of text."""
     names = table.columns
-    for group in ([wanted] if wanted else []) + list(SENTENCES):
-        if all(name in names and name not in taken for name in group):
-            return group[0], group[1] if len(group) == 2 else None
-    texts = [
+    texts = tuple(
         name
         for name, cells in names.items()
         if name not in taken and all(isinstance(cell, str) for cell in cells[:100])
-    ]
-    if len(texts) in (1, 2) and len(names) <= 3:
-        return texts[0], texts[1] if len(texts) == 2 else None
+    )
+    few = [texts] if len(texts) in (1, 2) and len(names) <= 3 else []
+    for group in (*([wanted] if wanted else []), *SENTENCES, *few):
+        if all(name in names and name not in taken for name in group):
+            return group[0], group[1] if len(group) == 2 else None
     raise UsageError(
         f"{table.origin} has no column 'sentence' or 'text' but {', '.join(names)}: say which "
         "holds the text with --sentence1_column (and --sentence2_column for pairs)"
@@ -310,12 +285,10 @@ def _usual(
 def _set_aside(splits: dict[str, Examples], arguments: ClassificationArguments) -> None:
     """Cut what has no split of its own off the training examples, by the hash of an example."""
     whole = splits["train"]
+    contents = map("\0".join, zip(whole.first, whole.second or repeat(""), strict=False))
+    digests = (blake2b(text.encode(), digest_size=8).digest() for text in contents)
     # Where each example lies between 0 and 1, always the same.
-    places = np.empty(len(whole))
-    for i, first in enumerate(whole.first):
-        content = f"{first}\0{whole.second[i] if whole.second else ''}"
-        digest = blake2b(content.encode(errors="surrogatepass"), digest_size=8).digest()
-        places[i] = int.from_bytes(digest, "little") / 2**64
+    places = np.array([int.from_bytes(digest, "little") / 2**64 for digest in digests])
     kept = np.ones(len(whole), bool)
     for split in SPLITS[1:]:
         share = getattr(arguments, f"{split}_split_percentage")
@@ -361,39 +334,30 @@ def class_names(splits: LabelledSplits, config: PreTrainedConfig) -> list[str]:
 
     They are those of the task, of the data set, or of the training labels (numbers in their order,
     else by the alphabet). A model that has names for all of them keeps its own order.
-
-    Raises:
-        DataError: training examples of one class alone.
     """
-    names: list[str] = []
+    labels = splits["train"].labels if "train" in splits else []
+    present = {class_name(label): None for label in labels if label is not None}
     classes = next((c for e in splits.values() if (c := e.tables[0][1].classes)), ())
-    if splits.task and GLUE[splits.task].labels:
-        names = list(GLUE[splits.task].labels)
-    elif classes:
-        names = list(classes)
-    elif "train" in splits:
-        names = sorted_names(class_name(x) for x in splits["train"].labels if x is not None)
-    own = config_labels(config)
-    default = all(re.fullmatch(r"LABEL_\d+", name) for name in own)
+    names = list(GLUE[splits.task].labels if splits.task else ()) or list(classes)
+    names = names or sorted_names(present)
+    known = config_labels(config)
+    default = all(re.fullmatch(r"LABEL_\d+", name) for name in known)
     if not names:  # an evaluation alone: the model knows
-        return list(map(str, range(len(own)))) if default else own
+        return list(map(str, range(len(known)))) if default else known
     if "train" in splits:
-        present = Counter(class_name(x) for x in splits["train"].labels if x is not None)
         if len(present) < 2:
             only = f"the label '{next(iter(present))}'" if present else "no label"
             raise DataError(
                 f"every training example has {only}: there is nothing to tell apart; look at "
                 "--label_column, or give examples of at least two classes"
             )
-    return names if default or not set(names) <= set(own) else own
+    return names if default or not set(names) <= set(known) else known
 
 
 def config_labels(config: PreTrainedConfig) -> list[str]:
     """Return the names of a model's classes in the order of their numbers."""
-    names: dict[int, str] = {
-        int(number): str(name) for number, name in (config.id2label or {}).items()
-    }
-    return [names[number] for number in sorted(names)]
+    names = sorted((int(number), str(name)) for number, name in (config.id2label or {}).items())
+    return [name for _, name in names]
 
 
 def sorted_names(labels: Iterable[str]) -> list[str]:
@@ -424,22 +388,17 @@ class Labels:
             self._numbers = {str(i): i for i in self._numbers.values()} | self._numbers
 
     def numbers(self, examples: Examples, split: str) -> np.ndarray:
-        """Return int32 classes (-100 where there is none) or float32 numbers (NaN), (examples,).
-
-        Raises:
-            DataError: a training or validation example without a label, a class that the training
-                data lacks, or what is no number.
-        """
-        needed = split != "test"
-        found = [self._number(examples, row, needed) for row in range(len(examples))]
-        return np.array(found, np.float32 if self.names is None else np.int32)
-
-    def _number(self, examples: Examples, row: int, needed: bool) -> float:
-        label = examples.labels[row]
-        if label is None:
-            if needed:
+        """Return int32 classes (-100 where there is none) or float32 numbers (NaN), (examples,)."""
+        none, kind = (math.nan, np.float32) if self.names is None else (IGNORED, np.int32)
+        values = np.full(len(examples), none, kind)
+        for row, label in enumerate(examples.labels):
+            if label is not None:
+                values[row] = self._number(label, examples, row)
+            elif split != "test":
                 raise DataError(f"{examples.place(row)} has no label")
-            return float("nan") if self.names is None else IGNORED
+        return values
+
+    def _number(self, label: str | float, examples: Examples, row: int) -> float:
         if self.names is None:
             try:
                 value = float(label)
@@ -470,7 +429,7 @@ class Labels:
 BATCH = 4096  # examples a call of the tokenizer
 
 
-class ExampleRows:
+class ExampleRows(LineRows):
     """Row i is example i, cut to ``max_length`` tokens (the longer sentence of a pair first).
 
     A batch is as wide as its longest row needs, in one of four widths that end with the longest
@@ -488,45 +447,30 @@ class ExampleRows:
         pad_to_max_length: bool = False,
         types: bool = False,
     ):
-        self.labels, self.pad = labels, pad_token_id(tokenizer)
         ids, kinds, self.truncated = encode(examples, tokenizer, max_length)
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        self.offsets = np.concatenate([[0], lengths.cumsum()])
-        self.tokens = {"input_ids": np.concatenate(ids).astype(np.int32)}
-        if types:
-            self.tokens["token_type_ids"] = np.concatenate(kinds).astype(np.int32)
+        offsets = np.concatenate([[0], lengths.cumsum()])
+        tokens, pad = np.concatenate(ids).astype(np.int32), pad_token_id(tokenizer)
         longest = min(-(-int(lengths.max()) // 8) * 8, max_length)
-        quarters = (-(-longest * part // 32) * 8 for part in (1, 2, 3))
-        #: Columns a batch may have, the most last.
-        self.widths = (
-            [max_length] if pad_to_max_length else
-            sorted({min(width, longest) for width in quarters} | {longest})
-        )  # fmt: skip
-
-    def __len__(self) -> int:
-        return len(self.labels)
+        width = max_length if pad_to_max_length else longest
+        super().__init__(TokenStore(tokens, offsets, pad), width, pad_to_max_length)
+        self.labels = labels
+        self.types = TokenStore(np.concatenate(kinds).astype(np.int32), offsets) if types else None
 
     @property
     def total_tokens(self) -> int:
         """Tokens of all rows, without padding."""
-        return int(self.offsets[-1])
-
-    def width(self, indices: np.ndarray) -> int:
-        """The narrowest of the widths that holds these rows."""
-        longest = (self.offsets[np.asarray(indices) + 1] - self.offsets[indices]).max(initial=1)
-        return next(width for width in self.widths if width >= longest)
+        return self.store.total_tokens
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
         """Copy these rows out, ``width`` columns wide."""
-        indices, width = np.asarray(indices), width or self.width(indices)
-        starts, ends = self.offsets[indices], self.offsets[indices + 1]
-        real = np.arange(width) < (ends - starts)[:, None]
-        rows = {}
-        for name, tokens in self.tokens.items():
-            rows[name] = np.full(real.shape, self.pad if name == "input_ids" else 0, np.int32)
-            for row, start, end in zip(rows[name], starts.tolist(), ends.tolist(), strict=True):
-                row[: end - start] = tokens[start:end]
-        return rows | {"segment_ids": real.astype(np.int32), "labels": self.labels[indices]}
+        rows = super().fetch(indices, width)
+        kept = {name: rows[name] for name in ("input_ids", "segment_ids")}
+        if self.types is not None:
+            starts, width = self.store.offsets[indices], rows["input_ids"].shape[1]
+            types, _ = self.types.gather(starts, self._lengths(indices), width)
+            kept["token_type_ids"] = types["input_ids"]
+        return kept | {"labels": self.labels[indices]}
 
 
 def encode(
@@ -535,9 +479,6 @@ def encode(
     """Return ids and types of each example's tokens, and how many examples were cut.
 
     An example without a token gets one, unknown or padding: attention needs something to look at.
-
-    Raises:
-        UsageError: ``max_length`` leaves no room beside the special tokens.
     """
     pair = examples.second is not None
     special = tokenizer.num_special_tokens_to_add(pair=pair)
@@ -546,8 +487,8 @@ def encode(
             f"--max_seq_length {max_length} leaves no room for text: the tokenizer adds {special} "
             f"special tokens to {'a pair' if pair else 'a sentence'}"
         )
-    nothing = tokenizer.unk_token_id
-    nothing = pad_token_id(tokenizer) if nothing is None else nothing
+    unknown = tokenizer.unk_token_id
+    nothing = [pad_token_id(tokenizer) if unknown is None else unknown]
     ids: list[list[int]] = []
     kinds: list[list[int]] = []
     cut = 0
@@ -564,15 +505,15 @@ def encode(
             encodings = backend.encode_batch_fast(texts)
             rows = [(e.ids, e.type_ids, bool(e.overflowing)) for e in encodings]
         else:
-            found = tokenizer(
+            encoded = tokenizer(
                 first, second, truncation="longest_first", max_length=max_length,
                 return_token_type_ids=True, return_overflowing_tokens=False, verbose=False,
             )  # fmt: skip
             # A tokenizer in Python does not say what it cut.
-            longest = [len(row) == max_length for row in found["input_ids"]]
-            rows = zip(found["input_ids"], found["token_type_ids"], longest, strict=True)
+            longest = [len(row) == max_length for row in encoded["input_ids"]]
+            rows = zip(encoded["input_ids"], encoded["token_type_ids"], longest, strict=True)
         for row, kind, longer in rows:
-            ids.append(row or [nothing])
+            ids.append(row or nothing)
             kinds.append(kind if row else [0])
             cut += longer
     if backend is not None:
@@ -583,11 +524,7 @@ def encode(
 def words_in(
     folder: Path, arguments: ClassificationArguments, load: Callable[[], LabelledSplits]
 ) -> PreTrainedTokenizerBase:
-    """Return the vocabulary of words in ``folder``; the first process that finds none makes it.
-
-    Raises:
-        DataError: there is none, and no training example to make it of.
-    """
+    """Return the vocabulary of words in ``folder``; the first process that finds none makes it."""
 
     def make(temporary: Path) -> None:
         examples = load().get("train")
@@ -596,9 +533,7 @@ def words_in(
                 f"there are no training examples to make a vocabulary of, and {folder} has none: "
                 "give --train_file or --tokenizer_name"
             )
-        save_generic(
-            word_tokenizer([*examples.first, *(examples.second or [])], arguments.vocab_size),
-            temporary,
-        )
+        texts = [*examples.first, *(examples.second or [])]
+        save_generic(word_tokenizer(texts, arguments.vocab_size), temporary)
 
     return once(folder, make)

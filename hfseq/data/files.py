@@ -6,7 +6,7 @@ import codecs
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -16,13 +16,8 @@ from hfseq.errors import DataError
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 BUILDERS = {
-    ".txt": "text",
-    ".text": "text",
-    ".json": "json",
-    ".jsonl": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
+    **{".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json"},
+    **{".csv": "csv", ".tsv": "csv", ".parquet": "parquet"},
 }
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 HEAD, CHUNK = 1 << 13, 1 << 24
@@ -30,27 +25,24 @@ HEAD, CHUNK = 1 << 13, 1 << 24
 
 def expand(patterns: str | Sequence[str], flag: str) -> list[str]:
     """Turn names, comma-separated lists and globs into the sorted list of files they name."""
-    given = [patterns] if isinstance(patterns, str) else list(patterns)
-    found: list[str] = []
-    for pattern in given:
+    names: list[str] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         system, path = _locate(pattern, flag)
         if system.exists(path):  # also a name that has a comma or a bracket in it
             if system.isdir(path):
-                raise DataError(
-                    f"{flag} {pattern} is a directory; give files, e.g. '{pattern}/*.txt'"
-                )
-            found.append(pattern)
+                advice = f"give files, e.g. '{pattern}/*.txt'"
+                raise DataError(f"{flag} {pattern} is a directory; {advice}")
+            names.append(pattern)
         elif "," in pattern:
-            found += expand([part.strip() for part in pattern.split(",") if part.strip()], flag)
+            names += expand([part.strip() for part in pattern.split(",") if part.strip()], flag)
         elif any(character in pattern for character in "*?["):
-            matches = sorted(system.glob(path))
+            matches = _names(system, system.glob(path), pattern)
             if not matches:
                 raise DataError(f"{flag} {pattern} matches no file")
-            remote = "://" in pattern
-            found += [system.unstrip_protocol(match) if remote else match for match in matches]
+            names += matches
         else:
             raise DataError(f"{flag} {pattern} does not exist")
-    return found
+    return names
 
 
 def is_folder(name: str, flag: str) -> bool:
@@ -62,8 +54,11 @@ def is_folder(name: str, flag: str) -> bool:
 def walk(folder: str, flag: str) -> list[str]:
     """Return all files in a directory and those below it, sorted."""
     system, path = _locate(folder, flag)
-    remote = "://" in folder
-    return [system.unstrip_protocol(f) if remote else f for f in sorted(system.find(path))]
+    return _names(system, system.find(path), folder)
+
+
+def _names(system: AbstractFileSystem, paths: Iterable[str], given: str) -> list[str]:
+    return [system.unstrip_protocol(p) if "://" in given else p for p in sorted(paths)]
 
 
 def _locate(name: str, flag: str) -> tuple[AbstractFileSystem, str]:
@@ -118,29 +113,24 @@ def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
 def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
     """Refuse files that are empty or binary, before anything is read in earnest."""
     for file in files:
-        try:
-            with open_binary(file) as stream:
-                head = stream.read(HEAD)
-        except (ImportError, OSError, ValueError, EOFError) as error:
-            raise DataError(f"{flag} {file} cannot be read: {error}") from error
+        with reading(f"{flag} {file}"), open_binary(file) as stream:
+            head = stream.read(HEAD)
         if len(head) < HEAD and not head.strip():
             raise DataError(f"{flag} {file} is empty; give a file with text in it")
         if builder != "parquet" and b"\0" in head:
-            hint = (
-                " (UTF-16? `iconv -f UTF-16 -t UTF-8` converts it)"
-                if head[:1] in b"\xff\xfe"
-                else ""
-            )
+            utf16 = " (UTF-16? `iconv -f UTF-16 -t UTF-8` converts it)"
+            hint = utf16 if head[:1] in b"\xff\xfe" else ""
             raise DataError(f"{flag} {file} is binary, not UTF-8 text: it holds zero bytes{hint}")
+
+
+RATIO = 100  # bytes for each packed one; text has 3 to 10, the most repetitive logs some 50
+FREE = 16 << 20  # bytes that any file may unpack to
+READ = 1 << 18  # bytes that are unpacked at once, at most
 
 
 @contextlib.contextmanager
 def open_binary(file: str) -> Iterator[Any]:
-    """Open ``file``, unpacked where its name says it is packed.
-
-    Raises:
-        DataError: while reading, if the file unpacks to out of all proportion (`unpacked`).
-    """
+    """Open ``file``, unpacked where its name says it is packed, and guarded against bombs."""
     import fsspec
     from fsspec.compression import compr
     from fsspec.utils import infer_compression
@@ -152,55 +142,14 @@ def open_binary(file: str) -> Iterator[Any]:
             return
         if kind not in compr:
             raise ImportError(f"no package for {kind} is installed (.zst needs zstandard)")
-        packed = Counted(stored)
-        with compr[kind](io.BufferedReader(packed), mode="rb") as stream:
-            yield io.BufferedReader(Guarded(stream, packed, file), READ)
-
-
-RATIO = 100  # bytes for each packed one; text has 3 to 10, the most repetitive logs some 50
-FREE = 16 << 20  # bytes that any file may unpack to
-READ = 1 << 18  # bytes that are unpacked at once, at most
-
-
-class Counted(io.RawIOBase):
-    """The packed bytes, and how many of them were read."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__()
-        self.file, self.count = file, 0
-
-    def readable(self) -> bool:
-        """Tell that this can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Tell that places can be chosen, as archives want it."""
-        return True
-
-    def seek(self, place: int, whence: int = 0) -> int:
-        """Go to a place; returns it."""
-        return self.file.seek(place, whence)
-
-    def tell(self) -> int:
-        """Return the place."""
-        return self.file.tell()
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read into a buffer; 0 at the end."""
-        data = self.file.read(len(buffer))
-        buffer[: len(data)] = data
-        self.count += len(data)
-        return len(data)
+        with compr[kind](stored, mode="rb") as stream:
+            yield io.BufferedReader(Guarded(stream, stored, file), READ)
 
 
 class Guarded(io.RawIOBase):
-    """The unpacked bytes of ``stream``, whose packed ones ``packed`` counts; ``name`` is the file.
+    """The unpacked bytes of ``stream``; a DataError where they are far more than those packed."""
 
-    Raises:
-        DataError: more came out than ``FREE`` and ``RATIO`` times what went in.
-    """
-
-    def __init__(self, stream: BinaryIO, packed: Counted, name: str) -> None:
+    def __init__(self, stream: BinaryIO, packed: BinaryIO, name: str) -> None:
         super().__init__()
         self.stream, self.packed, self.name, self.count = stream, packed, name, 0
 
@@ -218,21 +167,29 @@ class Guarded(io.RawIOBase):
             raise OSError(f"it cannot be unpacked: {error}") from error
         buffer[: len(data)] = data
         self.count += len(data)
-        if self.count > FREE + RATIO * self.packed.count:
+        packed = self.packed.tell()
+        if self.count > FREE + RATIO * packed:
             raise DataError(
                 f"{self.name} unpacks to more than {RATIO} times its size "
-                f"({self.count >> 20} MB of the first {self.packed.count} bytes): no text does. "
+                f"({self.count >> 20} MB of the first {packed} bytes): no text does. "
                 "Where it is what you want, unpack it yourself and give the unpacked file"
             )
         return len(data)
 
 
-def read_lines(file: str, flag: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, ends included; only a line feed ends one.
+@contextlib.contextmanager
+def reading(label: str) -> Iterator[None]:
+    """Say of which file it is that it cannot be read."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (ImportError, OSError, ValueError, EOFError) as error:
+        raise DataError(f"{label} cannot be read: {error}") from error
 
-    Raises:
-        DataError: the file cannot be read, or a line is not UTF-8.
-    """
+
+def read_lines(file: str, flag: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, ends included; only a line feed ends one."""
     try:
         with (
             open_binary(file) as binary,
@@ -284,24 +241,13 @@ def check_rows(file: str, flag: str) -> None:
 
 
 def check_unpacks(file: str, flag: str, whole: bool = True) -> None:
-    """Unpack a packed file, or its first part, for what others are to unpack without a limit.
-
-    Raises:
-        DataError: it cannot be unpacked, or is a decompression bomb.
-    """
+    """Unpack a packed file, or its first part, for what others are to unpack without a limit."""
     if PurePosixPath(file).suffix.lower() not in COMPRESSIONS:
         return
-    try:
-        with open_binary(file) as stream:
-            left = 2 * FREE  # beyond what any file may unpack to
-            while chunk := stream.read(READ):
-                left -= 0 if whole else len(chunk)
-                if left < 0:
-                    break
-    except (ImportError, OSError, ValueError, EOFError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{flag} {file} cannot be read: {error}") from error
+    with reading(f"{flag} {file}"), open_binary(file) as stream:
+        left = 2 * FREE  # beyond what any file may unpack to
+        while left >= 0 and (chunk := stream.read(READ)):
+            left -= 0 if whole else len(chunk)
 
 
 SMALL = 64 << 20  # bytes of a file that is looked through; larger ones only if they have odd counts
@@ -313,9 +259,6 @@ def check_parquet(file: str, flag: str) -> None:
     """Refuse a parquet file whose values take more memory than text of its size does.
 
     Values are counted, not unpacked. What is no parquet file is left to the reader to say.
-
-    Raises:
-        DataError: they take more than ``FREE`` and ``RATIO`` bytes for each one of the file.
     """
     import pyarrow
 
@@ -386,8 +329,8 @@ def explain(error: Exception, files: Sequence[str], builder: str, flag: str) -> 
                         raise DataError(f"{where} is not valid JSON: {reason}") from problem
                     if not (array or isinstance(record, dict)):
                         raise DataError(f"{where} is not a JSON object with named columns")
-        except DataError as found:
-            return found
+        except DataError as refused:
+            return refused
     cause = error.__cause__ or error.__context__ or error
     where = files[0] if len(files) == 1 else f"one of {files[0]} … {files[-1]}"
     return DataError(

@@ -5,89 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# ISO 639-1, ISO 639-2 and 639-3, and English names; one language a line.
+# ISO 639-1, ISO 639-2 and 639-3, and English names of each language.
 _TABLE = """
-af afr afrikaans
-ar ara arabic
-az aze azerbaijani
-be bel belarusian
-bg bul bulgarian
-bn ben bengali
-bs bos bosnian
-ca cat catalan
-cs ces cze czech
-cy cym wel welsh
-da dan danish
-de deu ger german
-el ell gre greek
-en eng english
-eo epo esperanto
-es spa spanish
-et est estonian
-eu eus baq basque
-fa fas per persian farsi
-fi fin finnish
-fo fao faroese
-fr fra fre french
-ga gle irish
-gl glg galician
-gu guj gujarati
-ha hau hausa
-he heb hebrew
-hi hin hindi
-hr hrv croatian
-hu hun hungarian
-hy hye arm armenian
-id ind indonesian
-is isl ice icelandic
-it ita italian
-ja jpn japanese
-ka kat geo georgian
-kk kaz kazakh
-km khm khmer
-ko kor korean
-la lat latin
-lt lit lithuanian
-lv lav latvian
-mk mkd mac macedonian
-ml mal malayalam
-mr mar marathi
-ms msa may malay
-mt mlt maltese
-nb nob bokmål bokmaal bokmal norwegian_bokmål
-ne nep nepali
-nl nld dut dutch
-nn nno nynorsk norwegian_nynorsk
-no nor norwegian
-pa pan punjabi
-pl pol polish
-ps pus pashto
-pt por portuguese
-ro ron rum romanian
-ru rus russian
-se sme northern_sami
-si sin sinhala
-sk slk slo slovak
-sl slv slovenian slovene
-sq sqi alb albanian
-sr srp serbian
-sv swe swedish
-sw swa swahili
-ta tam tamil
-te tel telugu
-th tha thai
-tl tgl tagalog
-tr tur turkish
-uk ukr ukrainian
-ur urd urdu
-uz uzb uzbek
-vi vie vietnamese
-xh xho xhosa
-yo yor yoruba
-zh zho chi chinese
-zu zul zulu
+af afr afrikaans | ar ara arabic | az aze azerbaijani | be bel belarusian | bg bul bulgarian
+bn ben bengali | bs bos bosnian | ca cat catalan | cs ces cze czech | cy cym wel welsh
+da dan danish | de deu ger german | el ell gre greek | en eng english | eo epo esperanto
+es spa spanish | et est estonian | eu eus baq basque | fa fas per persian farsi | fi fin finnish
+fo fao faroese | fr fra fre french | ga gle irish | gl glg galician | gu guj gujarati
+ha hau hausa | he heb hebrew | hi hin hindi | hr hrv croatian | hu hun hungarian
+hy hye arm armenian | id ind indonesian | is isl ice icelandic | it ita italian | ja jpn japanese
+ka kat geo georgian | kk kaz kazakh | km khm khmer | ko kor korean | la lat latin
+lt lit lithuanian | lv lav latvian | mk mkd mac macedonian | ml mal malayalam | mr mar marathi
+ms msa may malay | mt mlt maltese | nb nob bokmål bokmaal bokmal norwegian_bokmål | ne nep nepali
+nl nld dut dutch | nn nno nynorsk norwegian_nynorsk | no nor norwegian | pa pan punjabi
+pl pol polish | ps pus pashto | pt por portuguese | ro ron rum romanian | ru rus russian
+se sme northern_sami | si sin sinhala | sk slk slo slovak | sl slv slovenian slovene
+sq sqi alb albanian | sr srp serbian | sv swe swedish | sw swa swahili | ta tam tamil
+te tel telugu | th tha thai | tl tgl tagalog | tr tur turkish | uk ukr ukrainian | ur urd urdu
+uz uzb uzbek | vi vie vietnamese | xh xho xhosa | yo yor yoruba | zh zho chi chinese | zu zul zulu
 """
-_CODES = {name: line.split()[0] for line in _TABLE.split("\n") if line for name in line.split()}
+_LANGUAGES = [names.split() for line in _TABLE.splitlines() for names in line.split("|")]
+_CODES = {name: names[0] for names in _LANGUAGES for name in names}
 _REGION = re.compile(r"[-_]([a-z]{2}|[a-z]{4}|[0-9]{3})$")  # en-US, eng_Latn, es_419
 
 
@@ -114,6 +52,5 @@ def same_language(name: str, language: str) -> bool:
 def find_language(names: Iterable[str], language: str) -> str | None:
     """Return the name among ``names`` that names ``language``: exactly so, or in another way."""
     names = list(names)
-    if language in names:
-        return language
-    return next((name for name in names if same_language(name, language)), None)
+    same = (name for name in names if same_language(name, language))
+    return language if language in names else next(same, None)

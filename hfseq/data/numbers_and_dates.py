@@ -26,11 +26,7 @@ REVISION = "2"  # of this file's pairs; another one where they change
 
 
 def target_language(source_lang: str | None, target_lang: str | None) -> str:
-    """Return the language that the demonstration translates into from English; German by default.
-
-    Raises:
-        UsageError: another pair of languages was asked for.
-    """
+    """Return the language to translate into from English; German by default."""
     target = code_of(target_lang) if target_lang else "de"
     if (source_lang and code_of(source_lang) != SOURCE) or target not in TARGETS:
         raise UsageError(
@@ -48,9 +44,6 @@ def generate(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     Cardinal and ordinal numbers and years in words, dates as the languages write them in full, long
     and medium form. What is held out for validation and test is the item: no number and no date of
     the test is in the training pairs in any form. Equal seeds give equal pairs, in random order.
-
-    Raises:
-        UsageError: num2words or Babel is not installed.
     """
     chooser = random.Random(seed)
     splits: dict[str, list[tuple[str, str]]] = {name: [] for name in SPLITS}
@@ -61,22 +54,20 @@ def generate(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
         if source not in seen:  # English spells some years as it does the number
             seen.add(source)
             place = int(sha256(item.encode()).hexdigest()[:8], 16) % 100
-            split = "test" if place < HELD_OUT else "train"
-            if HELD_OUT <= place < 2 * HELD_OUT:
-                split = "validation"
-            splits[split].append((source, text))
+            rest = "validation" if place < 2 * HELD_OUT else "train"
+            splits["test" if place < HELD_OUT else rest].append((source, text))
     return splits
 
 
 def versions() -> list[str | None]:
     """Return what the pairs depend on: what was tokenised of others is made anew."""
-    found: list[str | None] = [REVISION]
+    made: list[str | None] = [REVISION]
     for package in ("num2words", "Babel"):
         try:
-            found.append(metadata.version(package))
+            made.append(metadata.version(package))
         except metadata.PackageNotFoundError:
-            found.append(None)
-    return found
+            made.append(None)
+    return made
 
 
 def _numbers(target: str, chooser: random.Random) -> Iterator[tuple[str, str, str]]:

@@ -82,10 +82,6 @@ def tokenize_pairs(
     Pairs with a longer side than the limits are left out with ``drop_long``, otherwise that side is
     cut; both are counted in ``facts`` and logged. ``source_prefix`` goes before every source. The
     cache does not depend on the limits.
-
-    Raises:
-        UsageError: a tokenizer without end token, or limits that leave no room for text.
-        DataError: no pair is left, or the cache cannot be read or written.
     """
     sides = []
     for name, limit in (("source", max_source_length), ("target", max_target_length)):
@@ -126,6 +122,18 @@ class Side:
         out[:] = tokens[: len(out)]
         if len(tokens) > len(out):
             out[len(out) - self.tail :] = tokens[len(tokens) - self.tail :]
+
+    def place(
+        self, rows: np.ndarray, starts: np.ndarray, pairs: np.ndarray, shape: tuple[int, int]
+    ) -> np.ndarray:
+        """Write sentences into padded rows; returns ids of ``shape``.
+
+        ``rows``, ``starts`` and ``pairs`` are (sentences,): where each goes, and which it is.
+        """
+        ids = np.full(shape, self.store.pad_token_id, np.int32)
+        for row, start, pair in zip(rows.tolist(), starts.tolist(), pairs.tolist(), strict=True):
+            self.copy(pair, ids[row, start : start + self.lengths[pair]])
+        return ids
 
 
 class PairSums(NamedTuple):
@@ -208,7 +216,32 @@ def select_pairs(
 SHARES = (0.3, 0.6, 0.85, 0.95, 0.995, 1.0)  # of the pairs, for which there is a width
 
 
-class PairRows:
+class _Rows:
+    """What rows of pairs have in common: the numbers that training's arithmetic depends on."""
+
+    pairs: PairStore
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def width(self, indices: np.ndarray) -> tuple[int, int]:
+        """Columns of the source and of the target in a batch of these rows."""
+        raise NotImplementedError
+
+    @property
+    def sums(self) -> PairSums:
+        """The pairs' own lengths."""
+        return self.pairs.sums
+
+    @property
+    def padded_sums(self) -> PairSums:
+        """The same with padding, where every row is as wide as the widest and full."""
+        source, target = map(float, self.width(np.arange(len(self))))
+        each = (source, target, source * source, target * target, source * target)
+        return PairSums(*(len(self) * part for part in each))
+
+
+class PairRows(_Rows):
     """One pair a row: row i is the i-th pair in order of length, ties in order of the data.
 
     A batch is as wide as its longest pair needs, in one of six widths a side, which suit the data
@@ -220,31 +253,18 @@ class PairRows:
     def __init__(self, pairs: PairStore, pad_to_max_length: bool = False):
         self.pairs = pairs
         source, target = pairs.lengths
-        limits = [side.max_length for side in pairs.sides]
         #: Widths of each side, int64 (2, levels), the widest last.
-        self.widths = np.array(limits)[:, None]
+        self.widths = np.array([[side.max_length] for side in pairs.sides])
         if not pad_to_max_length:
             # Multiples of eight up to the longest, which these shares of the lengths fit.
-            needed = [np.quantile(lengths, SHARES, method="higher") for lengths in pairs.lengths]
-            self.widths = np.minimum(np.ceil(np.stack(needed) / 8) * 8, self.widths).astype(
-                np.int64
-            )
+            needed = np.quantile(np.stack(pairs.lengths), SHARES, axis=1, method="higher").T
+            self.widths = np.minimum(np.ceil(needed / 8) * 8, self.widths).astype(np.int64)
         level = np.maximum(*map(np.searchsorted, self.widths, (source, target)))
         order = np.lexsort((np.arange(len(pairs)), source + target, level))
         self.levels, self.order = level[order], pairs.kept[order]
 
     def __len__(self) -> int:
         return len(self.order)
-
-    @property
-    def sums(self) -> PairSums:
-        """The pairs' own lengths."""
-        return self.pairs.sums
-
-    @property
-    def padded_sums(self) -> PairSums:
-        """The same with padding, where every row is as wide as the widest."""
-        return padded_sums(len(self), self.width(np.arange(len(self))))
 
     def width(self, indices: np.ndarray) -> tuple[int, int]:
         """Columns of the source and of the target in a batch of these rows."""
@@ -257,18 +277,16 @@ class PairRows:
         """Copy these rows out."""
         chosen = self.order[np.asarray(indices)]
         rows, starts = np.arange(len(chosen)), np.zeros(len(chosen), np.int64)
-        found: dict[str, np.ndarray] = {}
-        names = ("", "target_")
-        for side, columns, name in zip(
-            self.pairs.sides, width or self.width(indices), names, strict=True
-        ):
-            ids = place(side, rows, starts, chosen, (len(chosen), columns))
+        arrays: dict[str, np.ndarray] = {}
+        widths = zip(self.pairs.sides, width or self.width(indices), ("", "target_"), strict=True)
+        for side, columns, name in widths:
+            ids = side.place(rows, starts, chosen, (len(chosen), columns))
             real = np.arange(columns) < side.lengths[chosen][:, None]
-            found |= {f"{name or 'input_'}ids": ids, f"{name}segment_ids": real.astype(np.int32)}
-        return found
+            arrays |= {f"{name or 'input_'}ids": ids, f"{name}segment_ids": real.astype(np.int32)}
+        return arrays
 
 
-class PackedPairs:
+class PackedPairs(_Rows):
     """Rows of several pairs, each of which has its source and its target in the same row.
 
     Pairs are shuffled (files are often sorted), cut into groups, and each group is packed by itself
@@ -291,21 +309,8 @@ class PackedPairs:
     @property
     def fill(self) -> tuple[float, float]:
         """Share of the rows' source and target columns that hold tokens."""
-        source, target = (
-            float(lengths.sum()) / (len(self) * width)
-            for lengths, width in zip(self.pairs.lengths, self.room, strict=True)
-        )
-        return source, target
-
-    @property
-    def sums(self) -> PairSums:
-        """The pairs' own lengths."""
-        return self.pairs.sums
-
-    @property
-    def padded_sums(self) -> PairSums:
-        """The same of the rows, as wide as they are."""
-        return padded_sums(len(self), self.room)
+        sums, room = self.sums, self.room
+        return sums.source / (len(self) * room[0]), sums.target / (len(self) * room[1])
 
     def width(self, indices: np.ndarray) -> tuple[int, int]:
         """Columns of the source and of the target: always the greatest lengths."""
@@ -320,29 +325,22 @@ class PackedPairs:
         rows = np.repeat(np.arange(len(indices)), counts)
         rank = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         chosen = self.order[self.offsets[indices][rows] + rank]
-        source, target = (
-            self._laid_out(side, rows, rank, chosen, (len(indices), columns))
-            for side, columns in zip(self.pairs.sides, self.room, strict=True)
-        )
-        found = {f"target_{name}": array for name, array in target.items()}
-        return {"input_ids": source.pop("ids"), **source, **found}
-
-    @staticmethod
-    def _laid_out(
-        side: Side, rows: np.ndarray, rank: np.ndarray, chosen: np.ndarray, shape: tuple[int, int]
-    ) -> dict[str, np.ndarray]:
-        """Lay out one side; ``rows`` and ``rank`` say where each of the ``chosen`` pairs stands."""
-        lengths = side.lengths[chosen].astype(np.int64)
-        before = np.cumsum(lengths) - lengths
-        first = np.flatnonzero(rank == 0)
-        starts = before - before[first][rows]
-        within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
-        flat = np.repeat(rows * shape[1] + starts, lengths) + within
-        segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        segments.reshape(-1)[flat] = np.repeat(rank + 1, lengths)
-        positions.reshape(-1)[flat] = within
-        ids = place(side, rows, starts, chosen, shape)
-        return {"ids": ids, "segment_ids": segments, "position_ids": positions}
+        arrays: dict[str, np.ndarray] = {}
+        for side, columns, name in zip(self.pairs.sides, self.room, ("", "target_"), strict=True):
+            shape, lengths = (len(indices), columns), side.lengths[chosen].astype(np.int64)
+            before = np.cumsum(lengths) - lengths
+            starts = before - before[np.flatnonzero(rank == 0)][rows]
+            within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
+            flat = np.repeat(rows * columns + starts, lengths) + within
+            segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+            segments.reshape(-1)[flat] = np.repeat(rank + 1, lengths)
+            positions.reshape(-1)[flat] = within
+            arrays |= {
+                f"{name or 'input_'}ids": side.place(rows, starts, chosen, shape),
+                f"{name}segment_ids": segments,
+                f"{name}position_ids": positions,
+            }
+        return arrays
 
 
 GROUP = 2048  # pairs that share rows
@@ -402,25 +400,3 @@ def _first_fit(source: np.ndarray, target: np.ndarray, room: tuple[int, int]) ->
         rows[:, number] = chosen
         opened = max(opened, int(chosen.max()) + 1)
     return rows
-
-
-def padded_sums(rows: int, room: tuple[int, int]) -> PairSums:
-    """Return the sums of rows that are ``room`` wide and full."""
-    source, target = map(float, room)
-    each = (source, target, source * source, target * target, source * target)
-    return PairSums(*(rows * part for part in each))
-
-
-def place(
-    side: Side, rows: np.ndarray, starts: np.ndarray, pairs: np.ndarray, shape: tuple[int, int]
-) -> np.ndarray:
-    """Write sentences into padded rows; returns ids of ``shape``.
-
-    ``rows``, ``starts`` and ``pairs`` are (sentences,): where each goes, and which it is.
-    """
-    ids = np.full(shape, side.store.pad_token_id, np.int32)
-    lengths = side.lengths[pairs]
-    places = zip(rows.tolist(), starts.tolist(), lengths.tolist(), pairs.tolist(), strict=True)
-    for row, start, length, pair in places:
-        side.copy(pair, ids[row, start : start + length])
-    return ids

@@ -11,26 +11,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b, sha256
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hfseq import errors
-from hfseq.data import files, sources, tfds
+from hfseq.data import files, sources, tables, tfds
 from hfseq.data.arguments import SPLITS, TranslationArguments
 from hfseq.data.languages import code_of, find_language, same_language
 from hfseq.data.store import write_once
-from hfseq.data.tables import (
-    BATCH,
-    EXTENSIONS,
-    ROLES,
-    Pair,
-    PairColumns,
-    Part,
-    arrow_pairs,
-    choose_columns,
-    pair_part,
-)
+from hfseq.data.tables import BATCH, ROLES, Pair, PairColumns, Part
 from hfseq.errors import DataError
 
 if TYPE_CHECKING:
@@ -88,20 +78,18 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
         if name.startswith(tfds.PREFIX):
             origins = tfds.origins(name, flag, arguments)
         else:
-            found = sources.load_named(arguments, plugins, SPLITS, NO_SCRIPTS)
+            named = sources.load_named(arguments, plugins, SPLITS, NO_SCRIPTS)
             origins = {
                 split: _from_dataset(dataset, f"{flag} ({split})", arguments)
-                for split, dataset in found.items()
+                for split, dataset in named.items()
             }
     for split in SPLITS:
         if patterns := getattr(arguments, f"{split}_file"):
             origins[split] = _from_files(patterns, split, arguments)
     origins = origins or _generated(arguments)
     stored = _store(origins, arguments)
-    splits: dict[str, Dataset] = {}
-    for split, pairs in stored.items():
-        if (dataset := pairs.dataset(split)) is not None:
-            splits[split] = dataset
+    whole = {split: pairs.dataset(split) for split, pairs in stored.items()}
+    splits = {split: dataset for split, dataset in whole.items() if dataset is not None}
     limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_test_samples)
     for name, limit in zip(SPLITS, limits, strict=True):
         if name in splits and limit:
@@ -115,7 +103,17 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
             name: split.rename_columns(swap).select_columns(["source", "target"])
             for name, split in splits.items()
         }
-    return PairSplits(splits, source_lang, target_lang, _describe(splits, origins, stored))
+    reports = {name: stored[name].report for name in origins}
+    dropped = {name: report["dropped"] for name, report in reports.items() if report["dropped"]}
+    first = {name: reports[name]["first_dropped"] for name in dropped}
+    for name, count in dropped.items():
+        shown = "; ".join(first[name])
+        logger.warning("left out %d %s pairs with an empty side: %s", count, name, shown)
+    pairs = {name: len(split) for name, split in splits.items()}
+    description: dict[str, Any] = {"pairs": pairs, "dropped": dropped, "first_dropped": first}
+    generated = next(iter(origins.values()))[0][0].name == GENERATED
+    description |= {"name": GENERATED} if generated else {}
+    return PairSplits(splits, source_lang, target_lang, description)
 
 
 def _common_sides(origins: list[Origin]) -> PairColumns:
@@ -143,14 +141,14 @@ def _from_dataset(dataset: Dataset, where: str, arguments: TranslationArguments)
         getattr(inner, "languages", None) or (inner if isinstance(inner, dict) else [])
     )
     texts = [name for name, kind in features.items() if "string" in str(getattr(kind, "dtype", ""))]
-    sides = choose_columns(languages or texts, arguments, where)
+    sides = tables.choose_columns(languages or texts, arguments, where)
     columns = ["translation"] if languages else [sides.source, sides.target]
 
     def read() -> Iterator[Pair]:
         first = 1
-        for table in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
-            yield from arrow_pairs(table, sides, bool(languages), first)
-            first += len(table)
+        for rows in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
+            yield from tables.arrow_pairs(rows, sides, bool(languages), first)
+            first += len(rows)
 
     key = [dataset._fingerprint, sides.source, sides.target]
     return [Part(where, key, read, "row")], sides
@@ -180,27 +178,28 @@ def _generated(arguments: TranslationArguments) -> dict[str, Origin]:
 
 def _from_files(patterns: list[str], split: str, arguments: TranslationArguments) -> Origin:
     flag = f"--{split}_file"
-    found: list[Origin] = []
+    origins: list[Origin] = []
     texts: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if pattern.startswith(tfds.PREFIX):
-            found.append(tfds.origin(pattern, flag, arguments, split))
+            origins.append(tfds.origin(pattern, flag, arguments, split))
         elif files.is_folder(pattern, flag):
-            texts_below = files.walk(pattern, flag)
-            found.append(aligned_parts(texts_below, flag, arguments, folder=True))
+            below = files.walk(pattern, flag)
+            origins.append(aligned_parts(below, flag, arguments, folder=True))
         else:
             for file in files.expand(pattern, flag):
-                if files.extension_of(file) in EXTENSIONS:
-                    part, sides = pair_part(file, flag, arguments)
-                    found.append(([part], sides))
+                if files.extension_of(file) in tables.EXTENSIONS:
+                    part, sides = tables.pair_part(file, flag, arguments)
+                    origins.append(([part], sides))
                 else:
                     texts.append(file)
     if texts:
-        found.append(aligned_parts(texts, flag, arguments))
-    return [part for parts, _ in found for part in parts], _common_sides(found)
+        origins.append(aligned_parts(texts, flag, arguments))
+    return [part for parts, _ in origins for part in parts], _common_sides(origins)
 
 
 ALONE_SHOWN = 3
+_BREAKS = re.compile(r"\s*[\r\n]+\s*")
 _PLAIN = (".txt", ".text", ".snt", ".tok", ".clean")
 _LAST = re.compile(r"^(?:(?P<stem>.*)[._-])?(?P<side>[^._-]+)$", re.DOTALL)
 _SIDES = {name: side for side, names in ROLES.items() for name in names}
@@ -215,9 +214,6 @@ def aligned_parts(
     ``corpus.de``, ``doc_en.snt`` and ``doc_es.snt``, ``X.en-es.en`` and ``X.en-es.es``). Without
     ``--source_lang`` and ``--target_lang`` the language of the first file is the source. Of a
     ``folder``, files of other languages and without a partner are left out, and that is logged.
-
-    Raises:
-        DataError: names do not agree, a file has no partner, or there are more than two languages.
     """
     named = [(file, *split_name(file)) for file in names]
     if folder:
@@ -257,13 +253,11 @@ def split_name(file: str) -> tuple[str, str]:
     ``a/X.en-es.en.gz`` is ("a/X.en-es", "en"), ``doc_es.snt`` ("doc", "es"), ``en.txt`` ("", "en").
     """
     path = PurePosixPath(file)
-    name = path.name
-    if PurePosixPath(name).suffix.lower() in files.COMPRESSIONS:
-        name = PurePosixPath(name).stem
-    while PurePosixPath(name).suffix.lower() in _PLAIN:
-        name = PurePosixPath(name).stem
-    match = _LAST.match(name)
-    stem, side = (match["stem"] or "", match["side"]) if match else (name, "")
+    name = PurePosixPath(path.stem if path.suffix.lower() in files.COMPRESSIONS else path.name)
+    while name.suffix.lower() in _PLAIN:
+        name = PurePosixPath(name.stem)
+    match = _LAST.match(name.name)
+    stem, side = (match["stem"] or "", match["side"]) if match else (name.name, "")
     return str(path.with_name(stem)) if stem else str(path.parent) + "/", side
 
 
@@ -274,34 +268,31 @@ def _languages(
     names: Sequence[str],
     folder: bool,
 ) -> PairColumns:
-    found: dict[str, str] = {}  # code: as it is written
+    spelled: dict[str, str] = {}  # by code
     for side in sides:
         if code := code_of(side) or _SIDES.get(side.lower()):
-            found.setdefault(code, side)
+            spelled.setdefault(code, side)
     asked = arguments.source_lang, arguments.target_lang
-    if asked[0] and asked[1] and set(found) != set(ROLES):
+    roles = set(spelled) == set(ROLES)
+    if asked[0] and asked[1] and not roles:
         return PairColumns(asked[0], asked[1], *asked)
-    if len(found) != 2:
-        raise _unclear(found, flag, names, folder)
-    if set(found) == set(ROLES):
-        return PairColumns(found["source"], found["target"], *asked)
-    source, target = found.values()
-    if asked[0] or asked[1]:  # the one that was not asked for is the other side
-        given = find_language((source, target), asked[0] or asked[1] or "")
-        if given is None:
-            raise _unclear(found, flag, names, folder)
-        if (given == target) == bool(asked[0]):
-            source, target = target, source
+    if roles:
+        return PairColumns(spelled["source"], spelled["target"], *asked)
+    pair = tuple(spelled.values())
+    given = find_language(pair, asked[0] or asked[1] or "") if any(asked) else ""
+    if len(pair) != 2 or given is None:
+        what = ", ".join(names)
+        if folder and names:
+            what = f"the folder {PurePosixPath(names[0]).parent}"
+        languages = f"names the languages {', '.join(pair)}" if pair else "names no language"
+        raise DataError(
+            f"{flag} {what} {languages}: give a pair of files such as corpus.en and corpus.de, or "
+            "say which two languages with --source_lang and --target_lang"
+        )
+    source, target = pair
+    if any(asked) and (given == target) == bool(asked[0]):  # the other one was not asked for
+        source, target = target, source
     return PairColumns(source, target, asked[0] or code_of(source), asked[1] or code_of(target))
-
-
-def _unclear(found: dict[str, str], flag: str, names: Sequence[str], folder: bool) -> DataError:
-    what = f"the folder {PurePosixPath(names[0]).parent}" if folder and names else ", ".join(names)
-    languages = f"names the languages {', '.join(found.values())}" if found else "names no language"
-    return DataError(
-        f"{flag} {what} {languages}: give a pair of files such as corpus.en and corpus.de, or say "
-        "which two languages with --source_lang and --target_lang"
-    )
 
 
 def _part(source: str, target: str, flag: str) -> Part:
@@ -354,12 +345,11 @@ def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[
 
     stored = {name: store(name, Shares(rest=name)) for name in origins if name != "train"}
     if "train" in origins:
-        shares = Shares(
-            test=0 if "test" in origins else 10 * arguments.test_split_percentage,
-            validation=(
-                0 if "validation" in origins else 10 * arguments.validation_split_percentage
-            ),
-        )
+        percent = {
+            name: 0 if name in origins else getattr(arguments, f"{name}_split_percentage")
+            for name in ("test", "validation")
+        }
+        shares = Shares(10 * percent["test"], 10 * percent["validation"])
         pairs = store("train", shares)
         if shares.validation and "validation" not in pairs.report["pairs"]:
             # Too few sentences for any to fall below the share: take the one that comes closest.
@@ -419,69 +409,48 @@ def store_pairs(
 
     A side is stripped, line breaks within it become spaces; a pair with an empty side is dropped
     and counted. Nothing grows with the number of pairs but the files.
-
-    Raises:
-        DataError: a part cannot be read, no pair is left, or the cache cannot be written.
     """
     content = [VERSION, *astuple(shares), [part.key for part in parts]]
     key = blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
     def write(directory: Path) -> None:
-        writer = _Writer(directory, shares)
+        splits: dict[str, _SplitFile] = {}
+        dropped, lowest = 0, 1000
+        shown: list[str] = []
         for part in parts:
-            writer.add(part)
-        (directory / REPORT).write_text(json.dumps(writer.close(), indent=2))
+            number = 0
+            try:
+                for number, raw_source, raw_target in part.read():
+                    source, target = clean(raw_source), clean(raw_target)
+                    if source and target:
+                        split, thousandth = shares.split_of(source)
+                        if split == shares.rest:
+                            lowest = min(lowest, thousandth)
+                        if split not in splits:
+                            splits[split] = _SplitFile(directory / f"{split}.arrow")
+                        splits[split].add(source, target)
+                        continue
+                    dropped += 1
+                    if len(shown) < SHOWN:
+                        sides = "target" if source else "source" if target else "source and target"
+                        shown.append(f"{part.name}, {part.unit} {number}: empty {sides}")
+            except UnicodeDecodeError as error:  # parquet takes any bytes for text
+                raise DataError(
+                    f"{part.name} is not UTF-8 after {part.unit} {number}: {error.reason}"
+                ) from error
+        fingerprints = {name: split.close() for name, split in splits.items()}
+        pairs = {name: split.count for name, split in splits.items()}
+        report = {"pairs": pairs, "fingerprints": fingerprints, "lowest": lowest}
+        report |= {"dropped": dropped} | ({"first_dropped": shown} if shown else {})
+        (directory / REPORT).write_text(json.dumps(report, indent=2))
 
     return write_once(Path(cache_dir) / f"pairs-{key}", PairFiles.open, write, overwrite)
-
-
-_BREAKS = re.compile(r"\s*[\r\n]+\s*")
 
 
 def clean(text: str | None) -> str:
     """Strip a side and put it on one line; a missing one is empty."""
     text = text.strip() if text else ""
     return _BREAKS.sub(" ", text) if "\n" in text or "\r" in text else text
-
-
-class _Writer:
-    """Writes the splits side by side, and counts."""
-
-    def __init__(self, directory: Path, shares: Shares):
-        self.directory, self.shares = directory, shares
-        self.splits: dict[str, _SplitFile] = {}
-        self.dropped, self.lowest = 0, 1000
-        self.shown: list[str] = []
-
-    def add(self, part: Part) -> None:
-        number = 0
-        try:
-            for number, raw_source, raw_target in part.read():
-                source, target = clean(raw_source), clean(raw_target)
-                if source and target:
-                    split, place = self.shares.split_of(source)
-                    if place < self.lowest and split == self.shares.rest:
-                        self.lowest = place
-                    if split not in self.splits:
-                        self.splits[split] = _SplitFile(self.directory / f"{split}.arrow")
-                    self.splits[split].add(source, target)
-                    continue
-                self.dropped += 1
-                if len(self.shown) < SHOWN:
-                    sides = "target" if source else "source" if target else "source and target"
-                    self.shown.append(f"{part.name}, {part.unit} {number}: empty {sides}")
-        except UnicodeDecodeError as error:  # parquet takes any bytes for text
-            raise DataError(
-                f"{part.name} is not UTF-8 after {part.unit} {number}: {error.reason}"
-            ) from error
-
-    def close(self) -> dict[str, Any]:
-        """Finish the files and return the report on them."""
-        fingerprints = {name: split.close() for name, split in self.splits.items()}
-        pairs = {name: split.count for name, split in self.splits.items()}
-        report = {"pairs": pairs, "fingerprints": fingerprints, "lowest": self.lowest}
-        report["dropped"] = self.dropped
-        return report | ({"first_dropped": self.shown} if self.shown else {})
 
 
 class _SplitFile:
@@ -492,44 +461,26 @@ class _SplitFile:
 
         self.schema = pyarrow.schema([("source", pyarrow.string()), ("target", pyarrow.string())])
         self.writer = pyarrow.ipc.new_stream(str(path), self.schema)
-        self.sources: list[str] = []
-        self.targets: list[str] = []
+        self.pairs: list[tuple[str, str]] = []
         self.count, self.hash = 0, blake2b(digest_size=8)
 
     def add(self, source: str, target: str) -> None:
-        self.sources.append(source)
-        self.targets.append(target)
+        self.pairs.append((source, target))
         self.count += 1
-        if len(self.sources) == BATCH:
+        if len(self.pairs) == BATCH:
             self._flush()
 
     def _flush(self) -> None:
         import pyarrow
 
-        if self.sources:
-            columns = [pyarrow.array(texts, "string") for texts in (self.sources, self.targets)]
-            batch = pyarrow.record_batch(columns, schema=self.schema)
-            self.writer.write_batch(batch)
-            self.hash.update("\n".join([*self.sources, *self.targets, ""]).encode())
-            self.sources, self.targets = [], []
+        sides = [list(side) for side in zip(*self.pairs, strict=True)]
+        columns = [pyarrow.array(texts, "string") for texts in sides]
+        self.writer.write_batch(pyarrow.record_batch(columns, schema=self.schema))
+        self.hash.update("\n".join([*chain(*sides), ""]).encode())
+        self.pairs = []
 
     def close(self) -> str:
-        self._flush()
+        if self.pairs:
+            self._flush()
         self.writer.close()
         return self.hash.hexdigest()
-
-
-def _describe(splits: dict, origins: dict[str, Origin], stored: dict[str, PairFiles]) -> dict:
-    """Count pairs and what was dropped, and log the latter."""
-    reports = {name: stored[name].report for name in origins}
-    dropped = {name: report["dropped"] for name, report in reports.items() if report["dropped"]}
-    first = {name: reports[name]["first_dropped"] for name in dropped}
-    for name, count in dropped.items():
-        shown = "; ".join(first[name])
-        logger.warning("left out %d %s pairs with an empty side: %s", count, name, shown)
-    pairs = {name: len(split) for name, split in splits.items()}
-    first_part = next(iter(origins.values()))[0][0]
-    description: dict[str, Any] = {"pairs": pairs, "dropped": dropped, "first_dropped": first}
-    if first_part.name == GENERATED:
-        description["name"] = GENERATED
-    return description

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -51,14 +52,10 @@ def load_splits(arguments: TextArguments, plugins: Plugins | None = None) -> Spl
 
     Returns ``datasets.Dataset`` splits, or ``IterableDataset`` with ``streaming``; what has no
     documents comes as :mod:`hfseq.data.sources` has it.
-
-    Raises:
-        UsageError: neither a dataset nor a file is given.
-        DataError: the data is missing, unreadable, empty, or has no text column.
     """
     known = [split for split in SPLITS if hasattr(arguments, f"{split}_file")]
-    files = [getattr(arguments, f"{split}_file") for split in known]
-    if not (arguments.dataset_name or any(files)):
+    given = {split: getattr(arguments, f"{split}_file") for split in known}
+    if not (arguments.dataset_name or any(given.values())):
         raise UsageError("no data: give --dataset_name or --train_file")
     if is_raw(arguments):
         if arguments.dataset_name:
@@ -67,10 +64,8 @@ def load_splits(arguments: TextArguments, plugins: Plugins | None = None) -> Spl
                 "does not read: give files with --train_file, or drop --sample_by"
             )
         return _limited(load_raw(arguments), "text", arguments)
-    splits: dict[str, Any] = {}
-    if arguments.dataset_name:
-        splits = load_named(arguments, plugins, known)
-    for split, patterns in zip(known, files, strict=True):
+    splits = load_named(arguments, plugins, known) if arguments.dataset_name else {}
+    for split, patterns in given.items():
         if patterns:
             splits[split] = _load_files(patterns, f"--{split}_file", arguments)
     column = text_column(next(splits[split] for split in known if split in splits), arguments)
@@ -93,7 +88,12 @@ def _set_aside(splits: dict[str, Any], column: str, arguments: TextArguments) ->
             continue
         rest = splits["train"]
         if arguments.streaming:
-            splits[split], splits["train"] = _split_stream(rest, column, low, share)
+            goes, stays = (
+                partial(_is_between, low=low, high=low + share, wanted=wanted)
+                for wanted in (True, False)
+            )
+            splits[split] = rest.filter(goes, input_columns=column)
+            splits["train"] = rest.filter(stays, input_columns=column)
         elif len(rest) < 2:
             left = " left" if split == "test" else ""
             raise DataError(
@@ -108,19 +108,10 @@ def _set_aside(splits: dict[str, Any], column: str, arguments: TextArguments) ->
         low += share
 
 
-def _split_stream(
-    dataset: IterableDataset, column: str, low: int, share: int
-) -> tuple[IterableDataset, IterableDataset]:
-    """Cut off the documents whose hash is ``low`` to ``low + share`` percent of the way."""
-
-    def goes(text: str | None) -> bool:
-        digest = blake2b((text or "").encode(errors="surrogatepass"), digest_size=8).digest()
-        return low * 100 <= int.from_bytes(digest, "little") % 10_000 < (low + share) * 100
-
-    def stays(text: str | None) -> bool:
-        return not goes(text)
-
-    return dataset.filter(goes, input_columns=column), dataset.filter(stays, input_columns=column)
+def _is_between(text: str | None, low: int, high: int, wanted: bool) -> bool:
+    """Tell whether the hash of a document is ``low`` to ``high`` percent of the way."""
+    digest = blake2b((text or "").encode(errors="surrogatepass"), digest_size=8).digest()
+    return (low * 100 <= int.from_bytes(digest, "little") % 10_000 < high * 100) == wanted
 
 
 def _limited(splits: dict[str, Any], column: str, arguments: TextArguments) -> Splits:
@@ -128,12 +119,10 @@ def _limited(splits: dict[str, Any], column: str, arguments: TextArguments) -> S
     names = {"train": "train", "validation": "eval", "test": "test"}
     for name, split in splits.items():
         count = getattr(arguments, f"max_{names[name]}_samples", None)
-        if count is None:
-            continue
-        if hasattr(split, "take") and not hasattr(split, "select"):  # a stream, text or arrays
-            splits[name] = split.take(count)
-        else:
+        if count is not None and hasattr(split, "select"):
             splits[name] = split.select(range(min(count, len(split))))
+        elif count is not None:  # a stream, text or arrays
+            splits[name] = split.take(count)
     return Splits(splits, column)
 
 
@@ -146,18 +135,15 @@ def load_named(
     """Load those of the splits ``wanted`` that ``--dataset_name`` has.
 
     ``no_scripts`` is what to say of a dataset that is a loading script.
-
-    Raises:
-        DataError: the dataset cannot be loaded, or has none of the splits.
     """
     name = arguments.dataset_name
-    found = plugins.call_first("load_dataset", name=name, arguments=arguments) if plugins else None
-    if found is None:
-        found = _load_hub(arguments, no_scripts)
-    splits = {split: found[split] for split in wanted if split in found}
+    whole = plugins.call_first("load_dataset", name=name, arguments=arguments) if plugins else None
+    if whole is None:
+        whole = _load_hub(arguments, no_scripts)
+    splits = {split: whole[split] for split in wanted if split in whole}
     if not splits:
         raise DataError(
-            f"--dataset_name {name} has the splits {', '.join(map(str, found)) or 'none'}; "
+            f"--dataset_name {name} has the splits {', '.join(map(str, whole)) or 'none'}; "
             f"{' or '.join(map(repr, wanted))} is needed"
         )
     return splits
@@ -172,12 +158,9 @@ def _load_hub(arguments: TextArguments, no_scripts: str) -> Any:
         if (Path(name) / "dataset_dict.json").exists():
             return load_from_disk(name)
         return load_dataset(
-            name,
-            config,
-            revision=arguments.dataset_revision,
-            streaming=arguments.streaming,
+            name, config, revision=arguments.dataset_revision, streaming=arguments.streaming,
             cache_dir=_datasets_cache(arguments),
-        )
+        )  # fmt: skip
     except Exception as error:
         if "scripts are no longer supported" in str(error) or name in SCRIPT_DATASETS:
             raise DataError(f"{label}: {no_scripts.format(name=name)} ({error})") from error
@@ -212,20 +195,13 @@ def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any
         options = {"sample_by": arguments.sample_by, "keep_linebreaks": keep}
     try:
         dataset = load_dataset(
-            builder,
-            data_files={"train": files},
-            split="train",
-            streaming=arguments.streaming,
-            cache_dir=_datasets_cache(arguments),
-            **options,
-        )
-        if arguments.streaming:
-            next(iter(dataset))
-    except StopIteration:
-        raise DataError(f"{flag} {files[0]} holds no documents") from None
+            builder, data_files={"train": files}, split="train", streaming=arguments.streaming,
+            cache_dir=_datasets_cache(arguments), **options,
+        )  # fmt: skip
+        first = next(iter(dataset if arguments.streaming else range(len(dataset))), None)
     except Exception as error:
         raise data_files.explain(error, files, builder, flag) from error
-    if not arguments.streaming and not len(dataset):
+    if first is None:
         raise DataError(f"{flag} {files[0]} holds no documents")
     return dataset
 
@@ -290,10 +266,6 @@ def load_raw(arguments: TextArguments) -> dict[str, Any]:
 
     The text is training first, then validation, then test: the shares are
     ``validation_split_percentage`` and ``test_split_percentage``.
-
-    Raises:
-        UsageError: arrays are given to what trains on text alone.
-        DataError: a file cannot be read, is empty, or is too small for the shares.
     """
     if has_arrays(arguments) and not hasattr(arguments, "block_size"):
         raise UsageError(
@@ -328,11 +300,8 @@ def load_raw(arguments: TextArguments) -> dict[str, Any]:
 def _read_text(names: Sequence[str], flag: str) -> RawText:
     parts = []
     for name in names:
-        try:
-            with data_files.open_binary(name) as stream:
-                parts.append(np.frombuffer(stream.read(), np.uint8))
-        except (ImportError, OSError, ValueError, EOFError) as error:
-            raise DataError(f"{flag} {name} cannot be read: {error}") from error
+        with data_files.reading(f"{flag} {name}"), data_files.open_binary(name) as stream:
+            parts.append(np.frombuffer(stream.read(), np.uint8))
     content = parts[0] if len(parts) == 1 else np.concatenate(parts)
     if not len(content):
         raise DataError(f"{flag} {names[0]} is empty; give a file with text in it")
@@ -340,24 +309,24 @@ def _read_text(names: Sequence[str], flag: str) -> RawText:
 
 
 def _read_arrays(names: Sequence[str], flag: str) -> Images:
-    name = names[0]
+    label = f"{flag} {' '.join(names)}"
     if len(names) > 1:
-        raise DataError(f"{flag} {' '.join(names)}: give one file of arrays, .npy or .npz")
-    if not name.lower().endswith(ARRAYS) or "://" in name:
+        raise DataError(f"{label}: give one file of arrays, .npy or .npz")
+    if not names[0].lower().endswith(ARRAYS) or "://" in names[0]:
         raise DataError(
-            f"{flag} {name} beside files of arrays: give one local .npy or .npz file here, too"
+            f"{label} beside files of arrays: give one local .npy or .npz file here, too"
         )
     try:
-        arrays = _load_array(name, f"{flag} {name}")
+        arrays = _load_array(names[0], label)
+    except DataError:
+        raise
     except Exception as error:  # what reads headers of arrays raises a dozen types
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{flag} {name} cannot be read as an array: {error}") from error
+        raise DataError(f"{label} cannot be read as an array: {error}") from error
     if not arrays.size:
-        raise DataError(f"{flag} {name} is empty, of shape {arrays.shape}: give one with arrays")
+        raise DataError(f"{label} is empty, of shape {arrays.shape}: give one with arrays")
     if arrays.dtype != np.uint8 or arrays.ndim < 2:
         raise DataError(
-            f"{flag} {name} holds {arrays.dtype} of shape {arrays.shape}: give uint8 of shape "
+            f"{label} holds {arrays.dtype} of shape {arrays.shape}: give uint8 of shape "
             "(number of arrays, ...)"
         )
     return Images(arrays, 0, len(arrays))
@@ -365,10 +334,10 @@ def _read_arrays(names: Sequence[str], flag: str) -> Images:
 
 def _load_array(name: str, label: str) -> np.ndarray:
     if name.lower().endswith(".npy"):
-        found = np.load(name, mmap_mode="r", allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return found
-        found.close()  # an archive under a wrong name
+        array = np.load(name, mmap_mode="r", allow_pickle=False)
+        if isinstance(array, np.ndarray):
+            return array
+        array.close()  # an archive under a wrong name
         raise DataError(f"{label} is an archive of arrays: call it .npz")
     with Path(name).open("rb") as stream:  # .npz: an archive of named arrays
         archive = np.load(stream, allow_pickle=False)
@@ -391,8 +360,8 @@ BYTES_INSTEAD = "a vocabulary of bytes (train_tokenizer.py --vocabulary bytes) t
 
 
 @dataclasses.dataclass
-class RawText:
-    """The bytes ``start`` to ``stop`` of a text that was read whole; ``content`` is all of it."""
+class _Stretch:
+    """What lies from ``start`` to ``stop`` of ``content``, which was read whole."""
 
     content: np.ndarray
     start: int
@@ -401,23 +370,24 @@ class RawText:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def take(self, count: int) -> Self:
+        """Return the beginning, ``count`` long."""
+        return dataclasses.replace(self, stop=min(self.stop, self.start + count))
+
+
+class RawText(_Stretch):
+    """Bytes of a text."""
+
     @property
     def bytes(self) -> np.ndarray:
         """The bytes of this part, uint8."""
         return self.content[self.start : self.stop]
-
-    def take(self, count: int) -> RawText:
-        """Return the first ``count`` bytes."""
-        return dataclasses.replace(self, stop=min(self.stop, self.start + count))
 
     def pieces(self, flag: str = "--sample_by raw", advice: str = BYTES_INSTEAD) -> Iterator[str]:
         """Yield the text in pieces that end with a line where lines are not huge.
 
         A character that a border cuts belongs to the part before it. ``flag`` and ``advice`` are
         what an error says of bytes that are not text.
-
-        Raises:
-            DataError: the text is not UTF-8, or less than a character.
         """
         start, last = self._character(self.start), self._character(self.stop)
         if start >= last:
@@ -452,33 +422,17 @@ class RawText:
         return len(text.split()) + ends
 
 
-@dataclasses.dataclass
-class Images:
+class Images(_Stretch):
     """Arrays of bytes, all of one shape: uint8 (N, ...), memory-mapped where the file allows it."""
-
-    arrays: np.ndarray
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
     @property
     def size(self) -> int:
         """Bytes of one array."""
-        return int(np.prod(self.arrays.shape[1:]))
-
-    def take(self, count: int) -> Images:
-        """Return the first ``count`` arrays."""
-        return dataclasses.replace(self, stop=min(self.stop, self.start + count))
+        return int(np.prod(self.content.shape[1:]))
 
 
 class ImageRows:
-    """Row *i* is array *i*, flattened in row-major order, a token a byte.
-
-    Raises:
-        UsageError: the vocabulary is not one of bytes, or rows have another length than arrays.
-    """
+    """Row *i* is array *i*, flattened in row-major order, a token a byte."""
 
     def __init__(self, images: Images, tokenizer: PreTrainedTokenizerBase, length: int):
         table = byte_ids(tokenizer)
@@ -489,7 +443,7 @@ class ImageRows:
             )
         if length != images.size:
             raise UsageError(
-                f"rows have {length} tokens and arrays of shape {images.arrays.shape[1:]} have "
+                f"rows have {length} tokens and arrays of shape {images.content.shape[1:]} have "
                 f"{images.size} bytes: give --block_size {images.size}"
             )
         self.images, self.length, self.table = images, length, table
@@ -503,7 +457,7 @@ class ImageRows:
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
         """Copy these rows out; see ``Rows``."""
-        arrays = self.images.arrays[self.images.start + np.asarray(indices)]
+        arrays = self.images.content[self.images.start + np.asarray(indices)]
         ids = self.table[arrays.reshape(len(arrays), -1)]
         return {
             "input_ids": ids,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -49,30 +50,38 @@ class TokenStore:
         start, end = self.offsets[document : document + 2]
         return self.tokens[start:end]
 
+    def gather(
+        self, starts: np.ndarray, lengths: np.ndarray, width: int
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Copy ``tokens[start:start + length]`` into rows; also say where a row holds a token."""
+        rows = {"input_ids": np.full((len(starts), width), self.pad_token_id, np.int32)}
+        flat = {"input_ids": self.tokens}
+        if self.continues is not None:
+            rows["continues"] = np.zeros((len(starts), width), np.int32)
+            flat["continues"] = self.continues
+        for name, source in flat.items():
+            for row, at, length in zip(rows[name], starts.tolist(), lengths.tolist(), strict=True):
+                row[:length] = source[at : at + length]
+        return rows, np.arange(width) < lengths[:, None]
+
     @classmethod
     def open(cls, path: str | Path) -> TokenStore:
-        """Map a store into memory.
-
-        Raises:
-            DataError: ``path`` is no token store, is of another version, or lacks bytes.
-        """
+        """Map a store into memory."""
         path = Path(path)
         try:
             header = errors.parse_json((path / HEADER).read_bytes())
             version = header.get("version")
             total, documents, pad = (header[n] for n in ("tokens", "documents", "pad_token_id"))
-            if not all(type(n) is int and 0 <= n < limit for n, limit in
-                       ((total, 2**48), (documents, 2**48), (pad, 2**31))):  # fmt: skip
+            limits = ((total, 2**48), (documents, 2**48), (pad, 2**31))
+            if not all(type(n) is int and 0 <= n < limit for n, limit in limits):
                 raise ValueError("its header has counts that are no counts")
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise DataError(f"{path} is not a token store: {error}") from error
         if version != VERSION:
             raise DataError(f"{path} is a token store of version {version}, not {VERSION}")
         continues = _map(path / CONTINUES, np.uint8, total) if header.get("continues") else None
-        tokens, offsets = (
-            _map(path / TOKENS, "<i4", total),
-            _map(path / OFFSETS, "<i8", documents + 1),
-        )
+        tokens = _map(path / TOKENS, "<i4", total)
+        offsets = _map(path / OFFSETS, "<i8", documents + 1)
         if offsets[0] != 0 or offsets[-1] != total or (offsets[1:] <= offsets[:-1]).any():
             raise DataError(f"{path / OFFSETS} is damaged; rebuild it with --overwrite_cache")
         return cls(tokens, offsets, header["pad_token_id"], continues, header)
@@ -95,10 +104,7 @@ Chunk = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 def build(
     path: str | Path, chunks: Callable[[], Iterable[Chunk]], header: dict, overwrite: bool = False
 ) -> TokenStore:
-    """Open the store at ``path``, writing it from ``chunks()`` first unless it is there and whole.
-
-    See ``write_once`` for what a killed process or a second one finds.
-    """
+    """Open the store at ``path``, writing it from ``chunks()`` unless it is there and whole."""
 
     def write(directory: Path) -> None:
         lengths: list[np.ndarray] = []
@@ -123,9 +129,8 @@ def build(
             raise DataError("no document is left: every one of them is blank or has no tokens")
         if not has_continues:
             (directory / CONTINUES).unlink()
-        offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype="<i8")]).astype(
-            "<i8"
-        )
+        offsets = np.zeros(sum(map(len, lengths)) + 1, "<i8")
+        np.cumsum(np.concatenate(lengths), out=offsets[1:])
         with open(directory / OFFSETS, "wb") as stream:
             stream.write(offsets.data)
             os.fsync(stream.fileno())
@@ -152,13 +157,18 @@ def write_once(
     """
     from filelock import FileLock
 
-    if not overwrite and (whole := _open_whole(path, opened)):
-        return whole
+    def whole() -> Opened | None:
+        with contextlib.suppress(DataError):
+            return None if overwrite else opened(path)
+        return None
+
+    if (stored := whole()) is not None:
+        return stored
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):  # freed by the system when its holder dies
-            if not overwrite and (whole := _open_whole(path, opened)):
-                return whole
+            if (stored := whole()) is not None:
+                return stored
             for leftover in path.parent.glob(f"{path.name}.tmp-*"):  # of a writer that was killed
                 shutil.rmtree(leftover, ignore_errors=True)
             temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex[:8]}")
@@ -177,10 +187,3 @@ def write_once(
             "name another place with --data_cache_dir or HFSEQ_CACHE"
         ) from error
     return opened(path)
-
-
-def _open_whole(path: Path, opened: Callable[[Path], Opened]) -> Opened | None:
-    try:
-        return opened(path)
-    except DataError:
-        return None

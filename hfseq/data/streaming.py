@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,9 +30,6 @@ class StreamingBatches:
     The last batch of an epoch is filled up with rows marked invalid. ``state()`` is JSON-safe, and
     after ``restore(state)`` the same batches follow. Every process reads the whole stream and takes
     its ``part`` of each batch, so the order does not depend on how many there are.
-
-    Raises:
-        DataError: the stream breaks or holds no text.
     """
 
     def __init__(
@@ -70,12 +67,8 @@ class StreamingBatches:
 
     def state(self) -> dict:
         """The position after the last batch, for ``restore``."""
-        return {
-            "epoch": self.epoch,
-            "block": self.block,
-            "offset": self.offset,
-            "start": self._start,
-        }
+        counters = {"epoch": self.epoch, "block": self.block, "offset": self.offset}
+        return {**counters, "start": self._start}
 
     def restore(self, state: dict) -> None:
         """Go on after the batch at which ``state()`` was taken, with the same arguments."""
@@ -110,20 +103,16 @@ class StreamingBatches:
         if self._rows is None:
             self._rows, self._next = self._load()
         while self.offset >= len(self._rows):
-            empty_epoch = not len(self._rows) and not self.block
-            if empty_epoch:
+            if not len(self._rows) and not self.block:
                 raise DataError("the stream holds no text: every document is blank or it has none")
-            self._advance()
+            self.offset = 0
+            if self._next is not None:
+                self.block, self._start = self.block + 1, self._next
+            else:
+                self.epoch, self.block = self.epoch + 1, 0
+                self._start = {"source": self.source.state(self.epoch), "skip": 0}
             self._rows, self._next = self._load()
         return self._rows
-
-    def _advance(self) -> None:
-        self.offset = 0
-        if self._next is not None:
-            self.block, self._start = self.block + 1, self._next
-        else:
-            self.epoch, self.block = self.epoch + 1, 0
-            self._start = {"source": self.source.state(self.epoch), "skip": 0}
 
     def _load(self) -> tuple[PackedRows | LineRows, dict | None]:
         """Read the block that begins at ``self._start``; also say where the one after it begins.
@@ -134,9 +123,13 @@ class StreamingBatches:
         need = self.block_rows * (1 if self.line_by_line else self.length)
         skip, have, chunks, place = self._start["skip"], -self._start["skip"], [], None
         if self._reader is None:
-            self._reader = self._encoded(self._start["source"])
+            self._reader = (
+                (before, *self.encode([text for text in texts if text and self.encode.keeps(text)]))
+                for before, texts in self.source.read(self._start["source"], CHUNK)
+            )
         for chunk in chain(self._pending, self._reader):
             before, ids, lengths = chunk
+            lengths = lengths[lengths > 0]
             size = len(lengths) if self.line_by_line else len(ids)
             chunks.append((ids, lengths))
             if have + size > need:  # strictly: a block that ends the epoch must know it
@@ -145,27 +138,18 @@ class StreamingBatches:
             have += size
         else:
             self._reader, self._pending = None, []
-        return self._rows_of(chunks, skip, need if place else None), place
-
-    def _encoded(self, state: dict) -> Iterator[tuple[dict, np.ndarray, np.ndarray]]:
-        for before, texts in self.source.read(state, CHUNK):
-            ids, lengths = self.encode([text for text in texts if text and self.encode.keeps(text)])
-            yield before, ids, lengths[lengths > 0]
-
-    def _rows_of(self, chunks: list, skip: int, need: int | None) -> PackedRows | LineRows:
-        tokens = np.concatenate([ids for ids, _ in chunks] or [np.zeros(0, np.int32)])
-        ends = np.cumsum(
-            np.concatenate([lengths for _, lengths in chunks] or [np.zeros(0, np.int64)])
-        )
-        offsets = np.concatenate([[0], ends]).astype(np.int64)
-        stop = None if need is None else skip + need
+        tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in chunks)])
+        offsets = np.cumsum(np.concatenate([np.zeros(1, np.int64), *(n for _, n in chunks)]))
+        # The last one of packed tokens is only predicted.
+        part = slice(skip, skip + need + 1 if place else None)
         if self.line_by_line:
-            offsets = offsets[skip : None if stop is None else stop + 1]
-            return LineRows(TokenStore(tokens, offsets, self.pad_token_id), self.length, True)
-        tokens = tokens[skip : None if stop is None else stop + 1]  # the last one is only predicted
+            store = TokenStore(tokens, offsets[part], self.pad_token_id)
+            return LineRows(store, self.length, True), place
+        tokens = tokens[part]
         offsets = np.unique(np.clip(offsets - skip, 0, len(tokens)))
         store = TokenStore(tokens, offsets, self.pad_token_id)
-        return PackedRows(store, self.length, self.cross_documents, need)
+        rows = PackedRows(store, self.length, self.cross_documents, need if place else None)
+        return rows, place
 
 
 class _Source:
@@ -191,23 +175,15 @@ class _Source:
             documents = iter(dataset)
             while True:
                 before = {"epoch": epoch, "shard": shard, "position": position}
-                texts = self._take(documents, size, before)
+                try:
+                    texts = [document[self.column] for document in islice(documents, size)]
+                except Exception as error:
+                    raise DataError(
+                        f"the stream broke in epoch {epoch}, shard {shard}: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
                 if not texts:
                     break
                 yield before, texts
                 position = dataset.state_dict()
             position = None
-
-    def _take(self, documents: Iterator[dict], size: int, place: dict) -> list[str | None]:
-        texts = []
-        try:
-            for document in documents:
-                texts.append(document[self.column])
-                if len(texts) == size:
-                    break
-        except Exception as error:
-            raise DataError(
-                f"the stream broke in epoch {place['epoch']}, shard {place['shard']}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        return texts

@@ -10,9 +10,11 @@ import csv
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hfseq import errors
@@ -38,21 +40,17 @@ class TableFile:
 
     A row comes with its number: of the line it begins in, or of the row where a file has no lines
     (parquet, one array of JSON objects), as ``unit`` says. Nothing unpacks without a limit.
-
-    Raises:
-        DataError: the file is of an unknown kind, empty, binary or unreadable.
     """
 
     def __init__(self, file: str, flag: str):
         self.file, self.flag, self.origin = file, flag, f"{flag} {file}"
-        self.kind = files.extension_of(file)
+        self.kind, self.unit = files.extension_of(file), "line"
         if self.kind not in EXTENSIONS:
             raise DataError(
                 f"{self.origin}: the extension '{self.kind}' is not known for tables of examples; "
                 "use .tsv, .csv, .json, .jsonl or .parquet"
             )
         files.check_heads([file], "parquet" if self.kind == ".parquet" else "text", flag)
-        self.unit = "line"
         if self.kind == ".parquet":
             files.check_parquet(file, flag)
             self.unit = "row"
@@ -87,30 +85,22 @@ class TableFile:
 
     def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the objects of JSON lines, or of one array."""
-        lines = files.read_lines(self.file, self.flag)
-        found = self._parsed_array(lines) if self.unit == "row" else self._parsed_lines(lines)
-        for number, record in found:
-            if not isinstance(record, dict):
-                raise DataError(f"{self.place(number)} is not a JSON object with named columns")
-            yield number, record
-
-    def _parsed_array(self, lines: Iterator[str]) -> Iterator[tuple[int, object]]:
-        try:
-            yield from enumerate(errors.parse_json("".join(lines)), 1)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{self.origin}, line {error.lineno} is not valid JSON: {error.msg}"
-            ) from error
-
-    def _parsed_lines(self, lines: Iterator[str]) -> Iterator[tuple[int, object]]:
-        for number, line in enumerate(lines, 1):
-            if not line.isspace():
-                try:
-                    yield number, errors.parse_json(line)
-                except json.JSONDecodeError as error:
-                    raise DataError(
-                        f"{self.place(number)} is not valid JSON: {error.msg}"
-                    ) from error
+        lines: Iterable[str] = files.read_lines(self.file, self.flag)
+        array = self.unit == "row"
+        for start, text in enumerate(["".join(lines)] if array else lines, 1):
+            if text.isspace():
+                continue
+            try:
+                parsed = errors.parse_json(text)
+            except json.JSONDecodeError as error:
+                line = error.lineno if array else start
+                raise DataError(
+                    f"{self.origin}, line {line} is not valid JSON: {error.msg}"
+                ) from error
+            for number, record in enumerate(parsed if array else [parsed], start):
+                if not isinstance(record, dict):
+                    raise DataError(f"{self.place(number)} is not a JSON object with named columns")
+                yield number, record
 
     @contextmanager
     def parquet(self) -> Iterator[ParquetFile]:
@@ -121,11 +111,9 @@ class TableFile:
         try:
             with files.open_binary(self.file) as stream:
                 yield ParquetFile(stream)
-        except UnicodeDecodeError:  # parquet takes any bytes for text; who reads knows the row
+        except (UnicodeDecodeError, DataError):  # who reads text knows the row
             raise
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            if isinstance(error, DataError):
-                raise
             raise DataError(f"{self.origin} is not valid parquet: {error}") from error
 
 
@@ -156,11 +144,7 @@ COLA = ("source", "label", "mark", "sentence")
 
 
 def read_table(file: str, flag: str, arguments: ClassificationArguments) -> Table:
-    """Read a file of examples.
-
-    Raises:
-        DataError: it is empty, of an unknown kind, or has rows that do not fit its columns.
-    """
+    """Read a file of examples."""
     source = TableFile(file, flag)
     if source.kind in SEPARATORS:
         table = _table_of_cells(source, arguments)
@@ -171,13 +155,11 @@ def read_table(file: str, flag: str, arguments: ClassificationArguments) -> Tabl
         except UnicodeDecodeError as error:
             raise DataError(f"{source.origin} is not valid parquet: {error}") from error
     else:
-        numbers, records = [], []
-        for number, record in source.records():
-            numbers.append(number)
-            records.append(record)
-        names = dict.fromkeys(name for record in records for name in record)
-        columns = {name: [record.get(name) for record in records] for name in names}
-        table = Table(columns, source.origin, numbers if source.unit == "line" else None)
+        rows = list(source.records())
+        names = dict.fromkeys(name for _, record in rows for name in record)
+        columns = {name: [record.get(name) for _, record in rows] for name in names}
+        lines = [number for number, _ in rows] if source.unit == "line" else None
+        table = Table(columns, source.origin, lines)
     if not len(table):
         raise DataError(f"{source.origin} has a header and no examples")
     return table
@@ -233,15 +215,14 @@ def _table_of_cells(source: TableFile, arguments: ClassificationArguments) -> Ta
             f"{source.origin}: two columns have one name in {', '.join(names)}; if the first line "
             "is an example, give --header False and columns by number"
         )
-    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=False))
     return Table(columns, source.origin, numbers, "cola" if cola else None)
 
 
 def column_number(name: str | None, count: int) -> int | None:
     """Return which of ``count`` columns a flag means, where it gives a number of one."""
-    if name is None or not re.fullmatch(r"[0-9]{1,9}", name) or int(name) >= count:
-        return None
-    return int(name)
+    number = int(name) if name and re.fullmatch(r"[0-9]{1,9}", name) else count
+    return number if number < count else None
 
 
 #: Number of the row, source, target; None where a side is missing.
@@ -269,11 +250,7 @@ class PairColumns:
 
 
 def pair_part(file: str, flag: str, arguments: TranslationArguments) -> tuple[Part, PairColumns]:
-    """Return how to read the pairs of a table, and which columns they are in.
-
-    Raises:
-        DataError: the file is empty, binary or unreadable, or lacks the columns.
-    """
+    """Return how to read the pairs of a table, and which columns they are in."""
     table, header = TableFile(file, flag), True
     if table.kind in SEPARATORS:
         columns, read, header = _pairs_of_cells(table, arguments)
@@ -291,10 +268,8 @@ def _pairs_of_cells(
     """Read CSV (with quotes) or TSV (without: a quotation mark is text there)."""
     tabs = table.kind == ".tsv"
 
-    def rows() -> Iterator[tuple[int, list[str]]]:
-        advice = 'a quotation mark within a cell is doubled (""), and the cell is quoted'
-        return table.cells(quoted=not tabs, strict=True, advice=advice)
-
+    advice = 'a quotation mark within a cell is doubled (""), and the cell is quoted'
+    rows = partial(table.cells, quoted=not tabs, strict=True, advice=advice)
     _, first = next(rows(), (1, []))
     width = len(first)
     if width < 2:
@@ -317,10 +292,7 @@ def _pairs_of_cells(
     source, target = names.index(columns.source), names.index(columns.target)
 
     def read() -> Iterator[Pair]:
-        lines = rows()
-        if header:
-            next(lines)
-        for number, row in lines:
+        for number, row in islice(rows(), int(header), None):
             if len(row) > width:
                 remedy = "remove the tab" if tabs else "quote cells that hold a comma"
                 raise DataError(
@@ -349,7 +321,7 @@ def _pairs_of_records(
         if not isinstance(value, str | None):
             raise DataError(f"{table.place(number)}: '{name}' is no text but {value!r:.50}")
         try:
-            value and value.encode()
+            (value or "").encode()
         except UnicodeEncodeError as error:  # JSON can spell one half of a surrogate pair
             raise DataError(
                 f"{table.place(number)}: '{name}' is not valid Unicode ({error.reason}); remove "
@@ -422,9 +394,6 @@ def choose_columns(
     "german"), else "source" or "target". What is still open goes to the first columns that are
     left, those named after a language before the others; but never a column of a third language to
     a side whose language was asked for.
-
-    Raises:
-        DataError: a column or language that was asked for is not there, or there are not two.
     """
     chosen: dict[str, str | None] = {}
     listing = ", ".join(names) or "none"
@@ -476,12 +445,12 @@ def is_header(cells: Sequence[str], arguments: TranslationArguments) -> bool:
     """
     if arguments.source_column or arguments.target_column:
         return True
-    languages = (arguments.source_lang, arguments.target_lang)
+    usual = {arguments.source_lang, arguments.target_lang}
+    roles = {name for names in ROLES.values() for name in names}
+    plain = {cell: cell.strip().lower() for cell in cells}
     known = {
-        code_of(cell) or cell.strip().lower()
-        for cell in cells
-        if code_of(cell)
-        or cell in languages
-        or any(cell.strip().lower() in names for names in ROLES.values())
+        code_of(cell) or name
+        for cell, name in plain.items()
+        if code_of(cell) or cell in usual or name in roles
     }
     return len(known) > 1

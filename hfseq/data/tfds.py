@@ -20,11 +20,7 @@ from hfseq.errors import DataError, UsageError, nearest
 
 
 def read_records(file: str, flag: str) -> Iterator[bytes]:
-    """Yield the records of a TFRecord file.
-
-    Raises:
-        DataError: the file is missing, cut short or damaged.
-    """
+    """Yield the records of a TFRecord file."""
     number = 0
     try:
         with files.open_binary(file) as stream:
@@ -42,16 +38,9 @@ def read_records(file: str, flag: str) -> Iterator[bytes]:
         raise DataError(f"{flag} {file} cannot be read: {error}") from error
 
 
-def _crc_table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)  # Castagnoli, reflected
-        table.append(value)
-    return table
-
-
-_TABLE = _crc_table()
+_TABLE = list(range(256))
+for _ in range(8):
+    _TABLE = [(x >> 1) ^ (0x82F63B78 if x & 1 else 0) for x in _TABLE]  # Castagnoli, reflected
 
 
 def masked_crc32c(data: bytes) -> int:
@@ -64,11 +53,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def parse_example(record: bytes) -> dict[str, str]:
-    """Return the features of a ``tf.train.Example`` that are one byte string, as text.
-
-    Raises:
-        ValueError: the bytes are no such message, or a text is not UTF-8.
-    """
+    """Return the features of a ``tf.train.Example`` that are one byte string, as text."""
     texts: dict[str, str] = {}
     for _, start, end in _fields(record, 0, len(record)):  # Example.features
         for _, begin, stop in _fields(record, start, end):  # Features.feature, a map
@@ -87,7 +72,7 @@ def parse_example(record: bytes) -> dict[str, str]:
 
 def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
     """Return number, begin and end of the length-delimited fields of a message."""
-    found = []
+    fields = []
     while at < end:
         tag, at = _varint(data, at)
         if tag & 7 != 2:
@@ -101,9 +86,9 @@ def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
         length, at = _varint(data, at)
         if at + length > end:
             raise ValueError("a field is longer than its message")
-        found.append((tag >> 3, at, at + length))
+        fields.append((tag >> 3, at, at + length))
         at += length
-    return found
+    return fields
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -120,14 +105,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 PREFIX = "tfds:"
-
-
 INFO = "dataset_info.json"
-
-
 TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-
-
 _NAME = re.compile(
     r"tfds:(?P<path>[^:#]+|[a-z0-9]+://[^:#]+)(:(?P<version>[\w.]+))?(#(?P<split>.+))?$"
 )
@@ -136,17 +115,12 @@ _NAME = re.compile(
 def origins(
     name: str, flag: str, arguments: TranslationArguments
 ) -> dict[str, tuple[list[Part], PairColumns]]:
-    """Return how to read the splits of ``tfds:NAME/CONFIG[:VERSION]``.
-
-    Raises:
-        UsageError: the name cannot be understood.
-        DataError: the directory is not there or unreadable, or has no split to train or test on.
-    """
+    """Return how to read the splits of ``tfds:NAME/CONFIG[:VERSION]``."""
     dataset, split = _find(name, flag)
-    splits = [found for found in SPLITS if found in dataset.splits]
+    splits = [name for name in SPLITS if name in dataset.splits]
     if split or not splits:
         return {"train": dataset.origin(split or "train", arguments)}
-    return {found: dataset.origin(found, arguments) for found in splits}
+    return {name: dataset.origin(name, arguments) for name in splits}
 
 
 def origin(
@@ -226,9 +200,9 @@ class _Prepared:
             shards = self._shards(split)
             items = (self.info.get("supervisedKeys") or {}).get("tuple", {}).get("items", [])
             supervised = [item.get("featureKey") for item in items]
+        except DataError:
+            raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, DataError):
-                raise
             raise self._unclear() from error
         first = next(shards[0].examples(), {}) if shards else {}
         names = [name for name in supervised if name in first]
@@ -241,33 +215,23 @@ class _Prepared:
             return [_Foreign(self.directory, split, self.format, self.flag)]
         entry = self.splits[split]
         lengths = [int(length) for length in entry.get("shardLengths", [])]
-        template = entry.get("filepathTemplate") or TEMPLATE
-        return [
-            _Records(f"{self.directory}/{name}", self.flag, length)
-            for name, length in zip(
-                self._names(template, split, len(lengths)), lengths, strict=True
-            )
-        ]
-
-    def _names(self, template: str, split: str, count: int) -> Iterator[str]:
-        for shard in range(count):
-            index, number = f"{shard:05d}", f"{count:05d}"
+        count, shards = f"{len(lengths):05d}", []
+        for shard, length in enumerate(lengths):
+            index = f"{shard:05d}"
             values = {
                 "DATASET": self.info["name"], "SPLIT": split, "FILEFORMAT": self.format,
-                "SHARD_X_OF_Y": f"{index}-of-{number}", "SHARD_INDEX": index, "NUM_SHARDS": number,
+                "SHARD_X_OF_Y": f"{index}-of-{count}", "SHARD_INDEX": index, "NUM_SHARDS": count,
             }  # fmt: skip
-            name = _filled(template, values)
+            # Not with str.format, which reads attributes and pads to any width.
+            template = entry.get("filepathTemplate") or TEMPLATE
+            name = re.sub(r"\{(\w+)\}", lambda match, values=values: values[match[1]], template)
             if re.search(r"[/\\\0]|^\.*$", name):
                 raise DataError(
                     f"{self.flag}: {self.directory}/{INFO} names the file {name!r:.80}: files "
                     "must lie beside it"
                 )
-            yield name
-
-
-def _filled(template: str, values: dict[str, str]) -> str:
-    """Fill in names; not with str.format, which reads attributes and pads to any width."""
-    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], template)
+            shards.append(_Records(f"{self.directory}/{name}", self.flag, length))
+        return shards
 
 
 @dataclass(frozen=True)

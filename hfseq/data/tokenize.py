@@ -49,10 +49,6 @@ def tokenize(
     of text after them; with ``line_by_line`` they are truncated to ``max_length`` tokens, specials
     included. Blank documents are left out, unless ``keep_blank`` makes them text (a line break
     alone, say). The store is found again as long as data, tokenizer and options are the same.
-
-    Raises:
-        UsageError: ``line_by_line`` without a ``max_length``, ``append_eos`` without such a token.
-        DataError: no document is left, a document cannot be read, or the cache cannot be written.
     """
     if line_by_line and not max_length:
         raise UsageError("--line_by_line needs --max_seq_length, the length to truncate to")
@@ -74,11 +70,7 @@ def tokenize_with(
     overwrite: bool = False,
     description: str = "Tokenising",
 ) -> TokenStore:
-    """Run ``encode`` over a column of a dataset once, and keep the result in ``cache_dir``.
-
-    Raises:
-        DataError: no document is left, a document cannot be read, or the cache cannot be written.
-    """
+    """Run ``encode`` over a column of a dataset once, and keep the result in ``cache_dir``."""
     state = tokenizer_state(encode.tokenizer)
     content = [store.VERSION, dataset._fingerprint, column, *encode.options, state]
     key = blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
@@ -116,13 +108,9 @@ def tokenize_raw(
     header = {"fingerprint": key.hexdigest(), "pad_token_id": pad}
 
     def chunks() -> Iterator[Chunk]:
-        parts = [
-            np.asarray(
-                tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"], np.int32
-            )
-            for piece in text.pieces()
-        ]
-        ids = np.concatenate(parts)
+        options = {"add_special_tokens": False, "verbose": False}
+        parts = [tokenizer(piece, **options)["input_ids"] for piece in text.pieces()]
+        ids = np.concatenate([np.asarray(part, np.int32) for part in parts])
         yield ids, np.array([len(ids)], np.int64), None
 
     return store.build(Path(cache_dir) / f"raw-{key.hexdigest()}", chunks, header, overwrite)
@@ -143,9 +131,8 @@ class Encoder:
         if append_eos and tokenizer.eos_token_id is None:
             raise UsageError("--append_eos: the tokenizer has no end-of-text token; drop the flag")
         # A vocabulary of bytes in which no text is a special token is a table.
-        self.bytes = (
-            byte_ids(tokenizer) if getattr(tokenizer, "split_special_tokens", False) else None
-        )
+        verbatim = getattr(tokenizer, "split_special_tokens", False)
+        self.bytes = byte_ids(tokenizer) if verbatim else None
 
     @property
     def options(self) -> list[Any]:
@@ -159,8 +146,13 @@ class Encoder:
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts, int32 (total,), and their lengths, int64 (texts,)."""
+        end = [self.tokenizer.eos_token_id] if self.append_eos else []
+        room = None if self.max_length is None else self.max_length - len(end)
         if self.bytes is not None:
-            return self._bytes(texts, self.bytes)
+            codes = (np.frombuffer(text.encode()[:room], np.uint8) for text in texts)
+            tables = [np.append(self.bytes[code], np.array(end, np.int32)) for code in codes]
+            lengths = np.fromiter(map(len, tables), np.int64, len(tables))
+            return np.concatenate([np.zeros(0, np.int32), *tables]), lengths
         rows: list[list[int]] = []
         batch: list[str] = []
         size = 0
@@ -170,23 +162,11 @@ class Encoder:
             if size >= CHARACTERS or number == len(texts):  # a thousand books would not fit
                 rows += self._rows(batch)
                 batch, size = [], 0
-        if self.append_eos:
-            end = self.tokenizer.eos_token_id
-            room = None if self.max_length is None else self.max_length - 1
-            rows = [[*row[:room], end] for row in rows]
+        if end:
+            rows = [[*row[:room], *end] for row in rows]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         flat = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
         return flat, lengths
-
-    def _bytes(self, texts: Sequence[str], table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        end = np.full(int(self.append_eos), self.tokenizer.eos_token_id or 0, np.int32)
-        room = None if self.max_length is None else self.max_length - len(end)
-        rows = [
-            np.concatenate([table[np.frombuffer(text.encode()[:room], np.uint8)], end])
-            for text in texts
-        ]
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        return np.concatenate(rows or [end[:0]]), lengths
 
     def _rows(self, texts: list[str]) -> list[list[int]]:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
@@ -207,11 +187,8 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return what the ids depend on, by which caches are found again."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return [
-            type(tokenizer).__qualname__,
-            sorted(tokenizer.get_vocab().items()),
-            repr(tokenizer),
-        ]
+        name = type(tokenizer).__qualname__
+        return [name, sorted(tokenizer.get_vocab().items()), repr(tokenizer)]
     state = json.loads(backend.to_str())
     return [state | {"truncation": None, "padding": None}, tokenizer.pad_token_id]
 

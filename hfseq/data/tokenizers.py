@@ -7,9 +7,10 @@ import logging
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,6 @@ def train_tokenizer(
     lowercase: bool = False,
     normalizer: str | Normalizer | None = None,
     model_max_length: int | None = None,
-    show_progress: bool | None = None,
 ) -> PreTrainedTokenizerBase:
     """Train a tokenizer with the special tokens of ``family`` and save it in ``output_dir``.
 
@@ -157,7 +157,7 @@ def train_tokenizer(
         tokenizer = wrap(byte_backend(spec.first), spec, model_max_length, verbatim=True)
     else:
         backend = train_backend(
-            texts, spec, algorithm, vocab_size, min_frequency, lowercase, normalizer, show_progress
+            texts, spec, algorithm, vocab_size, min_frequency, lowercase, normalizer
         )
         tokenizer = wrap(backend, spec, model_max_length)
     return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
@@ -171,68 +171,51 @@ def train_backend(
     min_frequency: int = 2,
     lowercase: bool = False,
     normalizer: str | Normalizer | None = None,
-    show_progress: bool | None = None,
 ) -> Tokenizer:
     """Train a ``tokenizers.Tokenizer``; see ``train_tokenizer``."""
-    import sys
-
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-        processors,
-        trainers,
-    )  # fmt: skip
+    import tokenizers as hf
 
     if isinstance(normalizer, str):
         names = ("nfc", "nfkc", "nfd", "nfkd")
         if normalizer.lower() not in names:
             raise UsageError(f"--normalizer {normalizer}: one of {', '.join(names)}")
-        normalizer = getattr(normalizers, normalizer.upper())()
+        normalizer = getattr(hf.normalizers, normalizer.upper())()
     steps = [normalizer] if normalizer else []
     trainer_class: Callable[..., Any]
-    options: dict[str, Any]
+    options: dict[str, Any] = {"min_frequency": min_frequency}
     if algorithm == "bpe":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer_class, options = (
-            trainers.BpeTrainer,
-            {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()},
-        )
+        tokenizer, trainer_class = hf.Tokenizer(hf.models.BPE()), hf.trainers.BpeTrainer
+        tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = hf.decoders.ByteLevel()
+        options["initial_alphabet"] = hf.pre_tokenizers.ByteLevel.alphabet()
     elif algorithm == "unigram":
-        tokenizer = Tokenizer(models.Unigram())
-        steps = steps or [normalizers.Nmt(), normalizers.NFKC()]
-        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.Metaspace()
-        trainer_class, options = trainers.UnigramTrainer, {"unk_token": spec.unknown}
+        tokenizer, trainer_class = hf.Tokenizer(hf.models.Unigram()), hf.trainers.UnigramTrainer
+        steps = steps or [hf.normalizers.Nmt(), hf.normalizers.NFKC()]
+        steps.append(hf.normalizers.Replace(hf.Regex(" {2,}"), " "))
+        tokenizer.pre_tokenizer = hf.pre_tokenizers.Metaspace()
+        tokenizer.decoder = hf.decoders.Metaspace()
+        options = {"unk_token": spec.unknown}
     else:
-        tokenizer = Tokenizer(models.WordPiece(unk_token=spec.unknown))
-        steps.append(normalizers.BertNormalizer(lowercase=lowercase))
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = decoders.WordPiece()
-        trainer_class, options = trainers.WordPieceTrainer, {"continuing_subword_prefix": "##"}
+        tokenizer = hf.Tokenizer(hf.models.WordPiece(unk_token=spec.unknown))
+        trainer_class = hf.trainers.WordPieceTrainer
+        steps.append(hf.normalizers.BertNormalizer(lowercase=lowercase))
+        tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = hf.decoders.WordPiece()
+        options["continuing_subword_prefix"] = "##"
     if lowercase and algorithm != "wordpiece":
-        steps.append(normalizers.Lowercase())
+        steps.append(hf.normalizers.Lowercase())
     if steps:
-        tokenizer.normalizer = normalizers.Sequence(steps)
+        tokenizer.normalizer = hf.normalizers.Sequence(steps)
     least = len(spec.first) + len(spec.last) + len(options.get("initial_alphabet", ()))
     if vocab_size <= least:
         raise UsageError(
             f"--vocab_size {vocab_size} is too small: special tokens and alphabet take {least}"
         )
-    special = [AddedToken(t, lstrip=t in spec.lstrip, special=True) for t in spec.first]
-    if algorithm != "unigram":
-        options["min_frequency"] = min_frequency
+    special = [hf.AddedToken(t, lstrip=t in spec.lstrip, special=True) for t in spec.first]
     trainer = trainer_class(
         vocab_size=vocab_size - len(spec.last),
         special_tokens=special,
-        show_progress=sys.stderr.isatty() if show_progress is None else show_progress,
+        show_progress=sys.stderr.isatty(),
         **options,
     )
     try:
@@ -243,17 +226,14 @@ def train_backend(
         ) from error
     tokenizer.add_special_tokens(list(spec.last))
     if spec.single != "$A":
-        around = {
-            token
-            for token in f"{spec.single} {spec.pair}".replace(":1", "").split()
-            if token[0] != "$"
-        }
-        ids = [(token, tokenizer.token_to_id(token)) for token in sorted(around)]
-        template = processors.TemplateProcessing(
-            single=spec.single, pair=spec.pair, special_tokens=ids
+        around = {*f"{spec.single} {spec.pair}".replace(":1", "").split()} - {"$A", "$B"}
+        template = hf.processors.TemplateProcessing(
+            single=spec.single,
+            pair=spec.pair,
+            special_tokens=[(token, tokenizer.token_to_id(token)) for token in sorted(around)],
         )
-        bytes_trimmed = [processors.ByteLevel(trim_offsets=True)] if algorithm == "bpe" else []
-        tokenizer.post_processor = processors.Sequence([*bytes_trimmed, template])
+        bytes_trimmed = [hf.processors.ByteLevel(trim_offsets=True)] if algorithm == "bpe" else []
+        tokenizer.post_processor = hf.processors.Sequence([*bytes_trimmed, template])
     return tokenizer
 
 
@@ -277,10 +257,7 @@ def without_long_words(texts: Iterable[str] | Iterable[list[str]]) -> Iterator[l
 
 
 def wrap(
-    backend: Tokenizer,
-    spec: Family,
-    model_max_length: int | None = None,
-    verbatim: bool = False,
+    backend: Tokenizer, spec: Family, model_max_length: int | None = None, verbatim: bool = False
 ) -> PreTrainedTokenizerBase:
     """Make a tokenizer of transformers that knows the roles of the special tokens.
 
@@ -288,18 +265,16 @@ def wrap(
     """
     from transformers import PreTrainedTokenizerFast
 
-    options = {"split_special_tokens": True} if verbatim else {}
     segments = ["token_type_ids"] if spec.segments else []
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         model_max_length=model_max_length or spec.max_length,
         model_input_names=["input_ids", *segments, "attention_mask"],
-        **options,
+        **({"split_special_tokens": True} if verbatim else {}),
         **spec.roles,
     )
-    if len(tokenizer) != backend.get_vocab_size() or max(backend.get_vocab().values()) >= len(
-        tokenizer
-    ):
+    size = len(tokenizer)
+    if size != backend.get_vocab_size() or max(backend.get_vocab().values()) >= size:
         raise UsageError(
             f"the vocabulary lacks one of its special tokens, {', '.join(spec.first + spec.last)}: "
             "train with a larger corpus"
@@ -308,11 +283,7 @@ def wrap(
 
 
 def save_generic(tokenizer: PreTrainedTokenizerBase, directory: Path) -> PreTrainedTokenizerBase:
-    """Save ``tokenizer`` as one of no family, and return what ``AutoTokenizer`` makes of it.
-
-    Raises:
-        UsageError: that is not the same tokenizer.
-    """
+    """Save ``tokenizer`` as one of no family, and return what ``AutoTokenizer`` makes of it."""
     from transformers import AutoTokenizer
 
     tokenizer.save_pretrained(directory)
@@ -324,9 +295,8 @@ def save_generic(tokenizer: PreTrainedTokenizerBase, directory: Path) -> PreTrai
     file.write_text(json.dumps(config, indent=2) + "\n")
     loaded = AutoTokenizer.from_pretrained(directory)
     sample = f"Ei lita prøve, 1 2  3: {tokenizer.mask_token or ''} ÆØÅ"
-    if loaded(sample)["input_ids"] != tokenizer(sample)["input_ids"] or len(loaded) != len(
-        tokenizer
-    ):
+    ids, other = (t(sample)["input_ids"] for t in (tokenizer, loaded))
+    if ids != other or len(loaded) != len(tokenizer):
         raise UsageError(
             f"AutoTokenizer reads {directory} as {type(loaded).__name__}, with other ids"
         )
@@ -336,7 +306,7 @@ def save_generic(tokenizer: PreTrainedTokenizerBase, directory: Path) -> PreTrai
 FAMILY = Family(
     algorithm="unigram",
     first=("<pad>", "<s>", "</s>", "<unk>"),
-    roles={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    roles={"bos_token": "<s>", **_SENTENCE_PIECE},
     single="$A </s>",
     pair="$A $B </s>",
 )
@@ -351,9 +321,6 @@ def joint_tokenizer(
     vocab_size: int = 32_000,
     output_dir: str | Path | None = None,
     max_corpus_chars: int = 10_000_000,
-    *,
-    model_max_length: int | None = None,
-    show_progress: bool | None = None,
 ) -> PreTrainedTokenizerBase:
     """Train one vocabulary on sentences of both languages and save it in ``output_dir``.
 
@@ -366,9 +333,6 @@ def joint_tokenizer(
 
     Returns what ``AutoTokenizer.from_pretrained(output_dir)`` gives, whatever ``config.json`` is
     there; ``len`` of it is the model's vocab_size, less than asked for where the texts are few.
-
-    Raises:
-        UsageError: an unknown algorithm, or a size that does not hold the characters.
     """
     from tokenizers import decoders, normalizers, pre_tokenizers
 
@@ -377,34 +341,21 @@ def joint_tokenizer(
     # Not NFKC: it would turn "…" into "...", "½" into "1⁄2", and references are not so written.
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFC()])
 
-    def beginning() -> Iterator[list[str]]:
+    def beginning() -> Iterator[str]:
         left = max_corpus_chars
-        for batch in texts:
-            kept = []
-            for text in batch:
-                if left <= 0:
-                    break
-                kept.append((" " if algorithm == "bpe" else "") + text[:left])
-                left -= len(text)
-            if kept:
-                yield kept
+        for text in chain.from_iterable(texts):
+            yield (" " if algorithm == "bpe" else "") + text[:left]
+            left -= len(text)
             if left <= 0:
                 return
 
-    backend = train_backend(
-        beginning(),
-        FAMILY,
-        algorithm,
-        vocab_size,
-        normalizer=normalizer,
-        show_progress=show_progress,
-    )
+    backend = train_backend(beginning(), FAMILY, algorithm, vocab_size, normalizer=normalizer)
     if algorithm == "unigram":
         backend = _reproducible(backend)
     else:  # a text begins with a space, so that a word is the same piece wherever it stands
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    tokenizer = wrap(backend, FAMILY, model_max_length)
+    tokenizer = wrap(backend, FAMILY)
     return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
 
 
@@ -414,22 +365,18 @@ def _reproducible(backend: Tokenizer) -> Tokenizer:
     The trainer adds the characters that it pruned in the order of a hash table, each ``STEP`` above
     the one before; they all get the lowest score.
     """
-    from tokenizers import Tokenizer
-
     state = json.loads(backend.to_str())
     pieces = state["model"]["vocab"]
     special, pieces = pieces[: len(FAMILY.first)], pieces[len(FAMILY.first) :]
     lowest = min((score for _, score in pieces), default=0.0)
-
-    def canonical(piece: str, score: float) -> float:
+    scored = []
+    for piece, score in pieces:
         steps = (score - lowest) / STEP
         pruned = len(piece) == 1 and steps < len(pieces) and abs(steps - round(steps)) < STEP
-        return round(lowest if pruned else score, DIGITS)
-
-    scored = [[piece, canonical(piece, score)] for piece, score in pieces]
+        scored.append([piece, round(lowest if pruned else score, DIGITS)])
     scored.sort(key=lambda entry: (-entry[1], entry[0]))
     state["model"]["vocab"] = special + scored
-    return Tokenizer.from_str(json.dumps(state))
+    return type(backend).from_str(json.dumps(state))
 
 
 WORDS = Family(
@@ -478,15 +425,12 @@ def vocabulary_in(
 
     ``arguments`` are the flags of translation: the training pairs, and size and kind of the
     vocabulary.
-
-    Raises:
-        DataError: there is no tokenizer, and no training pair to make it of.
     """
 
     def texts(pairs: Dataset) -> Iterator[list[str]]:
         # Both sides in turns, so that a limit takes as much of either; files are often sorted.
-        count = -(-len(pairs) // BATCH)
-        for number in permute(np.arange(count), count, derive("vocabulary")).tolist():
+        batches = -(-len(pairs) // BATCH)
+        for number in permute(np.arange(batches), batches, derive("vocabulary")).tolist():
             batch = pairs[number * BATCH : (number + 1) * BATCH]
             yield batch["source"]
             yield batch["target"]
@@ -540,8 +484,7 @@ def byte_backend(specials: Sequence[str]) -> Tokenizer:
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    characters = byte_characters()
-    vocabulary = {token: i for i, token in enumerate([*specials, *characters])}
+    vocabulary = {token: i for i, token in enumerate([*specials, *byte_characters()])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -554,10 +497,9 @@ def byte_characters() -> list[str]:
     Visible characters of Latin-1 stand for themselves, the others for those from U+0100 on (the
     table of GPT-2, which ``tokenizers`` uses).
     """
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(visible)]
-    codes = {byte: byte for byte in visible} | {b: 0x100 + i for i, b in enumerate(others)}
-    return [chr(codes[byte]) for byte in range(256)]
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = count(0x100)
+    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
 
 
 def byte_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
@@ -580,13 +522,7 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Refuse a tokenizer with ids beyond the model's embedding, which would train on NaN.
-
-    Raises:
-        UsageError: the largest id is not below ``config.vocab_size``, or there are special tokens
-            only (what ``AutoTokenizer`` makes of a directory that has no tokenizer files), or its
-            ``model_max_length`` is no length.
-    """
+    """Refuse a tokenizer with ids beyond the model's embedding, which would train on NaN."""
     longest = getattr(tokenizer, "model_max_length", 0)
     # What NaN is compared with is false, too.
     if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest >= 0:
@@ -621,9 +557,6 @@ def word_start_table(tokenizer: PreTrainedTokenizerBase, size: int | None = None
 
     Byte-level vocabularies mark the space before a word (``Ġ``), SentencePiece likewise (``▁``),
     WordPiece marks what does not begin one (``##``).
-
-    Raises:
-        UsageError: the vocabulary has no such marks.
     """
     vocabulary = tokenizer.get_vocab()
     mark, starts = word_marks(vocabulary)

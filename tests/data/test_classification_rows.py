@@ -54,7 +54,7 @@ def test_batches_have_four_widths_at_most_and_hold_their_rows(tokenizer):
         found = batches[step]
         assert found["input_ids"].shape[1] in rows.widths
         lengths = found["segment_ids"].sum(1)
-        wanted = np.diff(rows.offsets)[batches.indices(step)[0]]
+        wanted = np.diff(rows.store.offsets)[batches.indices(step)[0]]
         assert (lengths == wanted).all()
     assert rows_of(tokenizer, texts, length=128, pad_to_max_length=True).widths == [128]
 

@@ -197,7 +197,7 @@ def load_arrays(folder: Path) -> None:
 
     for name in ("x.npy", "x.npz"):
         images = sources._read_arrays([str(folder / name)], "--train_file")
-        assert images.arrays.reshape(len(images), -1).sum() >= 0
+        assert images.content.reshape(len(images), -1).sum() >= 0
 
 
 # -- what runs leave
