@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import re
@@ -400,10 +401,9 @@ class Labels:
 
     def _number(self, label: str | float, examples: Examples, row: int) -> float:
         if self.names is None:
-            try:
+            value = math.nan
+            with contextlib.suppress(TypeError, ValueError):
                 value = float(label)
-            except (TypeError, ValueError):
-                value = float("nan")
             if not math.isfinite(value):
                 raise DataError(
                     f"{examples.place(row)}: the label {label!r} is no number, which regression "
@@ -415,15 +415,14 @@ class Labels:
                     "models compute; scale the labels"
                 )
             return value
-        text = class_name(label)
-        number = self._numbers.get(text)
-        if number is None:
+        name = class_name(label)
+        if name not in self._numbers:
             raise DataError(
-                f"{examples.place(row)}: the label '{text}' is not one of the classes that the "
+                f"{examples.place(row)}: the label '{name}' is not one of the classes that the "
                 f"model learns, {', '.join(self.names[:20])}; correct it, or add training examples "
                 "of it"
             )
-        return number
+        return self._numbers[name]
 
 
 BATCH = 4096  # examples a call of the tokenizer
@@ -522,18 +521,12 @@ def encode(
 
 
 def words_in(
-    folder: Path, arguments: ClassificationArguments, load: Callable[[], LabelledSplits]
+    folder: Path, arguments: ClassificationArguments, load: Callable[[], Mapping[str, Examples]]
 ) -> PreTrainedTokenizerBase:
     """Return the vocabulary of words in ``folder``; the first process that finds none makes it."""
 
-    def make(temporary: Path) -> None:
-        examples = load().get("train")
-        if examples is None:
-            raise DataError(
-                f"there are no training examples to make a vocabulary of, and {folder} has none: "
-                "give --train_file or --tokenizer_name"
-            )
+    def make(examples: Examples, temporary: Path) -> None:
         texts = [*examples.first, *(examples.second or [])]
         save_generic(word_tokenizer(texts, arguments.vocab_size), temporary)
 
-    return once(folder, make)
+    return once(folder, "examples", load, make)

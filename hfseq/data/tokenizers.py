@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from hfseq.data.arguments import TranslationArguments
+Split = TypeVar("Split")
 logger = logging.getLogger(__name__)
 ALGORITHMS = ("bpe", "unigram", "wordpiece", "bytes")
 UNLIMITED = 10**30  # transformers' number for a model that takes texts of any length
@@ -423,57 +424,59 @@ def vocabulary_in(
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer in ``folder``; the first process that finds none there trains it.
 
-    ``arguments`` are the flags of translation: the training pairs, and size and kind of the
-    vocabulary.
+    ``arguments`` say of which size and kind, ``load`` returns the splits of pairs.
     """
 
-    def texts(pairs: Dataset) -> Iterator[list[str]]:
+    def make(pairs: Dataset, temporary: Path) -> None:
         # Both sides in turns, so that a limit takes as much of either; files are often sorted.
         batches = -(-len(pairs) // BATCH)
-        for number in permute(np.arange(batches), batches, derive("vocabulary")).tolist():
-            batch = pairs[number * BATCH : (number + 1) * BATCH]
-            yield batch["source"]
-            yield batch["target"]
-
-    def make(temporary: Path) -> None:
-        splits = load()
-        if "train" not in splits:
-            raise DataError(
-                f"there are no training pairs to make a vocabulary of, and {folder} has none: give "
-                "--train_file or --tokenizer_name"
-            )
+        order = permute(np.arange(batches), batches, derive("vocabulary")).tolist()
+        chosen = (pairs[number * BATCH : (number + 1) * BATCH] for number in order)
         joint_tokenizer(
-            texts(splits["train"]), arguments.tokenizer_algorithm, arguments.vocab_size,
-            output_dir=temporary, max_corpus_chars=arguments.max_corpus_chars,
+            (batch[side] for batch in chosen for side in ("source", "target")),
+            arguments.tokenizer_algorithm, arguments.vocab_size, output_dir=temporary,
+            max_corpus_chars=arguments.max_corpus_chars,
         )  # fmt: skip
 
-    return once(folder, make)
+    return once(folder, "pairs", load, make)
 
 
-def once(folder: Path, make: Callable[[Path], None]) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in ``folder``; the first process that finds none has ``make`` write it.
+def once(
+    folder: Path,
+    what: str,
+    load: Callable[[], Mapping[str, Split]],
+    make: Callable[[Split, Path], None],
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in ``folder``; the first process that finds none has it made.
 
-    Its main file appears last, so a killed run leaves none.
+    ``make`` gets the training split of what ``load`` returns, and writes to a folder of its own.
+    The main file appears last, so a killed run leaves none.
     """
     from filelock import FileLock
     from transformers import AutoTokenizer
 
     if (folder / FILE).exists():
         logger.info("the vocabulary in %s is used; remove it to have another trained", folder)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = folder / "tokenizer.lock"
-        with FileLock(str(lock)):
-            if not (folder / FILE).exists():  # another process may have been quicker
-                temporary = folder / "tokenizer.tmp"
-                shutil.rmtree(temporary, ignore_errors=True)
-                temporary.mkdir()
-                make(temporary)
-                for file in sorted(temporary.iterdir(), key=lambda file: file.name == FILE):
-                    os.replace(file, folder / file.name)
-                temporary.rmdir()
-                logger.info("a vocabulary of the training data is saved in %s", folder)
-        lock.unlink(missing_ok=True)
+        return AutoTokenizer.from_pretrained(str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / "tokenizer.lock"
+    with FileLock(str(lock)):
+        if not (folder / FILE).exists():  # another process may have been quicker
+            temporary = folder / "tokenizer.tmp"
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            splits = load()
+            if "train" not in splits:
+                raise DataError(
+                    f"there are no training {what} to make a vocabulary of, and {folder} has none: "
+                    "give --train_file or --tokenizer_name"
+                )
+            make(splits["train"], temporary)
+            for file in sorted(temporary.iterdir(), key=lambda file: file.name == FILE):
+                os.replace(file, folder / file.name)
+            temporary.rmdir()
+            logger.info("a vocabulary of the training data is saved in %s", folder)
+    lock.unlink(missing_ok=True)
     return AutoTokenizer.from_pretrained(str(folder))
 
 
