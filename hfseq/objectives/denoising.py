@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hfseq.data.arguments import DenoisingArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORED, RowRandom
 from hfseq.data.tokenizers import pad_token_id, special_ids, table_size, word_marks
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Arrays, Params, Sample
+from hfseq.objectives.base import Arrays
 from hfseq.objectives.seq2seq import Seq2SeqLM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from hfseq.modeling import FlaxPreTrainedModel
 
 
 class Denoising(Seq2SeqLM):
@@ -79,12 +77,6 @@ class Denoising(Seq2SeqLM):
             mask_id=self.tokenizer.mask_token_id, pad=self.pad,
             probability=arguments.mlm_probability, poisson_lambda=arguments.poisson_lambda,
         )  # fmt: skip
-
-    def samples(
-        self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
-    ) -> list[Sample]:
-        """Restore noised text."""
-        return self.restored(model, params, rows, count)
 
 
 STOPS = ".?!…‽؟۔։।॥።፧᙮"

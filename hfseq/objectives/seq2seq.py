@@ -103,7 +103,7 @@ class Seq2SeqLM(Objective):
             labels[~rows["valid"]] = IGNORED
         return {"decoder_input_ids": decoder, "labels": labels}
 
-    def restored(
+    def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
         """Noise rows as in training and let the model write what they were, greedily."""

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hfseq.data.arguments import SpanArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORED, RowRandom
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Arrays, Params, Sample
+from hfseq.objectives.base import Arrays
 from hfseq.objectives.seq2seq import Seq2SeqLM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from hfseq.modeling import FlaxPreTrainedModel
 
 logger = logging.getLogger(__name__)
 SENTINELS = 100
@@ -99,12 +98,6 @@ class SpanMaskedLM(Seq2SeqLM):
         )  # fmt: skip
         batch = {"input_ids": inputs, "segment_ids": tokens.astype(np.int32)}
         return batch | self.decoder_arrays(rows, labels, self.pad)
-
-    def samples(
-        self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
-    ) -> list[Sample]:
-        """Say what the sentinels stand for."""
-        return self.restored(model, params, rows, count)
 
 
 def compute_input_and_target_lengths(

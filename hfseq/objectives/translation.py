@@ -16,7 +16,7 @@ from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.pairs import PackedPairs, PairRows, tokenize_pairs
 from hfseq.data.parallel import PairSplits, load_pairs
 from hfseq.data.tokenizers import pad_token_id, vocabulary_in
-from hfseq.objectives.base import Arrays, Batch, Loss, Params, Texts
+from hfseq.objectives.base import Arrays, Batch, Loss, Params, Sample, Texts
 from hfseq.objectives.cross_entropy import smoothed_cross_entropy
 from hfseq.objectives.metrics import translation_scores
 from hfseq.objectives.seq2seq import Seq2SeqLM
@@ -171,6 +171,12 @@ class Translation(Seq2SeqLM):
         """Return how many tokens the sources and targets of the rows have."""
         names = ("segment_ids", "target_segment_ids")
         return sum(int((rows[name] > 0)[rows["valid"]].sum()) for name in names)
+
+    def samples(
+        self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
+    ) -> list[Sample]:
+        """Return nothing: translations that were judged serve as samples."""
+        return []
 
     def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
         """Translate the pairs of a split, or samples spread evenly over it; BLEU and chrF."""
