@@ -345,13 +345,14 @@ def check_directory(name: str) -> None:
         )
 
 
+_NO_CONFIG = "{} has no config.json: is it a directory that a model was saved to?"
+
+
 def require_config(place: str, download: Mapping[str, Any]) -> None:
     """Refuse a directory without ``config.json``, which Transformers would look up on the Hub."""
     folder = Path(place) / (download.get("subfolder") or "")
     if Path(place).is_dir() and not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} has no config.json: is it a directory that a model was saved to?"
-        )
+        raise CheckpointError(_NO_CONFIG.format(folder))
 
 
 def open_source(source: str, download: Mapping[str, Any], from_pt: bool) -> files.OpenedWeights:
@@ -421,9 +422,7 @@ def read_config(place: str) -> dict[str, Any]:
     """
     path = fetcher(place, {})("config.json")
     if path is None:
-        raise CheckpointError(
-            f"{place} has no config.json: is it a directory that a model was saved to?"
-        )
+        raise CheckpointError(_NO_CONFIG.format(place))
     try:
         stored = parse_json(Path(path).read_bytes())
     except (OSError, ValueError) as error:

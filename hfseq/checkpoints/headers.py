@@ -8,6 +8,7 @@ msgpack files hold an array as extension 1, the packed triple (shape, type, byte
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import math
@@ -96,10 +97,13 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     return header
 
 
-# -- safetensors
-
-
 def _safetensors(path: Path, header: Header) -> None:
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = collections.Counter(name for name, _ in items)
+        if twice := sorted(name for name, count in names.items() if count > 1):
+            header.problems.append(f"{header.file} names {', '.join(twice)} twice")
+        return dict(items)
+
     with path.open("rb") as file:
         start = file.read(8)
         if len(start) < 8:
@@ -107,25 +111,10 @@ def _safetensors(path: Path, header: Header) -> None:
         (length,) = struct.unpack("<Q", start)
         if length > min(LONGEST_HEADER, header.size - 8):
             raise ValueError(f"it names a header of {length:,} bytes in a file of {header.size:,}")
-        content = file.read(length)
-    fill(header, _parse(content, header), 8 + length)
-
-
-def _parse(content: bytes, header: Header) -> dict[str, Any]:
-    """Parse the JSON of a header; names that occur twice are noted as a problem."""
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen = dict(items)
-        if len(seen) < len(items):
-            names = [name for name, _ in items]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            header.problems.append(f"{header.file} names {', '.join(twice)} twice")
-        return seen
-
-    described = json.loads(content, object_pairs_hook=pairs)
+        described = json.loads(file.read(length), object_pairs_hook=pairs)
     if not isinstance(described, dict):
         raise ValueError("its header is no JSON object")
-    return described
+    fill(header, described, 8 + length)
 
 
 def fill(header: Header, described: dict[str, Any], offset: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from hfseq.cli import convert, inspect, models, plan, project, report
 from hfseq.cli.text import add_json
@@ -54,109 +53,39 @@ def run_completion(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class Command(NamedTuple):
-    """A part of the command line; ``run`` returns the exit code."""
+Flags = Callable[[argparse.ArgumentParser], None]
+Run = Callable[[argparse.Namespace], int]
 
-    name: str
-    does: str
-    add_flags: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-    examples: str
-
-
-COMMANDS = (
-    Command(
-        "env",
-        "show versions, plugins and devices",
-        project.add_env,
-        project.run_env,
-        "hfseq env --json",
-    ),
-    Command(
-        "plugins",
-        "show what every plugin adds",
-        add_json,
-        project.run_plugins,
-        "hfseq plugins --json",
-    ),
-    Command(
-        "new",
-        "write a working architecture in one file",
-        project.add_new,
-        project.run_new,
-        "hfseq new my-encoder",
-    ),
-    Command(
-        "plan",
-        "say what a training run needs and takes, without its devices",
-        plan.add_plan,
-        plan.run_plan,
-        "hfseq plan --config gpt2 --mesh data=8,fsdp=8 --devices h200:64 --length 1024",
-    ),
-    Command(
-        "report",
-        "show how a run is going, or went",
-        report.add_report,
-        report.run_report,
-        report.EXAMPLES,
-    ),
-    Command(
-        "compare",
-        "lay the curves of runs over each other",
-        report.add_compare,
-        report.run_compare,
-        report.COMPARE_EXAMPLES,
-    ),
-    Command(
-        "inspect",
-        "show what a checkpoint holds, and what is wrong with it",
-        inspect.add_inspect,
-        inspect.run_inspect,
-        inspect.EXAMPLES,
-    ),
-    Command(
-        "convert",
-        "write a model's weights in another format or type",
-        convert.add_convert,
-        convert.run_convert,
-        convert.EXAMPLES,
-    ),
-    Command(
-        "fill-mask",
-        "let a masked language model fill masks",
-        models.add_fill_mask,
-        models.run_fill_mask,
-        f'hfseq fill-mask my-roberta "Return the {MASK} of the list."',
-    ),
-    Command(
-        "generate",
-        "let a language model write",
-        models.add_generate,
-        models.run_generate,
-        models.EXAMPLES,
-    ),
-    Command(
-        "translate",
-        "translate text, a file or standard input",
-        models.add_translate,
-        models.run_translate,
-        'hfseq translate my-translator "The cat is blue." --num_beams 4',
-    ),
-    Command(
-        "push",
-        "push a model directory to the Hub",
-        project.add_push,
-        project.run_push,
-        "hfseq push my-roberta --hub_model_id user/my-roberta",
-    ),
-    Command(
-        "completion",
-        "print a script that completes commands and flags in a shell",
-        add_completion,
-        run_completion,
-        COMPLETION_EXAMPLES,
-    ),
-)
+#: Name, what it does, what adds its flags, what runs it and returns the exit code, examples.
+COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
+    ("env", "show versions, plugins and devices", project.add_env, project.run_env,
+     "hfseq env --json"),
+    ("plugins", "show what every plugin adds", add_json, project.run_plugins,
+     "hfseq plugins --json"),
+    ("new", "write a working architecture in one file", project.add_new, project.run_new,
+     "hfseq new my-encoder"),
+    ("plan", "say what a training run needs and takes, without its devices", plan.add_plan,
+     plan.run_plan,
+     "hfseq plan --config gpt2 --mesh data=8,fsdp=8 --devices h200:64 --length 1024"),
+    ("report", "show how a run is going, or went", report.add_report, report.run_report,
+     report.EXAMPLES),
+    ("compare", "lay the curves of runs over each other", report.add_compare, report.run_compare,
+     report.COMPARE_EXAMPLES),
+    ("inspect", "show what a checkpoint holds, and what is wrong with it", inspect.add_inspect,
+     inspect.run_inspect, inspect.EXAMPLES),
+    ("convert", "write a model's weights in another format or type", convert.add_convert,
+     convert.run_convert, convert.EXAMPLES),
+    ("fill-mask", "let a masked language model fill masks", models.add_fill_mask,
+     models.run_fill_mask, f'hfseq fill-mask my-roberta "Return the {MASK} of the list."'),
+    ("generate", "let a language model write", models.add_generate, models.run_generate,
+     models.EXAMPLES),
+    ("translate", "translate text, a file or standard input", models.add_translate,
+     models.run_translate, 'hfseq translate my-translator "The cat is blue." --num_beams 4'),
+    ("push", "push a model directory to the Hub", project.add_push, project.run_push,
+     "hfseq push my-roberta --hub_model_id user/my-roberta"),
+    ("completion", "print a script that completes commands and flags in a shell", add_completion,
+     run_completion, COMPLETION_EXAMPLES),
+)  # fmt: skip
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -171,17 +100,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hfseq {__version__}")
     _add_common(parser, "")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in COMMANDS:
+    for name, does, add_flags, run, examples in COMMANDS:
         sub = subparsers.add_parser(
-            command.name,
-            help=command.does,
-            description=f"{command.does[0].upper()}{command.does[1:]}.",
-            epilog="\n  ".join(["examples:", *command.examples.splitlines()]),
+            name,
+            help=does,
+            description=f"{does[0].upper()}{does[1:]}.",
+            epilog="\n  ".join(["examples:", *examples.splitlines()]),
             formatter_class=formatter,
         )
         _add_common(sub, "_after")
-        command.add_flags(sub)
-        sub.set_defaults(run=command.run)
+        add_flags(sub)
+        sub.set_defaults(run=run)
     return parser
 
 

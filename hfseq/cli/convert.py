@@ -8,6 +8,7 @@ functions, so that ``--help`` answers at once.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -94,17 +95,11 @@ def run_convert(arguments: argparse.Namespace) -> int:
     # What these would say of names is in the result.
     logging.getLogger("hfseq.modeling").setLevel(logging.ERROR)
     try:
-        done = convert(
-            arguments.source,
-            arguments.destination,
-            to=arguments.to,
-            dtype=arguments.dtype,
-            max_shard_size=arguments.max_shard_size,
-            strict=arguments.strict,
-            task="Model" if arguments.base else arguments.task,
-            model_class=arguments.model_class,
-            overwrite=arguments.overwrite,
-        )
+        names = ("to", "dtype", "max_shard_size", "strict", "task", "model_class", "overwrite")
+        options = {name: getattr(arguments, name) for name in names}
+        if arguments.base:
+            options["task"] = "Model"
+        done = convert(arguments.source, arguments.destination, **options)
     except ValueError as error:
         if "max_shard_size" in str(error):
             raise UsageError(f"--{error}") from None
@@ -212,14 +207,11 @@ def convert(
                 carried.append(path.name)
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     written = open_source(str(target), {}, from_pt=False).tensors
-    types: dict[str, int] = {}
-    for tensor in written.values():
-        types[tensor.dtype] = types.get(tensor.dtype, 0) + 1
     return Conversion(
         model_class=cls.__name__,
         files=sizes,
         tensors=len(written),
-        dtypes=types,
+        dtypes=dict(collections.Counter(tensor.dtype for tensor in written.values())),
         carried=carried,
         initialised=sorted(".".join(path) for path in report.missing),
         dropped=[] if strict else sorted(report.unexpected),
