@@ -40,6 +40,7 @@ CHECKPOINTS = ("checkpoints", "checkpoint-*")
 LOGS = (
     *("runs", "wandb", "wandb_run_id", "metrics.jsonl", "profile", "logs", "plots", "*.png"),
     *("*_results.json", "trainer_state.json", "training_args*", "training_arguments*", "run.json"),
+    *("generated_*.txt", "test_results*.tsv"),
 )
 PREPARED = (
     *("config.json", "generation_config.json", "tokenizer*", "*.model", "vocab*", "merges.txt"),

@@ -320,7 +320,9 @@ def test_absent_empty_and_prepared_directories_are_fine(tmp_path: Path) -> None:
 
 
 def test_run_of_ours_is_fine_and_stays_as_it_is(tmp_path: Path) -> None:
-    fill(tmp_path, *PREPARED, *OLD_RUN, "learning_curve.png", "eval_results.json")
+    fill(tmp_path, *PREPARED, *OLD_RUN, "learning_curve.png", "eval_results.json", "run.json")
+    fill(tmp_path, "generated_predictions.txt", "generated_references.txt")  # of --do_predict
+    fill(tmp_path, "test_results_mnli_matched.tsv", "test_results.tsv", "fp8_params.safetensors")
     before = local(tmp_path)
     check_output_dir(tmp_path)
     assert local(tmp_path) == before

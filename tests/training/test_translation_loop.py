@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from hfseq.checkpoints.storage import check_output_dir
 from hfseq.data import tokenizers
 from hfseq.generation import generate, request
 from hfseq.training import throughput
@@ -70,6 +71,7 @@ def test_scores_samples_and_languages_are_left_with_the_model(train, corpus, cap
     config = AutoConfig.from_pretrained(loop.folder)
     assert (config.source_lang, config.target_lang) == ("en", "no")
     assert config.decoder_start_token_id == config.pad_token_id == loop.run.tokenizer.pad_token_id
+    check_output_dir(loop.folder)  # all that a run leaves is known as such
 
 
 @pytest.mark.slow
