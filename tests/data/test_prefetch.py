@@ -8,7 +8,7 @@ from hfseq.training.loader import prefetch
 
 
 def workers():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("hfseq-prefetch")]
+    return [thread for thread in threading.enumerate() if thread.name == "hfseq-prefetch"]
 
 
 def test_batches_come_in_order_with_their_steps():
@@ -18,13 +18,17 @@ def test_batches_come_in_order_with_their_steps():
 
 
 def test_batches_are_made_ahead_but_not_without_bound():
-    made = []
-    iterator = prefetch(lambda step: made.append(step), 0, 100, depth=2)
+    made, fourth = [], threading.Event()
+
+    def make(step):
+        made.append(step)
+        if len(made) == 4:
+            fourth.set()
+
+    iterator = prefetch(make, 0, 100, depth=2)
     next(iterator)
-    deadline = time.monotonic() + 5
-    while len(made) < 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.05)
+    assert fourth.wait(60)
+    time.sleep(0.05)  # a fifth would be made meanwhile
     assert made == [0, 1, 2, 3]  # one taken, two in the queue, one waiting for room
     iterator.close()
 

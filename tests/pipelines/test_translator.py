@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -248,7 +247,7 @@ def test_a_stream_gives_what_it_has_when_the_input_pauses():
     def lines():
         yield "first"
         yield "second"
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         yield "third"
 
     stream = echo().stream(lines(), pause=0.05)
@@ -260,15 +259,15 @@ def test_a_stream_gives_what_it_has_when_the_input_pauses():
 
 
 def test_a_stream_does_not_wait_for_a_pause_when_a_batch_is_full():
-    def lines():  # never pauses for as long as a second, and never ends
-        while True:
-            yield "again"
-            time.sleep(0.005)
+    go_on = threading.Event()
 
-    stream = echo(batch_size=4).stream(lines(), pause=1.0)
-    begin = time.monotonic()
+    def lines():
+        yield from ["again"] * 4
+        go_on.wait()  # for ever, where a full batch waited for the pause
+
+    stream = echo(batch_size=4).stream(lines(), pause=1e6)
     assert [next(stream).line for _ in range(4)] == [1, 2, 3, 4]
-    assert time.monotonic() - begin < 1.0
+    go_on.set()
     stream.close()
 
 
@@ -298,15 +297,13 @@ def test_leaving_a_stream_ends_its_thread():
         while True:
             yield "x"
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     stream = echo(batch_size=1).stream(endless())
     next(stream)
+    (reader,) = set(threading.enumerate()) - before
     stream.close()
-    for _ in range(100):
-        if threading.active_count() <= before:
-            break
-        time.sleep(0.05)
-    assert threading.active_count() <= before
+    reader.join(60)
+    assert not reader.is_alive()
 
 
 @pytest.mark.slow
