@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hfseq.cli.plan.run import Options
+from hfseq.cli.plan.options import Options
 from tests.training.conftest import corpus, flags, train  # noqa: F401
 
 GPT2 = "n_embd=32,n_layer=1,n_head=4,n_positions=40,vocab_size=128,bos_token_id=0,eos_token_id=0"

@@ -7,7 +7,8 @@ import pytest
 
 from hfseq.cli.plan import compile
 from hfseq.cli.plan.estimate import make_plan
-from hfseq.cli.plan.run import Options, abstract_batch, abstract_mesh, build, local_rows
+from hfseq.cli.plan.options import Options
+from hfseq.cli.plan.run import abstract_batch, abstract_mesh, build, local_rows
 from hfseq.training.loader import Loader
 
 

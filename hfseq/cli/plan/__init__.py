@@ -1,89 +1,56 @@
-"""``hfseq plan``: its flags. What is heavy is imported when it runs."""
+"""``hfseq plan``: its flags, and the plan as text. What is heavy is imported when it runs."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import typing
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hfseq.cli.convert import use_cpu
-from hfseq.cli.text import add_json, print_json
+from hfseq.cli.plan.options import Options
+from hfseq.cli.text import add_json, print_json, quantity, seconds, size, table
+from hfseq.errors import HfseqError
+
+PARTS = {
+    "parameters": "parameters",
+    "optimizer": "optimizer state",
+    "other": "step, log window, collections",
+    "gradients": "gradients",
+    "batch": "batch",
+}
+CHOICES = {"kept": "without gradient checkpointing", "recomputed": "with gradient checkpointing"}
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
-    """Add the flags; those of training have the names that they have there."""
-    number: dict[str, Any] = {"type": int, "metavar": "N"}
-    real: dict[str, Any] = {"type": float, "metavar": "X"}
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "--config", required=True, metavar="MODEL",
-        help="a directory, a JSON file, a Hub name or a model type, e.g. gpt2",
-    )  # fmt: skip
-    group.add_argument("--preset", metavar="NAME", help="a size that the architecture names")
-    group.add_argument("--config_overrides", metavar="A=1,B=2", help="changes to the configuration")
-    group = parser.add_argument_group("devices")
-    group.add_argument(
-        "--devices", required=True, metavar="NAME:N", help="accelerator and how many, e.g. h200:64"
-    )
-    group.add_argument("--mesh", metavar="MESH", help="e.g. data=8,fsdp=8; default: all on data")
-    group.add_argument("--memory_gb", help="memory of a device; default: its data sheet", **real)
-    group.add_argument(
-        "--memory_share", help="what jax may use of it; default: 0.75 on GPUs, its own", **real
-    )
-    group.add_argument(
-        "--peak_tflops", help="peak of a device, 10^12 FLOP/s; default: its data sheet", **real
-    )
-    group.add_argument(
-        "--network_gbs", help="GB/s that a device has between machines; default: a DGX's", **real
-    )
-    _add_run(parser, number)
-    group = parser.add_argument_group("answer")
-    group.add_argument("--mfu", default=0.4, help="the MFU to expect (0.4)", **real)
-    group.add_argument("--tokens", help="tokens to train on, e.g. 3e11: how many days", **real)
-    add_json(group)
-    group.add_argument(
-        "--no_compile", action="store_true", help="rules and a trace only, in seconds"
-    )
-    group.add_argument(
-        "--compile_timeout", default=1800.0, help="seconds for compiling (1800)", **real
-    )
-
-
-def _add_run(parser: argparse.ArgumentParser, number: dict[str, Any]) -> None:
-    group = parser.add_argument_group("run")
-    group.add_argument("--objective", metavar="NAME", help="default: that of the model's script")
-    group.add_argument("--length", help="tokens a row; default: as the script chooses", **number)
-    group.add_argument("--target_length", help="tokens of a target (translation)", **number)
-    group.add_argument(
-        "--per_device_train_batch_size",
-        "--batch",
-        default=8,
-        help="rows a data shard (8)",
-        **number,
-    )
-    group.add_argument("--global_batch_size", help="rows a step, instead", **number)
-    group.add_argument("--gradient_accumulation_steps", default=1, help="(1)", **number)
-    group.add_argument("--optim", default="adamw", metavar="NAME", help="optimizer (adamw)")
-    group.add_argument("--precision", default="bfloat16", metavar="NAME", help="(bfloat16)")
-    group.add_argument("--param_dtype", default="float32", metavar="TYPE", help="(float32)")
-    group.add_argument("--attn_implementation", metavar="NAME", help="xla (default), cudnn, yours")
-    for name, text in {
-        "gradient_checkpointing": "recompute layers in the backward pass",
-        "scan_layers": "scan the layers; compiles much faster",
-        "sequence_parallel": "split hidden states over tensor, too",
-    }.items():
-        group.add_argument(f"--{name}", action="store_true", help=text)
-    group.add_argument(
-        "training", nargs="*", metavar="FLAG", help="after --: other flags of the training script"
-    )
+    """Add the flags, which are the fields of :class:`Options`."""
+    names = ("model", "devices", "run", "answer")
+    groups = {name: parser.add_argument_group(name) for name in names}
+    hints = typing.get_type_hints(Options)
+    for field in dataclasses.fields(Options):
+        if not field.metadata:
+            continue
+        group, metavar, text = (field.metadata[key] for key in ("group", "metavar", "help"))
+        words = [f"--{field.name}", *["--batch"] * (field.name == "per_device_train_batch_size")]
+        if hints[field.name] == list[str]:
+            groups[group].add_argument(field.name, nargs="*", metavar=metavar, help=text)
+        elif metavar is None:
+            groups[group].add_argument(*words, action="store_true", help=text)
+        else:
+            kinds = typing.get_args(hints[field.name]) or (hints[field.name],)
+            needed = field.default is dataclasses.MISSING
+            groups[group].add_argument(
+                *words, type=kinds[0], metavar=metavar, help=text, required=needed,
+                default=None if needed else field.default,
+            )  # fmt: skip
+    add_json(groups["answer"])
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Print the plan; exit code 1 where the run does not fit."""
     use_cpu()
     from hfseq.cli.plan.estimate import make_plan
-    from hfseq.cli.plan.run import Options
-    from hfseq.cli.plan.text import check_fit, describe
 
     names = {field.name for field in dataclasses.fields(Options)}
     plan = make_plan(Options(**{k: v for k, v in vars(arguments).items() if k in names}))
@@ -93,3 +60,133 @@ def run_plan(arguments: argparse.Namespace) -> int:
         print("\n".join(describe(plan)), flush=True)
     check_fit(plan)
     return 0
+
+
+def check_fit(plan: dict[str, Any]) -> None:
+    """Raise an error where the run does not fit, which says by how much and what would."""
+    fit, devices = plan["fit"], plan["devices"]
+    if fit["left"] >= 0:
+        return
+    what = f"needs {size(fit['needed'])} a device and {size(devices['usable'])} are usable"
+    if fit["largest_rows_a_shard"]:
+        raise HfseqError(
+            f"this run {what}: {size(-fit['left'])} too much; give --per_device_train_batch_size "
+            f"{fit['largest_rows_a_shard']}, and more --gradient_accumulation_steps for the same "
+            "rows a step"
+        )
+    lacking = size(fit["one_row"] - devices["usable"])
+    recompute = "" if plan["run"]["gradient_checkpointing"] else "--gradient_checkpointing, "
+    raise HfseqError(
+        f"this run {what}, and with a single row a device it still lacks {lacking}: try "
+        f"{recompute}a shorter --length, more devices on fsdp or tensor"
+    )
+
+
+def describe(plan: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a plan that :func:`hfseq.cli.plan.estimate.make_plan` made."""
+    run, devices, time, fit = (plan[name] for name in ("run", "devices", "time", "fit"))
+    mesh = ", ".join(f"{name}={ways}" for name, ways in devices["mesh"].items())
+    target = f" and targets of {run['target_length']}" if run["target_length"] else ""
+    yield (
+        f"{run['model_type']}, {quantity(run['parameters'])} parameters, {run['objective']} on "
+        f"rows of {run['length']} tokens{target}, {run['precision']}, attention {run['attention']}"
+    )
+    yield (
+        f"{devices['count']} x {devices['name']}: {size(devices['memory'])} each, of which jax "
+        f"uses {devices['share']:.0%}, and {quantity(time['peak'])}FLOP/s; mesh {mesh}"
+    )
+    yield (
+        f"a step: {run['rows']:,} rows, {time['tokens']:,} tokens; {run['rows_a_shard']} rows a "
+        f"data shard x {run['micro_batches']} micro-batches"
+    )
+    yield from _memory(plan)
+    yield from _compiled(plan)
+    yield from _exchange(plan["exchange"])
+    yield ""
+    wires = time["wire_seconds"]
+    told = "unknown" if wires is None else seconds(wires)
+    yield (
+        f"{quantity(time['flops'])}FLOP a step: {seconds(time['seconds'])} at an MFU of "
+        f"{time['mfu']:.0%} ({quantity(time['tokens_per_second'])} tokens/s); the exchange takes "
+        f"{told} of wire time, as far as it is not hidden behind products"
+    )
+    if time["days"]:
+        yield f"all tokens: {time['days']:.3g} days"
+    word = "left" if fit["left"] >= 0 else "too much"
+    yield (
+        f"needed: {size(fit['needed'])} of {size(devices['usable'])} usable, "
+        f"{size(abs(fit['left']))} {word}"
+    )
+    how = "a line through two programs" if fit["source"] == "compiled" else "the trace"
+    yield (
+        f"largest batch: {fit['largest_rows_a_shard']} rows a data shard and micro-batch "
+        f"({size(fit['row'])} a row; by {how})"
+    )
+
+
+def _titled(title: str, *rows: Sequence[str]) -> Iterator[str]:
+    yield ""
+    yield title
+    yield from (f"  {line}" for line in table(rows))
+
+
+def _memory(plan: dict[str, Any]) -> Iterator[str]:
+    parts, optimizer = plan["bytes"], plan["run"]["optimizer"]
+    yield from _titled(
+        "Memory by the sharding rules",
+        ("", "in all", "a device"),
+        *(
+            (name if key != "optimizer" else f"{name} ({optimizer})",
+             size(parts[key]["all"]), size(parts[key]["device"]))
+            for key, name in PARTS.items()
+        ),
+        ("parameters and moments that no axis splits", "", size(parts["whole"]["device"])),
+        *(
+            (f"kept for the backward pass, {text}", "", size(plan["activations"][key]))
+            for key, text in CHOICES.items()
+        ),
+    )  # fmt: skip
+    if plan["devices"]["mesh"]["tensor"] > 1:
+        yield "  (tensor divides a part of what is kept, which is not taken off here)"
+
+
+def _compiled(plan: dict[str, Any]) -> Iterator[str]:
+    compiled = plan["compiled"]
+    if not compiled["programs"]:
+        yield ""
+        yield f"Not compiled ({compiled['problem']}): what is needed is estimated from the trace"
+        return
+    yield from _titled(
+        f"The step compiled for {plan['devices']['count']} host devices, bytes a device",
+        ("", "rows", "state and batch", "temporary", "both", "seconds"),
+        *(
+            (CHOICES["recomputed" if one["remat"] else "kept"], str(one["rows"]),
+             size(one["arguments"]), size(one["temporary"]),
+             size(one["arguments"] + one["temporary"]), f"{one['seconds']:.0f}")
+            for one in compiled["programs"]
+        ),
+    )  # fmt: skip
+    if compiled["problem"]:
+        yield f"  {compiled['problem']}"
+    if plan["run"]["attention"] == "cudnn":
+        yield "  (cuDNN's attention is stood in for by one that keeps the same)"
+
+
+def _exchange(exchange: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    if not exchange["rules"]:
+        yield ""
+        yield "The devices exchange nothing that a rule asks for"
+    for key, title in (
+        ("rules", "What devices exchange in a step, by the sharding rules"),
+        ("compiled", "The same in the compiled step (XLA for CPUs sums where others scatter)"),
+    ):
+        if exchange[key]:
+            yield from _titled(
+                title,
+                ("kind", "over", "count", "bytes a device", "wire time"),
+                *(
+                    (one["kind"], "x".join(one["axes"]), f"{one['count']:,}", size(one["bytes"]),
+                     "unknown" if one["seconds"] is None else seconds(one["seconds"]))
+                    for one in exchange[key]
+                ),
+            )  # fmt: skip

@@ -16,13 +16,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hfseq.cli.plan.run import Options
+from hfseq.cli.plan.options import Options
 from hfseq.errors import HfseqError, end_with
 
 if TYPE_CHECKING:
     import jax
-
-    from hfseq.training.collectives import Collective
 
 _FORCED = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
@@ -42,21 +40,14 @@ def measure_apart(
         # A program that comes from a cache has no memory analysis.
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
-    request = json.dumps(
-        {
-            "parent": os.getpid(),
-            "options": dataclasses.asdict(options),
-            "variants": list(variants),
-        }
-    )
-    command = [sys.executable, "-m", "hfseq.cli.plan.compile"]
-    problem = ""
+    request = {"parent": os.getpid(), "options": dataclasses.asdict(options), "variants": variants}
+    problem, pipe = "", subprocess.PIPE
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment,
+        [sys.executable, "-m", "hfseq.cli.plan.compile"],
+        stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment,
     )  # fmt: skip
     try:
-        text, errors = process.communicate(request, timeout=options.compile_timeout)
+        text, errors = process.communicate(json.dumps(request), timeout=options.compile_timeout)
     except subprocess.TimeoutExpired:
         process.kill()
         text, errors = process.communicate()
@@ -86,25 +77,20 @@ def measure(
     memory = program.memory_analysis()
     if memory is None:
         raise HfseqError("this jax gives no memory analysis of compiled programs")
+    groups: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
+    for one in collectives.collectives(program.as_text() or "", run.mesh):
+        entry = {"kind": one.kind, "axes": list(one.axes), "count": 0, "bytes": 0}
+        group = groups.setdefault((one.kind, one.axes), entry)
+        group["count"] += one.times
+        group["bytes"] += one.size * one.times
     return {
         "rows": rows,
         "remat": remat,
         "arguments": memory.argument_size_in_bytes,
         "temporary": memory.temp_size_in_bytes,
-        "collectives": _grouped(collectives.collectives(program.as_text() or "", run.mesh)),
+        "collectives": sorted(groups.values(), key=lambda group: -group["bytes"]),
         "seconds": time.perf_counter() - started,
     }
-
-
-def _grouped(found: Sequence[Collective]) -> list[dict[str, Any]]:
-    """Add up what is of one kind, over the same axes."""
-    groups: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
-    for one in found:
-        entry = {"kind": one.kind, "axes": list(one.axes), "count": 0, "bytes": 0}
-        group = groups.setdefault((one.kind, one.axes), entry)
-        group["count"] += one.times
-        group["bytes"] += one.size * one.times
-    return sorted(groups.values(), key=lambda group: -group["bytes"])
 
 
 def main() -> None:

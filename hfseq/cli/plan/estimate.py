@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
@@ -15,14 +16,8 @@ from jax.typing import DTypeLike
 
 from hfseq.checkpoints.config import building
 from hfseq.cli.plan import compile
-from hfseq.cli.plan.run import (
-    Options,
-    abstract_batch,
-    abstract_mesh,
-    build,
-    local_bytes,
-    local_rows,
-)
+from hfseq.cli.plan.options import Options
+from hfseq.cli.plan.run import abstract_batch, abstract_mesh, build, local_rows
 from hfseq.nn.random import batch_keys
 from hfseq.nn.sharding import AXES
 from hfseq.training import throughput
@@ -78,11 +73,7 @@ def kept_bytes(run: Run, rows: int) -> int:
     found = jax.make_jaxpr(backward)(state.params, state.extra, batch).jaxpr
     given = set(found.invars)
     kept = {var for var in found.outvars if not isinstance(var, Literal) and var not in given}
-    return sum(_activation_bytes(var.aval) for var in kept)
-
-
-def _activation_bytes(aval: Any) -> int:
-    return int(aval.size * getattr(aval.dtype, "itemsize", 4))
+    return sum(int(var.aval.size * getattr(var.aval.dtype, "itemsize", 4)) for var in kept)
 
 
 def by_rules(run: Run) -> list[dict[str, Any]]:
@@ -97,18 +88,22 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
     shapes = shapes_of(run.model)
     places = run.layout.shardings(shapes)
     passes = 2 if run.arguments.model.gradient_checkpointing else 1
-    found: dict[tuple[str, tuple[str, ...]], list[float]] = {}
+    config = run.model.config
+    width = int(getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0))
+    width *= _itemsize(run.model.precision.compute_dtype)
+    sums: dict[tuple[str, tuple[str, ...]], list[float]] = {}
 
     def add(kind: str, axes: tuple[str, ...], count: float, size: float) -> None:
         if count and any(mesh[axis] > 1 for axis in axes):
-            entry = found.setdefault((kind, axes), [0, 0])
+            entry = sums.setdefault((kind, axes), [0, 0])
             entry[0] += count * run.batch.micro
             entry[1] += size * count * run.batch.micro
 
     for path, place in places.items():
         shape = run.layout.padded(path, shapes[path])
         local = math.prod(place.shard_shape(shape)) * itemsize
-        split = {name for entry in place.spec for name in _names(entry) if mesh[name] > 1}
+        names = [(entry,) if isinstance(entry, str) else entry or () for entry in place.spec]
+        split = {name for name in itertools.chain.from_iterable(names) if mesh[name] > 1}
         add("all-reduce", ("data",), 1, local)
         if "fsdp" in split:
             add("all-gather", ("fsdp",), passes, local * mesh["fsdp"])
@@ -118,12 +113,11 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
         if run.layout.tactic(path) in ("row", "embedding") and "tensor" in split:
             layers = shape[0] if len(shape) > len(run.layout.layer_shape(path, shape)) else 1
             hidden = local_rows(run) * run.batch.length / mesh["sequence"]
-            width = _width(run) * _itemsize(run.model.precision.compute_dtype)
             both = 2 if run.layout.tactic(path) == "row" else 1
             add("all-reduce", ("tensor",), both * layers, hidden * width)
     return [
         {"kind": kind, "axes": list(axes), "count": round(count), "bytes": round(size)}
-        for (kind, axes), (count, size) in sorted(found.items(), key=lambda item: -item[1][1])
+        for (kind, axes), (count, size) in sorted(sums.items(), key=lambda item: -item[1][1])
     ]
 
 
@@ -149,19 +143,8 @@ def wire_seconds(
     return sent / rate if rate else None
 
 
-def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else tuple(entry or ())
-
-
 def _itemsize(dtype: DTypeLike | None) -> int:
-    import jax.numpy as jnp
-
     return jnp.dtype(dtype or jnp.float32).itemsize
-
-
-def _width(run: Run) -> int:
-    config = run.model.config
-    return int(getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0))
 
 
 def make_plan(options: Options) -> dict[str, Any]:
@@ -171,48 +154,54 @@ def make_plan(options: Options) -> dict[str, Any]:
         UsageError: what the training loop would refuse, and unknown devices or models.
     """
     run = build(options, abstract_mesh(options.mesh, options.count))
-    found = {"run": _run(run), "devices": _devices(options)}
-    found["bytes"] = _bytes(run)
-    kept = {remat: trace(options, remat) for remat in (False, True)}
-    ways = run.mesh.shape["sequence"]
-    found["activations"] = {
-        _remat(remat): round(one.of(local_rows(run)) / ways) for remat, one in kept.items()
+    model, arguments, rows = run.model, run.arguments, local_rows(run)
+    remat = arguments.model.gradient_checkpointing
+    plan: dict[str, Any] = {
+        "run": {
+            "model_type": model.config.model_type,
+            "objective": run.objective.name,
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params_shape_tree)),
+            "length": run.batch.length,
+            "target_length": run.objective.target_length(run.batch.length),
+            "rows": run.batch.rows,
+            "rows_a_shard": rows,
+            "micro_batches": run.batch.micro,
+            "precision": model.precision.name,
+            "optimizer": arguments.training.optim,
+            "gradient_checkpointing": remat,
+            "scan_layers": arguments.model.scan_layers,
+            "attention": arguments.model.attn_implementation or "xla",
+        },
+        "devices": _devices(options),
+        "bytes": _bytes(run),
     }
-    remat = run.arguments.model.gradient_checkpointing
+    kept = {choice: trace(options, choice) for choice in (False, True)}
+    plan["activations"] = {
+        name: round(kept[choice].of(rows) / run.mesh.shape["sequence"])
+        for name, choice in (("kept", False), ("recomputed", True))
+    }
     programs: list[dict[str, Any]] = []
     problem = "--no_compile"
     if not options.no_compile:
-        _say(f"compiling the step for {options.count} host devices, three times")
-        programs, problem = compile.measure_apart(options, _variants(run))
-    found["compiled"] = {"programs": programs, "problem": problem}
-    found["fit"] = _fit(found, kept, run)
-    rules = by_rules(run)
-    own = next((p for p in programs if p["remat"] == remat), None)
-    found["exchange"] = {
-        "rules": _with_seconds(rules, run, options),
-        "compiled": _with_seconds(own["collectives"], run, options) if own else [],
+        text = f"compiling the step for {options.count} host devices, three times"
+        print(text, file=sys.stderr, flush=True)
+        # The run itself, with twice as many rows, and with the other choice of remat.
+        variants = ((rows, remat), (2 * rows, remat), (rows, not remat))
+        wanted = [{"rows": count, "remat": choice} for count, choice in variants]
+        programs, problem = compile.measure_apart(options, wanted)
+    plan["compiled"] = {"programs": programs, "problem": problem}
+    plan["fit"] = _fit(plan, kept, run)
+    compiled = next((one["collectives"] for one in programs if one["remat"] == remat), [])
+    network = options.network_gbs and options.network_gbs * 1e9
+    plan["exchange"] = {
+        name: [
+            one | {"seconds": wire_seconds(one, run.mesh.shape, options.accelerator, network)}
+            for one in exchange
+        ]
+        for name, exchange in (("rules", by_rules(run)), ("compiled", compiled))
     }
-    found["time"] = _time(run, options, rules)
-    return found
-
-
-def _run(run: Run) -> dict[str, Any]:
-    model, arguments = run.model, run.arguments
-    return {
-        "model_type": model.config.model_type,
-        "objective": run.objective.name,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params_shape_tree)),
-        "length": run.batch.length,
-        "target_length": run.objective.target_length(run.batch.length),
-        "rows": run.batch.rows,
-        "rows_a_shard": local_rows(run),
-        "micro_batches": run.batch.micro,
-        "precision": model.precision.name,
-        "optimizer": arguments.training.optim,
-        "gradient_checkpointing": arguments.model.gradient_checkpointing,
-        "scan_layers": arguments.model.scan_layers,
-        "attention": arguments.model.attn_implementation or "xla",
-    }
+    plan["time"] = _time(run, options, [one["seconds"] for one in plan["exchange"]["rules"]])
+    return plan
 
 
 def _devices(options: Options) -> dict[str, Any]:
@@ -231,56 +220,41 @@ def _devices(options: Options) -> dict[str, Any]:
 def _bytes(run: Run) -> dict[str, Any]:
     """Return bytes of each part, in all and on a device, and of what lies whole on every device."""
     state = run.abstract_state()
-    apart = ("params", "opt_state")
+    others = state.to_dict()
     parts = {
         "parameters": state.params,
         "optimizer": state.opt_state,
-        "other": {name: part for name, part in state.to_dict().items() if name not in apart},
+        "other": {name: others[name] for name in others.keys() - {"params", "opt_state"}},
         "gradients": state.params,
         "batch": abstract_batch(run, local_rows(run)),
     }
-    found = {
-        name: {"all": _size(tree), "device": local_bytes(tree)} for name, tree in parts.items()
-    }
-    whole = [
-        leaf
-        for leaf in jax.tree.leaves((state.params, state.opt_state))
-        if leaf.sharding.shard_shape(leaf.shape) == leaf.shape
-    ]
-    found["whole"] = {"all": 0, "device": _size(whole)}
-    return found
+    sizes = {name: {"all": 0, "device": 0} for name in (*parts, "whole")}
+    for name, tree in parts.items():
+        for leaf in jax.tree.leaves(tree):
+            shape = leaf.sharding.shard_shape(leaf.shape)
+            sizes[name]["all"] += leaf.size * leaf.dtype.itemsize
+            sizes[name]["device"] += math.prod(shape) * leaf.dtype.itemsize
+            if name in ("parameters", "optimizer") and shape == leaf.shape:
+                sizes["whole"]["device"] += leaf.size * leaf.dtype.itemsize
+    return sizes
 
 
-def _size(tree: object) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _variants(run: Run) -> list[dict[str, Any]]:
-    """The run itself, the same with twice as many rows, and with the other choice of remat."""
-    rows, remat = local_rows(run), run.arguments.model.gradient_checkpointing
-    return [
-        {"rows": rows, "remat": remat},
-        {"rows": 2 * rows, "remat": remat},
-        {"rows": rows, "remat": not remat},
-    ]
-
-
-def _fit(found: dict[str, Any], kept: dict[bool, Kept], run: Run) -> dict[str, Any]:
+def _fit(plan: dict[str, Any], kept: dict[bool, Kept], run: Run) -> dict[str, Any]:
     """Return what the run needs and the largest batch, by two programs or else by the trace.
 
     Where layers are recomputed, one at a time has all of its own activations.
     """
-    usable, rows = found["devices"]["usable"], local_rows(run)
+    usable, rows = plan["devices"]["usable"], local_rows(run)
     remat = run.arguments.model.gradient_checkpointing
     sizes = {
         p["rows"]: p["arguments"] + p["temporary"]
-        for p in found["compiled"]["programs"] if p["remat"] == remat
+        for p in plan["compiled"]["programs"] if p["remat"] == remat
     }  # fmt: skip
     if len(sizes) == 2:
         source, needed = "compiled", sizes[rows]
         slope = (sizes[2 * rows] - sizes[rows]) / rows
     else:
-        parts = found["bytes"]
+        parts = plan["bytes"]
         source = "traced"
         fixed = sum(parts[name]["device"] for name in ("parameters", "optimizer", "gradients"))
         layers = getattr(run.model.config, "num_hidden_layers", 0) or 1
@@ -297,14 +271,7 @@ def _fit(found: dict[str, Any], kept: dict[bool, Kept], run: Run) -> dict[str, A
     }  # fmt: skip
 
 
-def _with_seconds(found: list[dict[str, Any]], run: Run, options: Options) -> Any:
-    mesh, network = run.mesh.shape, options.network_gbs and options.network_gbs * 1e9
-    return [
-        one | {"seconds": wire_seconds(one, mesh, options.accelerator, network)} for one in found
-    ]
-
-
-def _time(run: Run, options: Options, rules: list[dict[str, Any]]) -> dict[str, Any]:
+def _time(run: Run, options: Options, wires: list[float | None]) -> dict[str, Any]:
     """Return the model FLOPs of a step and what it takes at the stated MFU."""
     flops = throughput.run_flops(run.model, run.objective, run.batch.rows, run.batch.length)
     dtype = jnp.dtype(run.model.precision.compute_dtype or jnp.float32)
@@ -312,18 +279,9 @@ def _time(run: Run, options: Options, rules: list[dict[str, Any]]) -> dict[str, 
     peak = peak if options.peak_tflops is None else options.peak_tflops * 1e12
     seconds = flops / (options.mfu * peak * options.count)
     tokens = run.batch.rows * run.batch.length
-    wires = [x["seconds"] for x in _with_seconds(rules, run, options)]
     return {
         "flops": flops, "peak": peak, "mfu": options.mfu, "seconds": seconds, "tokens": tokens,
         "tokens_per_second": tokens / seconds,
-        "wire_seconds": None if None in wires else sum(wires),
+        "wire_seconds": None if None in wires else sum(filter(None, wires)),
         "days": options.tokens and options.tokens / tokens * seconds / 86400,
     }  # fmt: skip
-
-
-def _remat(remat: bool) -> str:
-    return "recomputed" if remat else "kept"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

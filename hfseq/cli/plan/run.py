@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +14,10 @@ from jax.sharding import AbstractMesh, AxisType
 
 from hfseq import plugins
 from hfseq.checkpoints.config import auto_config, building, override, parse_overrides, preset_values
+from hfseq.cli.plan.options import Options
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError, nearest
 from hfseq.nn import attention, sharding
-from hfseq.training import hardware
 from hfseq.training.arguments import parse
 from hfseq.training.checkpointer import Progress
 from hfseq.training.setup import Run, build_run
@@ -28,101 +25,8 @@ from hfseq.training.setup import Run, build_run
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from hfseq.modeling.base import FlaxPreTrainedModel
-
 #: The script's objective for the heads of an architecture, the first that it has.
 HEADS = {"ForMaskedLM": "mlm", "ForCausalLM": "clm", "ForSeq2SeqLM": "span_mlm"}
-OBJECTIVES = ("mlm", "clm", "span_mlm", "denoising", "translation")
-
-
-@dataclass
-class Options:
-    """The flags of the command as plain values, so that another process can have them."""
-
-    config: str
-    devices: str
-    mesh: str | None = None
-    config_overrides: str | None = None
-    preset: str | None = None
-    objective: str | None = None
-    length: int | None = None
-    target_length: int | None = None
-    per_device_train_batch_size: int = 8
-    global_batch_size: int | None = None
-    gradient_accumulation_steps: int = 1
-    optim: str = "adamw"
-    precision: str = "bfloat16"
-    param_dtype: str = "float32"
-    gradient_checkpointing: bool = False
-    scan_layers: bool = False
-    sequence_parallel: bool = False
-    attn_implementation: str | None = None
-    mfu: float = 0.4
-    tokens: float | None = None
-    peak_tflops: float | None = None
-    memory_gb: float | None = None
-    memory_share: float | None = None
-    network_gbs: float | None = None
-    no_compile: bool = False
-    compile_timeout: float = 1800.0
-    plugin: list[str] = dataclasses.field(default_factory=list)
-    training: list[str] = dataclasses.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        counts = ("length", "target_length", "per_device_train_batch_size", "global_batch_size",
-                  "gradient_accumulation_steps")  # fmt: skip
-        for name in counts:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"--{name} {value}: give a number of at least 1")
-        for name in ("peak_tflops", "memory_gb", "network_gbs", "tokens", "compile_timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"--{name} {value}: give a positive number")
-        for name in ("mfu", "memory_share"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise UsageError(f"--{name} {value}: give a share, above 0 and at most 1")
-        if self.objective and self.objective not in OBJECTIVES:
-            raise UsageError(
-                f"--objective {self.objective} cannot be planned"
-                f"{nearest(self.objective, OBJECTIVES)} (there are {', '.join(OBJECTIVES)}; "
-                "for classification plan mlm: the layers are the same, only the head is smaller)"
-            )
-        self.accelerator, self.count = parse_devices(self.devices)
-
-    def flags(self, objective: str) -> list[str]:
-        """Return the training script's flags: what was given, then what follows ``--``."""
-        kept = ("per_device_train_batch_size", "gradient_accumulation_steps", "optim", "precision",
-                "param_dtype", "global_batch_size", "attn_implementation")  # fmt: skip
-        values: dict[str, Any] = {name: getattr(self, name) for name in kept}
-        if self.length is not None:
-            values["max_source_length" if objective == "translation" else "max_seq_length"] = (
-                self.length
-            )
-        if objective == "translation":
-            values["max_target_length"] = self.target_length or self.length
-        elif self.target_length is not None:
-            raise UsageError(
-                f"--target_length {self.target_length} is for translation; '{objective}' derives "
-                "it from --length"
-            )
-        switches = ("gradient_checkpointing", "scan_layers", "sequence_parallel")
-        given = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        given += [f"--{name}" for name in switches if getattr(self, name)]
-        return ["--output_dir=plan", "--do_train", *given, *self.training]
-
-
-def parse_devices(text: str) -> tuple[hardware.Accelerator, int]:
-    """Read ``h200:64``: an accelerator and how many; without a number, one.
-
-    Raises:
-        UsageError: the form is another, or no such accelerator is known.
-    """
-    name, colon, number = text.partition(":")
-    if colon and not re.fullmatch(r"[1-9]\d*", number):
-        raise UsageError(f"--devices {text}: give an accelerator and a number, e.g. h200:64")
-    return hardware.named(name), int(number or 1)
 
 
 def abstract_mesh(layout: str | None, devices: int) -> AbstractMesh:
@@ -156,16 +60,11 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
         run.abstract_state()
     if chosen:
         arguments.model.attn_implementation = chosen
-        use_attention(run.model, chosen)
+        implementation = plugins.load().attention.get(chosen)  # refuses unknown names
+        if chosen == "cudnn":  # which only accelerators have
+            implementation = flash_attention
+        run.model._options = dataclasses.replace(run.model._options, attention=implementation)
     return run
-
-
-def use_attention(model: FlaxPreTrainedModel, name: str) -> None:
-    """Let the model attend as ``name`` says; a placeholder does what only accelerators can."""
-    chosen = plugins.load().attention.get(name)
-    if name == "cudnn":
-        chosen = flash_attention
-    model._options = dataclasses.replace(model._options, attention=chosen)
 
 
 def local_rows(run: Run) -> int:
@@ -200,14 +99,6 @@ def abstract_batch(run: Run, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         place = sharding.batch_sharding(run.mesh, len(shape), split_length=split)
         placed[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=place)
     return placed
-
-
-def local_bytes(tree: object) -> int:
-    """Return the bytes that a device has of a tree of shapes with shardings."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
 
 
 def load_config(options: Options) -> PreTrainedConfig:
