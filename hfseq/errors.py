@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,14 +165,14 @@ def redact(text: str, token: str | None = None) -> str:
     return _URL_QUERY.sub(r"\1<token>", _URL_USER.sub("", text))
 
 
-def redact_values(values: object) -> Any:
-    """Apply :func:`redact` to every text in lists and dictionaries."""
+def redact_values(values: object, hide: Callable[[str], str] = redact) -> Any:
+    """Apply ``hide`` to every text in lists and dictionaries."""
     if isinstance(values, str):
-        return redact(values)
+        return hide(values)
     if isinstance(values, dict):
-        return {name: redact_values(value) for name, value in values.items()}
+        return {name: redact_values(value, hide) for name, value in values.items()}
     if isinstance(values, list | tuple):
-        return [redact_values(value) for value in values]
+        return [redact_values(value, hide) for value in values]
     return values
 
 
@@ -229,11 +229,21 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
         raise json.JSONDecodeError(reason, begin, 0) from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8; a failure leaves what was there, and no file of its own."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the name of a file to write, which then replaces ``path``.
+
+    A failure leaves what was there, and no file of its own.
+    """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8; a failure leaves what was there, and no file of its own."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

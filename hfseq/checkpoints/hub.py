@@ -15,10 +15,10 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from hfseq.checkpoints import network
 from hfseq.errors import CheckpointError, HfseqError, UsageError, one_line, redact
@@ -227,24 +227,22 @@ def files_to_push(
     # A checkpoint under way has a longer name: it gets its number when it is complete.
     complete = [path for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()]
     newest = max(complete, key=lambda path: int(path.name), default=None) if checkpoint else None
+    root = folder.resolve()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file():
+        wanted = newest is not None and path.is_relative_to(newest)
+        if not wanted and not any(fnmatch(name, pattern) for pattern in ignore or ()):
+            wanted = allow is None or any(fnmatch(name, pattern) for pattern in allow)
+        if not wanted or not path.is_file():
             continue
-        in_checkpoint = newest is not None and path.is_relative_to(newest)
-        if not in_checkpoint and any(fnmatch(name, pattern) for pattern in ignore or ()):
-            continue
-        if in_checkpoint or allow is None or any(fnmatch(name, pattern) for pattern in allow):
-            # What a link points to elsewhere is not published; the Hub's cache is made of links.
-            if path.is_symlink():
-                real, root = path.resolve(), folder.resolve()
-                places = (root, root.parents[1] / "blobs")
-                if not any(real.is_relative_to(place) for place in places):
-                    raise UsageError(
-                        f"{path} is a link to {real}, outside of the folder: put a copy there if "
-                        "it is to be published, or remove the link"
-                    )
-            yield name, path
+        # What a link points to elsewhere is not published; the Hub's cache is made of links.
+        real = path.resolve() if path.is_symlink() else root
+        if not (real.is_relative_to(root) or real.is_relative_to(root.parents[1] / "blobs")):
+            raise UsageError(
+                f"{path} is a link to {real}, outside of the folder: put a copy there if it is to "
+                "be published, or remove the link"
+            )
+        yield name, path
 
 
 # -- pushing as training goes
@@ -433,45 +431,30 @@ def with_retries(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
         try:
             return call()
         except Exception as error:
-            wait = _seconds_to_wait(error, attempt)
-            if wait is None or attempt + 1 == attempts:
+            response, wait = _response(error), 2.0**attempt
+            passing = _is_connection_error(error)
+            if response is not None:
+                passing = response.status_code in PASSING
+                reset = re.search(r"\br=0;t=(\d+)", response.headers.get("ratelimit", ""))
+                asked = response.headers.get("Retry-After") or (reset[1] if reset else "")
+                wait = float(asked) if asked.isdigit() else wait
+            if not passing or wait > LONGEST_WAIT or attempt + 1 == attempts:
                 raise
             logger.info("%s; trying again in %.0f s", explain(error), wait)
             time.sleep(wait)
     raise AssertionError("unreachable")
 
 
-def _seconds_to_wait(error: BaseException, attempt: int) -> float | None:
-    """Seconds until a retry makes sense; None if it never does."""
-    response = _response(error)
-    if response is None:
-        return 2.0**attempt if _is_connection_error(error) else None
-    if response.status_code not in PASSING:
-        return None
-    reset = re.search(r"\br=0;t=(\d+)", response.headers.get("ratelimit", ""))
-    asked = response.headers.get("Retry-After") or (reset[1] if reset else "")
-    wait = float(asked) if asked.isdigit() else 2.0**attempt
-    return wait if wait <= LONGEST_WAIT else None
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
-class _Response(Protocol):
-    """What the Hub answered; its class was httpx's and is httpx2's."""
-
-    status_code: int
-    headers: Mapping[str, str]
-
-
-def _response(error: BaseException) -> _Response | None:
-    """Return the response of the first error in the chain that has one."""
+def _response(error: BaseException) -> Any:
+    """Return the HTTP library's response of the first error in the chain that has one, or None."""
     responses = (getattr(link, "response", None) for link in _chain(error))
     return next((response for response in responses if response is not None), None)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    link: BaseException | None = error
-    while link is not None:
-        yield link
-        link = link.__cause__
 
 
 def _is_connection_error(error: BaseException) -> bool:

@@ -15,7 +15,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from hfseq.checkpoints import network
-from hfseq.errors import CheckpointError, UsageError, one_line, parse_json, write_whole
+from hfseq.errors import (
+    CheckpointError,
+    UsageError,
+    one_line,
+    parse_json,
+    replacing,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -210,14 +217,10 @@ class Workspace:
         if ".." in PurePosixPath(name).parts:
             raise CheckpointError(f"the name '{name}' points outside the directory")
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f"{target.name}.tmp")
-        try:
+        with replacing(target) as temporary:
             self._fs.get_file(self._remote(name), str(temporary))
             if temporary.stat().st_size != size:
                 raise OSError(f"{name} has {temporary.stat().st_size} bytes where {size} are due")
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _file_system(url: str, protocol: str) -> tuple[AbstractFileSystem, str]:

@@ -49,71 +49,53 @@ PIPELINES = {
 
 ENDINGS = {"ForConditionalGeneration": "ForSeq2SeqLM", "LMHeadModel": "ForCausalLM"}
 
-JAX_HEAD = """\
+#: How a model is loaded, and called by the head it has; with hfseq and with plain transformers.
+HEADS = {
+    "np": """\
 from transformers import AutoTokenizer
 
 from hfseq import FlaxAutoModel{task}
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 model = FlaxAutoModel{task}.from_pretrained("{name}")
-"""
-
-TORCH_HEAD = """\
+""",
+    "pt": """\
 from transformers import AutoModel{task}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})
 model = AutoModel{task}.from_pretrained("{name}"{trust})
-"""
-
+""",
+}
 CALL = """\
 outputs = model(**tokenizer("Some text", return_tensors="{tensors}"))"""
-
-FILL_MASK = """\
-inputs = tokenizer(f"One word is {{tokenizer.mask_token}}.", return_tensors="{tensors}")
-logits = model(**inputs).logits[0]
-best = logits[inputs["input_ids"][0] == tokenizer.mask_token_id].argmax(-1)
-print(tokenizer.decode(best.tolist()))"""
-
-CLASSIFY = """\
-logits = model(**tokenizer("Some text", return_tensors="{tensors}")).logits[0]
-print(model.config.id2label[int(logits.argmax())])"""
-
 GENERATE = """\
 inputs = tokenizer("Some text", return_tensors="{tensors}")
 generated = model.generate(**inputs, max_new_tokens=40){sequences}
 print(tokenizer.batch_decode(generated, skip_special_tokens=True))"""
-
-BODIES = {
-    "ForMaskedLM": FILL_MASK,
-    "ForSequenceClassification": CLASSIFY,
+CALLS = {
+    "ForMaskedLM": """\
+inputs = tokenizer(f"One word is {{tokenizer.mask_token}}.", return_tensors="{tensors}")
+logits = model(**inputs).logits[0]
+best = logits[inputs["input_ids"][0] == tokenizer.mask_token_id].argmax(-1)
+print(tokenizer.decode(best.tolist()))""",
+    "ForSequenceClassification": """\
+logits = model(**tokenizer("Some text", return_tensors="{tensors}")).logits[0]
+print(model.config.id2label[int(logits.argmax())])""",
     "ForCausalLM": GENERATE,
     "ForSeq2SeqLM": GENERATE,
 }
 
 
-def task_of(architecture: str) -> str:
-    """Return the Auto class suffix of a class name: "ForMaskedLM" of RobertaForMaskedLM."""
-    for ending, task in ENDINGS.items():
-        if architecture.endswith(ending):
-            return task
-    match = re.search(r"For[A-Z]\w*$", architecture)
-    return match[0] if match else ""
-
-
-def jax_snippet(task: str, name: str) -> str:
-    """Return the lines that load and call the model ``name`` with hfseq."""
-    values = {"task": task, "name": name, "tensors": "np", "sequences": ".sequences"}
-    return (JAX_HEAD + BODIES.get(task, CALL)).format(**values)
-
-
-def torch_snippet(task: str, name: str, custom_code: bool = False) -> str:
-    """Return the lines that load and call the model ``name`` with plain transformers.
+def snippet(task: str, name: str, tensors: str, custom_code: bool = False) -> str:
+    """Return the lines that load and call a model: with hfseq for "np", transformers for "pt".
 
     ``custom_code`` is for checkpoints that bring their PyTorch classes along.
     """
-    values = {"task": task, "name": name, "tensors": "pt", "sequences": ""}
-    trust = ", trust_remote_code=True" if custom_code else ""
-    return (TORCH_HEAD + BODIES.get(task, CALL)).format(trust=trust, **values)
+    return (HEADS[tensors] + CALLS.get(task, CALL)).format(
+        task=task, name=name, tensors=tensors,
+        trust=", trust_remote_code=True" if custom_code else "",
+        sequences=".sequences" if tensors == "np" else "",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -203,7 +185,11 @@ class CardContext:
     @property
     def task(self) -> str:
         """The Auto class suffix: "ForMaskedLM" of RobertaForMaskedLM, "" of RobertaModel."""
-        return task_of(self.architecture)
+        for ending, task in ENDINGS.items():
+            if self.architecture.endswith(ending):
+                return task
+        match = re.search(r"For[A-Z]\w*$", self.architecture)
+        return match[0] if match else ""
 
     def with_log(
         self,
@@ -317,8 +303,8 @@ def render_model_card(context: CardContext) -> str:
         "results": results,
         "curve_file": context.curve_file,
         "auto_class": f"AutoModel{context.task}",
-        "jax_snippet": jax_snippet(context.task, name),
-        "torch_snippet": torch_snippet(context.task, name, context.custom_code) if torch else "",
+        "jax_snippet": snippet(context.task, name, "np"),
+        "torch_snippet": snippet(context.task, name, "pt", context.custom_code) if torch else "",
         "custom_code": context.custom_code,
         "samples": context.sample_outputs,
         "datasets": context.datasets,
@@ -353,10 +339,13 @@ def _metadata(context: CardContext, results: Sequence[CardResult]) -> ModelCardD
     ]
     carbon: dict[str, Any] = {}
     if context.emissions_g is not None:
-        known = {"emissions": context.emissions_g, "source": context.emissions_source,
-                 "training_type": "fine-tuning" if context.base_model else "pre-training",
-                 "hardware_used": context.hardware}  # fmt: skip
-        carbon["co2_eq_emissions"] = {key: value for key, value in known.items() if value != ""}
+        entry = {
+            "emissions": context.emissions_g,
+            "source": context.emissions_source,
+            "training_type": "fine-tuning" if context.base_model else "pre-training",
+            "hardware_used": context.hardware,
+        }
+        carbon["co2_eq_emissions"] = {key: value for key, value in entry.items() if value != ""}
     return ModelCardData(
         language=context.language,
         license=context.licence,

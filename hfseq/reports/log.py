@@ -226,18 +226,20 @@ def _best(evals: Sequence[Record], flags: Record) -> Record | None:
 
 
 def _warnings(log: RunLog, status: str, step: int, total: int | None) -> list[str]:
-    warnings = []
     train, points = log.train_records(), log.points(*LOSS)
-    bad = [r["step"] for r in train if not any(_finite(r.get(name)) for name in LOSS)]
-    if bad:
-        warnings.append(f"the loss was NaN or infinite at step{_listed(bad)}")
     spikes = []
     for at in range(SPIKE_WINDOW, len(points)):
         usual = median(value for _, value in points[at - SPIKE_WINDOW : at])
         if points[at][1] > usual + max(SPIKE_NATS, SPIKE_SHARE * abs(usual)):
             spikes.append(points[at][0])
-    if spikes:
-        warnings.append(f"the loss jumped up at step{_listed(spikes)}")
+    bad = [r["step"] for r in train if not any(_finite(r.get(name)) for name in LOSS)]
+    warnings = []
+    for steps, what in ((bad, "was NaN or infinite"), (spikes, "jumped up")):
+        if steps:
+            shown = ", ".join(f"{at:,}" for at in steps[:6])
+            more = f" and {len(steps) - 6} more" if len(steps) > 6 else ""
+            plural = "s" if len(steps) > 1 else ""
+            warnings.append(f"the loss {what} at step{plural} {shown}{more}")
     if status == "stopped":
         warnings.append(
             f"stopped at step {step:,} of {total:,}; the same command goes on from there"
@@ -247,18 +249,12 @@ def _warnings(log: RunLog, status: str, step: int, total: int | None) -> list[st
     return warnings
 
 
-def _listed(steps: Sequence[int]) -> str:
-    shown = ", ".join(f"{step:,}" for step in steps[:6])
-    more = f" and {len(steps) - 6} more" if len(steps) > 6 else ""
-    return f"{'s' if len(steps) > 1 else ''} {shown}{more}"
-
-
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and _number(value) and math.isfinite(value)
+def _finite(value: Any) -> bool:
+    return _number(value) and math.isfinite(value)
 
 
 def named(logs: Sequence[RunLog]) -> dict[str, RunLog]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfseq.errors import DataError
+from hfseq.errors import DataError, replacing
 from hfseq.reports.log import LOSS, RunLog, named, read_metrics
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ Curve = tuple["np.ndarray", "np.ndarray"]
 
 
 def learning_curve(
-    metrics_jsonl: str | os.PathLike[str],
-    output_png: str | os.PathLike[str],
+    metrics_jsonl: str | PathLike[str],
+    output_png: str | PathLike[str],
     title: str | None = None,
     baselines: Mapping[str, float] | None = None,
 ) -> Path:
@@ -150,7 +150,7 @@ def _label_steps(panel: Axes, records: Sequence[Record]) -> None:
 
 def draw_comparison(
     logs: Sequence[RunLog],
-    output_png: str | os.PathLike[str],
+    output_png: str | PathLike[str],
     x: str = "step",
     metric: str | None = None,
 ) -> Path:
@@ -159,6 +159,7 @@ def draw_comparison(
     ``x`` is "step", "tokens" or "time" (seconds of training). DataError if there is nothing to
     draw.
     """
+    import numpy as np
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
@@ -168,8 +169,16 @@ def draw_comparison(
     plain(panel)
     for number, (name, log) in enumerate(runs.items()):
         colour = COLOURS[number % len(COLOURS)]
-        place = _places(log.records, x)
         label: str | None = name
+        known, places = curve(log.records, *AXES[x][0])
+
+        def place(steps: np.ndarray, known: np.ndarray = known, places: np.ndarray = places) -> Any:
+            if x == "step":
+                return steps
+            if not len(known):
+                raise DataError(f"a run's log has no {AXES[x][0][0]}: compare by --x step")
+            return np.interp(steps, [0, *known], [0, *places])
+
         steps, losses = curve(log.records, *((metric,) if metric else LOSS))
         if len(steps):
             _draw_loss(panel, place(steps), losses, colour).set_label(label)
@@ -193,23 +202,6 @@ def draw_comparison(
     panel.margins(y=0.06)
     _legend(panel, 2 if max(map(len, runs)) > 24 else 3)
     return save(figure, Path(output_png))
-
-
-def _places(records: Sequence[Record], x: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the function from steps to places on the horizontal axis."""
-    import numpy as np
-
-    if x == "step":
-        return lambda steps: steps
-    names, _ = AXES[x]
-    known, places = curve(records, *names)
-
-    def place(steps: np.ndarray) -> np.ndarray:
-        if not len(known):
-            raise DataError(f"a run's log has no {names[0]}: compare by --x step")
-        return np.interp(steps, [0, *known], [0, *places])
-
-    return place
 
 
 def curve(records: Sequence[Record], *names: str) -> Curve:
@@ -273,10 +265,6 @@ def plain(panel: Axes) -> None:
 def save(figure: Figure, path: Path) -> Path:
     """Write the figure as PNG, whole or not at all; returns ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
+    with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path

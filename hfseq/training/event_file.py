@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hfseq.data.tfds import masked_crc32c
+from hfseq.errors import replacing
 
 DT_FLOAT, DT_STRING = 1, 7
 SESSION_START = 1
@@ -71,16 +72,11 @@ class AppendFile:
 
 
 def rewrite(path: Path, parts: Iterable[bytes]) -> None:
-    """Replace a file as a whole; a failure leaves what was there, and no file of its own."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Replace a file as a whole; what was there stays if that fails."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def forget(path: Path, step: int, tags: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -285,6 +286,10 @@ def write_card(
     languages = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
     spec = plugins.load().architectures.get(config.model_type)
     stored = model.stored_config()
+    versions = {}
+    for name in ("hfseq", "jax", "flax", "transformers"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     context = cards.CardContext(
         model_name=run_name(training),
         architecture=model.torch_class_name(),
@@ -306,7 +311,7 @@ def write_card(
             if name not in _NO_HYPERPARAMETERS and value not in (None, "", [], False)
         },
         hardware=_hardware(),
-        versions=_versions(),
+        versions=versions,
         duration_s=progress.seconds,
         parameters=sum(
             int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model.params_shape_tree)
@@ -349,16 +354,6 @@ def write_card(
 def _file_names(files: Sequence[str]) -> str:
     """Name local data by folder and file: ``norwegian-laws/train.jsonl``."""
     return ", ".join("/".join(Path(name).parts[-2:]) for name in files) or "local data"
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in ("hfseq", "jax", "flax", "transformers"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def _hardware() -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hfseq import plugins
-from hfseq.errors import UsageError, private
+from hfseq.errors import UsageError, private, redact_values
 from hfseq.reports.log import read_lines
 from hfseq.training.event_file import (
     FAILURE,
@@ -35,12 +35,7 @@ from hfseq.training.event_file import (
 
 logger = logging.getLogger("hfseq.tracking")
 
-METRICS_FILE = "metrics.jsonl"
-
-
-WANDB_ID_FILE = "wandb_run_id"
-
-
+METRICS_FILE, WANDB_ID_FILE = "metrics.jsonl", "wandb_run_id"
 PACKAGES = {"wandb": "hfseq[wandb]"}
 
 
@@ -112,15 +107,14 @@ def make_trackers(
     without it they add to what is there. Unknown names and missing packages raise UsageError.
     """
     wanted, registry = tracker_names(names), plugins.load().trackers
-    everything = wanted == ["all"]
     config = private_config(without_secrets(run_config))
     trackers = Trackers()
-    for name in list(registry) if everything else wanted:
+    for name in list(registry) if wanted == ["all"] else wanted:
         factory = registry.get(name)
         try:
             tracker = Guarded(name, partial(factory, run_directory, arguments, config))
         except ImportError as error:
-            if everything:
+            if wanted == ["all"]:
                 continue
             package = PACKAGES.get(name, error.name or name)
             raise UsageError(
@@ -140,13 +134,7 @@ def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def private_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``config`` without tokens in its texts and without the name of the user's home."""
-
-    def shown(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return [shown(part) for part in value]
-        return private(value) if isinstance(value, str) else value
-
-    return {name: shown(value) for name, value in config.items()}
+    return redact_values(dict(config), private)
 
 
 class Guarded:
@@ -162,37 +150,52 @@ class Guarded:
         self._tracker: Tracker | None = None
         self._warned = False
         self._resume_at: int | None = None
-        self._guard(lambda tracker: None)
+        self._call("")
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Record the metrics of a step, if that is possible."""
-        self._guard(lambda tracker: tracker.log(metrics, step))
+        self._call("log", metrics, step)
 
     def text(self, tag: str, text: str, step: int) -> None:
         """Record a text sample, if that is possible."""
-        self._guard(lambda tracker: tracker.text(tag, text, step))
+        self._call("text", tag, text, step)
 
     def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
         """Record histograms, where the tracker can."""
-        self._guard(lambda tracker: getattr(tracker, "histograms", lambda *_: None)(values, step))
+        self._call("histograms", values, step)
 
     def resume(self, step: int) -> None:
         """Forget later steps, where the tracker can; before the next record if not now."""
         self._resume_at = step
-        self._guard(lambda tracker: None)
+        self._call("")
 
     def close(self) -> None:
         """Finish writing."""
         if self._tracker is not None:
-            self._guard(lambda tracker: tracker.close())
+            self._call("close")
 
-    def _guard(self, action: Callable[[Tracker], Any]) -> None:
+    def _call(self, name: str, *given: Any) -> None:
+        """Open and resume where that is still to be done, then call the method, if there is one."""
         try:
             if self._tracker is None and self._make is not None:
-                self._tracker = self._open(self._make)
-            if self._tracker is not None:
-                self._forget(self._tracker)
-                action(self._tracker)
+                try:
+                    self._tracker = self._make()
+                except (OSError, ImportError, UsageError):
+                    raise
+                except Exception:
+                    self._make = None  # an account or a network may take minutes to fail, each time
+                    raise
+            if self._tracker is None:
+                return
+            if (step := self._resume_at) is not None:
+                self._resume_at = None
+                try:
+                    getattr(self._tracker, "resume", lambda step: None)(step)
+                except OSError:
+                    self._resume_at = step
+                    raise
+            if method := getattr(self._tracker, name or "_", None):
+                method(*given)
         except (ImportError, UsageError):
             raise
         except Exception as error:
@@ -202,24 +205,6 @@ class Guarded:
                     "tracker '%s' cannot write (%s: %s); training goes on without its records",
                     *(self.name, type(error).__name__, error),
                 )
-
-    def _forget(self, tracker: Tracker) -> None:
-        if (step := self._resume_at) is not None:
-            self._resume_at = None
-            try:
-                getattr(tracker, "resume", lambda step: None)(step)
-            except OSError:
-                self._resume_at = step
-                raise
-
-    def _open(self, make: Callable[[], Tracker]) -> Tracker:
-        try:
-            return make()
-        except OSError:
-            raise
-        except Exception:
-            self._make = None  # an account or a network may take minutes to fail, every time
-            raise
 
 
 class JsonlTracker:
@@ -236,7 +221,7 @@ class JsonlTracker:
         run_config: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = Path(run_directory) / METRICS_FILE
-        self._config = {name: value for name, value in (run_config or {}).items() if value != []}
+        self._config = _given(run_config)
         self._resumed_at, self._before = -1, 0  # a step, and the lines from before
         self._file = self._open()
 
@@ -249,7 +234,11 @@ class JsonlTracker:
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Append one line; NaN and infinities, which JSON lacks, become null."""
-        self._write(step, {name: _json_number(value) for name, value in metrics.items()})
+        numbers = {
+            name: value if isinstance(value, int) else float(value)
+            for name, value in metrics.items()
+        }
+        self._write(step, {k: v if math.isfinite(v) else None for k, v in numbers.items()})
 
     def text(self, tag: str, text: str, step: int) -> None:
         """Append a line with ``{"text": {tag: text}}``."""
@@ -261,8 +250,7 @@ class JsonlTracker:
         self._rewrite(kept)
         self._resumed_at, self._before = step, len(kept)
         if self._config:
-            known = {name: value for name, value in self._config.items() if value is not None}
-            self._write(step, {"run": known})
+            self._write(step, {"run": self._config})
 
     def close(self) -> None:
         """Close the file."""
@@ -302,9 +290,8 @@ def _names(record: Mapping[str, Any]) -> set[str]:
     return tags | (record.keys() - {"step", "time", "text", "run"})
 
 
-def _json_number(value: Any) -> int | float | None:
-    number = value if isinstance(value, int) else float(value)
-    return number if math.isfinite(number) else None
+def _given(run_config: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: v for name, v in (run_config or {}).items() if v not in (None, [])}
 
 
 class TensorBoardTracker:
@@ -317,7 +304,7 @@ class TensorBoardTracker:
         run_config: Mapping[str, Any] | None = None,
     ) -> None:
         self.runs = Path(run_directory) / "runs"
-        self._config = {name: v for name, v in (run_config or {}).items() if v not in (None, [])}
+        self._config = _given(run_config)
         self._host = re.sub(r"[^\w.-]", "-", socket.gethostname())
         self._file: EventFile | None = None
         self._resumed_at, self._before = -1, list[Path]()  # a step, and the files from before
@@ -386,18 +373,15 @@ class WandbTracker:
         self._wandb = wandb
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "hfseq",
-            name=self._name(Path(run_directory), arguments),
+            name=getattr(arguments, "run_name", None)
+            or os.environ.get("WANDB_NAME")
+            or Path(run_directory).resolve().name,
             id=run_id,
             resume="allow",
             dir=str(run_directory),
             config=dict(run_config),
         )
         id_file.write_text(run_id + "\n")
-
-    @staticmethod
-    def _name(run_directory: Path, arguments: object) -> str:
-        given = getattr(arguments, "run_name", None) or os.environ.get("WANDB_NAME")
-        return given or run_directory.resolve().name
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Log the metrics; steps that W&B has already (before a kill) are left as they are."""
