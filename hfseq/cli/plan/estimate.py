@@ -191,7 +191,7 @@ def make_plan(options: Options) -> dict[str, Any]:
         programs, problem = compile.measure_apart(options, wanted)
     plan["compiled"] = {"programs": programs, "problem": problem}
     plan["fit"] = _fit(plan, kept, run)
-    compiled = next((one["collectives"] for one in programs if one["remat"] == remat), [])
+    compiled: list[Any] = next((x["collectives"] for x in programs if x["remat"] == remat), [])
     network = options.network_gbs and options.network_gbs * 1e9
     plan["exchange"] = {
         name: [
