@@ -265,18 +265,12 @@ class BackgroundPusher:
         repo_id: str,
         private: bool = False,
         token: str | None = None,
-        ignore_patterns: Sequence[str] | None = None,
-        revision: str | None = None,
         checkpoint: bool = False,
     ) -> None:
         self.folder, self.repo_id, self.private = Path(folder), repo_id, private
-        self.checkpoint = checkpoint
-        self.ignore = DEFAULT_IGNORE if ignore_patterns is None else tuple(ignore_patterns)
-        self.revision, self.commit_url = revision, ""
-        self._token = token
+        self.checkpoint, self.commit_url, self._token = checkpoint, "", token
         self._error: str | None = None
-        self._message = ""
-        self._count = 0
+        self._message, self._count = "", 0
         self._waiting: tuple[Path, str] | None = None
         self._thread: threading.Thread | None = None
         self.stalled = False
@@ -337,7 +331,6 @@ class BackgroundPusher:
                     private=self.private,
                     token=self._token,
                     message=message,
-                    revision=self.revision,
                     ignore_patterns=None,
                     checkpoint=self.checkpoint,
                 )
@@ -358,7 +351,7 @@ class BackgroundPusher:
         self._count += 1
         snapshot = self.folder / SNAPSHOTS / f"{os.getpid()}-{self._count}"
         snapshot.mkdir(parents=True)
-        for name, path in files_to_push(self.folder, None, self.ignore, self.checkpoint):
+        for name, path in files_to_push(self.folder, None, DEFAULT_IGNORE, self.checkpoint):
             target = snapshot / name
             target.parent.mkdir(parents=True, exist_ok=True)
             _link_or_copy(path, target)

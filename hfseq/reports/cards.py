@@ -292,29 +292,21 @@ def render_model_card(context: CardContext) -> str:
     results = [result for result in context.eval_results if math.isfinite(result.value)]
     name = context.repo_id or context.model_name
     torch = context.stock or context.custom_code
-    variables = {  # plugins that add sections see them too
+    variables = vars(context) | {  # plugins that add sections see them too
         "context": context,
         "card_data": _metadata(context, results).to_yaml(),
         "marker": MARKER,
         "name": context.model_name,
         "description": context.description or _description(context),
-        "about": context.about,
-        "findings": context.findings,
         "results": results,
-        "curve_file": context.curve_file,
         "auto_class": f"AutoModel{context.task}",
         "jax_snippet": snippet(context.task, name, "np"),
         "torch_snippet": snippet(context.task, name, "pt", context.custom_code) if torch else "",
-        "custom_code": context.custom_code,
         "samples": context.sample_outputs,
-        "datasets": context.datasets,
-        "tokenizer": context.tokenizer,
         "facts": _facts(context),
         "command": private(context.command),
         "hyperparameters": [(k, private(str(v))) for k, v in context.hyperparameters.items()],
         "limits": context.limits or LIMITS,
-        "licence": context.licence,
-        "citation": context.citation,
     }
     sections = plugins.load().call_all("model_card_sections", context=variables)
     variables["extra_sections"] = [*context.extra_sections, *filter(None, sections)]
