@@ -203,16 +203,6 @@ class ProcessArguments(CheckedArguments):
         return value or None
 
     @property
-    def count(self) -> int | None:
-        """How many processes there are, if that was said."""
-        return self._number("num_processes")
-
-    @property
-    def number(self) -> int | None:
-        """Which of them this is, if that was said."""
-        return self._number("process_id")
-
-    @property
     def devices(self) -> list[int] | None:
         """The local devices of this process, if that was said."""
         ids = self.local_device_ids
@@ -225,7 +215,8 @@ class ProcessArguments(CheckedArguments):
         variable = next((name for name in VARIABLES[flag] if os.environ.get(name)), None)
         return (os.environ[variable] if variable else None), variable
 
-    def _number(self, flag: str) -> int | None:
+    def number(self, flag: str) -> int | None:
+        """Return ``num_processes`` or ``process_id``, if that was said."""
         value, variable = self._given(flag)
         if variable and value and not value.isdigit():
             raise UsageError(

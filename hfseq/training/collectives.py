@@ -271,7 +271,10 @@ def _describe_optimizer(state: optax.OptState, params: Tree) -> Iterator[str]:
     if not leaves:
         return
     yield _total("Optimizer state", leaves)
-    is_whole = lambda leaf: leaf.sharding.is_fully_replicated  # noqa: E731
+
+    def is_whole(leaf: jax.Array) -> bool:
+        return leaf.sharding.is_fully_replicated
+
     shapes = {leaf.shape for leaf in jax.tree.leaves(params) if not is_whole(leaf)}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if hasattr(leaf, "sharding") and is_whole(leaf) and leaf.shape in shapes:

@@ -156,7 +156,9 @@ def join(processes: ProcessArguments) -> None:
 
 def whereabouts(processes: ProcessArguments) -> tuple[str, int, int]:
     """Return the coordinator's address, how many processes there are, and which this one is."""
-    known: list[Any] = [processes.address, processes.count, processes.number]
+    known: list[Any] = [
+        processes.address, processes.number("num_processes"), processes.number("process_id"),
+    ]  # fmt: skip
     if None in known:
         from jax._src.clusters import ClusterEnv
 
