@@ -262,10 +262,10 @@ class _Walker:
 class Weights:
     """The weights that loading reads, those that it does not, and what is wrong."""
 
-    headers: list[Header]
-    others: list[str]
-    problems: list[str]
-    folder: Path | None
+    folder: Path | None = None
+    headers: list[Header] = dataclasses.field(default_factory=list)
+    others: list[str] = dataclasses.field(default_factory=list)
+    problems: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def entries(self) -> dict[str, tuple[Header, Entry]]:
@@ -311,8 +311,18 @@ def local_weights(folder: Path, only: str | None = None) -> Weights:
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     chosen = only or next((name for name in files.FLAX_FILES if name in names), None)
     if chosen is None or ".bin" in chosen:
-        return _without_weights(folder, names)
-    weights = Weights([], [], [], folder)
+        bins = [name for name in names if name.endswith(".bin") or name in files.TORCH_FILES]
+        shards = [name for name in names if SHARD.fullmatch(name)]
+        problem = f"no weights: none of {', '.join(files.FLAX_FILES)}"
+        if shards:
+            problem = f"{len(shards)} shards, but no index that names them ({shards[0]} …)"
+        elif set(bins) & set(files.TORCH_FILES):
+            problem = (
+                f"only {', '.join(bins)}, a pickle, which is not read here: `hfseq convert` reads "
+                "it with torch's restricted loader and writes safetensors"
+            )
+        return Weights(folder, others=bins + shards, problems=[problem])
+    weights = Weights(folder)
     if chosen.endswith((".safetensors.index.json", ".msgpack.index.json")):
         _read_shards(folder, chosen, weights)
     else:
@@ -327,20 +337,6 @@ def local_weights(folder: Path, only: str | None = None) -> Weights:
     ]
     weights.problems += [problem for header in weights.headers for problem in header.problems]
     return weights
-
-
-def _without_weights(folder: Path, names: list[str]) -> Weights:
-    bins = [name for name in names if name in files.TORCH_FILES or name.endswith(".bin")]
-    shards = [name for name in names if SHARD.fullmatch(name)]
-    problem = f"no weights: none of {', '.join(files.FLAX_FILES)}"
-    if shards:
-        problem = f"{len(shards)} shards, but no index that names them ({shards[0]} …)"
-    elif set(bins) & set(files.TORCH_FILES):
-        problem = (
-            f"only {', '.join(bins)}, a pickle, which is not read here: `hfseq convert` reads it "
-            "with torch's restricted loader and writes safetensors"
-        )
-    return Weights([], bins + shards, [problem], folder)
 
 
 def _read_shards(folder: Path, index: str, weights: Weights) -> None:
@@ -409,7 +405,7 @@ def remote_weights(name: str) -> Weights:
     """
     from hfseq.checkpoints import hub
 
-    weights = Weights([], [], [], None)
+    weights = Weights()
     index = hub.resolve_file(name, files.SAFETENSORS_INDEX)
     where = {} if index is None else _weight_map(Path(index), weights)
     shards = sorted(set(where.values())) if index is not None else [files.SAFETENSORS]

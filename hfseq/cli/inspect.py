@@ -300,17 +300,13 @@ def _tokenizer(fetch: Fetch, problems: list[str]) -> dict[str, Any] | None:
 
 def _training(folder: Path) -> dict[str, Any] | None:
     """Return the steps of training checkpoints and the last logged step; None where no run was."""
-    steps = sorted(
-        int(entry.name)
-        for entry in (folder / "checkpoints").glob("*")
-        if entry.name.isdecimal() and entry.is_dir()
-    )
-    log = folder / "metrics.jsonl"
-    if not log.is_file():
-        return {"checkpoints": steps} if steps else None
-    from hfseq.reports.log import read_metrics
+    from hfseq.reports.log import LOG, read_metrics
 
-    logged = max((record["step"] for record in read_metrics(log)), default=None)
+    saved = (folder / "checkpoints").glob("*")
+    steps = sorted(int(entry.name) for entry in saved if entry.name.isdecimal() and entry.is_dir())
+    if not (folder / LOG).is_file():
+        return {"checkpoints": steps} if steps else None
+    logged = max((record["step"] for record in read_metrics(folder / LOG)), default=None)
     return {"checkpoints": steps, "logged_step": logged}
 
 

@@ -67,22 +67,21 @@ def size(count: float) -> str:
 
 def quantity(value: float) -> str:
     """Write a number with three digits and a unit's prefix."""
-    for unit, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= unit:
-            return f"{value / unit:.{_places(value / unit)}f} {prefix}"
-    return f"{value:.0f} "
+    units = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    return _three_digits(value, units) or f"{value:.0f} "
 
 
 def seconds(value: float) -> str:
     """Write a time in seconds, milli- or microseconds."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if value >= unit:
-            return f"{value / unit:.{_places(value / unit)}f} {name}"
-    return f"{value * 1e6:.{_places(value * 1e6)}f} us"
+    return _three_digits(value, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))) or f"{value * 1e6:.2f} us"
 
 
-def _places(value: float) -> int:
-    return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+def _three_digits(value: float, units: Sequence[tuple[float, str]]) -> str:
+    for unit, name in units:
+        if abs(share := value / unit) >= 1:
+            places = 0 if abs(share) >= 100 else 1 if abs(share) >= 10 else 2
+            return f"{share:.{places}f} {name}"
+    return ""
 
 
 def add_json(parser: argparse._ActionsContainer, text: str = "print JSON") -> None:
