@@ -15,10 +15,10 @@ from typing import Any
 
 from tests.hostile import subjects
 from tests.hostile.guard import SECONDS
-from tests.hostile.made_commands import RUNNING
+from tests.hostile.made_commands import COMPILING
 
 ALLOWANCE = 64 << 20  # bytes of memory beside twice the file
-#: The same where a model is compiled and runs.
+#: The same where programs are compiled.
 COMPILING_SECONDS, COMPILING_ALLOWANCE = 60.0, 1 << 30
 RUNS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty",
         "socket.connect", "socket.getaddrinfo", "pickle.find_class", "ctypes.dlopen")  # fmt: skip
@@ -101,10 +101,10 @@ def read(subject: subjects.Subject, folder: Path, watch: Watch, size: int) -> tu
     seconds, grown = time.process_time() - started, memory("VmHWM") - before
     if watch.found:
         return "acted", watch.found
-    runs = subject.name in RUNNING
-    if seconds > (COMPILING_SECONDS if runs else SECONDS):
+    compiles = subject.name in COMPILING
+    if seconds > (COMPILING_SECONDS if compiles else SECONDS):
         return "slow", f"{seconds:.1f} s of computing; {how} {detail}"
-    if grown > 2 * size + (COMPILING_ALLOWANCE if runs else ALLOWANCE):
+    if grown > 2 * size + (COMPILING_ALLOWANCE if compiles else ALLOWANCE):
         return "swelled", f"{grown >> 20} MB for a file of {size} bytes; {how} {detail}"
     return how, detail[:300]
 

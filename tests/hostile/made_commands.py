@@ -159,3 +159,6 @@ RUNNING: dict[str, tuple[str, tuple[str, ...], Callable[[Path], None], Callable]
         commands("translate|DIR|the law of land|--max_new_tokens|4|--num_beams|2|--no_progress"),
     ),
 }  # fmt: skip
+
+#: Commands for which programs are traced and compiled, which takes time and memory of its own.
+COMPILING = (*RUNNING, *(n for n in READING if n.startswith(("convert", "plan"))))
