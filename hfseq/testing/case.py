@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,10 +24,7 @@ Params = Mapping[str, Any]
 ROWS, LENGTH, TARGET_LENGTH = 8, 16, 12
 
 
-NOT_COMPARED = (
-    *("past_key_values", "hidden_states", "attentions", "cross_attentions"),
-    *("decoder_hidden_states", "decoder_attentions", "encoder_hidden_states", "encoder_attentions"),
-)
+NOT_COMPARED = ("past_key_values", "hidden_states", "attentions")  # the ends of their names
 # Adding a constant to all scores of a query changes nothing, so the gradient of a key's bias is
 # zero; the bias of logits is a buffer in PyTorch, which nobody trains.
 ZERO_GRADIENTS = (r"(key|k_proj)/bias$", r"final_logits_bias$")
@@ -95,11 +91,10 @@ class Case:
         """The model in float32, its parameters away from their special values at the start."""
         model = self.cls(self.config)
         random = np.random.default_rng(0)
-
-        def shake(leaf: jax.Array) -> jax.Array:
-            return leaf + jnp.asarray(random.normal(size=leaf.shape) * 0.05, leaf.dtype)
-
-        model.params = jax.tree.map(shake, model.params)
+        model.params = jax.tree.map(
+            lambda leaf: leaf + jnp.asarray(random.normal(size=leaf.shape) * 0.05, leaf.dtype),
+            model.params,
+        )
         return model
 
     @functools.cached_property
@@ -113,28 +108,24 @@ class Case:
         """Eight rows, of which the second (of a target the third) is padded on the right."""
         random, config = np.random.default_rng(1), self.config
         choices = (2,) if self.task == "ForMultipleChoice" else ()
-        inputs = self._tokens(random, SOURCE, (ROWS, *choices, LENGTH), 1)
+        drawn = {SOURCE: ((ROWS, *choices, LENGTH), 1)}
         if TARGET in self.sides:
             # A label is read where the source ends, at the same place of the target.
             alike = self.task == "ForSequenceClassification"
-            length, padded = (LENGTH, 1) if alike else (TARGET_LENGTH, 2)
-            inputs |= self._tokens(random, TARGET, (ROWS, length), padded)
+            drawn[TARGET] = ((ROWS, LENGTH), 1) if alike else ((ROWS, TARGET_LENGTH), 2)
+        inputs: dict[str, np.ndarray] = {}
+        for side, (shape, padded) in drawn.items():
+            low = 4 if config.vocab_size > 8 else 0
+            ids = random.integers(low, config.vocab_size, shape).astype(np.int32)
+            mask = np.ones_like(ids)
+            mask[padded, ..., 10:] = 0
+            inputs |= {side.ids: self.ended(side, ids, mask), side.mask: mask}
         if getattr(config, "add_cross_attention", False):
             states = random.normal(size=(ROWS, 5, config.hidden_size))
             inputs["encoder_hidden_states"] = states.astype(np.float32)
-            inputs["encoder_attention_mask"] = np.array(
-                [[1, 1, 1, 1, row % 2] for row in range(ROWS)]
-            )
+            mask = np.array([[1, 1, 1, 1, row % 2] for row in range(ROWS)])
+            inputs["encoder_attention_mask"] = mask
         return inputs
-
-    def _tokens(
-        self, random: np.random.Generator, side: Side, shape: tuple[int, ...], padded: int
-    ) -> dict[str, np.ndarray]:
-        low, high = 4 if self.config.vocab_size > 8 else 0, self.config.vocab_size
-        ids = random.integers(low, high, shape).astype(np.int32)
-        mask = np.ones_like(ids)
-        mask[padded, ..., 10:] = 0
-        return {side.ids: self.ended(side, ids, mask), side.mask: mask}
 
     def ended(self, side: Side, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Put padding where ``mask`` is 0, and give a source its <eos>."""
@@ -167,8 +158,10 @@ class Case:
     def weights(self) -> dict[str, np.ndarray]:
         """A cotangent for every output: the loss of gradient checks is the sum of products."""
         random = np.random.default_rng(2)
-        drawn = {k: random.normal(size=v.shape).astype(np.float32) for k, v in self.outputs.items()}
-        return {name: self.only_real(name, value) for name, value in drawn.items()}
+        return {
+            name: self.only_real(name, random.normal(size=value.shape).astype(np.float32))
+            for name, value in self.outputs.items()
+        }
 
     def only_real(self, name: str, value: np.ndarray) -> np.ndarray:
         """Zero what an output says about padding, which nobody promises anything about."""
@@ -186,20 +179,34 @@ class Case:
         shape = self.inputs[self.side(name).ids].shape
         return self.outputs[name].shape[: len(shape)] == shape
 
+    def train(
+        self, model: Any, params: Params, inputs: Batch | None = None, dropout: bool = True
+    ) -> tuple[dict[str, np.ndarray], dict[trees.Path, np.ndarray]]:
+        """Return outputs and gradients of a training step, with dropout or without."""
+        options, weights = {"train": dropout, "dropout_rng": jax.random.key(3)}, self.weights
+
+        def run(params: Params, inputs: Batch) -> Any:
+            output = arrays(model(**inputs, params=params, **options))
+            return sum(jnp.sum(output[name] * weights[name]) for name in weights), output
+
+        step = jit(jax.grad(run, has_aux=True))
+        gradient, outputs = step(params, self.inputs if inputs is None else inputs)
+        return host(outputs), host(trees.flatten(gradient))
+
     @functools.cached_property
     def gradients(self) -> dict[trees.Path, np.ndarray]:
         """The gradient of every parameter, without dropout."""
-        loss = jit(jax.grad(weighted(self.model, self.weights)))
-        return host(trees.flatten(loss(self.model.params, self.inputs)))
+        return self.train(self.model, self.model.params, dropout=False)[1]
 
-    def may_be_zero(self, path: trees.Path) -> bool:
-        """Tell whether the gradient at ``path`` is declared to be zero."""
-        return any(re.search(pattern, trees.join(path)) for pattern in self.zero_gradients)
+    @functools.cached_property
+    def recomputed(self) -> tuple[dict[str, np.ndarray], dict[trees.Path, np.ndarray]]:
+        """Outputs and gradients of a training step that recomputes its layers."""
+        return self.train(self.variant(gradient_checkpointing=True), self.model.params)
 
 
 def arrays(output: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Return the outputs that are compared, by name."""
-    return {name: value for name, value in output.items() if name not in NOT_COMPARED}
+    return {name: value for name, value in output.items() if not name.endswith(NOT_COMPARED)}
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -215,21 +222,14 @@ def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., dict[st
     return jit(lambda params, inputs: arrays(model(**inputs, params=params, **options)))
 
 
-def weighted(
-    model: Callable[..., Any], weights: Mapping[str, np.ndarray], **options: Any
-) -> Callable[..., jax.Array]:
-    """Return the loss ``(params, inputs) -> sum(outputs * weights)``."""
-
-    def loss(params: Params, inputs: Batch) -> jax.Array:
-        output = arrays(model(**inputs, params=params, **options))
-        return sum(jnp.sum(output[name] * weights[name]) for name in weights)  # type: ignore[return-value]
-
-    return loss
-
-
 def host(tree: Any) -> Any:
     """Copy a tree to NumPy."""
     return jax.tree.map(np.asarray, tree)
+
+
+def leaves(model: Any) -> dict[trees.Path, np.ndarray]:
+    """Return the parameters of a model by their paths, on the host."""
+    return host(trees.flatten(model.params))
 
 
 def error(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
@@ -240,29 +240,19 @@ def error(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
     return float(np.max(np.abs(a - b), initial=0) / max(1.0, np.max(np.abs(b), initial=0)))
 
 
-def _shown(name: str | trees.Path) -> str:
-    return trees.join(name) if isinstance(name, tuple) else name
-
-
 def assert_close(
     ours: Mapping[Any, Any], theirs: Mapping[Any, Any], tolerance: float, what: str
 ) -> None:
-    """Assert that two dicts agree; the message lists every entry that does not, in order."""
-    assert list(ours) == list(theirs), f"{what}: {list(ours)} against {list(theirs)}"
-    lines = [
-        f"  {_shown(name)}: {found:.1e}"
-        for name in ours
-        if not (found := error(ours[name], theirs[name])) <= tolerance
-    ]
-    assert not lines, f"{what} (allowed: {tolerance:.0e}):\n" + "\n".join(lines)
+    """Assert that two dicts agree; the message lists every entry that does not, in order.
 
-
-def assert_same(ours: Mapping[Any, Any], theirs: Mapping[Any, Any], what: str) -> None:
-    """Assert that two dicts are equal to the last bit, types included."""
+    A ``tolerance`` of 0 wants them equal to the last bit, types included.
+    """
     assert set(ours) == set(theirs), f"{what}: names differ: {sorted(set(ours) ^ set(theirs))}"
     lines = [
-        f"  {_shown(name)}: {error(ours[name], theirs[name]):.1e}"
-        for name in ours
-        if ours[name].dtype != theirs[name].dtype or not np.array_equal(ours[name], theirs[name])
+        f"  {trees.join(name) if isinstance(name, tuple) else name}: {apart:.1e}"
+        for name, value in ours.items()
+        if not (apart := error(value, theirs[name])) <= tolerance
+        or (not tolerance and value.dtype != theirs[name].dtype)
     ]
-    assert not lines, f"{what} (should be equal to the last bit):\n" + "\n".join(lines)
+    allowed = f"allowed: {tolerance:.0e}" if tolerance else "should be equal to the last bit"
+    assert not lines, f"{what} ({allowed}):\n" + "\n".join(lines)

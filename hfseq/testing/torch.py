@@ -5,7 +5,6 @@ PyTorch is imported in here and nowhere else; without it, or without such a clas
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hfseq.nn import trees
-from hfseq.testing.case import Case, NotRun, Skipped, assert_same, error, host, jit
+from hfseq.testing.case import Case, NotRun, Skipped, assert_close, error, jit, leaves
 
 if TYPE_CHECKING:
     import torch
@@ -50,13 +49,13 @@ def torch_model(case: Case) -> PreTrainedModel:
 def torch_loads_it(case: Case) -> None:
     """PyTorch loads all that hfseq saved and nothing else, and the way back is the identity."""
     model = torch_model(case)
-    before = host(trees.flatten(case.model.params))
+    before = leaves(case.model)
     ways: dict[str, dict[str, Any]] = {"single": {}, "sharded": {"max_shard_size": "20KB"}}
     for name, options in ways.items():
         folder = case.folder / f"from_torch_{name}"
         model.save_pretrained(folder, **options)
         again = case.cls.from_pretrained(folder)
-        assert_same(host(trees.flatten(again.params)), before, f"through PyTorch and back, {name}")
+        assert_close(leaves(again), before, 0, f"through PyTorch and back, {name}")
 
 
 def torch_tree(case: Case) -> None:
@@ -104,24 +103,6 @@ def _stored(case: Case, model: PreTrainedModel) -> dict[str, Any]:
 def torch_parity(case: Case) -> None:
     """Outputs and all gradients equal PyTorch's; the report names the first that differ."""
     model = torch_model(case)
-    theirs, states, gradients = _run_torch(case, model)
-    lines = []
-    for name, value in case.outputs.items():
-        ours = case.only_real(name, value)
-        found = error(ours, case.only_real(name, theirs[name]))
-        if not found <= case.tolerance:
-            lines.append(f"  {name}: {found:.1e}")
-    if lines:
-        lines += _layers(case, states)
-    lines += _gradients(case, gradients)
-    assert not lines, (
-        f"differs from PyTorch's {type(model).__name__} (allowed: {case.tolerance:.0e})\n"
-        + "\n".join(lines)
-    )
-
-
-def _run_torch(case: Case, model: PreTrainedModel) -> tuple[dict, dict, dict]:
-    """Return PyTorch's outputs, hidden states and gradients for the case's inputs and weights."""
     import torch
 
     def tensor(value: np.ndarray) -> torch.Tensor:
@@ -129,25 +110,42 @@ def _run_torch(case: Case, model: PreTrainedModel) -> tuple[dict, dict, dict]:
         return copied.long() if copied.dtype == torch.int32 else copied
 
     inputs = {name: tensor(value) for name, value in case.inputs.items()}
-    output = model(**inputs, output_hidden_states=True)
-    loss = sum((output[name] * tensor(value)).sum() for name, value in case.weights.items())
-    loss.backward()
-    outputs = {name: output[name].detach().numpy() for name in case.outputs}
-    states = {name: [state.detach().numpy() for state in output.get(name) or ()] for name in STATES}
+    theirs = model(**inputs, output_hidden_states=True)
+    sum((theirs[name] * tensor(value)).sum() for name, value in case.weights.items()).backward()
+    errors = {
+        name: error(*(case.only_real(name, v) for v in (value, theirs[name].detach().numpy())))
+        for name, value in case.outputs.items()
+    }
+    lines = [f"  {n}: {apart:.1e}" for n, apart in errors.items() if not apart <= case.tolerance]
+    if lines:
+        lines.append(_first_layer(case, theirs))
+    # What PyTorch keeps a copy or constant of has a gradient there that is ours only in part.
+    derived = case.model.derived_weights()
+    apart = {*derived, *(entry.value for entry in derived.values() if isinstance(entry.value, str))}
     gradients = {
         name: parameter.grad.numpy()
         for name, parameter in model.named_parameters()
-        if parameter.grad is not None
+        if parameter.grad is not None and name not in apart
     }
-    return outputs, states, gradients
+    ours = case.model.weight_map.to_torch(case.gradients)
+    if absent := [name for name in gradients if name not in ours]:
+        lines.append(f"  no gradient for PyTorch's parameters {absent}")
+    errors = {name: error(ours[name], gradients[name]) for name in gradients if name in ours}
+    worse = [name for name, value in errors.items() if not value <= case.tolerance]
+    if worse:
+        first = f"the first of {worse[0]}: {errors[worse[0]]:.1e}"
+        lines.append(f"  {len(worse)} of {len(errors)} gradients differ, {first}")
+    kind = type(model).__name__
+    assert not lines, "\n".join(
+        [f"differs from PyTorch's {kind} (allowed: {case.tolerance:.0e})", *lines]
+    )
 
 
-def _layers(case: Case, theirs: Mapping[str, Any]) -> list[str]:
+def _first_layer(case: Case, theirs: Mapping[str, Any]) -> str:
     """Name the first hidden state that differs: 0 is the embeddings, i the output of layer i."""
-    run = functools.partial(case.model, output_hidden_states=True)
 
     def states(inputs: Mapping[str, Any]) -> dict[str, Any]:
-        output = run(**inputs)
+        output = case.model(**inputs, output_hidden_states=True)
         return {name: output.get(name) or () for name in STATES}
 
     ours = jit(states)(case.inputs)
@@ -155,30 +153,12 @@ def _layers(case: Case, theirs: Mapping[str, Any]) -> list[str]:
         mask = case.inputs[case.side(name).mask]
         mask = mask.reshape(-1, mask.shape[-1], 1)
         side = "" if name == "hidden_states" else f" of the {name.partition('_')[0]}"
-        for number, (a, b) in enumerate(zip(ours[name], theirs[name], strict=False)):
-            found = error(np.asarray(a) * mask, b * mask)
-            if not found <= case.tolerance:
+        for number, (a, b) in enumerate(zip(ours[name], theirs.get(name) or (), strict=False)):
+            apart = error(np.asarray(a) * mask, b.detach().numpy() * mask)
+            if not apart <= case.tolerance:
                 where = ("the embeddings" if number == 0 else f"layer {number - 1}") + side
-                return [f"  the first hidden state that differs is that of {where}: {found:.1e}"]
-    return ["  no hidden state differs: look at the head"]
-
-
-def _gradients(case: Case, theirs: Mapping[str, Any]) -> list[str]:
-    ours = case.model.weight_map.to_torch(case.gradients)
-    # What PyTorch keeps a copy or constant of has a gradient there that is ours only in part.
-    derived = case.model.derived_weights()
-    apart = {*derived, *(entry.value for entry in derived.values() if isinstance(entry.value, str))}
-    theirs = {name: gradient for name, gradient in theirs.items() if name not in apart}
-    absent = [name for name in theirs if name not in ours]
-    lines = [f"  no gradient for PyTorch's parameters {absent}"] if absent else []
-    errors = {name: error(ours[name], theirs[name]) for name in theirs if name in ours}
-    worse = {name: found for name, found in errors.items() if not found <= case.tolerance}
-    if worse:
-        name, found = next(iter(worse.items()))
-        lines.append(
-            f"  {len(worse)} of {len(errors)} gradients differ, the first of {name}: {found:.1e}"
-        )
-    return lines
+                return f"  the first hidden state that differs is that of {where}: {apart:.1e}"
+    return "  no hidden state differs: look at the head"
 
 
 CHECKS = (torch_loads_it, torch_tree, torch_parity)
