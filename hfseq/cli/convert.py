@@ -95,8 +95,8 @@ def run_convert(arguments: argparse.Namespace) -> int:
     # What these would say of names is in the result.
     logging.getLogger("hfseq.modeling").setLevel(logging.ERROR)
     try:
-        names = ("to", "dtype", "max_shard_size", "strict", "task", "model_class", "overwrite")
-        options = {name: getattr(arguments, name) for name in names}
+        given = ("to", "dtype", "max_shard_size", "strict", "task", "model_class", "overwrite")
+        options = {name: getattr(arguments, name) for name in given}
         if arguments.base:
             options["task"] = "Model"
         done = convert(arguments.source, arguments.destination, **options)
