@@ -77,7 +77,7 @@ def changed_lines(data: bytes, draw: random.Random) -> bytes:
             case _:
                 try:
                     lines[at] = _changed(json.loads(lines[at]), draw).encode()
-                except ValueError:
+                except (ValueError, RecursionError):  # it was changed before
                     lines[at] = b""
     return b"\n".join(lines) + b"\n"
 
