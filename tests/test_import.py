@@ -48,7 +48,7 @@ def test_every_task_has_an_auto_class_and_the_mapping_of_v4(task):
     [
         ("hookimpl", None),
         ("register_auto_classes", "hfseq.plugins.transformers_hook"),
-        ("FlaxPreTrainedModel", "hfseq.modeling.base"),
+        ("FlaxPreTrainedModel", "hfseq.modeling.pretrained"),
         ("FlaxMaskedLMOutput", "hfseq.nn.outputs"),
         ("FlaxBertForPreTrainingOutput", "hfseq.nn.outputs"),
         ("FlaxRobertaForMaskedLM", "hfseq_plugins.roberta.modeling"),

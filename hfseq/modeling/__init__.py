@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from hfseq.checkpoints.weights import Derived as Derived
     from hfseq.checkpoints.weights import Tensor as Tensor
     from hfseq.checkpoints.weights import WeightMap as WeightMap
-    from hfseq.modeling.base import FlaxPreTrainedModel as FlaxPreTrainedModel
+    from hfseq.modeling.pretrained import FlaxPreTrainedModel as FlaxPreTrainedModel
     from hfseq.modeling.seq2seq import FlaxSeq2SeqPreTrainedModel as FlaxSeq2SeqPreTrainedModel
     from hfseq.modeling.seq2seq import Seq2SeqGeneration as Seq2SeqGeneration
     from hfseq.modeling.seq2seq import shift_tokens_right as shift_tokens_right
 
 _MODULES = {
     "Derived": "hfseq.checkpoints.weights",
-    "FlaxPreTrainedModel": "hfseq.modeling.base",
+    "FlaxPreTrainedModel": "hfseq.modeling.pretrained",
     "FlaxSeq2SeqPreTrainedModel": "hfseq.modeling.seq2seq",
     "Seq2SeqGeneration": "hfseq.modeling.seq2seq",
     "Tensor": "hfseq.checkpoints.weights",

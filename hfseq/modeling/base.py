@@ -1,9 +1,8 @@
-"""The base class of every model: an NNX module inside, ``model(..., params=)`` outside.
+"""What every model is: an NNX module inside, ``model(..., params=)`` outside.
 
-A :class:`FlaxPreTrainedModel` owns a configuration, a module's structure and (usually) parameters,
-as the Flax classes of Transformers 4 did. ``model.params`` is a nested dict with string keys;
-calling the model is a pure function of the arguments, so it works under ``jit``, ``grad`` and
-``eval_shape``.
+A model owns a configuration, a module's structure and (usually) parameters, as the Flax classes of
+Transformers 4 did. ``model.params`` is a nested dict with string keys; calling the model is a pure
+function of the arguments, so it works under ``jit``, ``grad`` and ``eval_shape``.
 """
 
 from __future__ import annotations
@@ -23,9 +22,6 @@ from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError
 from hfseq.generation import FlaxGenerationMixin
-from hfseq.modeling.collections import ExtraMixin
-from hfseq.modeling.linen import FlaxModule, linen_class
-from hfseq.modeling.pretrained import PretrainedMixin
 from hfseq.nn import kv_cache, sharding, trees
 from hfseq.nn.attention import resolve_attention
 from hfseq.nn.context import Options, options
@@ -39,36 +35,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The entries of a module that are called from outside.
-METHODS = ("__call__", "encode", "decode")
 #: What a model takes for ids, masks and positions: an array, or nested lists of numbers.
 Input = jax.Array | np.ndarray | Sequence[Any] | None
 
 
-def accepted_inputs(module_class: type[nnx.Module]) -> dict[str, set[str] | None]:
-    """Return the argument names of each entry of a module; ``None`` where it takes any name."""
-    accepted: dict[str, set[str] | None] = {}
-    for method in METHODS:
-        if hasattr(module_class, method):
-            parameters = inspect.signature(getattr(module_class, method)).parameters
-            any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-            accepted[method] = None if any_name else set(parameters)
-    return accepted
+def _accepts(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def as_array(name: str, value: Input | bool) -> Any:
-    """Cast integer inputs to int32, as v4 did; leave tracers' and floats' types alone."""
+def _from_lists(name: str, value: Input) -> Any:
+    """Make an array of nested lists of numbers."""
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{name} must be an array of numbers, not text: call the tokenizer first")
-    if isinstance(value, (list, tuple)) and value and not isinstance(value[0], jax.Array):
-        value = _rectangular(name, value)
-    dtype = getattr(value, "dtype", None)
-    if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
-        return jnp.asarray(value, jnp.int32)
-    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
-
-
-def _rectangular(name: str, value: Sequence[Any]) -> np.ndarray:
+    if not isinstance(value, (list, tuple)) or not value or isinstance(value[0], jax.Array):
+        return value
     try:
         return np.asarray(value)
     except ValueError:
@@ -78,28 +58,11 @@ def _rectangular(name: str, value: Sequence[Any]) -> np.ndarray:
         ) from None
 
 
-def check_ids(name: str, ids: Input, vocab_size: int | None) -> None:
-    """Refuse what would read outside of a table: silent NaN in Flax (spec: v4 defect D13)."""
-    if isinstance(ids, (list, tuple)) and ids and not isinstance(ids[0], (jax.Array, str)):
-        ids = _rectangular(name, ids)
-    if not isinstance(ids, np.ndarray) or not vocab_size or not ids.size:
-        return
-    if not 0 <= ids.min() <= ids.max() < vocab_size:
-        raise UsageError(
-            f"{name} hold {ids.max() if ids.max() >= vocab_size else ids.min()}, outside of the "
-            f"model's vocabulary of {vocab_size}: use the tokenizer that was trained with this "
-            "model"
-        )
-
-
-def check_length(name: str, ids: Input, limit: int | None, owner: str, table: str) -> None:
-    """Refuse sequences longer than a table of positions, which JAX would answer with NaN."""
-    length = 0 if ids is None else (0, *np.shape(ids))[-1]
-    if limit is not None and length > limit:
-        raise UsageError(
-            f"{name} have {length} tokens a row, {owner} allows {limit} ({table}): truncate the "
-            "input or use a model with a longer table of positions"
-        )
+def _cast(value: Any) -> Any:
+    """Cast integers to int32, as v4 did; leave tracers' and floats' types alone."""
+    if jnp.issubdtype(getattr(value, "dtype", float), jnp.integer):
+        return jnp.asarray(value, jnp.int32)
+    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
 
 
 _NO_PARAMS = (
@@ -108,20 +71,11 @@ _NO_PARAMS = (
 )
 
 
-class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
-    """Base class of all models.
-
-    **Arguments:** ``config`` a Hugging Face configuration; ``input_shape`` is kept for
-    compatibility; ``seed`` of the initialisation; ``dtype`` the type of *computation* (parameters
-    stay float32, or keep the type of the checkpoint); ``_do_init=False`` gives structure and shapes
-    without parameters; ``precision`` a recipe name or object instead of ``dtype``; ``scan_layers``
-    stacks the layers at rest and scans them; ``gradient_checkpointing`` recomputes layers in the
-    backward pass; ``attn_implementation`` the name of a registered attention.
-    """
+class FlaxModel(FlaxGenerationMixin):
+    """A model without files; :class:`hfseq.modeling.FlaxPreTrainedModel` loads and saves it."""
 
     config_class: ClassVar[Any] = None
     module_class: ClassVar[Any] = None
-    base_model_prefix: ClassVar[str] = ""
     main_input_name: ClassVar[str] = "input_ids"
     # The attribute of the configuration that sizes a table of positions: longer rows are refused.
     # By default "max_position_embeddings" where the module has such a table; "" where rows may be
@@ -129,18 +83,6 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
     position_table: str | None = None
     # A cache whose size does not depend on the length, and which cannot be rewound.
     fixed_state: ClassVar[bool] = False
-    # Other names a tensor has in PyTorch files: alias -> the name of our parameter.
-    weight_aliases: ClassVar[Mapping[str, str]] = {}
-    # Where to read a parameter that a file lacks: its PyTorch name -> that of another tensor.
-    weight_fallbacks: ClassVar[Mapping[str, str]] = {}
-    # Names in checkpoints that carry no weights of ours (buffers), as regular expressions.
-    ignored_weights: ClassVar[tuple[str, ...]] = (
-        r"position_ids$",
-        r"\.masked_bias$",
-        r"token_type_ids$",
-    )
-    # Exceptions to the naming rule: symmetric templates, ours -> theirs (checkpoints/weights.py).
-    weight_templates: ClassVar[Mapping[str, str]] = {}
     # Linears beside those in the layers that train in FP8 under its recipes, as expressions.
     precision_sites: ClassVar[tuple[str, ...]] = ()
     # The attributes of the configuration that count heads: each device gets whole ones.
@@ -189,7 +131,11 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
         self._stacked = stacked_layers(module)
         if self.position_table is None and self._has_position_table():
             self.position_table = "max_position_embeddings"
-        self._accepted = accepted_inputs(self.module_class)
+        self._accepted = {
+            name: inspect.signature(getattr(self.module_class, name)).parameters
+            for name in ("__call__", "encode", "decode")
+            if hasattr(self.module_class, name)
+        }
         self._has_dropout = any(
             isinstance(part, Dropout) and part.rate > 0 for _, part in nnx.iter_graph(module)
         )
@@ -208,9 +154,14 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
         """Put the module class beside its model, under its v4 name (``FlaxBertModule``)."""
         super().__init_subclass__(**kwargs)
         if cls.module_class is not None and cls.__module__ in sys.modules:
-            cls._linen_class = linen_class(cls)
-            names = vars(sys.modules[cls.__module__])
-            names.setdefault(cls._linen_class.__name__, cls._linen_class)
+            name = f"{cls.__name__.removesuffix('Model')}Module"
+            content = {
+                "__doc__": f"The structure of {cls.__name__}, with Linen's init and apply.",
+                "__module__": cls.__module__,
+                "model_class": cls,
+            }
+            cls._linen_class = type(name, (FlaxModule,), content)
+            vars(sys.modules[cls.__module__]).setdefault(name, cls._linen_class)
 
     def _build(self, rngs: nnx.Rngs, cache: kv_cache.CacheSize | None = None) -> nnx.Module:
         module = self.module_class(self._config, rngs=rngs, **self._module_kwargs)
@@ -227,7 +178,6 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
         return trees.to_dict(params), trees.by_collection(extra)
 
     # -- properties
-    # ---------------------------------------------------------------------------------
 
     @property
     def config(self) -> Any:
@@ -271,7 +221,6 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
         return self._abstract
 
     # -- structure
-    # ----------------------------------------------------------------------------------
 
     def init_weights(
         self,
@@ -338,8 +287,7 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
 
     def takes(self, name: str, method: str = "__call__") -> bool:
         """Tell whether the module's call (or its ``encode``, ``decode``) accepts ``name``."""
-        taken = self._accepted[method]
-        return taken is None or name in taken
+        return _accepts(self._accepted[method], name)
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute every layer in the backward pass instead of keeping its activations."""
@@ -374,17 +322,14 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
     @classmethod
     def can_generate(cls) -> bool:
         """Tell whether the class overrides ``prepare_inputs_for_generation``."""
-        return (
-            cls.prepare_inputs_for_generation
-            is not FlaxPreTrainedModel.prepare_inputs_for_generation
-        )
+        return cls.prepare_inputs_for_generation is not FlaxModel.prepare_inputs_for_generation
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Prepare the first step of generation; overridden by classes that can generate."""
         raise UsageError(f"{type(self).__name__} has no language-modelling head to generate with")
 
     @classmethod
-    def _from_config(cls, config: PreTrainedConfig, **kwargs: Any) -> FlaxPreTrainedModel:
+    def _from_config(cls, config: PreTrainedConfig, **kwargs: Any) -> FlaxModel:
         return cls(config, **kwargs)
 
     @classmethod
@@ -393,7 +338,6 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
         cls._auto_class = auto_class
 
     # -- the call
-    # -----------------------------------------------------------------------------------
 
     def __call__(
         self,
@@ -413,12 +357,9 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
     ) -> Any:
         """Run the model; families with other arguments override this and call :meth:`run`."""
         given = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            **inputs,
-        }
+            "input_ids": input_ids, "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids, "position_ids": position_ids, **inputs,
+        }  # fmt: skip
         return self.run(
             given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
             past_key_values, extra,
@@ -449,13 +390,10 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
             raise UsageError(f"past_key_values needs {positions}: where the new tokens stand")
         if train and dropout_rng is None and self._has_dropout:
             raise UsageError("train=True with dropout needs dropout_rng=jax.random.key(...)")
-        flags = {
-            name: bool(self._or_config(value, name, False))
-            for name, value in (
-                ("output_attentions", output_attentions),
-                ("output_hidden_states", output_hidden_states),
-            )
-        }
+        asked = {
+            "output_attentions": output_attentions, "output_hidden_states": output_hidden_states,
+        }  # fmt: skip
+        flags = {name: bool(self._or_config(value, name, False)) for name, value in asked.items()}
         wanted = self._inputs(inputs, flags, method)
         module = nnx.merge(
             self._graph,
@@ -486,14 +424,150 @@ class FlaxPreTrainedModel(ExtraMixin, PretrainedMixin, FlaxGenerationMixin):
         self, inputs: dict[str, Any], flags: dict[str, bool], method: str
     ) -> dict[str, Any]:
         taken, owner = self._accepted[method], type(self).__name__
-        for name in ("input_ids", "decoder_input_ids"):
-            check_ids(name, inputs.get(name), self.vocabulary(name))
-            if self.position_table:
-                table = f"{self.position_table}={getattr(self._config, self.position_table)}"
-                check_length(name, inputs.get(name), self.max_length(), owner, table)
-        wanted = {name: as_array(name, val) for name, val in inputs.items() if val is not None}
+        given = {n: _from_lists(n, value) for n, value in inputs.items() if value is not None}
+        for name in {"input_ids", "decoder_input_ids"} & given.keys():
+            self._check_ids(name, given[name])
+        wanted = {name: _cast(value) for name, value in given.items()}
         wanted |= {name: flag for name, flag in flags.items() if flag or self.takes(name, method)}
-        unknown = set() if taken is None else wanted.keys() - taken
-        if unknown:
+        if unknown := [name for name in wanted if not _accepts(taken, name)]:
             raise TypeError(f"{owner} takes no {', '.join(sorted(unknown))}")
         return wanted
+
+    def _check_ids(self, name: str, ids: Any) -> None:
+        """Refuse what would read outside of a table, which JAX answers with NaN and no error."""
+        words, length = self.vocabulary(name), (0, *np.shape(ids))[-1]
+        numbers = isinstance(ids, np.ndarray) and ids.size and ids.dtype.kind in "iuf"
+        if words and numbers and not 0 <= ids.min() <= ids.max() < words:
+            raise UsageError(
+                f"{name} hold {ids.max() if ids.max() >= words else ids.min()}, outside of the "
+                f"model's vocabulary of {words}: use the tokenizer that was trained with this model"
+            )
+        limit = self.max_length() if self.position_table else None
+        if limit is not None and length > limit:
+            table = f"{self.position_table}={getattr(self._config, self.position_table or '')}"
+            raise UsageError(
+                f"{name} have {length} tokens a row, {type(self).__name__} allows {limit} "
+                f"({table}): truncate the input or use a model with a longer table of positions"
+            )
+
+    # -- collections beside the parameters
+
+    def check_training(self, tokens: int) -> None:
+        """Raise a UsageError if ``tokens`` a step cannot train the collections."""
+
+    def settle_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
+        """Return the collections after an optimizer step.
+
+        Called once a step, when all micro-batches have left their part in ``extra``; traced.
+        """
+        return extra
+
+    def extra_metrics(self, extra: dict[str, Any]) -> dict[str, jax.Array]:
+        """Return numbers worth logging (0-d arrays by name) on the collections; traced."""
+        return {}
+
+    @property
+    def overwritten_extra(self) -> tuple[str, ...]:
+        """The collections whose next values the backward pass returns in place of gradients."""
+        return tuple(
+            name
+            for name, (kind, _) in self._extra_types.items()
+            if getattr(kind, "overwritten", False)
+        )
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The collections in which a call counts the tokens that it sees."""
+        moved = self.overwritten_extra
+        return tuple(name for name in self._extra_types if name not in moved)
+
+    @property
+    def extra_shape_tree(self) -> dict[str, Any]:
+        """The collections with ``jax.ShapeDtypeStruct`` leaves; empty for most models."""
+        return {name: shapes for name, (_, shapes) in self._extra_types.items()}
+
+    def init_extra(self, rng: jax.Array) -> dict[str, Any]:
+        """Make fresh collections from ``rng``, those of ``init_weights(rng)`` and its model.
+
+        Only they are computed, not the parameters.
+        """
+        if not self._extra_types:
+            return {}
+        return jax.jit(lambda key: self._initialize(key)[1])(rng)
+
+    def _require_extra(self, extra: Mapping[str, Any]) -> Mapping[str, Any]:
+        missing = [name for name in self._extra_types if name not in extra]
+        if missing:
+            raise UsageError(
+                f"{type(self).__name__} needs its collection {', '.join(missing)}, but `extra` has "
+                f"{', '.join(extra) or 'none'}: a model created with `_do_init=False` holds none. "
+                "Pass extra=model.init_extra(rng), or what training returned"
+            )
+        return extra
+
+    def _extra_states(self, extra: Mapping[str, Any]) -> list[nnx.State]:
+        """Return the collections as NNX wants them."""
+        return [
+            trees.to_state(self._require_extra(extra)[name], shapes, kind)
+            for name, (kind, shapes) in self._extra_types.items()
+        ]
+
+
+class FlaxModule:
+    """The module classes of Transformers 4: ``FlaxBertModule(config).apply({"params": p}, ids)``.
+
+    They are Linen's ``init`` and ``apply`` of a model without parameters of its own, for programs
+    that worked below ``FlaxPreTrainedModel``. Each model class has one, under v4's name, in its
+    module.
+    """
+
+    model_class: ClassVar[Any]
+
+    def __init__(self, config: PreTrainedConfig, dtype: DTypeLike = jnp.float32, **options: Any):
+        self.model = self.model_class(config, dtype=dtype, _do_init=False, **options)
+
+    @classmethod
+    def of(cls, model: Any) -> FlaxModule:
+        """Wrap an existing model."""
+        module = cls.__new__(cls)
+        module.model = model
+        return module
+
+    @property
+    def config(self) -> Any:
+        """The Hugging Face configuration."""
+        return self.model.config
+
+    @property
+    def dtype(self) -> Any:
+        """The type of computation."""
+        return self.model.dtype
+
+    def init(self, rngs: jax.Array | Mapping[str, jax.Array], *_: Any, **__: Any) -> dict[str, Any]:
+        """Return fresh variables, ``{"params": tree}``; example inputs are not needed."""
+        key = rngs["params"] if isinstance(rngs, Mapping) else rngs
+        return {"params": self.model.init_weights(key)}
+
+    def apply(
+        self,
+        variables: Mapping[str, Any],
+        *args: Any,
+        rngs: jax.Array | Mapping[str, jax.Array] | None = None,
+        mutable: bool | Sequence[str] = False,
+        deterministic: bool = True,
+        method: str | Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the model on ``variables`` ({"params": ..., "cache": ...}).
+
+        ``rngs`` is a key or ``{"dropout": key}``; ``method`` is ``"encode"`` or ``"decode"``, or a
+        function of that name; with ``mutable=["cache"]`` the result is a pair with the new cache.
+        """
+        entry = method if isinstance(method, str) else getattr(method, "__name__", "__call__")
+        if variables.get("cache"):
+            kwargs["past_key_values"] = variables["cache"]
+        key = rngs.get("dropout") if isinstance(rngs, Mapping) else rngs
+        output = getattr(self.model, entry)(
+            *args, params=variables["params"], train=not deterministic, dropout_rng=key, **kwargs
+        )
+        return (output, {"cache": output["past_key_values"]}) if mutable else output

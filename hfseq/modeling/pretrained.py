@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 import logging
 import math
 import re
@@ -15,13 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from hfseq import errors
 from hfseq.checkpoints import config as configs
 from hfseq.checkpoints import files, weights
-from hfseq.errors import CheckpointError, UsageError, nearest
-from hfseq.modeling.collections import Sidecar
+from hfseq.errors import CheckpointError, UsageError, WeightsError, nearest
+from hfseq.modeling.base import FlaxModel
 from hfseq.nn import trees
-from hfseq.nn.precision import Precision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -67,59 +67,128 @@ class _Reader(NamedTuple):
 
         return jax.make_array_from_callback(shape, sharding(path, shape), part)
 
-    def check_share(self, fresh: Iterable[int]) -> None:
-        """Refuse to make a model afresh of which the file holds next to nothing."""
-        made, held = sum(fresh), sum(math.prod(tensor.shape) for tensor in self.slots.values())
-        if made > max(configs.AFRESH, 4 * held):
-            raise errors.WeightsError(
-                f"the file holds {held} numbers of this model and lacks {made}: the configuration "
-                "does not belong to it. To train from scratch give the configuration alone"
+
+_HISTORY = "_amax_history"
+_Names = Callable[[Mapping[trees.Path, tuple[int, ...]]], weights.WeightMap]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sidecar:
+    """One collection and its file.
+
+    **Arguments:** ``file`` its name; ``shapes`` the shape of every variable; ``kernels`` the weight
+    map of the parameters that the collection belongs to, by which a file of a model of another size
+    is recognised; ``names`` makes weight maps.
+    """
+
+    file: str
+    shapes: Mapping[trees.Path, tuple[int, ...]]
+    kernels: weights.WeightMap
+    names: _Names
+
+    def write(self, folder: Path, leaves: Mapping[trees.Path, Any], recipe: str) -> None:
+        """Write the variables, and the shapes of the kernels that they were measured on."""
+        from safetensors.numpy import save_file
+
+        metadata = {"format": "hfseq", "recipe": recipe, "kernels": json.dumps(self._sizes())}
+        save_file(self.names(self.shapes).to_torch(leaves), folder / self.file, metadata)
+
+    def read(self, path: str, fresh: Mapping[trees.Path, Any]) -> dict[trees.Path, Any]:
+        """Return the variables at ``path``, those of ``fresh`` where it has none.
+
+        A history of another length is cut, or begins with fewer entries. WeightsError for a file
+        that belongs to another model, CheckpointError for one that cannot be read.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        names = self.names(self.shapes)
+        length = max(
+            leaf[-1] for where, leaf in self.shapes.items() if where[-1].endswith(_HISTORY)
+        )
+        try:
+            with safe_open(path, framework="numpy") as opened:
+                arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                metadata = opened.metadata() or {}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"cannot read {path}: {error}. Delete it, and the scales are measured afresh"
+            ) from error
+        for name, array in arrays.items():
+            if name.endswith(_HISTORY):  # its newest entry is the first
+                kept = array.reshape(-1)[:length]
+                arrays[name] = np.pad(kept, (0, length - len(kept)))
+        tensors = {name: files.in_memory(array) for name, array in arrays.items()}
+        slots, report = names.match(tensors)
+        self._check(path, metadata, report)
+        if report.missing:
+            logger.warning(
+                "%s has nothing for %d of the %d scales and histories of this model, which begin "
+                "fresh", path, len(report.missing), len(self.shapes),
+            )  # fmt: skip
+        missing = set(report.missing)
+        return {p: leaf if p in missing else names.fill(slots, p) for p, leaf in fresh.items()}
+
+    def _sizes(self) -> dict[str, list[int]]:
+        return {
+            slot.name: list(self.kernels.shapes[slot.path][slot.layer is not None :])
+            for slot in self.kernels.slots
+        }
+
+    def _check(self, path: str, metadata: Mapping[str, str], report: weights.LoadReport) -> None:
+        known, prefix = [".".join(path) for path in self.shapes], f"{self.kernels.prefix}."
+        measured = json.loads(metadata.get("kernels", "{}"))
+        # Beside a base model that is this one stands another head, of which there is no use here;
+        # its weights were not taken either.
+        headed = bool(self.kernels.prefix) and any(name.startswith(prefix) for name in measured)
+        problems = [
+            f"  {name}: this model has no FP8 product there{nearest(name, known)}"
+            for name in report.unexpected
+            if not headed or name.startswith(prefix)
+        ]
+        problems += [f"  {name}: {given}, not {due}" for name, given, due in report.mismatched]
+        sizes = {name.removeprefix(prefix): size for name, size in self._sizes().items()}
+        for name, size in measured.items():
+            ours = sizes.get(name.removeprefix(prefix), size)
+            if ours != size:
+                problems.append(f"  {name}: measured on a kernel {size}, but this one is {ours}")
+        if problems:
+            more = [f"  and {len(problems) - 6} more"] if len(problems) > 6 else []
+            raise WeightsError(
+                f"{path} belongs to another model, or to other FP8 sites:\n"
+                + "\n".join((*problems[:6], *more))
+                + "\nDelete it, and the scales are measured afresh; or give the --precision_sites "
+                "that it was made with"
             )
 
 
-class PretrainedMixin:
-    """Loading and saving for :class:`hfseq.modeling.FlaxPreTrainedModel`, which has all below."""
+class FlaxPreTrainedModel(FlaxModel):
+    """Base class of all models.
 
-    config_class: ClassVar[Any]
-    base_model_prefix: ClassVar[str]
-    weight_aliases: ClassVar[Mapping[str, str]]
-    weight_fallbacks: ClassVar[Mapping[str, str]]
-    ignored_weights: ClassVar[tuple[str, ...]]
-    weight_templates: ClassVar[Mapping[str, str]]
-    params: Any
-    extra: dict[str, Any]
-    precision: Precision
-    generation_config: Any
-    key: jax.Array
-    _paths: dict[trees.Path, Any]
-    _stacked: dict[trees.Path, tuple[trees.Path, ...]]
-    _is_initialized: bool
-    _params: dict[str, Any] | None
+    **Arguments:** ``config`` a Hugging Face configuration; ``input_shape`` is kept for
+    compatibility; ``seed`` of the initialisation; ``dtype`` the type of *computation* (parameters
+    stay float32, or keep the type of the checkpoint); ``_do_init=False`` gives structure and shapes
+    without parameters; ``precision`` a recipe name or object instead of ``dtype``; ``scan_layers``
+    stacks the layers at rest and scans them; ``gradient_checkpointing`` recomputes layers in the
+    backward pass; ``attn_implementation`` the name of a registered attention.
+    """
 
-    if TYPE_CHECKING:
-
-        def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None: ...
-
-        @property
-        def config(self) -> Any: ...  # noqa: D102
-
-        @classmethod
-        def can_generate(cls) -> bool: ...  # noqa: D102
-
-        def init_extra(self, rng: jax.Array) -> dict[str, Any]: ...  # noqa: D102
-
-        def sidecars(self) -> dict[str, Sidecar]: ...  # noqa: D102
-
-        def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]: ...
-
-        def _stored_paths(self) -> dict[trees.Path, tuple[str, Any]]: ...
-
-        def _stored_leaves(self, extra: trees.Params | None) -> dict[trees.Path, Any]: ...
-
-        def _require_extra(self, extra: trees.Params) -> trees.Params: ...
+    base_model_prefix: ClassVar[str] = ""
+    # Other names a tensor has in PyTorch files: alias -> the name of our parameter.
+    weight_aliases: ClassVar[Mapping[str, str]] = {}
+    # Where to read a parameter that a file lacks: its PyTorch name -> that of another tensor.
+    weight_fallbacks: ClassVar[Mapping[str, str]] = {}
+    # Names in checkpoints that carry no weights of ours (buffers), as regular expressions.
+    ignored_weights: ClassVar[tuple[str, ...]] = (
+        r"position_ids$",
+        r"\.masked_bias$",
+        r"token_type_ids$",
+    )
+    # Exceptions to the naming rule: symmetric templates, ours -> theirs (checkpoints/weights.py).
+    weight_templates: ClassVar[Mapping[str, str]] = {}
+    # What checkpoints hold of collections: name -> the last components of the variables stored.
+    stored_collections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     # -- loading
-    # ------------------------------------------------------------------------------------
 
     @classmethod
     def from_pretrained(
@@ -148,7 +217,7 @@ class PretrainedMixin:
         constructor.
 
         **Raises:** :class:`~hfseq.errors.CheckpointError` for files that are absent or damaged,
-        :class:`~hfseq.errors.WeightsError` for tensors that do not fit.
+        :class:`~hfseq.WeightsError` for tensors that do not fit.
         """
         source = str(pretrained_model_name_or_path)
         if dtype is None or isinstance(dtype, str):
@@ -160,7 +229,8 @@ class PretrainedMixin:
         configs.check_against_file(config, opened.tensors, opened.source)
         kwargs = {**cls.checkpoint_options(opened.tensors), **kwargs}
         with configs.building(source):
-            model = cls(config, *model_args, dtype=dtype, _do_init=False, **kwargs)
+            made: Any = cls  # model_args may hold what the checker thinks are dtype and _do_init
+            model = made(config, *model_args, dtype=dtype, _do_init=False, **kwargs)
         weights.check_derived(
             model.derived_weights(), opened.tensors, cls.base_model_prefix, opened.source
         )
@@ -169,7 +239,7 @@ class PretrainedMixin:
             report, opened.source, cls.__name__, ignore_mismatched=ignore_mismatched_sizes
         )
         if not slots:
-            raise errors.WeightsError(
+            raise WeightsError(
                 f"{opened.source} has no tensor that {cls.__name__} knows (for example "
                 f"{next(iter(opened.tensors), 'none at all')}): is it a checkpoint of another "
                 "architecture?"
@@ -203,11 +273,8 @@ class PretrainedMixin:
     @property
     def file_map(self) -> weights.WeightMap:
         """The names of all that checkpoints hold: parameters and stored collections."""
-        shapes = {path: leaf.shape for path, leaf in self._paths.items()}
-        return self._names(shapes | self._stored_shapes())
-
-    def _stored_shapes(self) -> dict[trees.Path, tuple[int, ...]]:
-        return {path: leaf.shape for path, (_, leaf) in self._stored_paths().items()}
+        stored = {path: leaf for path, (_, leaf) in self._stored_paths().items()}
+        return self._names({path: leaf.shape for path, leaf in (self._paths | stored).items()})
 
     def _names(self, shapes: Mapping[trees.Path, tuple[int, ...]]) -> weights.WeightMap:
         prefix = f"{self.base_model_prefix}."
@@ -233,9 +300,47 @@ class PretrainedMixin:
         }
         missing = [path for path in self._paths if path in read.missing]
         if missing and read.on_device:
-            read.check_share(math.prod(self._paths[path].shape) for path in missing)
+            made = sum(math.prod(self._paths[path].shape) for path in missing)
+            held = sum(math.prod(tensor.shape) for tensor in read.slots.values())
+            if made > max(configs.AFRESH, 4 * held):
+                raise WeightsError(
+                    f"the file holds {held} numbers of this model and lacks {made}: the "
+                    "configuration does not belong to it. To train from scratch give the "
+                    "configuration alone"
+                )
             flat |= self._fresh(missing, sharding)
         return trees.unflatten({path: flat[path] for path in self._paths if path in flat})
+
+    def sidecars(self) -> dict[str, Sidecar]:
+        """Return what checkpoints hold in files of their own, by collection."""
+        sidecars = {}
+        for name, (kind, tree) in self._extra_types.items():
+            if file := getattr(kind, "sidecar", None):
+                shapes = {path: leaf.shape for path, leaf in trees.flatten(tree).items()}
+                owners = {path[: path.index("dot_general")] for path in shapes}
+                kernels = {
+                    path: leaf.shape
+                    for path, leaf in self._paths.items()
+                    if path[:-1] in owners and path[-1] == "kernel"
+                }
+                sidecars[name] = Sidecar(file, shapes, self._names(kernels), self._names)
+        return sidecars
+
+    def _stored_paths(self) -> dict[trees.Path, tuple[str, Any]]:
+        """Return the variables that checkpoints hold: path -> (collection, shape and type)."""
+        return {
+            path: (name, leaf)
+            for name, leaves in self.stored_collections.items()
+            for path, leaf in trees.flatten(self.extra_shape_tree.get(name, {})).items()
+            if path[-1] in leaves
+        }
+
+    def _stored_leaves(self, extra: Mapping[str, Any] | None) -> dict[trees.Path, Any]:
+        """Return the leaves of ``extra`` (default: the model's own) that checkpoints hold."""
+        stored = self._stored_paths()
+        given = self._require_extra(self.extra if extra is None else extra) if stored else {}
+        flat = {name: trees.flatten(tree) for name, tree in given.items()}
+        return {path: flat[name][path] for path, (name, _) in stored.items()}
 
     def _fresh(self, paths: list[trees.Path], sharding: ShardingOf | None) -> dict[trees.Path, Any]:
         """Initialise only ``paths``; the compiler drops the rest of the initialisation."""
@@ -318,24 +423,17 @@ class PretrainedMixin:
         old: dict[str, Any] = {"config_file_name": "config.json", "_from_model_config": True}
         with configs.reading(written or source):
             if not written:
-                self._drop_unwritten_options(source, download)
+                # PyTorch reads these from the file: MarianConfig forces an end that the files of
+                # opus-mt do not name, and nothing happens.
+                stored, _ = self.config_class.get_config_dict(source, **download)
+                for name in {"forced_bos_token_id", "forced_eos_token_id"} - stored.keys():
+                    if getattr(self.config, name, None) is not None:
+                        setattr(self.config, name, None)
             self.generation_config = GenerationConfig.from_pretrained(
                 source, **({} if written else old), **download
             )
 
-    def _drop_unwritten_options(self, source: str, download: dict[str, Any]) -> None:
-        """Forget tokens that only the defaults of the configuration's class force.
-
-        PyTorch reads options of generation from the file: MarianConfig forces an end that the files
-        of opus-mt do not name, and nothing happens.
-        """
-        stored, _ = self.config_class.get_config_dict(source, **download)
-        for name in ("forced_bos_token_id", "forced_eos_token_id"):
-            if name not in stored and getattr(self.config, name, None) is not None:
-                setattr(self.config, name, None)
-
     # -- saving
-    # -------------------------------------------------------------------------------------
 
     def stored_config(self) -> Any:
         """Return the configuration to write: the model's own, unless it is stored as another's.
@@ -380,10 +478,9 @@ class PretrainedMixin:
         except OSError as error:
             raise CheckpointError(f"cannot make the directory {folder}: {error}") from error
         flat = self._known_leaves(self.params if params is None else params)
-        names = self._names(
-            {path: self._paths[path].shape for path in flat} | self._stored_shapes()
-        )
         flat |= self._stored_leaves(extra)
+        shapes = self.file_map.shapes
+        names = self._names({path: shapes[path] for path in shapes if path in flat})
         with files.staged(folder) as stage:
             if safe_serialization:
                 self._write_torch(stage, names, flat, max_shard_size)
@@ -413,12 +510,9 @@ class PretrainedMixin:
         return known
 
     def _write_torch(
-        self,
-        folder: Path,
-        names: weights.WeightMap,
-        flat: Mapping[trees.Path, Any],
+        self, folder: Path, names: weights.WeightMap, flat: Mapping[trees.Path, Any],
         limit: int | str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         sizes = names.sizes({path: np.dtype(leaf.dtype).itemsize for path, leaf in flat.items()})
         dtype = np.dtype(next(iter(flat.values())).dtype)
         derived = {
@@ -495,19 +589,10 @@ class PretrainedMixin:
         from hfseq.checkpoints import hub
 
         message = commit_message or f"Upload {type(self).__name__}"
-        options: dict[str, Any] = {
-            "private": private,
-            "token": token,
-            "message": message,
-            "revision": revision,
-        }
-        if folder is not None:
-            return hub.push_folder(folder, repo_id, **options)
         with tempfile.TemporaryDirectory() as temporary:
-            self.save_pretrained(temporary, params=params, extra=extra)
-            return hub.push_folder(temporary, repo_id, **options)
-
-
-def count_parameters(params: trees.Params) -> int:
-    """Return the number of numbers in a parameter tree."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+            if folder is None:
+                self.save_pretrained(temporary, params=params, extra=extra)
+            return hub.push_folder(
+                folder or temporary, repo_id, private=private, token=token, message=message,
+                revision=revision,
+            )  # fmt: skip

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.errors import UsageError
-from hfseq.modeling.base import FlaxPreTrainedModel, Input
+from hfseq.modeling.base import Input
+from hfseq.modeling.pretrained import FlaxPreTrainedModel
 from hfseq.nn import kv_cache, trees
 from hfseq.nn.outputs import FlaxModelOutput
 from hfseq.nn.random import Keys

@@ -24,7 +24,7 @@ from hfseq.nn.sharding import Layout
 if TYPE_CHECKING:
     import optax
 
-    from hfseq.modeling.base import FlaxPreTrainedModel
+    from hfseq.modeling import FlaxPreTrainedModel
     from hfseq.training.setup import Run
     from hfseq.training.state import Batch, TrainState, Tree
 

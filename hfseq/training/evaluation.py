@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from hfseq.data.batches import RowRandom
-from hfseq.modeling.base import FlaxPreTrainedModel
+from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import sharding, trees
 from hfseq.objectives.base import Texts
 from hfseq.training.loader import place_batch

@@ -32,7 +32,7 @@ from hfseq.training.state import Carry, TrainState, Tree
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from hfseq.modeling.base import FlaxPreTrainedModel
+    from hfseq.modeling import FlaxPreTrainedModel
     from hfseq.objectives.base import Objective
 
 logger = logging.getLogger(__name__)

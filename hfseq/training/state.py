@@ -19,7 +19,7 @@ from hfseq.nn import fp8, sharding, trees
 from hfseq.nn.random import batch_keys
 
 if TYPE_CHECKING:
-    from hfseq.modeling.base import FlaxPreTrainedModel
+    from hfseq.modeling import FlaxPreTrainedModel
     from hfseq.objectives.base import Objective
 
 #: Parameters and what has their form: nested dicts with string keys.

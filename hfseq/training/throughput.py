@@ -21,7 +21,7 @@ from hfseq.training.state import Tree
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from hfseq.modeling.base import FlaxPreTrainedModel
+    from hfseq.modeling import FlaxPreTrainedModel
     from hfseq.objectives.base import Objective
     from hfseq.training.setup import RunData
 
