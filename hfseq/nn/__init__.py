@@ -17,6 +17,7 @@ from hfseq.nn.layers import (
 from hfseq.nn.positions import (
     gather_positions,
     positions_after_padding,
+    positions_from_mask,
     positions_in_segments,
     relative_position_bias,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "normal",
     "options",
     "positions_after_padding",
+    "positions_from_mask",
     "positions_in_segments",
     "relative_position_bias",
     "run_layers",

@@ -1,10 +1,11 @@
-"""How a forward pass runs, known to the layers while they are traced."""
+"""What all layers share: how a forward pass runs while they are traced, and how help shows them."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 
 import jax
@@ -25,6 +26,17 @@ class Options:
     gathered: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(
         default_factory=dict, init=False, compare=False, repr=False
     )
+
+
+class ConstructorSignature:
+    """The ``__signature__`` of a layer's class: its constructor's, which NNX's metaclass hides."""
+
+    def __get__(self, layer: object, kind: type) -> inspect.Signature:
+        """Return it, of the class that is asked; a layer's own is that of its call."""
+        if layer is not None:
+            raise AttributeError("__signature__")
+        constructor = inspect.signature(kind.__init__)  # type: ignore[misc]
+        return constructor.replace(parameters=list(constructor.parameters.values())[1:])
 
 
 _DEFAULT = Options()

@@ -22,7 +22,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError
-from hfseq.nn.context import current_options
+from hfseq.nn.context import ConstructorSignature, current_options
 
 
 class CachedAttention(nnx.Module):
@@ -32,6 +32,7 @@ class CachedAttention(nnx.Module):
     causal, the keys and values of an encoder's output.
     """
 
+    __signature__ = ConstructorSignature()
     kv_heads: int
     head_dim: int
     causal: bool = True
@@ -50,6 +51,7 @@ class StateAttention(nnx.Module):
     tokens seen, is one of them. Without a cache the attributes of these names are None.
     """
 
+    __signature__ = ConstructorSignature()
     entries: ClassVar[tuple[str, ...]] = ("position",)
 
     def __init__(self) -> None:

@@ -18,20 +18,32 @@ from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError, nearest
 from hfseq.nn import sharding
+from hfseq.nn.context import ConstructorSignature
 from hfseq.nn.precision import DotGeneral, FusedPart, add_bias
 from hfseq.nn.random import Keys
 
+#: ``init(key, shape, dtype)``, as in ``jax.nn.initializers``.
 Initializer = Callable[..., jax.Array]
 
 
 def normal(stddev: float) -> Initializer:
-    """Return a normal initialiser with mean 0 and standard deviation ``stddev``."""
+    """Return a normal initialiser with mean 0 and standard deviation ``stddev``.
+
+    Layers take any initialiser by jax's convention, ``init(key, shape, dtype)``: those of
+    ``jax.nn.initializers``, or a function of one's own. Biases begin at zero, scales at one.
+    """
     return jax.nn.initializers.normal(stddev)
 
 
 class Linear(nnx.Module):
-    """``y = x @ kernel + bias`` with ``kernel`` of shape (in, out), the Flax layout."""
+    """``y = x @ kernel + bias`` with ``kernel`` of shape (in, out), the Flax layout.
 
+    **Arguments:** ``in_features`` and ``out_features`` are the last axes of what goes in and out;
+    ``init(key, shape, dtype)`` makes the kernel (:func:`hfseq.nn.normal`, or any of
+    ``jax.nn.initializers``) with a key of ``rngs``; without ``use_bias`` there is no ``bias``.
+    """
+
+    __signature__ = ConstructorSignature()
     compute_dtype: DTypeLike | None = None
     # The product of this Linear and of others with the same input, where they are one.
     fused: FusedPart | None = None
@@ -82,8 +94,13 @@ class Conv1D(Linear):
 
 
 class Embed(nnx.Module):
-    """A table of vectors, read by id and, where the head is tied, multiplied from the right."""
+    """A table of vectors, read by id and, where the head is tied, multiplied from the right.
 
+    **Arguments:** ``num_embeddings`` vectors of ``features`` numbers, which ``init(key, shape,
+    dtype)`` makes with a key of ``rngs``.
+    """
+
+    __signature__ = ConstructorSignature()
     compute_dtype: DTypeLike | None = None
     weight_axes: sharding.Axes | None = None
 
@@ -98,14 +115,19 @@ class Embed(nnx.Module):
         rows = jnp.take(self._table(), ids, axis=0).astype(self._dtype)
         return sharding.looked_up(rows, self.weight_axes)
 
-    def attend(self, x: jax.Array) -> jax.Array:
-        """Return ``x @ embedding.T``: logits for hidden states (..., features)."""
+    def attend(self, x: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+        """Return ``x @ embedding.T + bias``: logits for hidden states (..., features).
+
+        This is the tied head. ``bias`` (num_embeddings,) is a parameter of the head's module,
+        ``nnx.Param(jnp.zeros(config.vocab_size))``; without one nothing is added.
+        """
         table, x = self._table(), x.astype(self._dtype)
         if self.dot_general is lax.dot_general:
             table = table.astype(x.dtype)
         x = sharding.product_input(x, self.weight_axes, 1)
         y = self.dot_general(x, table, (((x.ndim - 1,), (1,)), ((), ())))
-        return sharding.product_output(y, self.weight_axes, 0)
+        y = sharding.product_output(y, self.weight_axes, 0)
+        return y if bias is None else add_bias(y, jnp.asarray(bias))
 
     def _table(self) -> jax.Array:
         return sharding.weight(self.embedding[...], self.weight_axes)
@@ -118,10 +140,12 @@ class Embed(nnx.Module):
 class LayerNorm(nnx.Module):
     """Layer normalisation over the last axis, in float32 whatever the type of computation is.
 
-    ``use_scale=False`` and ``use_bias=False`` leave out what PyTorch's ``elementwise_affine`` and
-    ``bias`` do.
+    **Arguments:** ``features`` numbers are normalised, ``epsilon`` is added to their variance;
+    ``use_scale`` and ``use_bias`` tell whether there is a ``scale`` and a ``bias`` (without both:
+    PyTorch's ``elementwise_affine=False``). ``rngs`` is taken as by other layers, and not needed.
     """
 
+    __signature__ = ConstructorSignature()
     compute_dtype: DTypeLike | None = None
 
     def __init__(
@@ -141,8 +165,7 @@ class LayerNorm(nnx.Module):
         """Normalise (..., features)."""
         dtype = self.compute_dtype or x.dtype
         x = x.astype(jnp.float32)
-        mean = x.mean(-1, keepdims=True)
-        centred = x - mean
+        centred = x - x.mean(-1, keepdims=True)
         variance = jnp.square(centred).mean(-1, keepdims=True)
         y = centred * lax.rsqrt(variance + self.epsilon)
         y = y if self.scale is None else y * self.scale[...]
@@ -151,8 +174,13 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square normalisation over the last axis, in float32 (Zhang and Sennrich, 2019)."""
+    """Root-mean-square normalisation over the last axis, in float32 (Zhang and Sennrich, 2019).
 
+    **Arguments:** ``features`` numbers are normalised, ``epsilon`` is added to their mean square;
+    ``rngs`` is taken as by other layers, and not needed.
+    """
+
+    __signature__ = ConstructorSignature()
     compute_dtype: DTypeLike | None = None
 
     def __init__(self, features: int, epsilon: float, rngs: nnx.Rngs | None = None):
@@ -168,7 +196,12 @@ class RMSNorm(nnx.Module):
 
 
 class Dropout(nnx.Module):
-    """Inverted dropout; ``rngs=None`` (evaluation) or a rate of 0 returns the input itself."""
+    """Inverted dropout; ``rngs=None`` (evaluation) or a rate of 0 returns the input itself.
+
+    **Arguments:** ``rate`` is the probability of each element to be dropped.
+    """
+
+    __signature__ = ConstructorSignature()
 
     def __init__(self, rate: float):
         self.rate = rate

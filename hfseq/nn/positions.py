@@ -16,6 +16,16 @@ def positions_after_padding(input_ids: jax.Array, pad_token_id: int) -> jax.Arra
     return jnp.cumsum(real, axis=-1) * real + pad_token_id
 
 
+def positions_from_mask(attention_mask: jax.Array) -> jax.Array:
+    """Number the tokens of each row that may be seen from 0, padding on either side being 0.
+
+    ``attention_mask`` is (batch, length), non-zero where a token stands. Families whose tables
+    begin with rows for other purposes add their number (OPT: 2).
+    """
+    real = (attention_mask != 0).astype(jnp.int32)
+    return (jnp.cumsum(real, axis=-1) - 1) * real
+
+
 def gather_positions(hidden_states: jax.Array, positions: jax.Array | None) -> jax.Array:
     """Pick the hidden states that a head needs; ``None`` keeps all.
 

@@ -21,7 +21,7 @@ from flax import nnx
 
 from hfseq.errors import UsageError
 from hfseq.nn import sharding, trees
-from hfseq.nn.context import current_options
+from hfseq.nn.context import ConstructorSignature, current_options
 from hfseq.nn.random import Keys
 
 #: Keyword arguments of one layer, or of all with a leading layer axis.
@@ -41,6 +41,8 @@ class Layers(nnx.List):
     reads outside of the layers (T5's table of relative positions). It makes no difference, and has,
     stacked, an entry only for the layers that hold it.
     """
+
+    __signature__ = ConstructorSignature()
 
     def __init__(self, layers: Iterable[nnx.Module] = (), /, *, shared: Sequence[str] = ()):
         super().__init__(layers)

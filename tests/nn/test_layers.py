@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,3 +111,41 @@ def test_layer_norm_leaves_out_its_bias_and_its_scale():
         used = {"bias": use_bias, "scale": use_scale}
         assert names == {name for name, there in used.items() if there}
         np.testing.assert_array_equal(norm(x), whole(x))
+
+
+def test_signatures_of_layer_classes_are_those_of_their_constructors():
+    classes = [getattr(nn, name) for name in nn.__all__ if inspect.isclass(getattr(nn, name))]
+    assert len(classes) == 10
+    for kind in classes:
+        shown, made = inspect.signature(kind), inspect.signature(kind.__init__)
+        assert list(shown.parameters) == list(made.parameters)[1:], kind
+        assert "args" not in shown.parameters, kind
+
+    class Mine(nn.CachedAttention):
+        def __init__(self, config, rngs):
+            super().__init__()
+
+    assert list(inspect.signature(Mine).parameters) == ["config", "rngs"]
+    norm = nn.LayerNorm(2, 1e-5)
+    assert list(inspect.signature(norm).parameters) == ["x"]  # of a layer, that of its call
+
+
+def test_help_says_what_arguments_a_layer_takes():
+    for kind in (nn.Linear, nn.Conv1D, nn.Embed, nn.LayerNorm, nn.RMSNorm, nn.Dropout):
+        text = pydoc.plain(pydoc.render_doc(kind))
+        names = inspect.signature(kind).parameters
+        assert f"{kind.__name__}({next(iter(names))}" in text
+        documented = kind.__mro__[1].__doc__ if kind is nn.Conv1D else kind.__doc__
+        assert all(f"``{name}" in documented for name in names), kind
+
+
+def test_a_tied_head_adds_its_bias():
+    table = nn.Embed(3, 2, nn.normal(1.0), nnx.Rngs(0))
+    x, bias = jnp.ones((1, 4, 2)), nnx.Param(jnp.array([1.0, 2.0, 3.0]))
+    assert np.array_equal(table.attend(x, bias), table.attend(x) + bias[...])
+
+
+def test_initialisers_are_those_of_jax():
+    init = jax.nn.initializers.uniform(1.0)
+    layer = nn.Linear(3, 5, init, nnx.Rngs(0))
+    assert np.array_equal(layer.kernel[...], init(nnx.Rngs(0).params(), (3, 5), jnp.float32))

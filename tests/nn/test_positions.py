@@ -27,3 +27,9 @@ def test_gathering_by_groups():
     picked = nn.gather_positions(states, jnp.array([[0, 5], [1, 3]]))
     flat = np.asarray(states).reshape(2, 6, 2)
     assert np.array_equal(picked, np.stack([flat[0, [0, 5]], flat[1, [1, 3]]]))
+
+
+def test_positions_from_a_mask_count_what_is_seen():
+    mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 1, 0]])
+    expected = [[0, 0, 0, 1, 2], [0, 1, 2, 0, 0], [0, 0, 1, 2, 0]]
+    assert np.array_equal(nn.positions_from_mask(mask), expected)
