@@ -173,12 +173,6 @@ def _product(x: jax.Array, w: jax.Array, axis: int, flatten: bool) -> jax.Array:
     return _contract(x, w.astype(x.dtype), x.ndim - 1, axis)
 
 
-def _product_forward(
-    x: jax.Array, w: jax.Array, axis: int, flatten: bool
-) -> tuple[jax.Array, tuple]:
-    return _product(x, w, axis, flatten), (x, w)
-
-
 def _product_backward(
     axis: int, flatten: bool, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -218,16 +212,12 @@ def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
     return y + bias.astype(y.dtype)
 
 
-def _add_bias_forward(y: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return add_bias(y, bias), bias
-
-
 def _add_bias_backward(bias: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     total = g.astype(jnp.float32).sum(tuple(range(g.ndim - 1)))
     return g, total.astype(bias.dtype)
 
 
-add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+add_bias.defvjp(lambda y, bias: (add_bias(y, bias), bias), _add_bias_backward)
 
 
 def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array:
@@ -242,7 +232,9 @@ def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array
     return lax.dot_general(x, w, dimensions, preferred_element_type=made).astype(x.dtype)
 
 
-_product.defvjp(_product_forward, _product_backward)
+_product.defvjp(
+    lambda x, w, axis, flatten: (_product(x, w, axis, flatten), (x, w)), _product_backward
+)
 
 
 FLOAT32 = Precision("float32", jnp.float32, lambda: low_precision_dot_general)

@@ -79,36 +79,29 @@ def mesh_sizes(layout: str | None, devices: int) -> dict[str, int]:
     Raises:
         UsageError: the axes do not exist, or do not multiply to the number of devices.
     """
-    given = {"data": devices} if not layout else _parse(layout)
+    given: dict[str, int] = {} if layout else {"data": devices}
+    for part in layout.split(",") if layout else ():
+        axis, _, size = part.strip().partition("=")
+        if axis not in AXES:
+            raise UsageError(
+                f"--mesh {layout}: no axis '{axis}'{nearest(axis, AXES)} (axes: {', '.join(AXES)})"
+            )
+        if axis in given:
+            raise UsageError(f"--mesh {layout}: axis '{axis}' is given twice")
+        if not re.fullmatch(r"-1|[1-9]\d*", size.strip()):
+            raise UsageError(f"--mesh {layout}: '{axis}={size}' needs a positive number or -1")
+        given[axis] = int(size)
+    if list(given.values()).count(-1) > 1:
+        raise UsageError(f"--mesh {layout}: only one axis can be -1")
     sizes = dict.fromkeys(AXES, 1) | given
     known = math.prod(size for size in sizes.values() if size > 0)
-    for axis, size in sizes.items():
-        if size == -1:
-            sizes[axis] = devices // known
+    sizes = {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
     if math.prod(sizes.values()) != devices:
         raise UsageError(
             f"--mesh {layout} describes {math.prod(sizes.values())} devices, there are "
             f"{devices}: make the product of the axes {devices} (one axis may be -1: it "
             "takes what is left)"
         )
-    return sizes
-
-
-def _parse(layout: str) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for part in layout.split(","):
-        axis, _, size = part.strip().partition("=")
-        if axis not in AXES:
-            raise UsageError(
-                f"--mesh {layout}: no axis '{axis}'{nearest(axis, AXES)} (axes: {', '.join(AXES)})"
-            )
-        if axis in sizes:
-            raise UsageError(f"--mesh {layout}: axis '{axis}' is given twice")
-        if not re.fullmatch(r"-1|[1-9]\d*", size.strip()):
-            raise UsageError(f"--mesh {layout}: '{axis}={size}' needs a positive number or -1")
-        sizes[axis] = int(size)
-    if list(sizes.values()).count(-1) > 1:
-        raise UsageError(f"--mesh {layout}: only one axis can be -1")
     return sizes
 
 
@@ -191,7 +184,17 @@ class Layout:
                 problems.append(f"  {trees.join(path)}: no sharding rule matches it")
                 continue
             specs[path] = self._spec(path, tactic, len(shape))
-            problems += self._indivisible(path, self.padded(path, shape), specs[path])
+            for dimension, (size, axes) in enumerate(
+                zip(self.padded(path, shape), specs[path], strict=False)
+            ):
+                ways = _ways(self.mesh, _names(axes))
+                if size % ways:
+                    fits = [str(n) for n in range(1, ways + 1) if size % n == 0]
+                    problems.append(
+                        f"  {trees.join(path)}: dimension {dimension} of size {size} does not "
+                        f"divide by {'x'.join(_names(axes))}={ways} (what divides it: "
+                        f"{', '.join(fits)})"
+                    )
         if problems:
             raise UsageError("this model cannot be laid out on --mesh:\n" + "\n".join(problems))
         return specs
@@ -209,21 +212,6 @@ class Layout:
 
     def _is_stacked(self, path: trees.Path) -> bool:
         return any(path[: len(head)] == head for head in self.stacked)
-
-    def _indivisible(
-        self, path: trees.Path, shape: tuple[int, ...], spec: PartitionSpec
-    ) -> list[str]:
-        problems = []
-        for dimension, (size, axes) in enumerate(zip(shape, spec, strict=False)):
-            names = (axes,) if isinstance(axes, str) else axes or ()
-            ways = math.prod(self.mesh.shape[name] for name in names)
-            if size % ways:
-                fits = [n for n in range(1, ways + 1) if size % n == 0]
-                problems.append(
-                    f"  {trees.join(path)}: dimension {dimension} of size {size} does not divide "
-                    f"by {'x'.join(names)}={ways} (what divides it: {', '.join(map(str, fits))})"
-                )
-        return problems
 
     def axes(self, shapes: dict[trees.Path, tuple[int, ...]]) -> dict[trees.Path, Axes]:
         """Return the axes that split each parameter, without that of stacked layers."""
@@ -389,19 +377,9 @@ def _move(x: jax.Array, to: NamedSharding | None, back: NamedSharding | None) ->
     return x if to is None else jax.lax.with_sharding_constraint(x, to)
 
 
-def _move_forward(
-    x: jax.Array, to: NamedSharding | None, back: NamedSharding | None
-) -> tuple[jax.Array, None]:
-    return _move(x, to, back), None
-
-
-def _move_backward(
-    to: NamedSharding | None, back: NamedSharding | None, _: None, g: jax.Array
-) -> tuple[jax.Array]:
-    return (_move(g, back, to),)
-
-
-_move.defvjp(_move_forward, _move_backward)
+_move.defvjp(
+    lambda x, to, back: (_move(x, to, back), None), lambda to, back, _, g: (_move(g, back, to),)
+)
 
 
 def _length_shardings(
