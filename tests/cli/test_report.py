@@ -7,11 +7,13 @@ import re
 import struct
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hfseq import cli
+from hfseq.cli import report
 from hfseq.cli import text as terminal
 from hfseq.cli.text import draw, duration, table
 from hfseq.errors import DataError
@@ -151,7 +153,8 @@ def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
         if len(waits) == 3:
             put(folder, records())
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    # Not in the module of Python: threads that other tests have left may sleep, too.
+    monkeypatch.setattr(report, "time", SimpleNamespace(sleep=sleep))
     assert cli.main(["report", str(folder), "--watch", "0.1"]) == 0
     states = re.findall(r": (running|finished)$", capsys.readouterr().out, flags=re.M)
     assert states == ["running"] * 3 + ["finished"] and waits == [0.1] * 3
@@ -164,7 +167,7 @@ def test_watching_can_be_left_quietly(tmp_path, monkeypatch):
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", interrupt)
+    monkeypatch.setattr(report, "time", SimpleNamespace(sleep=interrupt))
     assert cli.main(["report", str(folder), "--watch"]) == 0
 
 
