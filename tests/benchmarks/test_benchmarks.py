@@ -210,7 +210,7 @@ def test_the_table_has_a_cell_for_every_column():
     assert lines[2] == "| hfseq | float32 | 2048 | 500 ± 0% | 2.00x | 50% | 1.00 GB |"
     assert "torch.compile (not run: no torch)" in lines[3]
     short = harness.table(rows, inference.COLUMNS).splitlines()
-    assert short[2] == "| hfseq | float32 | 2048 | 500 ± 0% | 2.00x | 1.00 GB |"
+    assert short[2] == "| hfseq | float32 | 2048 | 500 ± 0% | 2.00x | 1.00 GB | - |"
     assert len({line.count("|") for line in short}) == 1
 
 
