@@ -108,7 +108,7 @@ def run_plugins(arguments: argparse.Namespace) -> int:
         for kind, names in loaded.adds(info.name).items():
             print(f"  {kind}: {', '.join(names)}")
         for hook in info.hooks:
-            if hook not in manager.REGISTRIES:
+            if not hook.startswith("register_"):
                 print(f"  {hook}")
     for error in errors.values():
         print(f"error: {error}")

@@ -51,37 +51,97 @@ IN_TREE = "hfseq"  # the origin of what this repository brings
 PROJECT_FILE = "hfseqfile.py"
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A plugin that can be loaded; ``origin`` says where it is from."""
+#: All hooks. What one that begins so registers stands in the `Registry` named by its rest.
+HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, "hfseq_spec"))
+KINDS = tuple(hook.removeprefix("register_") for hook in HOOKS if hook.startswith("register_"))
+
+
+@dataclass
+class PluginInfo:
+    """A plugin: where it is from, in which version, and the hooks that it implements.
+
+    ``source`` is what makes its module, or the reason why nothing can.
+    """
 
     name: str
     origin: str
     version: str | None
-    load: Callable[[], Any]
+    source: ModuleType | metadata.EntryPoint | Path | PluginError
+    hooks: tuple[str, ...] = ()
+
+    @classmethod
+    def of_file(cls, path: Path) -> PluginInfo:
+        """Return the plugin in the Python file ``path``; PluginError if there is no such file."""
+        path = path.expanduser().resolve()
+        if not path.is_file():
+            raise PluginError(f"plugin file '{path}' does not exist")
+        return cls(path.stem, str(path), None, path)
+
+    @property
+    def in_tree(self) -> bool:
+        """Whether this repository brings it."""
+        return self.origin == IN_TREE
+
+    def load(self) -> Any:
+        """Return its module; a file is imported under its own name if that is free."""
+        if isinstance(self.source, PluginError):
+            raise self.source
+        if isinstance(self.source, metadata.EntryPoint):
+            return self.source.load()
+        if isinstance(self.source, ModuleType):
+            return self.source
+        path, name = self.source, re.sub(r"\W", "_", self.source.stem)
+
+        def is_path(file: str | None) -> bool:
+            return file is not None and Path(file).resolve() == path
+
+        present = sys.modules.get(name)
+        if present is not None and is_path(getattr(present, "__file__", None)):
+            return present
+        other = None if present is not None else importlib.util.find_spec(name)
+        if present is not None or other is not None and not is_path(other.origin):
+            name = f"hfseq_file_{name}"  # its name means another module
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise PluginError(f"plugin file '{path}' is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module
 
 
-def candidates() -> Iterator[Candidate]:
+def environment() -> Iterator[PluginInfo]:
     """Yield the plugins of the environment that the environment variables let through.
 
     Those of this repository come first, so that others can take their places. Names that nobody
-    has, or more than one of the others, come as candidates whose loading fails with the reason.
+    has, or more than one of the others, come as plugins whose loading fails with the reason.
     """
     only, without = (
         {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
         for variable in ("HFSEQ_PLUGINS", "HFSEQ_DISABLE_PLUGINS")
     )
-    checkout = _checkout()
-    here = [file_candidate(Path(PROJECT_FILE))] if Path(PROJECT_FILE).is_file() else []
-    known = (*checkout, *_installed(without_hfseq=bool(checkout)), *here)
-    by_name: dict[str, list[Candidate]] = defaultdict(list)
-    for candidate in known:
-        if candidate.name in without or only and candidate.name not in only:
+    known = _checkout()
+    in_checkout = bool(known)
+    points = metadata.entry_points(group=GROUP)
+    for point in sorted(points, key=lambda point: (point.name, point.value)):
+        origin, version = (point.dist.name, point.dist.version) if point.dist else ("?", None)
+        origin = IN_TREE if origin.lower() == IN_TREE else origin
+        if not (in_checkout and origin == IN_TREE):
+            known.append(PluginInfo(point.name, origin, version, point))
+    if Path(PROJECT_FILE).is_file():
+        known.append(PluginInfo.of_file(Path(PROJECT_FILE)))
+    by_name: dict[str, list[PluginInfo]] = defaultdict(list)
+    for info in known:
+        if info.name in without or only and info.name not in only:
             continue
-        if candidate.origin == IN_TREE:
-            yield candidate
+        if info.in_tree:
+            yield info
         else:
-            by_name[candidate.name].append(candidate)
+            by_name[info.name].append(info)
     for name, claims in by_name.items():
         if len(claims) == 1:
             yield claims[0]
@@ -91,38 +151,14 @@ def candidates() -> Iterator[Candidate]:
             f"the plugin name '{name}' is claimed by {origins}, so none of them is loaded; "
             f"uninstall one or set HFSEQ_DISABLE_PLUGINS={name}"
         )
-        yield _failing(name, origins, PluginConflict(message))
-    names = {candidate.name for candidate in known}
+        yield PluginInfo(name, origins, None, PluginConflict(message))
+    names = {info.name for info in known}
     for name in sorted(only - names):
         message = f"HFSEQ_PLUGINS names '{name}', which no plugin is called{nearest(name, names)}"
-        yield _failing(name, "HFSEQ_PLUGINS", PluginError(message))
+        yield PluginInfo(name, "HFSEQ_PLUGINS", None, PluginError(message))
 
 
-def _failing(name: str, origin: str, error: PluginError) -> Candidate:
-    def load() -> None:
-        raise error
-
-    return Candidate(name, origin, None, load)
-
-
-def file_candidate(path: Path) -> Candidate:
-    """Return the plugin in the Python file ``path``; PluginError if there is no such file."""
-    path = path.expanduser().resolve()
-    if not path.is_file():
-        raise PluginError(f"plugin file '{path}' does not exist")
-    return Candidate(path.stem, str(path), None, lambda: _import_file(path))
-
-
-def _installed(without_hfseq: bool) -> Iterator[Candidate]:
-    points = metadata.entry_points(group=GROUP)
-    for point in sorted(points, key=lambda point: (point.name, point.value)):
-        name, version = (point.dist.name, point.dist.version) if point.dist else ("?", None)
-        name = IN_TREE if name.lower() == IN_TREE else name
-        if not (without_hfseq and name == IN_TREE):
-            yield Candidate(point.name, name, version, point.load)
-
-
-def _checkout() -> list[Candidate]:
+def _checkout() -> list[PluginInfo]:
     """Return the plugins named in ``setup.cfg`` where hfseq runs from its source tree.
 
     They come before the installed metadata of an editable install, which are as old as that
@@ -139,56 +175,7 @@ def _checkout() -> list[Candidate]:
     lines = settings.get("options.entry_points", GROUP, fallback="").split("\n")
     pairs = [[part.strip() for part in line.split("=")] for line in lines if "=" in line]
     points = [metadata.EntryPoint(name, value, GROUP) for name, value in pairs]
-    return [Candidate(point.name, IN_TREE, __version__, point.load) for point in points]
-
-
-def _import_file(path: Path) -> ModuleType:
-    """Import ``path`` under its own name if that is free, so that imports agree."""
-    name = re.sub(r"\W", "_", path.stem)
-
-    def is_path(file: str | None) -> bool:
-        return file is not None and Path(file).resolve() == path
-
-    present = sys.modules.get(name)
-    if present is not None and is_path(getattr(present, "__file__", None)):
-        return present
-    other = None if present is not None else importlib.util.find_spec(name)
-    if present is not None or other is not None and not is_path(other.origin):
-        name = f"hfseq_file_{name}"  # its name means another module
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise PluginError(f"plugin file '{path}' is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-#: Registration hooks and the attribute of `Plugins` that each of them fills.
-REGISTRIES = {
-    "register_architectures": "architectures",
-    "register_objectives": "objectives",
-    "register_optimizers": "optimizers",
-    "register_tokenizers": "tokenizers",
-    "register_attention": "attention",
-    "register_precisions": "precisions",
-    "register_trackers": "trackers",
-}
-HOOKS = (*REGISTRIES, "load_dataset", "model_card_sections")
-
-
-@dataclass
-class PluginInfo:
-    """A plugin that was found: where, in which version, and the hooks it implements."""
-
-    name: str
-    origin: str
-    version: str | None
-    hooks: tuple[str, ...] = ()
+    return [PluginInfo(point.name, IN_TREE, __version__, point) for point in points]
 
 
 class Plugins:
@@ -209,16 +196,15 @@ class Plugins:
 
     def discover(self) -> None:
         """Find and load everything but the files named explicitly."""
-        self._add(Candidate("core", IN_TREE, __version__, lambda: builtin))
-        for candidate in candidates():
-            self._add(candidate)
+        for info in (PluginInfo("core", IN_TREE, __version__, builtin), *environment()):
+            self._add(info)
 
     def add_file(self, path: str | os.PathLike[str]) -> None:
         """Load the plugin in the file ``path``, once; any failure is raised."""
-        candidate = file_candidate(Path(path))
-        present = [info.name for info in self.infos if info.origin == candidate.origin]
+        new = PluginInfo.of_file(Path(path))
+        present = [info.name for info in self.infos if info.origin == new.origin]
         if not present:
-            self._add(candidate, strict=True)
+            self._add(new, strict=True)
         elif present[0] in self.errors:
             raise self.errors[present[0]]
 
@@ -263,13 +249,12 @@ class Plugins:
 
     def adds(self, plugin: str) -> dict[str, list[str]]:
         """Return the names that ``plugin`` registered, by kind."""
-        by_kind = {kind: getattr(self, kind).names(plugin) for kind in REGISTRIES.values()}
+        by_kind = {kind: getattr(self, kind).names(plugin) for kind in KINDS}
         return {kind: names for kind, names in by_kind.items() if names}
 
-    def _add(self, candidate: Candidate, strict: bool = False) -> None:
-        info = PluginInfo(candidate.name, candidate.origin, candidate.version)
+    def _add(self, info: PluginInfo, strict: bool = False) -> None:
         try:
-            self._load(candidate, info)
+            self._load(info)
         except (Exception, SystemExit) as error:
             failure: BaseException = error
             if not isinstance(failure, PluginError):
@@ -283,24 +268,24 @@ class Plugins:
             logger.warning("%s", describe(failure))
         self.infos.append(info)
 
-    def _load(self, candidate: Candidate, info: PluginInfo) -> None:
-        origins = {other.name: other.origin for other in self.infos}
-        if origins.get(info.name) == IN_TREE:
+    def _load(self, info: PluginInfo) -> None:
+        others = {other.name: other for other in self.infos}
+        if info.name in others and others[info.name].in_tree:
             info.name = f"{Path(info.origin).name}:{info.name}"
-        if info.name in origins:
+        if info.name in others:
             raise PluginConflict(
-                f"two plugins are named '{info.name}': {origins[info.name]} and {info.origin}"
+                f"two plugins are named '{info.name}': {others[info.name].origin} and {info.origin}"
             )
-        module = candidate.load()
+        module = info.load()
         info.hooks = self._check_hooks(info.name, module)
         self.manager.register(module, name=info.name)
         try:
-            for hook in REGISTRIES.keys() & set(info.hooks):
-                self._collect(hook, info)
+            for kind in KINDS:
+                self._collect(kind, info)
         except BaseException:
             # all of a plugin or nothing: half of one would fail later and elsewhere
             self.manager.unregister(name=info.name)
-            for kind in REGISTRIES.values():
+            for kind in KINDS:
                 getattr(self, kind).discard(info.name)
             raise
         replaced = [e for e in self.architectures.entries() if e.plugin == info.name and e.replaced]
@@ -340,9 +325,10 @@ class Plugins:
             raise PluginError(f"plugin '{plugin}' implements no hook; hooks: {', '.join(HOOKS)}")
         return tuple(hook for hook in HOOKS if hook in implemented)
 
-    def _collect(self, hook: str, info: PluginInfo) -> None:
-        registry: Registry = getattr(self, REGISTRIES[hook])
-        plugin, own = info.name, {other.name for other in self.infos if other.origin == IN_TREE}
+    def _collect(self, kind: str, info: PluginInfo) -> None:
+        registry: Registry = getattr(self, kind)
+        plugin = info.name
+        give_way = () if info.in_tree else {other.name for other in self.infos if other.in_tree}
 
         def register(name: str, target: Target) -> None:
             what = f"the {registry.kind} '{name}'"
@@ -350,13 +336,12 @@ class Plugins:
 
         def register_architecture(model_type: str, **description: Any) -> None:
             spec = ArchitectureSpec(model_type, plugin=plugin, **description)
-            registry.add(model_type, plugin, spec, over=() if info.origin == IN_TREE else own)
+            registry.add(model_type, plugin, spec, over=give_way)
 
-        is_architecture = hook == "register_architectures"
-        for owner, function in self._implementations(hook):
+        arguments = {"register": register_architecture if kind == "architectures" else register}
+        for owner, function in self._implementations(f"register_{kind}"):
             if owner == plugin:
-                arguments = {"register": register_architecture if is_architecture else register}
-                self._call(plugin, hook, function, arguments)
+                self._call(plugin, f"register_{kind}", function, arguments)
 
     def _implementations(self, hook: str) -> Iterator[tuple[str, Callable[..., Any]]]:
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():

@@ -31,6 +31,7 @@ else:
 logger = logging.getLogger("hfseq")
 
 _AUTO = "transformers.models.auto"
+_EXTENDED = (f"{_AUTO}.configuration_auto", f"{_AUTO}.modeling_auto")
 
 #: Module names of Transformers 4 that programs import from hfseq, and where they lie.
 _ALIASES = {"hfseq.modeling_flax_pytorch_utils": "hfseq.v4.pytorch_utils"}
@@ -38,17 +39,17 @@ _ALIASES = {"hfseq.modeling_flax_pytorch_utils": "hfseq.v4.pytorch_utils"}
 
 def install() -> None:
     """Extend transformers' mappings: now where they are imported already, else when they are."""
-    for name, extend in _EXTENSIONS.items():
+    for name in _EXTENDED:
         if name in sys.modules:
-            extend(sys.modules[name])
+            _extend(sys.modules[name])
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def register_auto_classes() -> None:
     """Import transformers' Auto classes and extend them now, which ``import hfseq`` does lazily."""
-    for name, extend in _EXTENSIONS.items():
-        extend(importlib.import_module(name))
+    for name in _EXTENDED:
+        _extend(importlib.import_module(name))
 
 
 class ConfigMapping(MutableMapping[str, Any]):
@@ -79,9 +80,19 @@ class ConfigMapping(MutableMapping[str, Any]):
 
 
 class _LazyClass(type):
-    """Metaclass of placeholders for a Flax class, which is imported when they are used."""
+    """Placeholders for the Flax class of a task, which is imported when they are used."""
 
     _load: Callable[[], Any]
+
+    def __new__(mcs, spec: ArchitectureSpec, task: str) -> _LazyClass:
+        # The module name makes transformers treat it as one of its own, so that
+        # trust_remote_code=True prefers the code that a checkpoint ships.
+        load = staticmethod(lambda: spec.load_head(task))
+        content = {"_load": load, "__module__": f"{_AUTO}.hfseq"}
+        return super().__new__(mcs, target_name(spec.heads[task]), (), content)
+
+    def __init__(cls, spec: ArchitectureSpec, task: str) -> None:
+        super().__init__(cls.__name__, (), {})
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -93,14 +104,6 @@ class _LazyClass(type):
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls._load())
-
-
-def _lazy_class(spec: ArchitectureSpec, task: str) -> type:
-    """Return a placeholder for the class of a task, which is imported when it is used."""
-    # The module name makes transformers treat it as one of its own, so that trust_remote_code=True
-    # prefers the code that a checkpoint ships.
-    content = {"_load": staticmethod(lambda: spec.load_head(task)), "__module__": f"{_AUTO}.hfseq"}
-    return _LazyClass(target_name(spec.heads[task]), (), content)
 
 
 def _custom(stock: Container[str]) -> dict[str, ArchitectureSpec]:
@@ -115,39 +118,31 @@ def _custom(stock: Container[str]) -> dict[str, ArchitectureSpec]:
     return {entry.name: entry.target for entry in entries if entry.name not in stock}
 
 
-def _extend_configs(module: ModuleType) -> None:
-    mapping = module.CONFIG_MAPPING
-    if not isinstance(mapping._extra_content, ConfigMapping):
-        mapping._extra_content = ConfigMapping(mapping._mapping, mapping._extra_content)
-
-
-def _extend_models(module: ModuleType) -> None:
-    stock = sys.modules[f"{_AUTO}.configuration_auto"].CONFIG_MAPPING._mapping
+def _extend(module: ModuleType) -> None:
+    """Put hfseq's mappings behind those of one of `_EXTENDED`, once."""
+    if module.__name__.endswith("configuration_auto"):
+        configs = module.CONFIG_MAPPING
+        if not isinstance(configs._extra_content, ConfigMapping):
+            configs._extra_content = ConfigMapping(configs._mapping, configs._extra_content)
+        return
+    stock = sys.modules[_EXTENDED[0]].CONFIG_MAPPING._mapping
     for task in TASKS:
         mapping = getattr(module, auto_class_name(task))._model_mapping
         if not isinstance(mapping._extra_content, ArchitectureMapping):
-            extra = ArchitectureMapping(
-                task, lambda spec: spec.model_type not in stock, _lazy_class
-            )
+            extra = ArchitectureMapping(task, lambda spec: spec.model_type not in stock, _LazyClass)
             extra.update(mapping._extra_content)
             mapping._extra_content = extra
 
 
-_EXTENSIONS: dict[str, Callable[[ModuleType], None]] = {
-    f"{_AUTO}.configuration_auto": _extend_configs,
-    f"{_AUTO}.modeling_auto": _extend_models,
-}
-
-
 class _Finder:
-    """Has jax prepared for flax, the modules in `_EXTENSIONS` extended, and finds `_ALIASES`."""
+    """Has jax prepared for flax, the modules in `_EXTENDED` extended, and finds `_ALIASES`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name in _ALIASES:
             return ModuleSpec(name, _AliasLoader())
-        if name != "flax" and name not in _EXTENSIONS:
+        if name != "flax" and name not in _EXTENDED:
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
@@ -188,8 +183,8 @@ class _WrappedLoader(Loader):
             prepare_jax()
         self._loader.exec_module(module)
         try:
-            if self._name in _EXTENSIONS:
-                _EXTENSIONS[self._name](module)
+            if self._name in _EXTENDED:
+                _extend(module)
         except Exception as error:
             logger.warning("hfseq cannot extend %s: %s", module.__name__, error)
 
