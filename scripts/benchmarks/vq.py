@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import harness
+import training
 from harness import Contestant, Row, Running
 
 from hfseq.errors import UsageError, run_command
@@ -46,12 +48,12 @@ FLAT_FROM, FLAT_WITHIN = 4096, 0.15
 
 def build(config: dict[str, Any], dtype: str) -> Any:
     from hfseq.nn import precision
-    from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
-    from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
+    from hfseq_plugins.vq_transformer import configuration, modeling
 
-    made = VQTransformerConfig(**config)
-    recipe = precision.precision_for(dtype)
-    return FlaxVQTransformerForCausalLM(made, _do_init=False, precision=recipe)
+    return modeling.FlaxVQTransformerForCausalLM(
+        configuration.VQTransformerConfig(**config), _do_init=False,
+        precision=precision.precision_for(dtype),
+    )  # fmt: skip
 
 
 def fresh(model: Any) -> tuple[Any, Any]:
@@ -62,16 +64,11 @@ def fresh(model: Any) -> tuple[Any, Any]:
 
 
 def pass_over(model: Any, what: str) -> Callable[..., Any]:
-    """Return the scoring of a text, or a step of plain gradient descent on it.
-
-    That is forward, backward and, for VQ, the codebooks.
-    """
+    """Return the scoring of a text, or a step of plain gradient descent and of the codebooks."""
     import jax
     import jax.numpy as jnp
 
     from hfseq.objectives.cross_entropy import cross_entropy
-
-    learns_codes = model.config.attention_type != "full"
 
     def loss(params: Any, extra: Any, ids: Any) -> Any:
         output, after = model(
@@ -80,16 +77,16 @@ def pass_over(model: Any, what: str) -> Callable[..., Any]:
         labels = jnp.pad(ids[:, 1:], [(0, 0), (0, 1)], constant_values=-100)
         total, count, _ = cross_entropy(output.logits, labels)
         # Quadratic attention uses no codes: what is not asked for is not computed.
-        if what == "forward" or not learns_codes:
+        if what == "forward" or model.config.attention_type == "full":
             return total / count, extra
         return total / count + output.auxiliary_loss / ids.size, model.settle_extra(after)
 
     def step(params: Any, extra: Any, ids: Any) -> Any:
         if what == "forward":
             return params, extra, loss(params, extra, ids)[0]
-        (found, extra), slopes = jax.value_and_grad(loss, has_aux=True)(params, extra, ids)
+        (value, extra), slopes = jax.value_and_grad(loss, has_aux=True)(params, extra, ids)
         params = jax.tree.map(lambda leaf, slope: leaf - 1e-3 * slope, params, slopes)
-        return params, extra, found
+        return params, extra, value
 
     return step
 
@@ -155,7 +152,7 @@ def decoding(
 
     model = build(config, dtype)
     params, extra = fresh(model)
-    state, token = model.init_cache(rows, 0), jnp.ones((rows, 1), jnp.int32)
+    state, token, done = model.init_cache(rows, 0), jnp.ones((rows, 1), jnp.int32), 0
 
     def loop(params: Any, extra: Any, state: Any, token: Any) -> Any:
         def step(carry: Any, _: None) -> Any:
@@ -167,10 +164,7 @@ def decoding(
         return jax.lax.scan(step, (state, token), None, length=chunk)[0]
 
     program = jax.jit(loop, donate_argnums=2).lower(params, extra, state, token).compile()
-    size, done = tree_bytes(state), 0
-    trial, _ = program(params, extra, model.init_cache(rows, 0), token)
-    missing_tokens(trial, model.config, chunk)
-    del trial
+    missing_tokens(program(params, extra, model.init_cache(rows, 0), token)[0], model.config, chunk)
 
     def step() -> dict[str, Any]:
         nonlocal state, token, done
@@ -185,7 +179,7 @@ def decoding(
             "tokens_missing": missing_tokens(state, model.config, done),
         }  # fmt: skip
 
-    facts = compiled_bytes(program) | {"state_bytes": size, "fits": True} | resting()
+    facts = compiled_bytes(program) | {"state_bytes": tree_bytes(state), "fits": True} | resting()
     return Running(step, harness.jax_peak_bytes, facts)
 
 
@@ -227,7 +221,6 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lengths", type=int, nargs="+", help="1k to 64k; compare: 8k and 32k")
     parser.add_argument("--head_types", nargs="+", default=["shga"], choices=HEADS)
     parser.add_argument("--reductions", nargs="+", default=["recurrent"], choices=REDUCTIONS)
-    parser.add_argument("--no_full", action="store_true", help="leave quadratic attention out")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--remat", action="store_true", help="recompute layers in backward passes")
     parser.add_argument(
@@ -259,78 +252,76 @@ def configuration(
 
 def points_of(mode: str, options: argparse.Namespace) -> dict[Contestant, dict[str, Any]]:
     kinds = {f"vq {reduction}": ("vq", reduction) for reduction in options.reductions}
-    kinds |= {} if options.no_full else {"full": ("full", "recurrent")}
-    found = {}
-    for what in PASSES[mode]:
-        for head in options.head_types:
-            for length in options.lengths:
-                for name, kind in kinds.items():
-                    settings = {
-                        "what": what, "config": configuration(options, head, *kind),
-                        "rows": options.batch_size, "length": length, "dtype": options.dtype,
-                        "remat": options.remat, "limit_bytes": options.memory_gb * harness.GB,
-                    }  # fmt: skip
-                    # Where memory is measured nothing else is in memory.
-                    group = f"{what} {head} {length}" + (f" {name}" if mode == "memory" else "")
-                    point = Contestant(name, group, "vq:length_point", settings, harness.HFSEQ)
-                    found[point] = {"what": what, "head_type": head, "length": length}
-    return found
+    kinds["full"] = ("full", "recurrent")
+    points, choices = {}, (PASSES[mode], options.head_types, options.lengths, kinds)
+    for what, head, length, name in itertools.product(*choices):
+        settings = {
+            "what": what, "config": configuration(options, head, *kinds[name]),
+            "rows": options.batch_size, "length": length, "dtype": options.dtype,
+            "remat": options.remat, "limit_bytes": options.memory_gb * harness.GB,
+        }  # fmt: skip
+        # Where memory is measured nothing else is in memory.
+        group = f"{what} {head} {length}" + (f" {name}" if mode == "memory" else "")
+        point = Contestant(name, group, "vq:length_point", settings, harness.HFSEQ)
+        points[point] = {"what": what, "head_type": head, "length": length}
+    return points
 
 
 def measure_lengths(mode: str, options: argparse.Namespace, threads: int) -> dict[str, Any]:
     points, once = points_of(mode, options), mode == "memory"
-    places = {(c.group, c.name): place for c, place in points.items()}
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[Contestant, Row] = {}
+    turns = {"rounds": 1 if once else options.rounds, "warmup": 1, "threads": threads}
     for number in range(1 if once else options.passes):
         ordered = list(points)[:: -1 if number % 2 else 1]
-        rounds = 1 if once else options.rounds
-        for row in harness.run(
-            ordered, rounds=rounds, warmup=1, threads=threads, report=harness.tell
-        ):
-            kept = rows.setdefault((row.group, row.name), row)
+        ran = harness.run(ordered, report=harness.tell, **turns)
+        for point, row in zip(ordered, ran, strict=True):
+            kept = rows.setdefault(point, row)
             if kept is not row:  # a failure in one pass is a failure
                 kept.seconds += row.seconds
                 kept.values += row.values
                 kept.peak_bytes = max(kept.peak_bytes, row.peak_bytes)
                 kept.status = row.status if kept.status == "ok" else kept.status
-    found = [point_row(row, places[key], options.batch_size) for key, row in rows.items()]
+    shown = [point_row(row, points[point], options.batch_size) for point, row in rows.items()]
     result = {
-        "rows": found, "what": PASSES[mode][0], "problems": [],
+        "rows": shown, "what": PASSES[mode][0], "problems": [],
         "ratios": {} if once else ratios(rows.values()),
     }  # fmt: skip
     if mode == "compare":
         return result
-    made: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for each in found:
-        made.setdefault((each["head_type"], each["name"]), []).append(each)
-    curves = [curve(head, name, members) for (head, name), members in made.items()]
+    members: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in shown:
+        members.setdefault((each["head_type"], each["name"]), []).append(each)
+    curves = [curve(*key, each) for key, each in members.items()]
+    if once:
+        return result | {"curves": curves, "crossovers": [], "state_bytes": state_sizes(options)}
     full = {each["head_type"]: each for each in curves if each["name"] == "full"}
     return result | {
-        "curves": curves, "problems": [] if once or options.no_check else not_flat(curves),
-        "crossovers": [] if once else [
-            crossover(each, full[each["head_type"]])
-            for each in curves if each["name"].startswith("vq") and each["head_type"] in full
+        "curves": curves, "problems": [] if options.no_check else not_flat(curves),
+        "crossovers": [
+            crossover(each, full[each["head_type"]]) for each in curves if each["name"] != "full"
         ],
-        "state_bytes": state_sizes(options) if once else [],
+        "state_bytes": [],
+    }  # fmt: skip
+
+
+def row_of(row: Row, **more: Any) -> dict[str, Any]:
+    return {
+        "name": row.name, "group": row.group, **more, "status": row.status,
+        "seconds": row.seconds, "median_seconds": row.median, "spread": row.spread,
+        "resting_bytes": row.facts.get("resting_bytes"), "peak_bytes": row.peak_bytes or None,
     }  # fmt: skip
 
 
 def point_row(row: Row, place: dict[str, Any], rows: int) -> dict[str, Any]:
     facts, tokens = row.facts, rows * place["length"]
-    fits = facts.get("fits", True)
-    seconds = row.median if fits else None
-    return {
-        "name": row.name, "group": row.group, **place,
-        "status": row.status if fits else "does not fit",
-        "seconds": row.seconds if fits else [], "median_seconds": seconds,
-        "spread": row.spread if fits else None,
-        "microseconds_per_token": 1e6 * seconds / tokens if seconds else None,
-        "tokens_per_second": tokens / seconds if seconds else None,
-        "compiled_bytes": facts.get("compiled_bytes"),
-        "compiled_bytes_per_token": facts.get("compiled_bytes", 0) / tokens or None,
-        "temporary_bytes": facts.get("temporary_bytes"),
-        "resting_bytes": facts.get("resting_bytes"),
-        "peak_bytes": row.peak_bytes or None, "peak_of_steps": facts.get("peak_of_steps"),
+    if not facts.get("fits", True):
+        row.status, row.seconds = "does not fit", []
+    planned = facts.get("compiled_bytes")
+    known = {key: facts.get(key) for key in ("temporary_bytes", "peak_of_steps")}
+    return row_of(row, **place) | known | {
+        "microseconds_per_token": 1e6 * row.median / tokens if row.median else None,
+        "tokens_per_second": tokens / row.median if row.median else None,
+        "compiled_bytes": planned, "compiled_bytes_per_token": planned and planned / tokens,
     }  # fmt: skip
 
 
@@ -341,19 +332,18 @@ def curve(head: str, name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
     the deviation is the largest from the median.
     """
     points = sorted(points, key=lambda each: each["length"])
-    ran = [each for each in points if each["microseconds_per_token"]]
-    lengths = [each["length"] for each in ran]
-    times = [each["microseconds_per_token"] for each in ran]
-    long = [(n, t) for n, t in zip(lengths, times, strict=True) if n >= FLAT_FROM]
+    pairs = [(p["length"], p["microseconds_per_token"]) for p in points]
+    pairs = [(length, time) for length, time in pairs if time]
+    long = [(length, time) for length, time in pairs if length >= FLAT_FROM]
     exponent = deviation = None
     if len(long) > 1:
-        logarithms = zip(*((math.log(n), math.log(t)) for n, t in long), strict=True)
-        exponent = statistics.linear_regression(*logarithms).slope
-        middle = statistics.median(t for _, t in long)
-        deviation = max(abs(t / middle - 1) for _, t in long)
+        exponent = training.exponent(long)
+        middle = statistics.median(time for _, time in long)
+        deviation = max(abs(time / middle - 1) for _, time in long)
     planned = [each for each in points if each["compiled_bytes"]]
     return {
-        "head_type": head, "name": name, "lengths": lengths, "microseconds_per_token": times,
+        "head_type": head, "name": name, "lengths": [length for length, _ in pairs],
+        "microseconds_per_token": [time for _, time in pairs],
         "does_not_fit": [p["length"] for p in points if p["status"] == "does not fit"],
         "memory_lengths": [each["length"] for each in planned],
         "compiled_bytes": [each["compiled_bytes"] for each in planned],
@@ -367,25 +357,24 @@ def crossover(fast: dict[str, Any], slow: dict[str, Any]) -> dict[str, Any]:
     Between two measured lengths both are straight lines in logarithms. ``length`` is None where
     they do not cross within what was measured, and ``text`` says on which side they are.
     """
-    other = dict(zip(slow["lengths"], slow["microseconds_per_token"], strict=True))
-    gaps = [
-        (n, math.log(other[n] / t))
-        for n, t in zip(fast["lengths"], fast["microseconds_per_token"], strict=True)
-        if n in other
-    ]
+    a_side, b_side = (
+        dict(zip(each["lengths"], each["microseconds_per_token"], strict=True))
+        for each in (fast, slow)
+    )
+    gaps = [(n, math.log(b_side[n] / time)) for n, time in a_side.items() if n in b_side]
     pair = f"{fast['name']} and {slow['name']} ({fast['head_type']})"
-    found: dict[str, Any] = {"pair": pair, "length": None}
-    if not gaps:
-        return found | {"text": f"{pair}: no length was measured for both"}
-    if gaps[0][1] >= 0:
-        ahead = f"{fast['name']} is ahead from {gaps[0][0]} tokens, or less"
-        return found | {"text": f"{pair}: {ahead}"}
-    for (a, below), (b, above) in zip(gaps, gaps[1:], strict=False):
-        if above >= 0:
-            share = below / (below - above)
-            length = round(math.exp(math.log(a) + share * math.log(b / a)))
-            return found | {"length": length, "text": f"{pair} cross at {length} tokens"}
-    return found | {"text": f"{pair}: {slow['name']} is ahead up to {gaps[-1][0]} tokens"}
+    length, text = None, f"{pair}: no length was measured for both"
+    if gaps and gaps[0][1] >= 0:
+        text = f"{pair}: {fast['name']} is ahead from {gaps[0][0]} tokens, or less"
+    elif gaps:
+        text = f"{pair}: {slow['name']} is ahead up to {gaps[-1][0]} tokens"
+        for (a, below), (b, above) in itertools.pairwise(gaps):
+            if above >= 0:
+                share = below / (below - above)
+                length = round(math.exp(math.log(a) + share * math.log(b / a)))
+                text = f"{pair} cross at {length} tokens"
+                break
+    return {"pair": pair, "length": length, "text": text}
 
 
 def not_flat(curves: Sequence[dict[str, Any]]) -> list[str]:
@@ -398,35 +387,34 @@ def not_flat(curves: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def ratios(rows: Any) -> dict[str, dict[str, float]]:
-    ran = [row for row in rows if row.facts.get("fits", True)]
-    full = {row.group: row for row in ran if row.name == "full"}
-    found: dict[str, dict[str, float]] = {}
-    for row in ran:
-        if row.name != "full" and row.group in full:
-            if value := harness.ratio(row, full[row.group]):
-                found.setdefault(row.group, {})[row.name] = value
-    return found
+def ratios(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
+    """Return by group how many times as fast as quadratic attention each other one is."""
+    full = {row.group: row for row in rows if row.name == "full"}
+    pairs = [(row, full[row.group]) for row in rows if row.name != "full" and row.group in full]
+    times: dict[str, dict[str, float]] = {}
+    for row, other in pairs:
+        if value := harness.ratio(row, other):
+            times.setdefault(row.group, {})[row.name] = value
+    return times
 
 
 def state_sizes(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return what decoding keeps of a text by length: computed from the shapes, not measured."""
     from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
-    found = []
+    sizes = []
     for head in options.head_types:
         config = VQTransformerConfig(**configuration(options, head))
         modules = config.num_hidden_layers * (2 if config.gated else 1)
         heads = options.batch_size * config.key_heads * modules
         pair = 4 * (config.head_dim + config.value_width)
-        window = config.window_size * (pair + 4)
-        state = heads * (window + config.num_codes * 4 * (config.value_width + 1))
-        state += 4 * options.batch_size * modules
-        found += [
+        codes = config.num_codes * 4 * (config.value_width + 1)
+        state = heads * (config.window_size * (pair + 4) + codes) + 4 * options.batch_size * modules
+        sizes += [
             {"head_type": head, "length": n, "state": state, "key_value_cache": heads * pair * n}
             for n in options.lengths
         ]
-    return found
+    return sizes
 
 
 def measure_decoding(mode: str, options: argparse.Namespace, threads: int) -> dict[str, Any]:
@@ -439,23 +427,20 @@ def measure_decoding(mode: str, options: argparse.Namespace, threads: int) -> di
                    shared | {"config": configuration(options, head)}, harness.HFSEQ)
         for head in options.head_types
     ]  # fmt: skip
-    rounds = max(1, options.decode_tokens // options.report_every)
-    tokens, found = options.report_every * options.batch_size, []
-    for row in harness.run(points, rounds=rounds, warmup=0, threads=threads, report=harness.tell):
+    turns = {"rounds": max(1, options.decode_tokens // options.report_every), "warmup": 0}
+    tokens, shown = options.report_every * options.batch_size, []
+    for row in harness.run(points, **turns, threads=threads, report=harness.tell):
         chunks = [
             values | {"seconds": seconds, "tokens_per_second": tokens / seconds}
             for values, seconds in zip(row.values, row.seconds, strict=False)
         ]
-        found.append({
-            "name": row.name, "group": row.group, "head_type": row.name, "status": row.status,
-            "seconds": row.seconds, "median_seconds": row.median, "spread": row.spread,
+        shown.append(row_of(row, head_type=row.name) | {
             "tokens_per_second": tokens / row.median if row.median else None,
             "deviation": max((abs(s / row.median - 1) for s in row.seconds), default=None),
-            "state_bytes": row.facts.get("state_bytes"), "peak_bytes": row.peak_bytes or None,
-            "resting_bytes": row.facts.get("resting_bytes"), "chunks": chunks,
+            "state_bytes": row.facts.get("state_bytes"), "chunks": chunks,
         })  # fmt: skip
-    problems = [] if options.no_check else [p for row in found for p in decoding_problems(row)]
-    return {"rows": found, "what": "decode", "problems": problems}
+    problems = [] if options.no_check else [p for row in shown for p in decoding_problems(row)]
+    return {"rows": shown, "what": mode, "problems": problems}
 
 
 def decoding_problems(row: dict[str, Any]) -> list[str]:
@@ -481,42 +466,44 @@ def gigabytes(size: float | None) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
 
 
+LENGTH_COLUMNS = ["", "pass", "heads", "tokens", "µs a token", "against full", "planned memory",
+                  "memory of the steps"]  # fmt: skip
+DECODING_COLUMNS = ["", "tokens", "tokens/s", "largest deviation", "state", "memory, start",
+                    "and end"]  # fmt: skip
+
+
 def length_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
     planned = gigabytes(row["compiled_bytes"])
-    place = [row["name"], row["what"], row["head_type"], f"{row['length']}"]
+    begin = [row["name"], row["what"], row["head_type"], f"{row['length']}"]
     if row["status"] != "ok":
-        return [*place, row["status"], "-", planned, "-"]
+        return [*begin, row["status"], "-", planned, "-"]
     ratio = result["ratios"].get(row["group"], {}).get(row["name"])
     steps = (row["peak_bytes"] or 0) - (row["resting_bytes"] or 0)
     return [
-        *place, f"{row['microseconds_per_token']:.1f}{harness.spread(row)}", harness.times(ratio),
+        *begin, f"{row['microseconds_per_token']:.1f}{harness.spread(row)}", harness.times(ratio),
         planned, gigabytes(steps) if row["peak_of_steps"] else "-",
     ]  # fmt: skip
 
 
-def decoding_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
+def decoding_cells(row: dict[str, Any]) -> list[str]:
     if row["status"] != "ok":
         return [f"{row['name']} ({row['status']})", *["-"] * 6]
     first, last = row["chunks"][0], row["chunks"][-1]
     return [
         row["name"], f"{last['tokens']}", f"{row['tokens_per_second']:.0f}",
-        f"{row['deviation']:.0%}", gigabytes(row["state_bytes"]),
-        gigabytes(first["memory_bytes"]), gigabytes(last["memory_bytes"]),
+        f"{row['deviation']:.0%}",
+        *map(gigabytes, (row["state_bytes"], first["memory_bytes"], last["memory_bytes"])),
     ]  # fmt: skip
 
 
 def section(mode: str, result: dict[str, Any], picture: bool) -> str:
-    cells = decoding_cells if mode == "decode" else length_cells
-    columns = {
-        length_cells: ["", "pass", "heads", "tokens", "µs a token", "against full",
-                       "planned memory", "memory of the steps"],
-        decoding_cells: ["", "tokens", "tokens/s", "largest deviation", "state", "memory, start",
-                         "and end"],
-    }[cells]  # fmt: skip
-    lines = [harness.markdown(columns, [cells(row, result) for row in result["rows"]])]
+    if mode == "decode":
+        lines = [harness.markdown(DECODING_COLUMNS, map(decoding_cells, result["rows"]))]
+    else:
+        rows = [length_cells(row, result) for row in result["rows"]]
+        lines = [harness.markdown(LENGTH_COLUMNS, rows)]
     if picture:
-        name = result["benchmark"]
-        lines.append(f"![{name.replace('_', ' ')}]({name}.png)")
+        lines.append(f"![vq {mode}](vq_{mode}.png)")
     options = result["options"]
     changed = f" ({options['config_overrides']})" if options["config_overrides"] else ""
     lines.append(
@@ -551,13 +538,12 @@ def costs(given: Sequence[str]) -> int:
     for mode in options.modes:
         options.lengths = lengths or ([8192, 32768] if mode == "compare" else LENGTHS)
         result = harness.head(f"vq_{mode}", "vq.py", given, options)
-        decodes = mode == "decode"
-        measure = measure_decoding if decodes else measure_lengths
+        measure, draw = {"decode": (measure_decoding, draw_decoding)}.get(
+            mode, (measure_lengths, draw_lengths)
+        )
         result |= measure(mode, options, result["threads"])
-        ran = any(row["seconds"] for row in result["rows"])
-        picture = ran and mode != "compare"
+        picture = mode != "compare" and any(row["seconds"] for row in result["rows"])
         if picture:
-            draw = draw_decoding if decodes else draw_lengths
             draw(result, options.output / "benchmarks" / f"vq_{mode}.png")
         text = section(mode, result, picture)
         codes.append(harness.publish(result, text, options.output))
@@ -573,52 +559,48 @@ MARKED = {"marker": "o", "markersize": 4.5}
 def draw_lengths(result: dict[str, Any], path: Path) -> None:
     from hfseq.reports import plots
 
-    found, limit = result["curves"], result["options"]["memory_gb"]
+    vq = iter(COLORS * len(result["curves"]))
     times: dict[str, Any] = {}
     memory: dict[str, Any] = {}
-    vq = iter(COLORS * len(found))
-    for each in found:
-        label = each["name"] + f", {each['head_type']}"
-        style = {"color": plots.EVAL if each["name"] == "full" else next(vq)}
-        times[label] = each["lengths"], each["microseconds_per_token"], style
+    crosses = []
+    for each in result["curves"]:
+        label = f"{each['name']}, {each['head_type']}"
+        color = plots.EVAL if each["name"] == "full" else next(vq)
+        times[label] = each["lengths"], each["microseconds_per_token"], {"color": color}
         planned = [size / 1e6 for size in each["compiled_bytes"]]
-        memory[label] = each["memory_lengths"], planned, style
+        memory[label] = each["memory_lengths"], planned, {"color": color}
+        crosses += [(length, color) for length in each["does_not_fit"]]
     what = "a training step" if result["what"] == "train" else "the forward pass"
     figure, panels = harness.curves(
         f"Cost of {what} over the length of the text",
         [{"x": "tokens", "y": "microseconds a token", "lines": times, "style": MARKED},
          {"x": "tokens", "y": "memory by XLA's plan (MB)", "lines": memory, "style": MARKED}],
     )  # fmt: skip
-    misfits = [(length, each) for each in found for length in each["does_not_fit"]]
     for panel in panels:  # a cross on the upper edge for each length that does not fit
-        for length, each in misfits:
-            color = times[f"{each['name']}, {each['head_type']}"][2]["color"]
+        for length, color in crosses:
             panel.plot([length], [0.985], marker="x", color=color, clip_on=False, markersize=7,
                        transform=panel.get_xaxis_transform())  # fmt: skip
-    if misfits:
-        panels[0].text(0.98, 0.02, f"x: needs more than {limit:.0f} GB, not run", ha="right",
-                       fontsize=8, color=plots.INK, transform=panels[0].transAxes)  # fmt: skip
+    if crosses:
+        told = f"x: needs more than {result['options']['memory_gb']:.0f} GB, not run"
+        panels[0].text(0.98, 0.02, told, ha="right", fontsize=8, color=plots.INK,
+                       transform=panels[0].transAxes)  # fmt: skip
     plots.save(figure, path)
 
 
 def draw_decoding(result: dict[str, Any], path: Path) -> None:
     from hfseq.reports import plots
 
-    parts = [
-        {
-            "x": "tokens decoded", "y": text, "log": False, "style": MARKED,
-            "lines": {
-                row["head_type"]: (
-                    [each["tokens"] for each in row["chunks"]],
-                    [each[key] / scale for each in row["chunks"]],
-                )
-                for row in result["rows"]
-            },
-        }
-        for text, key, scale in (
-            ("tokens a second", "tokens_per_second", 1), ("memory in use (MB)", "memory_bytes", 1e6)
-        )
-    ]  # fmt: skip
+    parts = []
+    for text, key, scale in (
+        ("tokens a second", "tokens_per_second", 1), ("memory in use (MB)", "memory_bytes", 1e6)
+    ):  # fmt: skip
+        lines = {
+            row["head_type"]: ([each["tokens"] for each in row["chunks"]],
+                               [each[key] / scale for each in row["chunks"]])
+            for row in result["rows"]
+        }  # fmt: skip
+        part = {"x": "tokens decoded", "y": text, "log": False, "style": MARKED, "lines": lines}
+        parts.append(part)
     figure, panels = harness.curves("Decoding with a state of fixed size", parts)
     for panel in panels:
         panel.set_xlim(left=0)
@@ -649,14 +631,13 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def compare_runs(runs: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     """Return the runs by name, and each name's mean beside that of the first."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_name: dict[str, list[dict[str, Any]]] = {}
     for name, folder in runs:
-        found.setdefault(name, []).append(read_run(folder))
-    bits = {name: [run["bits_per_byte"] for run in each] for name, each in found.items()}
+        by_name.setdefault(name, []).append(read_run(folder))
+    bits = {name: [run["bits_per_byte"] for run in each] for name, each in by_name.items()}
     means = {name: statistics.mean(values) for name, values in bits.items()}
-    first = next(iter(means.values()))
-    ratio = {name: mean / first for name, mean in means.items()}
-    return {"runs": found, "bits_per_byte": bits, "mean": means, "ratio": ratio}
+    ratio = {name: mean / means[runs[0][0]] for name, mean in means.items()}
+    return {"runs": by_name, "bits_per_byte": bits, "mean": means, "ratio": ratio}
 
 
 def draw_runs(result: dict[str, Any], path: Path) -> None:
@@ -664,22 +645,21 @@ def draw_runs(result: dict[str, Any], path: Path) -> None:
 
     losses: dict[str, Any] = {}
     codes: dict[str, Any] = {}
-    for place, (name, runs) in enumerate(result["runs"].items()):
+    for number, (name, runs) in enumerate(result["runs"].items()):
         for seed, run in enumerate(runs):
             style = {
-                "color": (plots.EVAL, *COLORS)[place % 4], "alpha": 0.45 if seed else 1.0,
-                "linestyle": "--" if place == 2 else "-", "linewidth": 1.4,
+                "color": (plots.EVAL, *COLORS)[number % 4], "alpha": 0.45 if seed else 1.0,
+                "linestyle": "--" if number == 2 else "-", "linewidth": 1.4,
             }  # fmt: skip
             label = f"_{name} {seed}" if seed else f"{name} ({result['mean'][name]:.3f})"
             losses[label] = run["steps"][1:], run["train_bits_per_token"][1:], style
             if name != "full" and None not in run["code_perplexity"]:
                 codes[f"_{name} {seed}"] = run["steps"], run["code_perplexity"], style
-    parts = [
-        {"x": "step (in brackets: bits per byte, validation)", "y": "training loss (bits a token)"},
-        {"x": "step", "y": "codes in use (perplexity)"},
-    ]
-    lines = ({"lines": each, "log": False} for each in (losses, codes))
-    figure, panels = harness.curves("", [a | b for a, b in zip(parts, lines, strict=True)])
+    figure, panels = harness.curves("", [
+        {"x": "step (in brackets: bits per byte, validation)", "y": "training loss (bits a token)",
+         "lines": losses, "log": False},
+        {"x": "step", "y": "codes in use (perplexity)", "lines": codes, "log": False},
+    ])  # fmt: skip
     panels[1].set_ylim(bottom=0)
     plots.save(figure, path)
 
@@ -693,12 +673,13 @@ def quality(given: Sequence[str]) -> int:
     )
     parser.add_argument("runs", nargs="+", metavar="NAME=DIR")
     parser.add_argument("--output_dir", type=Path, required=True)
-    options = parser.parse_args(given)
-    pairs = [run.partition("=") for run in options.runs]
-    for run, pair in zip(options.runs, pairs, strict=True):
-        if not pair[2]:
+    options, runs = parser.parse_args(given), []
+    for run in options.runs:
+        name, equals, folder = run.partition("=")
+        if not equals:
             raise UsageError(f"{run} is not NAME=DIR, such as full=runs/full-0")
-    result = compare_runs([(name, Path(folder)) for name, _, folder in pairs])
+        runs.append((name, Path(folder)))
+    result = compare_runs(runs)
     harness.write_json(options.output_dir / "comparison.json", result)
     draw_runs(result, options.output_dir / "comparison.png")
     for name, mean in result["mean"].items():
