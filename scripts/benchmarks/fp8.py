@@ -212,7 +212,6 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
         batch_size=(int, "rows; 16384 tokens, 8192 at width 4096"),
         length=(512, "tokens a row"), vocab_size=(32768, "size of the vocabulary"),
         dropout=(0.0, "all rates"), rounds=(15, "timed steps of each"),
-        product_size=(int, "of the product that MFU refers to"),
         profile_steps=(5, "steps in a profile"),
     )  # fmt: skip
     parser.add_argument("--models", nargs="+", default=["fp8_encoder", "gpt2"], help="model types")
@@ -262,7 +261,7 @@ def steps(given: Sequence[str]) -> int:
     result = harness.head("fp8", "fp8.py", given, options)
     threads, problems = result["threads"], []
     runner = harness.Runner(threads, Path())
-    runner.limits = harness.matmul_rates([BASELINE], size=options.product_size, threads=threads)
+    runner.limits = harness.matmul_rates([BASELINE], threads)
     rows = runner.suite("fp8", step_cases(options))
     profiles = {} if options.no_profile else {
         (case.name, row.name): row.values[-1]

@@ -29,8 +29,10 @@ import statistics
 import sys
 import tempfile
 import time
+import timeit
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+import unittest.mock
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -59,10 +61,7 @@ ALIASES = {"training": "train", "checkpoints": "checkpoint"}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contestant:
-    """One row: a name, what runs it, and the group whose members step in turn.
-
-    It needs packages (``requires``) and ``programs``, e.g. a compiler.
-    """
+    """One row: a name, what runs it, and the group whose members step in turn."""
 
     name: str
     group: str
@@ -79,14 +78,12 @@ class Contestant:
 
 @dataclasses.dataclass
 class Running:
-    """A contestant at work: ``step`` waits for the device, ``memory`` is the peak in bytes.
-
-    ``close`` removes what it wrote.
-    """
+    """A contestant at work: ``step`` waits for the device, ``memory`` is the peak in bytes."""
 
     step: Callable[[], dict[str, Any]]
     memory: Callable[[], int]
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: Removes what it wrote.
     close: Callable[[], None] = lambda: None
 
 
@@ -135,6 +132,10 @@ class Allowance:
     def left(self) -> float:
         return self.begun + self.seconds - time.monotonic()
 
+    @property
+    def over(self) -> str:
+        return f"the {self.seconds:g} s of the suite were over"
+
 
 class TimeIsOver(RuntimeError):
     """The allowance ended before an answer came."""
@@ -146,8 +147,7 @@ class TimeIsOver(RuntimeError):
 class Process:
     """The parent's end of a contestant's process: a command down the pipe, an answer up.
 
-    A contestant that is silent for ``patience`` seconds, or until the ``allowance`` is used up, is
-    ended.
+    One that is silent for ``patience`` seconds, or until the ``allowance`` is used up, is ended.
     """
 
     def __init__(
@@ -159,17 +159,15 @@ class Process:
         self._pipe, theirs = spawn.Pipe()
         given = theirs, contestant.factory, contestant.settings, threads
         self._process = spawn.Process(target=worker, args=given)
-        before = dict(os.environ)
-        os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)))
-        # All contestants of a group are in memory at once: none may take the whole device.
-        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing waits for a network
-        os.environ.update(contestant.environment)
-        try:
+        environment = {
+            "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
+            # All contestants of a group are in memory at once: none may take the whole device.
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            # Nothing waits for a network.
+            "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
+        }  # fmt: skip
+        with unittest.mock.patch.dict(os.environ, environment | contestant.environment):
             self._process.start()
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
         theirs.close()
 
     def read(self, allowance: Allowance | None = None) -> dict[str, Any]:
@@ -181,7 +179,7 @@ class Process:
             if not self._pipe.poll(None if wait == math.inf else wait):
                 self._process.kill()
                 if left <= self._patience:
-                    raise TimeIsOver(f"the {allowance.seconds:g} s of the suite were over")
+                    raise TimeIsOver(allowance.over)
                 raise RuntimeError(f"no answer within {self._patience:g} s")
             answer = self._pipe.recv()
         except (EOFError, ConnectionError):
@@ -205,16 +203,10 @@ class Process:
 
 
 def run(
-    contestants: Sequence[Contestant],
-    *,
-    rounds: int,
-    warmup: int = 2,
-    settle: int = 0,
-    threads: int | None = None,
-    report: Callable[[str], None] = lambda line: None,
-    patience: float | None = None,
-    allowance: Allowance | None = None,
-) -> list[Row]:
+    contestants: Sequence[Contestant], *, rounds: int, warmup: int = 2, settle: int = 0,
+    threads: int | None = None, report: Callable[[str], None] = lambda line: None,
+    patience: float | None = None, allowance: Allowance | None = None,
+) -> list[Row]:  # fmt: skip
     """Run each group in turn, its members step by step; returns a row for every contestant.
 
     Before each timed step come ``settle`` others: caches are then its own, as they are in training.
@@ -224,39 +216,45 @@ def run(
     """
     threads, allowance = threads or len(os.sched_getaffinity(0)), allowance or Allowance()
     rows = {c: Row(c.name, c.group) for c in contestants}
+    running: dict[Contestant, Process] = {}
 
-    def note(row: Row, error: RuntimeError) -> None:
-        if not isinstance(error, TimeIsOver):
-            row.status, row.seconds = f"failed: {error}", []
-        elif not row.seconds:
-            row.status = f"not run: {error}"
-        report(f"{row.name} {row.status}")
+    @contextlib.contextmanager
+    def noting(contestant: Contestant) -> Iterator[None]:
+        """Write a failure down in the row, and take the contestant out."""
+        try:
+            yield
+        except RuntimeError as error:
+            row = rows[contestant]
+            running.pop(contestant, None)
+            if not isinstance(error, TimeIsOver):
+                row.status, row.seconds = f"failed: {error}", []
+            elif not row.seconds:
+                row.status = f"not run: {error}"
+            report(f"{row.name} {row.status}")
 
     for group in dict.fromkeys(c.group for c in contestants):
-        running: dict[Contestant, Process] = {}
+        running.clear()
         with contextlib.ExitStack() as stack:
             for contestant in (c for c in contestants if c.group == group):
                 row, lacking = rows[contestant], contestant.missing()
                 if lacking or allowance.left() <= 0:
-                    over = f"the {allowance.seconds:g} s of the suite were over"
-                    row.status = f"not run: {'no ' + ', '.join(lacking) if lacking else over}"
+                    why = f"no {', '.join(lacking)}" if lacking else allowance.over
+                    row.status = f"not run: {why}"
                     continue
                 process = Process(contestant, threads, patience, allowance)
                 stack.callback(process.close)
                 started = time.perf_counter()
-                try:
+                with noting(contestant):
                     row.facts = process.read()["facts"]
                     row.start_seconds = time.perf_counter() - started
                     running[contestant] = process
-                except RuntimeError as error:
-                    note(row, error)
             for number in range(-warmup, rounds):
                 # Each order as often as the other: no one always follows the same neighbour.
                 for contestant in list(running)[:: 1 if number % 2 else -1]:
                     row = rows[contestant]
                     if row.seconds and allowance.left() <= 0:
                         continue
-                    try:
+                    with noting(contestant):
                         for left in reversed(range(settle + 1)):
                             answer = running[contestant].ask("step")
                             row.values.append(answer["values"])
@@ -265,14 +263,9 @@ def run(
                             label = f"round {number}" if timed else "untimed"
                             told = f"{answer['seconds']:.3f} s {answer['values']}"
                             report(f"{label}: {row.name} {told}")
-                    except RuntimeError as error:
-                        note(row, error)
-                        del running[contestant]
-            for contestant, process in running.items():
-                try:
+            for contestant, process in list(running.items()):
+                with noting(contestant):
                     rows[contestant].peak_bytes = process.ask("memory")["peak_bytes"]
-                except RuntimeError as error:
-                    note(rows[contestant], error)
     return list(rows.values())
 
 
@@ -461,9 +454,9 @@ class Options:
 class Case:
     """Contestants that step in turn, and what a step of them does.
 
-    ``amount`` counts ``unit`` (tokens, say) in a step, and ``baseline`` is whom the others are
-    compared with; ``weights`` is the model and size whose weights are written first and named to
-    the contestants in ``settings["weights"]``.
+    ``amount`` counts ``unit`` in a step, and ``baseline`` is whom the others are compared with;
+    ``weights`` is the model and size whose weights are written first and named to the contestants
+    in ``settings["weights"]``.
     """
 
     name: str
@@ -511,31 +504,38 @@ def rivals(
     options: Options, factories: Mapping[str, str], settings: dict[str, Any], group: str,
     peers: Sequence[str] | None = None,
 ) -> tuple[Contestant, ...]:  # fmt: skip
-    """Return a contestant for each wanted peer that has a factory; PyTorch, if there, first.
+    """Return a contestant for each wanted peer; PyTorch, if there, first.
 
     The factory of ``torch`` serves ``torch_compile``, too, with ``compiled=True``.
     """
-    found = []
+    members = []
     for peer in options.peers if peers is None else peers:
-        factory, compiled = factories.get(peer.removesuffix("_compile")), peer.endswith("_compile")
+        compiled = peer == "torch_compile"
         given = settings | ({"compiled": True} if compiled else {})
         # What torch.compile starts: C for Triton on a GPU, C++ on a CPU.
         programs = ("gcc" if options.gpu else "g++",) if compiled else ()
-        if factory is not None:
-            found.append(
-                Contestant(NAMES[peer], group, factory, given, PACKAGES[peer], programs=programs)
-            )
-    return tuple(found)
+        factory = factories[peer.removesuffix("_compile")]
+        contestant = Contestant(NAMES[peer], group, factory, given, PACKAGES[peer], {}, programs)
+        members.append(contestant)
+    return tuple(members)
+
+
+def compared(
+    options: Options, factories: Mapping[str, str], settings: dict[str, Any], name: str,
+    amount: float, peers: Sequence[str] | None = None, **turns: Any,
+) -> Case:  # fmt: skip
+    """Return a case of rivals that begin with the same weights of ``settings``' model and size."""
+    return Case(
+        name, rivals(options, factories, settings, name, peers), amount,
+        dtype=settings["dtype"], weights=(settings["model"], settings["size"]), **turns,
+    )  # fmt: skip
 
 
 # -- what is measured of a case
 
 
 def write_weights(folder: str, model: str, size: dict[str, Any], **options: Any) -> list[str]:
-    """Write the weights that all start from in a process of its own; returns what went wrong.
-
-    So no contestant's memory shows it.
-    """
+    """Write weights in a process of their own (no contestant's memory shows it); says what failed."""
     settings = {"folder": folder, "model": model, "size": size}
     writer = Contestant("weights", "", "training:save_weights", settings, ("transformers",))
     (row,) = run([writer], rounds=0, warmup=0, **options)
@@ -556,14 +556,14 @@ class Runner:
     written: dict[str, tuple[str, list[str]]] = dataclasses.field(default_factory=dict)
 
     def suite(self, name: str, cases: Sequence[Case]) -> Rows:
-        allowance, found = Allowance(self.suite_time or math.inf), Rows()
+        allowance, shown = Allowance(self.suite_time or math.inf), Rows()
         for number, case in enumerate(cases, 1):
             tell(f"{name} {number}/{len(cases)}: {case.name}")
             rows = self.rows(case, allowance)
             if name == "limits":
                 self.limits |= rates(rows)
-            found += [summary(row, case, rows, self.limits) for row in rows]
-        return found
+            shown += [summary(row, case, rows, self.limits) for row in rows]
+        return shown
 
     def rows(self, case: Case, allowance: Allowance | None = None) -> list[Row]:
         contestants, allowance = case.contestants, allowance or Allowance()
@@ -571,7 +571,8 @@ class Runner:
             "threads": self.threads, "report": tell, "patience": self.patience,
             "allowance": allowance,
         }  # fmt: skip
-        if case.weights and allowance.left() > 0 and not all(c.missing() for c in contestants):
+        absent = {c: c.missing() for c in contestants}
+        if case.weights and allowance.left() > 0 and not all(absent.values()):
             key = json.dumps(case.weights, sort_keys=True)
             if key not in self.written:
                 folder = str(self.folder / f"weights{len(self.written)}")
@@ -580,11 +581,10 @@ class Runner:
             if problems:
                 if problems[0].startswith("not run"):  # for another suite there may be time
                     del self.written[key]
-                return [
-                    Row(c.name, c.group, f"not run: no {', '.join(c.missing())}" if c.missing()
-                        else problems[0])
-                    for c in contestants
-                ]  # fmt: skip
+                said = {
+                    c: f"not run: no {', '.join(lacks)}" for c, lacks in absent.items() if lacks
+                }
+                return [Row(c.name, c.group, said.get(c, problems[0])) for c in contestants]
             contestants = tuple(
                 dataclasses.replace(c, settings=c.settings | {"weights": folder})
                 for c in contestants
@@ -688,9 +688,7 @@ def limit_of(
     def seconds(rows: int) -> float:
         call = product(rows)
         call()  # which compiles
-        started = time.perf_counter()
-        call()
-        return time.perf_counter() - started
+        return timeit.timeit(call, number=1)
 
     size = size or rows_of_product(seconds, most)
     return working(product(size), 2 * size**3)
@@ -708,11 +706,10 @@ def jax_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
         return lambda: multiply(x).block_until_ready()
 
     def triad(count: int) -> Callable[[], Any]:
-        a, b, c = (jnp.full(count, value, jnp.float32) for value in (0.0, 1.0, 2.0))
+        arrays = [jnp.full(count, value, jnp.float32) for value in (0.0, 1.0, 2.0)]
 
         def call() -> None:
-            nonlocal a
-            a = add(a, b, c).block_until_ready()
+            arrays[0] = add(*arrays).block_until_ready()
 
         return call
 
@@ -749,36 +746,33 @@ def limit_cases(
 
     The name of a group is that of the limit: a type, or bandwidth.
     """
-    kinds = {dtype: {"kind": "matmul", "dtype": dtype, "size": size} for dtype in dtypes}
-    return [
-        Case(
-            "memory" if group == "bandwidth" else f"product, {group}",
-            tuple(
-                Contestant(name, group, f"harness:{library}_limit", settings, (library,))
-                for library, name in (("torch", "PyTorch"), ("jax", "jax"))
-            ),
-            unit="B" if group == "bandwidth" else "FLOP", rounds=rounds, warmup=2,
+
+    def case(name: str, group: str, unit: str, **settings: Any) -> Case:
+        members = tuple(
+            Contestant(shown, group, f"harness:{library}_limit", settings, (library,))
+            for library, shown in (("torch", "PyTorch"), ("jax", "jax"))
         )
-        for group, settings in {
-            **kinds, "bandwidth": {"kind": "triad", "size": triad_bytes},
-        }.items()
-    ]  # fmt: skip
+        return Case(name, members, unit=unit, rounds=rounds, warmup=2)
+
+    products = [
+        case(f"product, {dtype}", dtype, "FLOP", kind="matmul", dtype=dtype, size=size)
+        for dtype in dtypes
+    ]
+    return [*products, case("memory", "bandwidth", "B", kind="triad", size=triad_bytes)]
 
 
 def rates(rows: Sequence[Row]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    best: dict[str, float] = {}
     for row in (row for row in rows if row.seconds):
         rate = row.values[-1]["work"] / min(row.seconds)
-        found[row.group] = max(found.get(row.group, 0.0), rate)
-    return found
+        best[row.group] = max(best.get(row.group, 0.0), rate)
+    return best
 
 
-def matmul_rates(
-    dtypes: Sequence[str], *, size: int | None = None, rounds: int = 20, threads: int | None = None
-) -> dict[str, float]:
+def matmul_rates(dtypes: Sequence[str], threads: int) -> dict[str, float]:
     """Measure the FLOP/s of a large product in each type, the best of the libraries there are."""
-    contestants = [c for case in limit_cases(dtypes, rounds, size)[:-1] for c in case.contestants]
-    return rates(run(contestants, rounds=rounds, threads=threads))
+    contestants = [c for case in limit_cases(dtypes, 20)[:-1] for c in case.contestants]
+    return rates(run(contestants, rounds=20, threads=threads))
 
 
 # -- tables
@@ -786,7 +780,7 @@ def matmul_rates(
 ABSENT = "-"
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     rule = [":---", *["---:"] * (len(columns) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *rows))
 
@@ -851,14 +845,14 @@ MFU: Column = (
     "MFU", lambda row: f"{row['limit']['of']['compute']:.0%}" if row["limit"] else ABSENT
 )  # fmt: skip
 MEMORY: Column = ("peak memory", gigabytes)
-TORCH_MEMORY: Column = (
-    "of it PyTorch's",
-    lambda row: (
-        f"{row['facts'].get('torch_bytes', 0) / GB:.2f} GB"
-        if row.get("facts", {}).get("torch_bytes")
-        else ABSENT
-    ),
-)
+
+
+def torch_memory(row: dict[str, Any]) -> str:
+    taken = row.get("facts", {}).get("torch_bytes")
+    return f"{taken / GB:.2f} GB" if taken else ABSENT
+
+
+TORCH_MEMORY: Column = ("of it PyTorch's", torch_memory)
 DEFAULT = (CASE, TOKENS, TIME, RATIO, SHARE, MEMORY)
 
 
@@ -893,13 +887,10 @@ def command(script: str, given: Sequence[str], leave_out: Sequence[str] = ("--ou
 
 def machine_line(result: dict[str, Any]) -> str:
     """Say what the numbers were measured on, and what it can do at most."""
-    machine = result["machine"]
+    machine, limits = result["machine"], ""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    devices = sorted(
-        {row["facts"]["device"] for row in result["rows"] if "device" in row.get("facts", {})}
-    )
-    on = f"on {', '.join(devices)}; " if any(d != "cpu" for d in devices) else ""
-    limits = ""
+    devices = {row["facts"]["device"] for row in result["rows"] if "device" in row.get("facts", {})}
+    on = f"on {', '.join(sorted(devices))}; " if devices - {"cpu"} else ""
     if "limits" in result:
         can = [
             f"{rate / 1e9:.0f} {'GB/s' if kind == 'bandwidth' else f'GFLOP/s in {kind}'}"
@@ -932,10 +923,10 @@ def section(
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as readable JSON, whole or not at all."""
+    from hfseq.errors import write_whole
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
-    temporary.replace(path)
+    write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 def write_section(path: Path, name: str, text: str) -> None:
@@ -947,14 +938,11 @@ def write_section(path: Path, name: str, text: str) -> None:
     old = path.read_text() if path.exists() else ""
     if (start in old) != (end in old):
         raise ValueError(f"{path} has only one of the markers {start} and {end}: add the other")
-    block = f"{start}\n\n{text.strip()}\n\n{end}"
-    if start in old:
-        before, rest = old.split(start, 1)
-        new = before + block + rest.split(end, 1)[1]
-    else:
-        new = (old.rstrip() + "\n\n" if old.strip() else "") + block + "\n"
+    if start not in old:
+        old = (f"{old.rstrip()}\n\n" if old.strip() else "") + f"{start}{end}\n"
+    before, rest = old.split(start, 1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(new)
+    path.write_text(f"{before}{start}\n\n{text.strip()}\n\n{end}{rest.split(end, 1)[1]}")
 
 
 def publish(
@@ -1007,9 +995,9 @@ def figure(title: str, size: tuple[float, float], *shape: int, **options: Any) -
 
 def draw(made: Suite, result: dict[str, Any], path: Path) -> Path | str | None:
     """Draw what the suite asks for; returns the path, or the reason why there is no picture."""
+    rows = [row for row in result["rows"] if row["median_seconds"]]
     if made.picture is None:
         return None
-    rows = [row for row in result["rows"] if row["median_seconds"]]
     try:
         if made.picture == "curves":
             panels = made.curves(rows)
@@ -1017,11 +1005,10 @@ def draw(made: Suite, result: dict[str, Any], path: Path) -> Path | str | None:
                 return "too few rows"
             drawn, _ = curves(made.title, panels)
         else:
-            number, label = BARS[made.picture]
-            rows = [row for row in rows if row[number]]
+            rows = [row for row in rows if row[BARS[made.picture][0]]]
             if not rows:
                 return "nothing to compare"
-            drawn = _bars(made.title, rows, number, label)
+            drawn = _bars(made.title, rows, *BARS[made.picture])
     except ImportError:
         return "matplotlib is not installed"
     from hfseq.reports import plots
@@ -1035,14 +1022,12 @@ def _bars(title: str, rows: Rows, number: str, label: str) -> Any:
     height = 0.8 / len(names)
     drawn, (panel,) = figure(title, (9, 1.3 + 0.26 * len(cases) * max(len(names), 2)), 1, 1)
     panel.grid(False)
-    for place, name in enumerate(names):
+    for rank, name in enumerate(names):
         members = [row for row in rows if row["name"] == name]
-        ys = [cases.index(r["case"]) + (place - (len(names) - 1) / 2) * height for r in members]
-        values = [row[number] for row in members]
-        panel.barh(ys, values, height * 0.9, color=COLORS[place % len(COLORS)], label=name)
-        for y, value in zip(ys, values, strict=True):
-            panel.annotate(f"{value:.3g}", (value, y), xytext=(3, 0), textcoords="offset points",
-                           va="center", fontsize=8)  # fmt: skip
+        ys = [cases.index(r["case"]) + (rank - (len(names) - 1) / 2) * height for r in members]
+        bars = panel.barh(ys, [row[number] for row in members], height * 0.9,
+                          color=COLORS[rank % len(COLORS)], label=name)  # fmt: skip
+        panel.bar_label(bars, fmt="{:.3g}", padding=3, fontsize=8)
     if number == "ratio":
         panel.axvline(1.0, linewidth=0.8, linestyle="--", color="#333333")
     panel.set_yticks(range(len(cases)), cases)
@@ -1103,19 +1088,16 @@ def parser(about: str, sizes: bool = False, **numbers: tuple[Any, str]) -> argpa
         if isinstance(default, type):
             made.add_argument(f"--{name}", type=default, help=text)
         else:
-            kind, text = type(default), f"{text} ({default})"
-            made.add_argument(f"--{name}", type=kind, default=default, help=text)
+            told = f"{text} ({default})"
+            made.add_argument(f"--{name}", type=type(default), default=default, help=told)
     if sizes:
         made.add_argument("--layers", type=int, help="layers of every stack")
-        made.add_argument(
-            "--config_overrides",
-            help="changes to the configuration, e.g. hidden_size=256,n_inner=512",
-        )
+        overrides = "changes to the configuration, e.g. hidden_size=256,n_inner=512"
+        made.add_argument("--config_overrides", help=overrides)
         made.add_argument("--no_check", action="store_true", help="do not compare results first")
     made.add_argument("--threads", type=int, help="cores for each; all by default")
-    made.add_argument(
-        "--output", type=Path, default=DOCS, help="gets benchmarks/tables.md and benchmarks/*.json"
-    )
+    told = "gets benchmarks/tables.md and benchmarks/*.json"
+    made.add_argument("--output", type=Path, default=DOCS, help=told)
     return made
 
 
@@ -1146,12 +1128,12 @@ def dispatch(
 ) -> int:
     """Run the command that the first word names, or else the one without a name."""
     words = list(given)
-    if words and words[0] in commands:
-        return commands[words.pop(0)](words)
-    if "" in commands:
-        return commands[""](words)
-    print(about.strip(), file=sys.stdout if "--help" in words or "-h" in words else sys.stderr)
-    return 0 if "--help" in words or "-h" in words else 2
+    name = words.pop(0) if words and words[0] in commands else ""
+    if name in commands:
+        return commands[name](words)
+    asked = bool({"--help", "-h"} & set(words))
+    print(about.strip(), file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
 
 
 # -- run.py
@@ -1164,22 +1146,19 @@ def parse(given: Sequence[str], about: str = "") -> argparse.Namespace:
         patience=(900.0, "seconds after which a silent contestant is ended"),
     )  # fmt: skip
     made.set_defaults(output=None)
-    made.add_argument("suites", nargs="*", metavar="suite", help=", ".join(SUITES))
-    made.add_argument("--list", action="store_true", help="print the rows and run nothing")
-    made.add_argument("--only", metavar="REGEX", help="rows whose 'suite/case/name' matches")
+    add = made.add_argument
+    add("suites", nargs="*", metavar="suite", help=", ".join(SUITES))
+    add("--list", action="store_true", help="print the rows and run nothing")
+    add("--only", metavar="REGEX", help="rows whose 'suite/case/name' matches")
     sizes = made.add_mutually_exclusive_group()
     sizes.add_argument("--quick", action="store_true", help="small models, minutes on a CPU")
     sizes.add_argument("--tiny", action="store_true", help="tests only: the numbers mean nothing")
-    made.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="who takes part")
-    dtypes = ("float32", "bfloat16")
-    made.add_argument("--dtypes", nargs="+", choices=dtypes, help="types to compute in")
-    made.add_argument("--device", choices=["cpu", "gpu"], help="whose sizes; found by default")
-    made.add_argument(
-        "--packages", help="folder of packages that this Python lacks, behind its own"
-    )
-    made.add_argument("--tag", help="a word in the names of what is written, e.g. h200")
-    joins = "keep what an earlier run here measured beside it"
-    made.add_argument("--join", action="store_true", help=joins)
+    add("--peers", nargs="+", choices=PEERS, default=PEERS, help="who takes part")
+    add("--dtypes", nargs="+", choices=("float32", "bfloat16"), help="types to compute in")
+    add("--device", choices=["cpu", "gpu"], help="whose sizes; found by default")
+    add("--packages", help="folder of packages that this Python lacks, behind its own")
+    add("--tag", help="a word in the names of what is written, e.g. h200")
+    add("--join", action="store_true", help="keep what an earlier run here measured beside it")
     flags = made.parse_args(given)
     flags.suites = [ALIASES.get(name, name) for name in flags.suites]
     unknown = [name for name in flags.suites if name not in SUITES]
@@ -1201,15 +1180,14 @@ def parse(given: Sequence[str], about: str = "") -> argparse.Namespace:
 
 def chosen(name: str, options: Options, only: str | None) -> list[Case]:
     """Return the cases of a suite with the contestants that ``only`` lets through."""
-    found = []
+    cases = []
     for case in suite(name).cases(options):
-        kept = tuple(
-            c for c in case.contestants if re.search(only or "", f"{name}/{case.name}/{c.name}")
-        )
+        members = (c for c in case.contestants)
+        kept = tuple(c for c in members if re.search(only or "", f"{name}/{case.name}/{c.name}"))
         if kept:
             rounds = options.rounds or case.rounds
-            found.append(dataclasses.replace(case, contestants=kept, rounds=rounds))
-    return found
+            cases.append(dataclasses.replace(case, contestants=kept, rounds=rounds))
+    return cases
 
 
 def earlier_run(path: Path, begun: dict[str, Any]) -> dict[str, Any] | None:
@@ -1259,16 +1237,16 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
                   sep="\n")  # fmt: skip
         return 0
     output = flags.output or (DOCS if options.profile == "full" else None)
-    titles = {name: f"run_{name}" + (f"_{flags.tag}" if flags.tag else "") for name in wanted}
     begun = {
         "command": command("run.py", given, ("--output", "--packages")),
         "machine": machine_facts(), "threads": options.threads, "tag": flags.tag,
         "profile": options.profile, "device": options.device,
     }  # fmt: skip
-    before = {}
-    if flags.join and output is not None:
-        for name, title in titles.items():
-            before[name] = earlier_run(output / "benchmarks" / f"{title}.json", begun)
+    titles = {name: f"run_{name}" + (f"_{flags.tag}" if flags.tag else "") for name in wanted}
+    before = {
+        name: earlier_run(output / "benchmarks" / f"{title}.json", begun)
+        for name, title in titles.items() if flags.join and output is not None
+    }  # fmt: skip
     failed, ran = False, False
     with tempfile.TemporaryDirectory(prefix="hfseq-benchmarks-") as folder:
         os.environ["TMPDIR"] = folder  # what an ended contestant leaves behind goes with it
@@ -1278,23 +1256,22 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
             runner.suite("limits", chosen("limits", options, None))
         for name, cases in wanted.items():
             made, turns = suite(name), [case.rounds for case in cases]
-            counts = dict.fromkeys(map(str, (min(turns), max(turns))))
             rows = runner.suite(name, cases)
             made.finish(rows)
             result = begun | {
                 "benchmark": titles[name], "suite": name, "limits": runner.limits, "rows": rows,
-                "rounds": f"Alternating rounds: {' to '.join(counts)}",
+                "rounds": "Alternating rounds: "
+                + " to ".join(dict.fromkeys(map(str, (min(turns), max(turns))))),
                 "remarks": made.remarks(rows), "problems": made.problems(rows),
             }  # fmt: skip
-            if before.get(name):
-                join(result, before[name])
-            picture = None
+            if earlier := before.get(name):
+                join(result, earlier)
+            drawn = None
             if output is not None:
                 drawn = draw(made, result, output / "benchmarks" / f"{titles[name]}.png")
-                if isinstance(drawn, str):
-                    result["remarks"].append(f"No picture: {drawn}.")
-                elif drawn is not None:
-                    picture = (made.title, drawn.name)
+            if isinstance(drawn, str):
+                result["remarks"].append(f"No picture: {drawn}.")
+            picture = (made.title, drawn.name) if isinstance(drawn, Path) else None
             print(f"\n## {made.title}\n\n{made.summary}\n")
             text = section(result, made.columns, picture)
             failed |= publish(result, text, output, failed=False) != 0

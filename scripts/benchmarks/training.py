@@ -568,7 +568,7 @@ def steps(given: list[str]) -> int:
         if not options.no_check:
             checked = runner.suite("check", step_cases(options, 0.0, rounds=3, warmup=0))
             problems = loss_problems(checked, TOLERANCE)
-        runner.limits = harness.matmul_rates(options.dtypes, threads=runner.threads)
+        runner.limits = harness.matmul_rates(options.dtypes, runner.threads)
         turns = {"rounds": options.rounds, "warmup": 2, "settle": 1}
         rows = runner.suite("train", step_cases(options, options.dropout, **turns))
     targets = f" to {options.target_length}" if options.target_length else ""

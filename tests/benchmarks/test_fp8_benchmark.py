@@ -313,7 +313,7 @@ def here(monkeypatch):
 
     found: list[harness.Row] = []
     monkeypatch.setattr(harness, "run", run)
-    monkeypatch.setattr(harness, "matmul_rates", lambda types, **given: {types[0]: 1e11})
+    monkeypatch.setattr(harness, "matmul_rates", lambda types, threads: {types[0]: 1e11})
 
 
 def command(*models):
