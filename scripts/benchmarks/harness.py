@@ -31,7 +31,6 @@ import tempfile
 import time
 import timeit
 import traceback
-import unittest.mock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -154,6 +153,8 @@ class Process:
         self, contestant: Contestant, threads: int, patience: float | None = None,
         allowance: Allowance | None = None,
     ):  # fmt: skip
+        from unittest import mock  # slow to import, and contestants import this file
+
         self._patience, self._allowance = patience or math.inf, allowance or Allowance()
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
@@ -166,7 +167,7 @@ class Process:
             # Nothing waits for a network.
             "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
         }  # fmt: skip
-        with unittest.mock.patch.dict(os.environ, environment | contestant.environment):
+        with mock.patch.dict(os.environ, environment | contestant.environment):
             self._process.start()
         theirs.close()
 
@@ -535,7 +536,7 @@ def compared(
 
 
 def write_weights(folder: str, model: str, size: dict[str, Any], **options: Any) -> list[str]:
-    """Write weights in a process of their own (no contestant's memory shows it); says what failed."""
+    """Write weights in a process of their own, which no memory shows; returns what went wrong."""
     settings = {"folder": folder, "model": model, "size": size}
     writer = Contestant("weights", "", "training:save_weights", settings, ("transformers",))
     (row,) = run([writer], rounds=0, warmup=0, **options)
@@ -581,10 +582,10 @@ class Runner:
             if problems:
                 if problems[0].startswith("not run"):  # for another suite there may be time
                     del self.written[key]
-                said = {
-                    c: f"not run: no {', '.join(lacks)}" for c, lacks in absent.items() if lacks
-                }
-                return [Row(c.name, c.group, said.get(c, problems[0])) for c in contestants]
+                return [
+                    Row(c.name, c.group, f"not run: no {', '.join(no)}" if no else problems[0])
+                    for c, no in absent.items()
+                ]
             contestants = tuple(
                 dataclasses.replace(c, settings=c.settings | {"weights": folder})
                 for c in contestants
@@ -1182,8 +1183,8 @@ def chosen(name: str, options: Options, only: str | None) -> list[Case]:
     """Return the cases of a suite with the contestants that ``only`` lets through."""
     cases = []
     for case in suite(name).cases(options):
-        members = (c for c in case.contestants)
-        kept = tuple(c for c in members if re.search(only or "", f"{name}/{case.name}/{c.name}"))
+        begin = f"{name}/{case.name}/"
+        kept = tuple(c for c in case.contestants if re.search(only or "", begin + c.name))
         if kept:
             rounds = options.rounds or case.rounds
             cases.append(dataclasses.replace(case, contestants=kept, rounds=rounds))
