@@ -8,11 +8,11 @@ example's head. TransformerEngine itself is not needed.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hfseq.errors import WeightsError
 from hfseq_plugins.fp8_encoder.modeling import (
@@ -48,12 +48,12 @@ def from_transformer_engine(params: Tree, config: Fp8EncoderConfig) -> dict[str,
     **Raises:** WeightsError that lists all parameters that are absent, left over or of another
     shape.
     """
-    reader = _Reader(_plain(params), config)
+    reader = _Reader(params, config)
     flat = {"embeddings/word_embeddings/embedding": reader.take("Embed_0/embedding")}
     for number in range(config.num_hidden_layers):
         flat |= {
             f"encoder/layer/{number}/{name}": value
-            for name, value in _layer(reader, f"TransformerLayer_{number}").items()
+            for name, value in reader.layer(f"TransformerLayer_{number}").items()
         }
     if config.final_norm:
         last = f"TransformerLayer_{config.num_hidden_layers - 1}/output_layernorm"
@@ -66,39 +66,7 @@ def from_transformer_engine(params: Tree, config: Fp8EncoderConfig) -> dict[str,
         for theirs, ours in HEAD.items():
             flat[f"classifier/{ours}/kernel"] = reader.take(f"{theirs}/kernel")
             flat[f"classifier/{ours}/bias"] = reader.take(f"{theirs}/bias", optional=True)
-    return _fitted(flat, kind, config, reader)
-
-
-def _layer(reader: _Reader, name: str) -> dict[str, np.ndarray | None]:
-    """Return one layer, by our names below ``encoder/layer/{i}``."""
-    config = reader.config
-    heads = config.num_attention_heads
-    scale = math.sqrt(config.hidden_size // heads)
-    block, mlp = f"{name}/attention", f"{name}/mlp"
-    fused = reader.take(f"{block}/qkv/kernel")
-    bias = reader.take(f"{block}/qkv/bias", optional=True)
-    wide = reader.take(f"{mlp}/wi_kernel")
-    wide_bias = reader.take(f"{mlp}/wi_bias", optional=True)
-    reader.expect_products(f"{block}/qkv/kernel", 3)
-    reader.expect_products(f"{mlp}/wi_kernel", 2 if config.gated_mlp else 1)
-    found = {
-        "attention/ln/scale": reader.take(f"{block}/qkv/scale"),
-        "attention/ln/bias": reader.take(f"{block}/qkv/ln_bias"),
-        "attention/output/dense/kernel": reader.take(f"{block}/out/kernel"),
-        "attention/output/dense/bias": reader.take(f"{block}/out/bias", optional=True),
-        "ln/scale": reader.take(f"{mlp}/scale"),
-        "ln/bias": reader.take(f"{mlp}/ln_bias"),
-        "output/dense/kernel": reader.take(f"{mlp}/wo_kernel"),
-        "output/dense/bias": reader.take(f"{mlp}/wo_bias", optional=True),
-    }
-    for place, part in enumerate(("query", "key", "value")):
-        factor = scale if part == "query" else 1.0
-        found[f"attention/self/{part}/kernel"] = _part(fused, place, factor)
-        found[f"attention/self/{part}/bias"] = _part(bias, place, factor)
-    for place, part in enumerate(("dense", "up") if config.gated_mlp else ("dense",)):
-        found[f"intermediate/{part}/kernel"] = _part(wide, place)
-        found[f"intermediate/{part}/bias"] = _part(wide_bias, place)
-    return found
+    return reader.fit(flat, kind)
 
 
 def _part(stacked: np.ndarray | None, place: int, factor: float = 1.0) -> np.ndarray | None:
@@ -111,9 +79,13 @@ def _part(stacked: np.ndarray | None, place: int, factor: float = 1.0) -> np.nda
 class _Reader:
     """A flat view of the foreign tree that notes what was read and what was absent."""
 
-    def __init__(self, flat: dict[str, np.ndarray], config: Fp8EncoderConfig):
-        self.flat, self.config = flat, config
-        self.unread, self.problems = set(flat), list[str]()
+    def __init__(self, params: Tree, config: Fp8EncoderConfig):
+        self.config = config
+        self.flat = {  # out of the boxes of logical partitioning
+            name: np.asarray(getattr(value, "value", value), np.float32)
+            for name, value in flatten_dict(params, sep="/").items()
+        }
+        self.unread, self.problems = set(self.flat), list[str]()
 
     def take(self, name: str, optional: bool = False) -> np.ndarray | None:
         """Return the parameter ``name``, or None where there is none."""
@@ -130,66 +102,65 @@ class _Reader:
                 f"{name} has the shape {shape}, expected (features, {count}, features)"
             )
 
+    def layer(self, name: str) -> dict[str, np.ndarray | None]:
+        """Return one layer, by our names below ``encoder/layer/{i}``."""
+        config = self.config
+        scale = math.sqrt(config.hidden_size // config.num_attention_heads)
+        block, mlp = f"{name}/attention", f"{name}/mlp"
+        fused = self.take(f"{block}/qkv/kernel")
+        bias = self.take(f"{block}/qkv/bias", optional=True)
+        wide = self.take(f"{mlp}/wi_kernel")
+        wide_bias = self.take(f"{mlp}/wi_bias", optional=True)
+        self.expect_products(f"{block}/qkv/kernel", 3)
+        self.expect_products(f"{mlp}/wi_kernel", 2 if config.gated_mlp else 1)
+        found = {
+            "attention/ln/scale": self.take(f"{block}/qkv/scale"),
+            "attention/ln/bias": self.take(f"{block}/qkv/ln_bias"),
+            "attention/output/dense/kernel": self.take(f"{block}/out/kernel"),
+            "attention/output/dense/bias": self.take(f"{block}/out/bias", optional=True),
+            "ln/scale": self.take(f"{mlp}/scale"),
+            "ln/bias": self.take(f"{mlp}/ln_bias"),
+            "output/dense/kernel": self.take(f"{mlp}/wo_kernel"),
+            "output/dense/bias": self.take(f"{mlp}/wo_bias", optional=True),
+        }
+        for place, part in enumerate(("query", "key", "value")):
+            factor = scale if part == "query" else 1.0
+            found[f"attention/self/{part}/kernel"] = _part(fused, place, factor)
+            found[f"attention/self/{part}/bias"] = _part(bias, place, factor)
+        for place, part in enumerate(("dense", "up") if config.gated_mlp else ("dense",)):
+            found[f"intermediate/{part}/kernel"] = _part(wide, place)
+            found[f"intermediate/{part}/bias"] = _part(wide_bias, place)
+        return found
 
-def _plain(params: Tree, prefix: str = "") -> dict[str, np.ndarray]:
-    """Flatten to ``a/b/c`` -> float32 array, out of the boxes of logical partitioning."""
-    flat: dict[str, np.ndarray] = {}
-    for name, value in params.items():
-        if isinstance(value, Mapping):
-            flat |= _plain(value, f"{prefix}{name}/")
-        else:
-            flat[prefix + name] = np.asarray(getattr(value, "value", value), np.float32)
-    return flat
-
-
-def _fitted(
-    flat: dict[str, np.ndarray | None],
-    kind: type[FlaxFp8EncoderPreTrainedModel],
-    config: Fp8EncoderConfig,
-    reader: _Reader,
-) -> dict[str, Any]:
-    """Nest ``flat`` as ``kind`` has it, with zeros for what only this model has."""
-    shapes = _shapes(kind(config, _do_init=False).params_shape_tree)
-    problems = reader.problems + [
-        f"{name} has no place in this configuration" for name in sorted(reader.unread)
-    ]
-    for name, value in flat.items():
-        expected = shapes.get(name)
-        if value is None:
-            continue
-        if expected is None:
-            if value.any():
-                problems.append(f"{name} is not zero, but this configuration has none")
-        elif value.shape != expected:
-            problems.append(f"{name} has the shape {value.shape}, expected {expected}")
-    if problems:
-        raise WeightsError(
-            "TransformerEngine's parameters do not fit the configuration:\n  "
-            + "\n  ".join(problems)
-        )
-    tree: dict[str, Any] = {}
-    for name, shape in shapes.items():
-        value = flat.get(name)
-        if value is None:
-            if re.match(r"pooler/", name):
+    def fit(
+        self, flat: dict[str, np.ndarray | None], kind: type[FlaxFp8EncoderPreTrainedModel]
+    ) -> dict[str, Any]:
+        """Nest ``flat`` as ``kind`` has it, with zeros for what only this model has."""
+        tree = kind(self.config, _do_init=False).params_shape_tree
+        shapes = {name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()}
+        problems = self.problems + [
+            f"{name} has no place in this configuration" for name in sorted(self.unread)
+        ]
+        for name, value in flat.items():
+            expected = shapes.get(name)
+            if value is None:
                 continue
-            value = np.zeros(shape, np.float32)
-        *above, leaf = name.split("/")
-        place = tree
-        for part in above:
-            place = place.setdefault(part, {})
-        place[leaf] = value
-    return tree
-
-
-def _shapes(tree: Tree, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= _shapes(value, f"{prefix}{name}/")
-        else:
-            found[prefix + name] = value.shape
-    return found
+            if expected is None:
+                if value.any():
+                    problems.append(f"{name} is not zero, but this configuration has none")
+            elif value.shape != expected:
+                problems.append(f"{name} has the shape {value.shape}, expected {expected}")
+        if problems:
+            raise WeightsError(
+                "TransformerEngine's parameters do not fit the configuration:\n  "
+                + "\n  ".join(problems)
+            )
+        values = {
+            name: np.zeros(shape, np.float32) if flat.get(name) is None else flat[name]
+            for name, shape in shapes.items()
+            if flat.get(name) is not None or not name.startswith("pooler/")
+        }
+        return unflatten_dict(values, sep="/")
 
 
 __all__ = ["from_transformer_engine"]

@@ -35,23 +35,20 @@ def check_call(
     Options may have been changed since the configuration was made, so they are checked again.
     """
     config.check()
-    problems = [*_wrong_pairs(given, state), *_wrong_shapes(given)]
+    problems = [*_wrong_inputs(given, bool(state))]
     problems += [] if not state else dict.fromkeys(_wrong_state(config, state, layout))
     if problems:
         raise UsageError("; ".join(problems))
 
 
-def _wrong_pairs(given: Mapping[str, Any], state: Mapping[str, Any] | None) -> Iterator[str]:
-    if state and given["segment_ids"] is not None:
+def _wrong_inputs(given: Mapping[str, Any], carries_on: bool) -> Iterator[str]:
+    if carries_on and given["segment_ids"] is not None:
         yield (
             "past_key_values carry one document on, segment_ids cut rows into several: give one of "
             "them, or reset_rows for rows that begin a new document"
         )
-    if given["reset_rows"] is not None and not state:
+    if given["reset_rows"] is not None and not carries_on:
         yield "reset_rows needs past_key_values: without a state every row is fresh"
-
-
-def _wrong_shapes(given: Mapping[str, Any]) -> Iterator[str]:
     ids = given["input_ids"]
     if ids is None or isinstance(ids, (str, list, tuple)):
         return  # the base class has its own messages for these
@@ -75,7 +72,12 @@ def _wrong_state(
     parts: dict[Path, dict[str, Any]] = {}
     for path, leaf in flatten_dict(dict(state)).items() if isinstance(state, Mapping) else ():
         parts.setdefault(path[:-1], {})[path[-1]] = leaf
-    if not parts or not all(map(_complete, parts.values())):
+    if not parts or any(
+        part.keys() != RANKS.keys()
+        # All axes, and either one of layers before them everywhere or none.
+        or {np.ndim(part[name]) - rank for name, rank in RANKS.items()} not in ({0}, {1})
+        for part in parts.values()
+    ):
         yield (
             "past_key_values is no state of a VQ Transformer: give init_cache(rows) or what a call "
             "returned"
@@ -88,29 +90,26 @@ def _wrong_state(
         return
     layers = config.num_hidden_layers
     deep = {len(part["position"]) if stacked else layers for part in parts.values()}
-    wanted = _paths(config, layout)
+    numbers = [()] if stacked else [(str(n),) for n in range(layers)]
+    names = ("attention", "attention_2") if config.gated else ("attention",)
+    wanted = {(*layout.root, "layers", *number, name) for number in numbers for name in names}
     if parts.keys() != wanted or deep != {layers}:
         yield (
             f"past_key_values was made for {_told(parts, deep, stacked)}, the model has "
             f"{_told(wanted, {layers}, stacked)}"
         )
     for part in parts.values():
-        yield from _wrong_sizes(config, part)
-
-
-def _complete(part: Mapping[str, Any]) -> bool:
-    """Tell whether an attention has all its entries, with their axes."""
-    if part.keys() != RANKS.keys():
-        return False
-    more = np.ndim(part["position"]) - RANKS["position"]
-    return more in (0, 1) and all(np.ndim(part[n]) == rank + more for n, rank in RANKS.items())
-
-
-def _paths(config: VQTransformerConfig, layout: Layout) -> set[Path]:
-    """Return where the model has attentions."""
-    numbers = [()] if layout.stacked else [(str(n),) for n in range(config.num_hidden_layers)]
-    names = ("attention", "attention_2") if config.gated else ("attention",)
-    return {(*layout.root, "layers", *number, name) for number in numbers for name in names}
+        key, value = np.shape(part["window_key"]), np.shape(part["window_value"])
+        sizes = {
+            "window_size": (key[-2], config.window_size),
+            "num_codes": (np.shape(part["cache_count"])[-1], config.num_codes),
+            "key heads": (key[-3], config.key_heads),
+            "head_dim": (key[-1], config.head_dim),
+            "value_dim": (value[-1], config.value_width),
+        }
+        for name, (given, size) in sizes.items():
+            if given != size:
+                yield f"past_key_values was made for {name}={given}, the model has {name}={size}"
 
 
 def _told(paths: Iterable[Path], deep: set[int], stacked: bool) -> str:
@@ -118,17 +117,3 @@ def _told(paths: Iterable[Path], deep: set[int], stacked: bool) -> str:
     some = named if len(named) < 3 else [named[0], "...", named[-1]]
     layers = f" in {'/'.join(map(str, sorted(deep)))} layers" if stacked else ""
     return f"{len(named)} attentions{layers} ({', '.join(some)})"
-
-
-def _wrong_sizes(config: VQTransformerConfig, part: Mapping[str, Any]) -> Iterator[str]:
-    key, value = np.shape(part["window_key"]), np.shape(part["window_value"])
-    sizes = {
-        "window_size": (key[-2], config.window_size),
-        "num_codes": (np.shape(part["cache_count"])[-1], config.num_codes),
-        "key heads": (key[-3], config.key_heads),
-        "head_dim": (key[-1], config.head_dim),
-        "value_dim": (value[-1], config.value_width),
-    }
-    for name, (found, wanted) in sizes.items():
-        if found != wanted:
-            yield f"past_key_values was made for {name}={found}, the model has {name}={wanted}"

@@ -35,23 +35,20 @@ def step(inputs: Inputs, terms: Terms, how: How, state: State) -> tuple[jax.Arra
     groups = [(own, inputs.value), (near, state.window_value)]
     if how.compressive:
         groups.append((cache_scores(content, state.cache_count, terms.codebook), state.cache_mean))
-    out = _mix(groups, inputs.value.dtype)
+    # One softmax over all groups; a window of nothing has none.
+    groups = [group for group in groups if group[0].shape[-1]]
+    top = functools.reduce(jnp.maximum, (score.max(-1, keepdims=True) for score, _ in groups))
+    weights = [jnp.exp(score - top) for score, _ in groups]
+    total = sum(weight.sum(-1, keepdims=True) for weight in weights)
+    parts = [
+        weigh(weight / total, value, inputs.value.dtype)
+        for weight, (_, value) in zip(weights, groups, strict=True)
+    ]
+    out = sum(parts[1:], parts[0])
     return out, _advance(inputs, state, real, codes, _zero(out))
 
 
 _dot = functools.partial(jnp.einsum, precision=EXACT)
-
-
-def _mix(groups: list[tuple[jax.Array, jax.Array]], dtype: jnp.dtype) -> jax.Array:
-    """One softmax over groups of (scores, values); groups may be empty."""
-    groups = [group for group in groups if group[0].shape[-1]]
-    top = groups[0][0].max(-1, keepdims=True)
-    for score, _ in groups[1:]:
-        top = jnp.maximum(top, score.max(-1, keepdims=True))
-    weights = [jnp.exp(score - top) for score, _ in groups]
-    total = sum(weight.sum(-1, keepdims=True) for weight in weights)
-    parts = [weigh(w / total, value, dtype) for w, (_, value) in zip(weights, groups, strict=True)]
-    return sum(parts[1:], parts[0])
 
 
 def _advance(inputs: Inputs, state: State, real: jax.Array, codes: int, after: jax.Array) -> State:

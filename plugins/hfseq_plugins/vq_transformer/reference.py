@@ -178,10 +178,23 @@ def _finish(
 ) -> Reference:
     """Check that every leaf found its place and nest what was found, in float32."""
     leaves.check()
+    # The last axis of what bears a name, where one option alone decides it.
+    columns = {
+        "q_proj": config.query_heads * config.head_dim,
+        "k_proj": config.key_heads * config.head_dim,
+        "v_proj": config.key_heads * config.value_width,
+        "o_proj": config.hidden_size,
+        "down_proj": config.hidden_size,
+        "embed_tokens": config.hidden_size,
+        "lm_head": config.vocab_size,
+        "lm_head_bias": config.vocab_size,
+        "counts": config.num_codes,
+    }
     wrong = [
-        f"'{name}' has {leaf.shape[-1]} columns and the configuration {size}"
+        f"'{name}' has {leaf.shape[-1]} columns and the configuration {columns[part]}"
         for name, leaf in (params | books).items()
-        if (size := _columns(config, name)) not in (None, leaf.shape[-1] if leaf.ndim else None)
+        for part in name.split("/")[-2:]
+        if part in columns and leaf.ndim and leaf.shape[-1] != columns[part]
     ]
     if wrong:
         raise UsageError("not a tree of the given configuration: " + "; ".join(wrong))
@@ -192,29 +205,21 @@ def _finish(
     return Reference(config, nest(params), {"codebook": nest(books)} if books else {})
 
 
-def _columns(config: VQTransformerConfig, name: str) -> int | None:
-    """Return the last axis of a leaf of ours, where one option alone decides it."""
-    end = name.rsplit("/", 2)
-    sizes = {
-        "q_proj": config.query_heads * config.head_dim,
-        "k_proj": config.key_heads * config.head_dim,
-        "v_proj": config.key_heads * config.value_width,
-        "o_proj": config.hidden_size,
-        "down_proj": config.hidden_size,
-        "embed_tokens": config.hidden_size,
-        "lm_head": config.vocab_size,
-    }
-    if end[-1] in ("counts", "lm_head_bias"):
-        return config.num_codes if end[-1] == "counts" else config.vocab_size
-    return sizes.get(end[-2]) if len(end) > 1 else None
-
-
 # -- the recurrent layout
 # ----------------------------------------------------------------------------------------
 
 
 def _convert_recurrent(leaves: _Leaves, options: Mapping[str, Any]) -> Reference:
-    config = _recurrent_config(options)
+    heads = options.get("n_head", 1)
+    config = VQTransformerConfig(
+        **_common(options, OPTIONS | RECURRENT_OPTIONS),
+        head_type="shga" if heads == 1 else "mhga",
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        stop_gradient_cache=not options.get("grad_thru_cache", True),
+        head_bias=True,
+    )
+    keys, values = config.key_heads * config.head_dim, config.key_heads * config.value_width
     params: dict[str, Any] = {}
     books: dict[str, Any] = {}
     for layer in range(config.num_hidden_layers):
@@ -222,7 +227,15 @@ def _convert_recurrent(leaves: _Leaves, options: Mapping[str, Any]) -> Reference
             theirs, ours = f"transformer_layers_{layer}/{scanned}", f"model/layers/{layer}/{name}"
             for own, other in RECURRENT.items():
                 params[f"{ours}/{own}"] = leaves.take(f"{theirs}/{other}")
-            params |= _split_fused(config, leaves.take(f"{theirs}/kvg_proj/kernel"), ours)
+            # Keys, values and gate, each by heads.
+            fused = leaves.take(f"{theirs}/kvg_proj/kernel")
+            if fused.shape[-1] not in (0, keys + 2 * values):
+                raise UsageError(
+                    f"kvg_proj has {fused.shape[-1]} columns; n_head={config.key_heads}, "
+                    f"d_k={config.head_dim} and d_v={config.value_width} need {keys + 2 * values}"
+                )
+            parts = np.split(fused, [keys, keys + values], axis=-1)
+            params |= {f"{ours}/{n}_proj/kernel": x for n, x in zip("kvg", parts, strict=True)}
             books |= _codebook(leaves, f"{theirs}/quantizer", ours)
     params["model/embed_tokens/embedding"] = leaves.take("token_embedder/embs")
     if config.absolute_positions:
@@ -238,38 +251,19 @@ def _convert_recurrent(leaves: _Leaves, options: Mapping[str, Any]) -> Reference
     return _finish(config, leaves, params, books)
 
 
-def _recurrent_config(options: Mapping[str, Any]) -> VQTransformerConfig:
-    found, heads = _common(options, OPTIONS | RECURRENT_OPTIONS), options.get("n_head", 1)
-    return VQTransformerConfig(
-        **found,
-        head_type="shga" if heads == 1 else "mhga",
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        stop_gradient_cache=not options.get("grad_thru_cache", True),
-        head_bias=True,
-    )
-
-
-def _split_fused(config: VQTransformerConfig, kernel: np.ndarray, ours: str) -> dict[str, Any]:
-    """Cut the columns of the fused projection: keys, values, gate, each by heads."""
-    keys = config.key_heads * config.head_dim
-    values = config.key_heads * config.value_width
-    if kernel.shape[-1] not in (0, keys + 2 * values):
-        raise UsageError(
-            f"kvg_proj has {kernel.shape[-1]} columns; n_head={config.key_heads}, "
-            f"d_k={config.head_dim} and d_v={config.value_width} need {keys + 2 * values}"
-        )
-    parts = np.split(kernel, [keys, keys + values], axis=-1)
-    return {f"{ours}/{n}_proj/kernel": part for n, part in zip("kvg", parts, strict=True)}
-
-
 # -- the stacked layout
 # ----------------------------------------------------------------------------------------
 
 
 def _convert_stacked(leaves: _Leaves, options: Mapping[str, Any]) -> Reference:
     config = _stacked_config(leaves, options)
-    _check_depth(leaves, config.num_hidden_layers)
+    depths = {leaf.shape[0] for name, leaf in leaves.flat.items() if name.startswith("stack/")}
+    if depths != {config.num_hidden_layers}:
+        raise UsageError(
+            "not a tree of the given configuration: its leaves have "
+            f"{' and '.join(map(str, sorted(depths)))} layers, n_layer is "
+            f"{config.num_hidden_layers}"
+        )
     gated = config.head_type == "shga"
     names = STACKED | ({"g_proj/kernel": "qkvg_producer/g_proj/kernel"} if gated else {})
     params: dict[str, Any] = {}
@@ -291,16 +285,6 @@ def _convert_stacked(leaves: _Leaves, options: Mapping[str, Any]) -> Reference:
     if config.head_bias:
         params["lm_head_bias"] = leaves.take("out_proj/bias")
     return _finish(config, leaves, params, books)
-
-
-def _check_depth(leaves: _Leaves, layers: int) -> None:
-    found = {leaf.shape[0] for n, leaf in leaves.flat.items() if n.startswith("stack/")}
-    if found != {layers}:
-        deep = " and ".join(map(str, sorted(found)))
-        raise UsageError(
-            f"not a tree of the given configuration: its leaves have {deep} layers, n_layer is "
-            f"{layers}"
-        )
 
 
 def _stacked_config(leaves: _Leaves, options: Mapping[str, Any]) -> VQTransformerConfig:

@@ -75,14 +75,29 @@ def attend(
 
     All axes of the mesh are divided here: XLA cannot divide scatters over the others by itself.
     """
-    split = _split(mesh, inputs)
+    split, ways = _split(mesh, inputs), _pieces(mesh)
 
     def local(
         inputs: Inputs, terms: Terms, state: State | None, lengths: jax.Array | None
     ) -> tuple[jax.Array, State | None]:
-        if _pieces(mesh) == 1:
+        """Attend with this device's piece; the state after the whole row comes out everywhere."""
+        if ways == 1:
             return attend_here(inputs, terms, how, state, lengths)
-        return _attend_piece(inputs, terms, how, state, lengths, _pieces(mesh))
+        here, tokens, codes = lax.axis_index(AXIS), inputs.code.shape[-1], terms.codebook.shape[1]
+        mine = None if lengths is None else jnp.clip(lengths - here * tokens, 0, tokens)
+        tape = Tape(inputs, codes, how, _window(inputs, how, codes, state, here, ways), mine)
+        tape.cache = _prefix(tape, None if state is None else state.cache, here)
+        out, cache = run(tape, terms, how)
+        if state is None:
+            return out, None
+        begun = state._replace(position=state.position + here * tokens)
+        last: Any = ways - 1 if lengths is None else jnp.maximum(lengths - 1, 0) // tokens
+
+        def of_last(leaf: jax.Array) -> jax.Array:
+            chosen = jnp.reshape(last == here, (-1, *(1,) * (leaf.ndim - 1)))
+            return lax.psum(jnp.where(chosen, leaf, jnp.zeros_like(leaf)), AXIS)
+
+        return out, State(*map(of_last, tape.end(begun, cache)))
 
     states = _specs(state, _STATE, split)
     call = jax.shard_map(
@@ -121,33 +136,6 @@ def _specs(
     return leaves._replace(**{name: _spec(kinds[name], split) for name in present})
 
 
-def _attend_piece(
-    inputs: Inputs, terms: Terms, how: How, state: State | None, lengths: jax.Array | None,
-    ways: int,
-) -> tuple[jax.Array, State | None]:  # fmt: skip
-    """Attend with this device's piece; the state after the whole row comes out everywhere."""
-    here, tokens, codes = lax.axis_index(AXIS), inputs.code.shape[-1], terms.codebook.shape[1]
-    mine = None if lengths is None else jnp.clip(lengths - here * tokens, 0, tokens)
-    tape = Tape(inputs, codes, how, _window(inputs, how, codes, state, here, ways), mine)
-    tape.cache = _prefix(tape, None if state is None else state.cache, here)
-    out, cache = run(tape, terms, how)
-    if state is None:
-        return out, None
-    begun = state._replace(position=state.position + here * tokens)
-    last: Any = ways - 1 if lengths is None else jnp.maximum(lengths - 1, 0) // tokens
-    return out, _of_device(tape.end(begun, cache), last == here)
-
-
-def _of_device(state: State, rows: jax.Array) -> State:
-    """Give every device the rows (B,) of the state from the one where they are True."""
-
-    def pick(leaf: jax.Array) -> jax.Array:
-        chosen = jnp.reshape(rows, (-1, *(1,) * (leaf.ndim - 1)))
-        return lax.psum(jnp.where(chosen, leaf, jnp.zeros_like(leaf)), AXIS)
-
-    return State(*map(pick, state))
-
-
 # -- what comes from the left
 # ---------------------------------------------------------------------------------------
 
@@ -156,14 +144,30 @@ def _window(
     inputs: Inputs, how: How, codes: int, state: State | None, here: jax.Array, ways: int
 ) -> Past:
     """Return the M tokens before this piece; the cache is still to be found."""
-    batch, heads, tokens = inputs.code.shape
+    batch, heads, _ = inputs.code.shape
     before: tuple[Any, ...] = (None, None, None) if state is None else in_order(state)
 
     def of(x: jax.Array, earlier: jax.Array | None, fill: int, axis: int) -> jax.Array:
         if earlier is None:
             shape = (*x.shape[:axis], how.window, *x.shape[axis + 1 :])
             earlier = jnp.full(shape, fill, x.dtype)
-        return _halo(x, earlier.astype(x.dtype), fill, axis, here, ways)
+        if not how.window:
+            return earlier.astype(x.dtype)
+        # The pieces to the left, as many as the window reaches; before them the row's beginning.
+        tokens = x.shape[axis]
+        hops = math.ceil(how.window / tokens)
+        unit = how.window if hops == 1 else tokens
+        sizes = [(0, 0)] * x.ndim
+        sizes[axis] = (hops * unit - how.window, 0)
+        padded = jnp.pad(earlier.astype(x.dtype), sizes, constant_values=fill)
+        tail = lax.slice_in_dim(x, tokens - unit, None, axis=axis)
+        parts = []
+        for hop in range(hops, 0, -1):
+            start = jnp.clip(hops - hop + here, 0, hops - 1) * unit
+            known = lax.dynamic_slice_in_dim(padded, start, unit, axis=axis)
+            parts.append(jnp.where(here < hop, known, _shift(tail, hop, ways)))
+        joined = jnp.concatenate(parts, axis)
+        return lax.slice_in_dim(joined, hops * unit - how.window, None, axis=axis)
 
     segment, following = inputs.segment, None
     if segment is not None:
@@ -183,28 +187,6 @@ def _window(
     )
 
 
-def _halo(
-    x: jax.Array, earlier: jax.Array, fill: int, axis: int, here: jax.Array, ways: int
-) -> jax.Array:
-    """Return what lies before the piece ``x``, as long as ``earlier``, which begins the row."""
-    window, tokens = earlier.shape[axis], x.shape[axis]
-    if not window:
-        return earlier
-    hops = math.ceil(window / tokens)
-    unit = window if hops == 1 else tokens
-    sizes = [(0, 0)] * x.ndim
-    sizes[axis] = (hops * unit - window, 0)
-    padded = jnp.pad(earlier, sizes, constant_values=fill)
-    tail = lax.slice_in_dim(x, tokens - unit, None, axis=axis)
-    parts = []
-    for hop in range(hops, 0, -1):
-        start = jnp.clip(hops - hop + here, 0, hops - 1) * unit
-        known = lax.dynamic_slice_in_dim(padded, start, unit, axis=axis)
-        parts.append(jnp.where(here < hop, known, _shift(tail, hop, ways)))
-    joined = jnp.concatenate(parts, axis)
-    return lax.slice_in_dim(joined, hops * unit - window, None, axis=axis)
-
-
 def _shift(x: jax.Array, places: int, ways: int) -> jax.Array:
     """Send ``x`` so many devices to the right; 0 comes where nothing does."""
     pairs = [(i, i + places) for i in range(ways) if 0 <= i + places < ways]
@@ -216,7 +198,9 @@ def _prefix(tape: Tape, start: Cache | None, here: jax.Array) -> Cache:
 
     Of packed rows only what belongs to the document that the piece begins with.
     """
-    value, code = (_in_a_row(leaf) for leaf in tape.leaving())
+    # Blocks (R, B, H, L, ...) side by side: (B, H, R * L, ...).
+    leaving = (jnp.moveaxis(leaf, 0, 2) for leaf in tape.leaving())
+    value, code = (x.reshape(*x.shape[:2], -1, *x.shape[4:]) for x in leaving)
     first = tape.first_segments()
     if first is not None and tape.segment is not None:
         own = tape.segment[:, : code.shape[-1]] == first[-1][:, None]
@@ -231,9 +215,3 @@ def _prefix(tape: Tape, start: Cache | None, here: jax.Array) -> Cache:
     shares = counts / jnp.maximum(count, 1)
     before = Cache((shares[..., None] * totals.mean).sum(0), count)
     return before if start is None else merge(start, before)
-
-
-def _in_a_row(x: jax.Array) -> jax.Array:
-    """Put blocks (R, B, H, L, ...) side by side: (B, H, R * L, ...)."""
-    x = jnp.moveaxis(x, 0, 2)
-    return x.reshape(*x.shape[:2], -1, *x.shape[4:])

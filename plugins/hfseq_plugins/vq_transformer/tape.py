@@ -83,7 +83,15 @@ def mix(block: Block, cache: Cache, terms: Terms, how: How) -> jax.Array:
     content = block.query + terms.content
     near = jnp.einsum("bhglk,bhck->bhglc", content, block.key, precision=EXACT)
     near += window_scores(block.query + terms.position, terms.relative)
-    near = jnp.where(_visible(block, terms.codebook.shape[1], how), near, LOWEST)
+    # Which of the M + L keys each of the L queries sees: (B, L, M + L).
+    rows, columns = jnp.arange(content.shape[-2])[:, None], jnp.arange(block.code.shape[-1])
+    seen = columns <= rows + how.window
+    if not how.compressive:
+        seen &= columns >= rows
+    seen = seen[None] & (block.code[:, 0, None] < terms.codebook.shape[1])
+    if block.segment is not None:
+        seen &= block.segment[:, how.window :, None] == block.segment[:, None]
+    near = jnp.where(seen[:, None, None], near, LOWEST)
     top = near.max(-1, keepdims=True)
     far = None
     if how.compressive:
@@ -117,19 +125,6 @@ def cache_scores(content: jax.Array, count: jax.Array, codebook: jax.Array) -> j
     bonus = jnp.where(count > 0, jnp.log(jnp.maximum(count, 1).astype(jnp.float32)), LOWEST)
     scores = jnp.einsum("bhglk,hsk->bhgls", content, codebook, precision=EXACT)
     return scores + bonus[:, :, None, None]
-
-
-def _visible(block: Block, codes: int, how: How) -> jax.Array:
-    """Tell which of the M + L keys each of the L queries sees: (B, 1, 1, L, M + L)."""
-    length, width = block.query.shape[-2], block.code.shape[-1]
-    rows, columns = jnp.arange(length)[:, None], jnp.arange(width)
-    seen = columns <= rows + how.window
-    if not how.compressive:
-        seen &= columns >= rows
-    seen = seen[None] & (block.code[:, 0, None] < codes)
-    if block.segment is not None:
-        seen &= block.segment[:, how.window :, None] == block.segment[:, None]
-    return seen[:, None, None]
 
 
 # -- a call of many tokens
