@@ -64,10 +64,6 @@ _PART: Rule = (lambda x: _is_number(x) and 0 < x <= 1, "above 0 and at most 1")
 _CUTOFF: Rule = (lambda x: _is_number(x) and 0 < x < 1, "between 0 and 1")
 
 
-def _read_tokens(name: str, value: Any) -> Tokens:
-    return token_ids(name, value)
-
-
 def _read_sequences(name: str, value: Any) -> tuple[Tokens, ...]:
     rows = list(value) if isinstance(value, (list, tuple)) else []
     if not rows or any(not isinstance(row, (list, tuple)) or not row for row in rows):
@@ -76,15 +72,6 @@ def _read_sequences(name: str, value: Any) -> tuple[Tokens, ...]:
             "such as [[13], [198, 198]]"
         )
     return tuple(token_ids(name, tuple(row)) for row in rows)
-
-
-def _suppress_at_begin(tokens: Tokens, options: Options, operands: Operands) -> Processor:
-    begin = operands.prompt_length
-    if options.forced_bos_token_id is not None:
-        begin = begin + jnp.where(begin > 1, 0, 1)
-    if options.forced_decoder_ids:
-        begin = begin + options.forced_decoder_ids[-1][0]
-    return p.FlaxSuppressTokensAtBeginLogitsProcessor(tokens, begin)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +181,7 @@ class Options:
         processor=lambda value, o, x: p.FlaxForcedBOSTokenLogitsProcessor(value),
     )  # fmt: skip
     forced_eos_token_id: Tokens | None = _option(
-        None, "the last token where `max_length` is reached", read=_read_tokens,
+        None, "the last token where `max_length` is reached", read=token_ids,
         processor=lambda value, o, x: p.FlaxForcedEOSTokenLogitsProcessor(x.stop_length, value),
     )  # fmt: skip
     remove_invalid_values: bool = _option(
@@ -209,12 +196,15 @@ class Options:
         ),
     )  # fmt: skip
     suppress_tokens: Tokens | None = _option(
-        None, "tokens that must not come", read=_read_tokens,
+        None, "tokens that must not come", read=token_ids,
         processor=lambda value, o, x: p.FlaxSuppressTokensLogitsProcessor(value),
     )  # fmt: skip
     begin_suppress_tokens: Tokens | None = _option(
-        None, "tokens that must not come first", read=_read_tokens, processor=_suppress_at_begin
-    )
+        None, "tokens that must not come first", read=token_ids,
+        processor=lambda value, o, x: p.FlaxSuppressTokensAtBeginLogitsProcessor(
+            value, o.first_free(x.prompt_length)
+        ),
+    )  # fmt: skip
     forced_decoder_ids: tuple[tuple[int, int | None], ...] | None = _option(
         None, "tokens that must come: pairs (place, token)",
         differs="an option of Transformers 4 only",
@@ -229,7 +219,7 @@ class Options:
     )  # fmt: skip
     output_logits: bool = _option(False, "keep the scores of each step before the processors")
     pad_token_id: int | None = _option(None, "fills rows that have ended; by default the first end")
-    eos_token_id: Tokens = _option((), "what ends a row: one token or several", read=_read_tokens)
+    eos_token_id: Tokens = _option((), "what ends a row: one token or several", read=token_ids)
     stop_token_sequences: tuple[Tokens, ...] = _option(
         (), "stop after any of these lists of tokens: `[[13], [198, 198]]`",
         differs="PyTorch has it not", read=_read_sequences,
@@ -239,6 +229,15 @@ class Options:
     def rows_per_input(self) -> int:
         """Rows that decoding needs for each row of the input."""
         return self.num_beams if self.num_beams > 1 else self.num_return_sequences
+
+    def first_free(self, prompt_length: Length) -> Length:
+        """Return where the first token comes that no option forces."""
+        begin = prompt_length
+        if self.forced_bos_token_id is not None:
+            begin = begin + jnp.where(begin > 1, 0, 1)
+        if self.forced_decoder_ids:
+            begin = begin + self.forced_decoder_ids[-1][0]
+        return begin
 
     def check(self, vocab_size: int) -> None:
         """Raise one UsageError that lists the values and combinations that cannot work."""

@@ -229,8 +229,25 @@ def merge(
     from transformers import GenerationConfig
 
     held = model.generation_config or GenerationConfig()
-    if given is None and getattr(held, "_from_model_config", False):
-        held = _follow_model_config(model, held)
+    made = given is None and getattr(held, "_from_model_config", False)
+    if made and getattr(held, "_original_object_hash", None) == hash(held):
+        edits = {
+            name: value
+            for name, known in vars(held).items()
+            if not name.startswith("_") and name not in _NOT_EDITS
+            if (value := getattr(model.config, name, known)) != known
+            if value is not None or name.endswith("token_id")
+        }
+        if edits:
+            logger.warning(
+                "You have modified the pretrained model configuration to control generation (%s). "
+                "This is a deprecated strategy: change model.generation_config instead.",
+                ", ".join(edits),
+            )
+            held = copy.deepcopy(held)
+            held.update(**edits)
+            held._original_object_hash = hash(held)
+            model.generation_config = held
     config = GenerationConfig() if given is None else copy.deepcopy(given)
     explicit = {name for name, value in vars(config).items() if value is not None} | set(kwargs)
     config.update(**held.to_dict(), defaults_only=True, allow_custom_entries=True)
@@ -250,31 +267,6 @@ def merge(
     if problems:
         raise UsageError("generate: " + "; ".join(problems))
     return config, rest, default_length
-
-
-def _follow_model_config(model: GenerativeModel, held: GenerationConfig) -> GenerationConfig:
-    """Return ``held`` with what was changed in ``model.config`` since it was made."""
-    if getattr(held, "_original_object_hash", None) != hash(held):
-        return held
-    edits = {
-        name: value
-        for name, known in vars(held).items()
-        if not name.startswith("_") and name not in _NOT_EDITS
-        if (value := getattr(model.config, name, known)) != known
-        if value is not None or name.endswith("token_id")
-    }
-    if not edits:
-        return held
-    logger.warning(
-        "You have modified the pretrained model configuration to control generation (%s). This is "
-        "a deprecated strategy: change model.generation_config instead.",
-        ", ".join(edits),
-    )
-    fresh = copy.deepcopy(held)
-    fresh.update(**edits)
-    fresh._original_object_hash = hash(fresh)
-    model.generation_config = fresh
-    return fresh
 
 
 def check_class(model: GenerativeModel) -> None:
@@ -612,7 +604,36 @@ class StopStrings:
     """
 
     def __init__(self, vocabulary: Sequence[str], strings: Sequence[str]):
-        self.tables = [_tables(string, vocabulary) for string in strings]
+        #: For each string (states, tokens): the state after a token, whether it completed a match.
+        self.tables: list[tuple[np.ndarray, np.ndarray]] = []
+        for string in strings:
+            letters = sorted(set(string))
+            # How much of the string ends the text after a letter; last any other letter.
+            moves = np.zeros((len(string) + 1, len(letters) + 1), np.int32)
+            for state in range(len(string) + 1):
+                for place, letter in enumerate(letters):
+                    text = string[:state] + letter
+                    sizes = range(min(len(text), len(string)), 0, -1)
+                    moves[state, place] = next((n for n in sizes if text.endswith(string[:n])), 0)
+            longest = max(map(len, vocabulary), default=0)
+            # Letter numbers of each token; len(letters): any other letter, -1: past the end.
+            codes = np.full((len(vocabulary), longest), -1, np.int32)
+            number = {letter: place for place, letter in enumerate(letters)}
+            for row, text in enumerate(vocabulary):
+                codes[row, : len(text)] = [number.get(letter, len(letters)) for letter in text]
+            states = np.repeat(np.arange(len(string))[:, None], len(vocabulary), axis=1)
+            hits = np.zeros(states.shape, bool)
+            for place in range(longest):
+                code = codes[None, :, place]
+                arrived = np.where(code >= 0, moves[states, np.maximum(code, 0)], states)
+                hits |= (arrived == len(string)) & (code >= 0)
+                states = arrived
+            # After a match goes on the longest proper prefix of the string that also ends it.
+            border = next(
+                (n for n in range(len(string) - 1, 0, -1) if string.endswith(string[:n])), 0
+            )
+            following = np.where(states == len(string), border, states)
+            self.tables.append((following.astype(np.int32), hits))
 
     def __call__(self, input_ids: jax.Array, cur_len: Length) -> jax.Array:
         """Read the last tokens of the first ``cur_len`` columns of ``input_ids``."""
@@ -631,32 +652,3 @@ class StopStrings:
                 state = jnp.where(inside, following[state, token], 0)
             ended |= hit
         return ended
-
-
-def _tables(string: str, vocabulary: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (states, tokens) tables: the state after a token, and whether it completed a match."""
-    letters = sorted(set(string))
-    # How much of the string ends the text after a letter; the last column is any other letter.
-    moves = np.zeros((len(string) + 1, len(letters) + 1), np.int32)
-    for state in range(len(string) + 1):
-        for place, letter in enumerate(letters):
-            text = string[:state] + letter
-            sizes = range(min(len(text), len(string)), 0, -1)
-            moves[state, place] = next((n for n in sizes if text.endswith(string[:n])), 0)
-    longest = max(map(len, vocabulary), default=0)
-    # Letter numbers of each token; len(letters): any other letter, -1: past the end.
-    codes = np.full((len(vocabulary), longest), -1, np.int32)
-    number = {letter: place for place, letter in enumerate(letters)}
-    for row, text in enumerate(vocabulary):
-        codes[row, : len(text)] = [number.get(letter, len(letters)) for letter in text]
-    states = np.repeat(np.arange(len(string))[:, None], len(vocabulary), axis=1)
-    hits = np.zeros(states.shape, bool)
-    for place in range(longest):
-        code = codes[None, :, place]
-        arrived = np.where(code >= 0, moves[states, np.maximum(code, 0)], states)
-        hits |= (arrived == len(string)) & (code >= 0)
-        states = arrived
-    # After a match goes on the longest proper prefix of the string that also ends it.
-    border = next((n for n in range(len(string) - 1, 0, -1) if string.endswith(string[:n])), 0)
-    following = np.where(states == len(string), border, states)
-    return following.astype(np.int32), hits

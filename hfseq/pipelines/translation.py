@@ -446,7 +446,7 @@ class Translator:
                 line.warnings += [one.warning] if one.warning else []
                 parts += [_Part(number, piece, ids) for piece, ids in enumerate(one.parts)]
             done: dict[tuple[int, int], list[Hypothesis]] = {}
-            for batch in _batches(parts, self.batch_size):
+            for batch in self._batches(parts):
                 for part, result in zip(batch, self._survive(batch, params), strict=True):
                     if isinstance(result, str):
                         window[part.line].error = result
@@ -472,6 +472,19 @@ class Translator:
         for window in windows(lines, self.window, self.batch_size, pause):
             yield from self.translate(window, params, first)
             first += len(window)
+
+    def _batches(self, parts: list[_Part]) -> Iterator[list[_Part]]:
+        """Yield parts of similar length together, the longest first, so that memory fails early."""
+        batch: list[_Part] = []
+        for part in sorted(parts, key=lambda part: -len(part.ids)):
+            # One long line must not make 31 short ones as wide, and as long to decode.
+            lonely = batch and 2 * bucket(len(part.ids)) <= bucket(len(batch[0].ids))
+            if len(batch) == self.batch_size or lonely:
+                yield batch
+                batch = []
+            batch.append(part)
+        if batch:
+            yield batch
 
     def _survive(
         self, batch: list[_Part], params: Mapping[str, Any] | None
@@ -547,20 +560,6 @@ class Translator:
             score = sum(scores) / len(scores) if scores else None
             joined.append(Hypothesis(text.strip(), score, all(one.ended for one in ranked)))
         return joined
-
-
-def _batches(parts: list[_Part], size: int) -> Iterator[list[_Part]]:
-    """Yield parts of similar length together, the longest first, so that memory fails early."""
-    batch: list[_Part] = []
-    for part in sorted(parts, key=lambda part: -len(part.ids)):
-        # One long line must not make 31 short ones as wide, and as long to decode.
-        lonely = batch and 2 * bucket(len(part.ids)) <= bucket(len(batch[0].ids))
-        if len(batch) == size or lonely:
-            yield batch
-            batch = []
-        batch.append(part)
-    if batch:
-        yield batch
 
 
 def _distribute(ids: np.ndarray, params: Mapping[str, Any] | None) -> np.ndarray | jax.Array:
