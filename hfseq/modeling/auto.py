@@ -140,23 +140,22 @@ def _load_config(
             refuse_untrusted_config(stored, trust["trust_remote_code"], str(source))
             made, unused = AutoConfig.from_pretrained(source, **hub, **trust, **kwargs)
         else:
-            made, unused = _native_config(name, stored, native, kwargs)
+            if not isinstance(native, dict) or not isinstance(native.get("model_type"), str):
+                raise CheckpointError(
+                    f"{name}/config.json: 'hfseq' is {native!r}, without a model_type"
+                )
+            try:
+                spec = plugins.load().architectures.get(native["model_type"])
+            except UsageError as error:
+                raise UsageError(
+                    f"{name}/config.json names a native architecture: {error}"
+                ) from None
+            # It is stored as its stock twin.
+            made, unused = spec.load_config().from_dict(
+                native_description(stored), return_unused_kwargs=True, **kwargs
+            )
     configs.check_numbers(made, str(source))
     return made, unused
-
-
-def _native_config(
-    name: str, stored: dict[str, Any], native: object, kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Build the native configuration of a checkpoint that is stored as its stock twin."""
-    if not isinstance(native, dict) or not isinstance(native.get("model_type"), str):
-        raise CheckpointError(f"{name}/config.json: 'hfseq' is {native!r}, without a model_type")
-    try:
-        spec = plugins.load().architectures.get(native["model_type"])
-    except UsageError as error:
-        raise UsageError(f"{name}/config.json names a native architecture: {error}") from None
-    described = native_description(stored)
-    return spec.load_config().from_dict(described, return_unused_kwargs=True, **kwargs)
 
 
 def _auto_class(task: str) -> type[_FlaxAutoModel]:

@@ -43,28 +43,6 @@ def _accepts(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _from_lists(name: str, value: Input) -> Any:
-    """Make an array of nested lists of numbers."""
-    if isinstance(value, (str, bytes)):
-        raise TypeError(f"{name} must be an array of numbers, not text: call the tokenizer first")
-    if not isinstance(value, (list, tuple)) or not value or isinstance(value[0], jax.Array):
-        return value
-    try:
-        return np.asarray(value)
-    except ValueError:
-        raise UsageError(
-            f"{name} has rows of different lengths: pad them (tokenizer(texts, padding=True, "
-            'return_tensors="np")) and pass the attention_mask too'
-        ) from None
-
-
-def _cast(value: Any) -> Any:
-    """Cast integers to int32, as v4 did; leave tracers' and floats' types alone."""
-    if jnp.issubdtype(getattr(value, "dtype", float), jnp.integer):
-        return jnp.asarray(value, jnp.int32)
-    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
-
-
 _NO_PARAMS = (
     "`params` cannot be {} when the model is created with `_do_init=False`: it holds none. Keep "
     "them outside and pass them, `model(..., params=params)`; `model.init_weights(rng)` makes them"
@@ -424,10 +402,28 @@ class FlaxModel(FlaxGenerationMixin):
         self, inputs: dict[str, Any], flags: dict[str, bool], method: str
     ) -> dict[str, Any]:
         taken, owner = self._accepted[method], type(self).__name__
-        given = {n: _from_lists(n, value) for n, value in inputs.items() if value is not None}
-        for name in {"input_ids", "decoder_input_ids"} & given.keys():
-            self._check_ids(name, given[name])
-        wanted = {name: _cast(value) for name, value in given.items()}
+        wanted: dict[str, Any] = {}
+        for name, value in inputs.items():
+            if value is None:
+                continue
+            if isinstance(value, (str, bytes)):
+                raise TypeError(
+                    f"{name} must be an array of numbers, not text: call the tokenizer first"
+                )
+            if isinstance(value, (list, tuple)) and value and not isinstance(value[0], jax.Array):
+                try:
+                    value = np.asarray(value)
+                except ValueError:
+                    raise UsageError(
+                        f"{name} has rows of different lengths: pad them (tokenizer(texts, "
+                        'padding=True, return_tensors="np")) and pass the attention_mask too'
+                    ) from None
+            if name in ("input_ids", "decoder_input_ids"):
+                self._check_ids(name, value)
+            # Integers become int32, as in v4; types of tracers and floats stay.
+            if jnp.issubdtype(getattr(value, "dtype", float), jnp.integer):
+                value = jnp.asarray(value, jnp.int32)
+            wanted[name] = jnp.asarray(value) if isinstance(value, np.ndarray) else value
         wanted |= {name: flag for name, flag in flags.items() if flag or self.takes(name, method)}
         if unknown := [name for name in wanted if not _accepts(taken, name)]:
             raise TypeError(f"{owner} takes no {', '.join(sorted(unknown))}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import jax
@@ -70,7 +69,13 @@ def relative_position_bias(
     distances = jnp.arange(queries + keys) - (queries - 1) - start
     half = table.shape[0] // 2 if bidirectional else table.shape[0]
     apart = jnp.abs(distances) if bidirectional else jnp.maximum(-distances, 0)
-    buckets = jnp.asarray(_bucket_table(half, max_distance))[jnp.minimum(apart, max_distance)]
+    # The bucket of every distance, by NumPy: rounded as PyTorch does.
+    exact, known = half // 2, np.arange(max_distance + 1)
+    octaves = np.log(np.maximum(known, 1).astype(np.float32) / np.float32(exact))
+    octaves /= np.float32(math.log(max_distance / exact))
+    far = np.minimum(exact + (octaves * np.float32(half - exact)).astype(np.int32), half - 1)
+    bucket_of = np.where(known < exact, known, far).astype(np.int32)
+    buckets = jnp.asarray(bucket_of)[jnp.minimum(apart, max_distance)]
     if bidirectional:
         buckets = buckets + jnp.where(distances > 0, half, 0)
     heads, width = table.shape[1], queries + keys
@@ -78,14 +83,3 @@ def relative_position_bias(
     rows = jnp.broadcast_to(diagonals, (heads, queries, width)).reshape(heads, queries * width)
     shifted = rows[:, : queries * (width - 1)].reshape(heads, queries, width - 1)
     return shifted[None, :, :, queries - 1 :]
-
-
-@functools.cache
-def _bucket_table(buckets: int, max_distance: int) -> np.ndarray:
-    """Return the bucket of every distance up to ``max_distance``, rounded as PyTorch does."""
-    exact = buckets // 2
-    distances = np.arange(max_distance + 1)
-    scale = np.float32(math.log(max_distance / exact))
-    octaves = np.log(np.maximum(distances, 1).astype(np.float32) / np.float32(exact)) / scale
-    far = np.minimum(exact + (octaves * np.float32(buckets - exact)).astype(np.int32), buckets - 1)
-    return np.where(distances < exact, distances, far).astype(np.int32)

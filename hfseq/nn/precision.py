@@ -170,6 +170,7 @@ def low_precision_dot_general(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _product(x: jax.Array, w: jax.Array, axis: int, flatten: bool) -> jax.Array:
+    """Multiply; ``flatten`` unless rows split by their length would have to be gathered for it."""
     return _contract(x, w.astype(x.dtype), x.ndim - 1, axis)
 
 
@@ -179,28 +180,21 @@ def _product_backward(
     x, w = saved
     g = g.astype(x.dtype)
     dx = _contract(g, w.astype(x.dtype), g.ndim - 1, 1 - axis)
-    rows, columns = _factors(flatten, *((x, g) if axis == 0 else (g, x)))
+    factors = [x, g] if axis == 0 else [g, x]
+    if jax.default_backend() == "cpu":
+        # The barrier keeps what made a factor out of the product, where it would be repeated
+        # element by transposed element. With one leading axis float32 needs no transposed copy;
+        # half types reach the matrix units only with two.
+        for index, part in enumerate(factors):
+            part = lax.optimization_barrier(part)
+            flat = flatten and part.dtype == jnp.float32
+            factors[index] = part.reshape(-1, part.shape[-1]) if flat else part
+    rows, columns = factors
     batch = tuple(range(rows.ndim - 1))
     dw = lax.dot_general(
         rows, columns, ((batch, batch), ((), ())), preferred_element_type=jnp.float32
     )
     return dx, dw.astype(w.dtype)
-
-
-def _factors(flatten: bool, *parts: jax.Array) -> Iterator[jax.Array]:
-    """Lay out the factors of a weight's gradient as XLA's CPU kernels want them; nothing elsewhere.
-
-    The barrier keeps what made a factor out of the product, where it would be repeated element by
-    transposed element. With one leading axis float32 needs no transposed copy (``flatten``: where
-    rows that are split by their length would have to be gathered for it, it is not made); half
-    types reach the matrix units only with two.
-    """
-    for part in parts:
-        if jax.default_backend() == "cpu":
-            part = lax.optimization_barrier(part)
-            if flatten and part.dtype == jnp.float32:
-                part = part.reshape(-1, part.shape[-1])
-        yield part
 
 
 @jax.custom_vjp

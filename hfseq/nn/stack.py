@@ -32,6 +32,19 @@ Call = Callable[[nnx.Module, jax.Array, int | jax.Array, Slices], tuple[jax.Arra
 Stacked = tuple[jax.Array, tuple[Any, ...], tuple[jax.Array, ...] | None]
 
 
+class Run(NamedTuple):
+    """Layers that are scanned together: ``period`` of them, from number ``first``, repeated."""
+
+    first: int
+    period: int
+    repeats: int
+
+    def numbers(self, position: int) -> range:
+        """Return the numbers of the layers at ``position`` of the pattern."""
+        first = self.first + position
+        return range(first, first + self.period * self.repeats, self.period)
+
+
 class Layers(nnx.List):
     """A list of layers, as the checkpoint numbers them.
 
@@ -48,18 +61,41 @@ class Layers(nnx.List):
         super().__init__(layers)
         self.shared = tuple(shared)
 
-
-class Run(NamedTuple):
-    """Layers that are scanned together: ``period`` of them, from number ``first``, repeated."""
-
-    first: int
-    period: int
-    repeats: int
-
-    def numbers(self, position: int) -> range:
-        """Return the numbers of the layers at ``position`` of the pattern."""
-        first = self.first + position
-        return range(first, first + self.period * self.repeats, self.period)
+    def runs(self, path: str) -> list[Run]:
+        """Cut the layers, which are at ``path``, into runs so that the fewest are compiled."""
+        parts = [_parts(layer, self.shared) for layer in self]
+        kinds: list[int] = []  # of each layer, the number of the first one that is like it
+        for number, own in enumerate(parts):
+            like = (
+                n for n in range(number) if kinds[n] == n and _difference(parts[n], own) is None
+            )
+            kinds.append(next(like, number))
+        count = len(kinds)
+        best: list[tuple[int, list[Run]]] = [(0, [])] * (count + 1)  # of the layers from each on
+        for first in reversed(range(count)):
+            options: list[tuple[int, list[Run]]] = []
+            for period in range(1, count - first + 1):
+                pattern = kinds[first : first + period]
+                for repeats in range(1, (count - first) // period + 1):
+                    end = first + period * repeats
+                    if kinds[end - period : end] != pattern:
+                        break
+                    if repeats > 1 or period == 1:
+                        cost, rest = best[end]
+                        options.append((period + cost, [Run(first, period, repeats), *rest]))
+            # (of equals the one with the fewest runs, and the longest first run)
+            best[first] = min(
+                options,
+                key=lambda made: (made[0], len(made[1]), -made[1][0].period * made[1][0].repeats),
+            )
+        cost, runs = best[0]
+        if cost == count > 1:
+            raise UsageError(
+                f"scan_layers: no two layers of {path} can be scanned together; layer 1 differs "
+                f"from layer 0 in {_difference(parts[0], parts[1])}. Run it without scan_layers, "
+                "or with more layers if its pattern is longer"
+            )
+        return runs
 
 
 class Stacks(nnx.List):
@@ -84,7 +120,7 @@ def stack_layers(module: nnx.Module) -> None:
         if isinstance(child, Layers)
     ]
     for parent, name, layers, path in lists:
-        runs = _runs(layers, path)
+        runs = layers.runs(path)
         stacks = [
             _stack([layers[number] for number in run.numbers(position)], path)
             for run in runs
@@ -126,41 +162,6 @@ def _stack(layers: Sequence[nnx.Module], path: str) -> nnx.Module:
     layer = nnx.merge(graphs[0], nnx.from_flat_state(stacked.items()))
     layer.num_stacked = len(layers)
     return layer
-
-
-def _runs(layers: Layers, path: str) -> list[Run]:
-    """Cut ``layers`` into runs, so that as few layers as possible are compiled."""
-    parts = [_parts(layer, layers.shared) for layer in layers]
-    kinds: list[int] = []  # of each layer, the number of the first one that is like it
-    for number, own in enumerate(parts):
-        like = (n for n in range(number) if kinds[n] == n and _difference(parts[n], own) is None)
-        kinds.append(next(like, number))
-    count = len(kinds)
-    best: list[tuple[int, list[Run]]] = [(0, [])] * (count + 1)  # of the layers from each on
-    for first in reversed(range(count)):
-        options: list[tuple[int, list[Run]]] = []
-        for period in range(1, count - first + 1):
-            pattern = kinds[first : first + period]
-            for repeats in range(1, (count - first) // period + 1):
-                end = first + period * repeats
-                if kinds[end - period : end] != pattern:
-                    break
-                if repeats > 1 or period == 1:
-                    cost, rest = best[end]
-                    options.append((period + cost, [Run(first, period, repeats), *rest]))
-        # (of equals the one with the fewest runs, and the longest first run)
-        best[first] = min(
-            options,
-            key=lambda made: (made[0], len(made[1]), -made[1][0].period * made[1][0].repeats),
-        )
-    cost, runs = best[0]
-    if cost == count > 1:
-        raise UsageError(
-            f"scan_layers: no two layers of {path} can be scanned together; layer 1 differs from "
-            f"layer 0 in {_difference(parts[0], parts[1])}. Run it without scan_layers, or with "
-            "more layers if its pattern is longer"
-        )
-    return runs
 
 
 def _parts(layer: nnx.Module, shared: Sequence[str]) -> dict[str, Any]:
@@ -250,11 +251,22 @@ def run_layers(
     if not isinstance(layers, nnx.List):
         alike = Run(0, 1, layers.num_stacked)  # type: ignore[attr-defined]
         return _scan([layers], alike, x, call, slices, collect)
-    if not isinstance(layers, Stacks):
-        return _loop(layers, x, call, slices, collect)
-    stacks = iter(layers)
     seconds: tuple[Any, ...] = ()
     inputs: tuple[jax.Array, ...] = ()
+    if not isinstance(layers, Stacks):
+        for number, layer in enumerate(layers):
+            inputs += (x,)
+            chosen = {name: values[number] for name, values in slices.items()}
+            if current_options().remat:
+                graph, params, others = trees.split(layer)
+                pure = _functional(graph, call)
+                x, (second, changed) = pure(x, jnp.uint32(number), params, others, chosen)
+                nnx.update(layer, changed)
+            else:
+                x, second = call(layer, x, number, chosen)
+            seconds += (second,)
+        return x, seconds, inputs if collect else None
+    stacks = iter(layers)
     for run in layers.runs:
         group = list(itertools.islice(stacks, run.period))
         x, more, seen = _scan(group, run, x, call, slices, collect)
@@ -274,22 +286,6 @@ def _functional(graph: nnx.GraphDef, call: Call) -> Callable[..., tuple[jax.Arra
 
     options = current_options()
     return jax.checkpoint(pure, policy=options.remat_policy) if options.remat else pure
-
-
-def _loop(layers: nnx.List, x: jax.Array, call: Call, per_layer: Slices, collect: bool) -> Stacked:
-    seconds, inputs = [], []
-    for number, layer in enumerate(layers):
-        inputs.append(x)
-        slices = {name: values[number] for name, values in per_layer.items()}
-        if current_options().remat:
-            graph, params, others = trees.split(layer)
-            pure = _functional(graph, call)
-            x, (second, changed) = pure(x, jnp.uint32(number), params, others, slices)
-            nnx.update(layer, changed)
-        else:
-            x, second = call(layer, x, number, slices)
-        seconds.append(second)
-    return x, tuple(seconds), tuple(inputs) if collect else None
 
 
 def _scan(

@@ -321,13 +321,13 @@ class LogMetrics(Callback):
         if self.bar.disable and jax.process_index() == 0:
             line = f"Step... ({step} | Loss: {measured['loss']:.6g}, Learning Rate: {rate:.6g})"
             print(line, flush=True)
-        return dataclasses.replace(info.state, window=jax.tree.map(_zeros, info.state.window))
-
-
-def _zeros(like: jax.Array) -> jax.Array:
-    """Return zeros of the same place; device_put would have all processes compare theirs."""
-    zero = np.zeros(like.shape, like.dtype)
-    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: zero[index])
+        zeros: dict[str, jax.Array] = {  # device_put would have all processes compare theirs
+            name: jax.make_array_from_callback(
+                old.shape, old.sharding, np.zeros(old.shape, old.dtype).__getitem__
+            )
+            for name, old in info.state.window.items()
+        }
+        return dataclasses.replace(info.state, window=zeros)
 
 
 def non_finite(checkpointer: Checkpointer, step: int) -> NonFiniteLoss:

@@ -49,6 +49,35 @@ class Progress:
     collections: dict | None = None  # what is beside the parameters, and by which recipe
 
 
+@functools.cache
+def _orbax() -> ModuleType:
+    """Import orbax, and keep it from saying a second time what is raised here.
+
+    When a save has failed, tensorstore's threads report to an event loop that orbax has closed by
+    then: a traceback a file, by either of two hooks.
+    """
+    import orbax.checkpoint as ocp
+
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    on_raised, on_ignored = sys.excepthook, sys.unraisablehook
+
+    def is_late(error: BaseException | None) -> bool:
+        return type(error) is RuntimeError and str(error) == "Event loop is closed"
+
+    def raised(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not is_late(error):
+            on_raised(kind, error, trace)
+
+    def ignored(unraisable: sys.UnraisableHookArgs) -> None:
+        if not is_late(unraisable.exc_value):
+            on_ignored(unraisable)
+
+    sys.excepthook, sys.unraisablehook = raised, ignored
+    return ocp
+
+
 class Checkpointer:
     """The checkpoints of a run, under ``<output_dir>/checkpoints/<step>``.
 
@@ -61,24 +90,15 @@ class Checkpointer:
         self._over = threading.Event()
 
     @functools.cached_property
-    def _ocp(self) -> ModuleType:
-        import orbax.checkpoint as ocp
-
-        _quiet_late_callbacks()
-        # orbax logs what is raised here anyway
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
-        return ocp
-
-    @functools.cached_property
     def _manager(self) -> CheckpointManager:
-        options = self._ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=True)
+        options = _orbax().CheckpointManagerOptions(create=True, enable_async_checkpointing=True)
         # Compressed floats are 7 % smaller and take 2.6 times as long and half as much memory more.
         handlers = {
-            "state": self._ocp.PyTreeCheckpointHandler(use_compression=False),
-            "record": self._ocp.JsonCheckpointHandler(),
+            "state": _orbax().PyTreeCheckpointHandler(use_compression=False),
+            "record": _orbax().JsonCheckpointHandler(),
         }
         try:
-            return self._ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+            return _orbax().CheckpointManager(self.folder, options=options, item_handlers=handlers)
         except OSError as error:
             raise CheckpointError(f"cannot use {self.folder} for checkpoints: {error}") from error
 
@@ -106,9 +126,9 @@ class Checkpointer:
                     f"no space left: it needs about {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are "
                     "free"
                 )
-            items = self._ocp.args.Composite(
-                state=self._ocp.args.PyTreeSave(state.to_dict()),
-                record=self._ocp.args.JsonSave(dataclasses.asdict(progress)),
+            items = _orbax().args.Composite(
+                state=_orbax().args.PyTreeSave(state.to_dict()),
+                record=_orbax().args.JsonSave(dataclasses.asdict(progress)),
             )
             self._manager.save(step, args=items, force=True)
             if jax.process_index() == 0:
@@ -178,7 +198,7 @@ class Checkpointer:
         """Read where the run stood at a checkpoint; a record of anything else is an error."""
         try:
             items = self._manager.restore(
-                step, args=self._ocp.args.Composite(record=self._ocp.args.JsonRestore())
+                step, args=_orbax().args.Composite(record=_orbax().args.JsonRestore())
             )
         except Exception as error:
             raise self._damaged(step, error) from error
@@ -198,9 +218,9 @@ class Checkpointer:
         """Read the state of a checkpoint into the shapes and shardings of ``like``."""
         wanted = like.to_dict()  # orbax fails on a tree whose absent parts are None
         try:
-            how = self._ocp.checkpoint_utils.construct_restore_args(wanted)
-            args = self._ocp.args.PyTreeRestore(wanted, restore_args=how)
-            items = self._manager.restore(step, args=self._ocp.args.Composite(state=args))
+            how = _orbax().checkpoint_utils.construct_restore_args(wanted)
+            args = _orbax().args.PyTreeRestore(wanted, restore_args=how)
+            items = self._manager.restore(step, args=_orbax().args.Composite(state=args))
             leaves, tree = jax.tree.flatten(items["state"])
         except Exception as error:
             raise self._damaged(step, error) from error
@@ -304,27 +324,3 @@ def _size_and_crc(path: Path) -> list[int]:
         while chunk := file.read(CHUNK):
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return [size, crc]
-
-
-@functools.cache  # hooks are the process's
-def _quiet_late_callbacks() -> None:
-    """Keep tensorstore from printing a traceback a file when a save has failed already.
-
-    Its threads report to an event loop that orbax has closed by then; the failure itself is raised.
-    """
-    on_raised, on_ignored = sys.excepthook, sys.unraisablehook  # it comes by either
-
-    def is_late(error: BaseException | None) -> bool:
-        return type(error) is RuntimeError and str(error) == "Event loop is closed"
-
-    def raised(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        if not is_late(error):
-            on_raised(kind, error, trace)
-
-    def ignored(unraisable: sys.UnraisableHookArgs) -> None:
-        if not is_late(unraisable.exc_value):
-            on_ignored(unraisable)
-
-    sys.excepthook, sys.unraisablehook = raised, ignored

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -85,6 +85,45 @@ class Instruction(NamedTuple):
         match = re.search(r'op_name="([^"]*)"', self.rest)
         return match[1] if match else ""
 
+    def axes(self, mesh: Mesh) -> tuple[str, ...]:
+        """Return the axes of the mesh along which the members of a group differ."""
+        different: set[str] = set()
+        for group in self.groups(mesh.size):
+            indices = np.stack(np.unravel_index(np.array(group), mesh.devices.shape))
+            moving = (indices != indices[:, :1]).any(1)
+            different |= {
+                name for name, moves in zip(mesh.axis_names, moving, strict=True) if moves
+            }
+        return tuple(name for name in mesh.axis_names if name in different)
+
+    def groups(self, devices: int) -> list[list[int]]:
+        """Return the groups of devices, read from any of the forms in which XLA writes them."""
+        if match := _LISTED.search(self.rest):
+            return [list(_numbers(part)) for part in re.findall(r"\{([\d, ]+)\}", match[1])]
+        order = np.arange(devices)
+        listed = _IOTA.search(self.rest)
+        if (match := listed or _NAMED.search(self.rest)) is None:
+            return [order.tolist()]
+        if match[2]:
+            order = order.reshape(_numbers(match[2]))
+        if match[3]:
+            order = order.transpose(_numbers(match[3]))
+        if listed:
+            return order.reshape(_numbers(match[1])).tolist()
+        # mesh['a'=4,'b'=2] {'b'}: ``'a':(2)2`` is the part of an axis behind the first 2.
+        parts = {
+            name: (int(lead or 1), int(size or 0)) for name, lead, size in _PART.findall(match[4])
+        }
+        shape: list[int] = []
+        chosen = []
+        for name, size in re.findall(r"'(\w+)'=(\d+)", match[1]):
+            lead, part = parts.get(name, (1, 1))
+            part = part or int(size)
+            chosen += [len(shape) + 1] if name in parts else []
+            shape += [lead, part, int(size) // (lead * part)]
+        order = np.moveaxis(order.reshape(shape), chosen, range(-len(chosen), 0))
+        return order.reshape(-1, math.prod(shape[axis] for axis in chosen)).tolist()
+
 
 def instructions(text: str) -> Iterator[Instruction]:
     """Yield the instructions of a program, each with the computation that it is in."""
@@ -107,11 +146,20 @@ def arrays(shape: str) -> list[tuple[tuple[int, ...], int]]:
 def collectives(text: str, mesh: Mesh) -> list[Collective]:
     """Return the collectives in the HLO ``text`` of a program that was compiled for ``mesh``."""
     program = list(instructions(text))
-    turns = _turns(program)
+    callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
+    for one in program:
+        for role, name in one.calls:
+            trips = _TRIPS.search(one.rest) if role == "body" else None
+            callers[name].append((one.computation, int(trips[1]) if trips else 1))
+
+    @functools.cache
+    def turns(name: str) -> int:  # as far as the text says it
+        return sum(turns(caller) * trips for caller, trips in callers.get(name, [])) or 1
+
     exchanged = []
     for one in program:
         kind = one.opcode.removesuffix("-start")
-        if kind not in KINDS or not (axes := _axes(one.rest, mesh)):
+        if kind not in KINDS or not (axes := one.axes(mesh)):
             continue
         left = arrays(one.shape)
         if kind != one.opcode and one.shape.startswith("("):  # a started one lists its operands too
@@ -125,63 +173,6 @@ def collectives(text: str, mesh: Mesh) -> list[Collective]:
             )
         )  # fmt: skip
     return exchanged
-
-
-def _turns(program: list[Instruction]) -> Callable[[str], int]:
-    """Return a function from a computation to how often it runs, as far as the text says it."""
-    callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
-    for one in program:
-        for role, name in one.calls:
-            trips = _TRIPS.search(one.rest) if role == "body" else None
-            callers[name].append((one.computation, int(trips[1]) if trips else 1))
-
-    @functools.cache
-    def of(name: str) -> int:
-        return sum(of(caller) * trips for caller, trips in callers.get(name, [])) or 1
-
-    return of
-
-
-def _axes(line: str, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes of the mesh along which the members of a group differ."""
-    different: set[str] = set()
-    for group in _groups(line, mesh.size):
-        indices = np.stack(np.unravel_index(np.array(group), mesh.devices.shape))
-        moving = (indices != indices[:, :1]).any(1)
-        different |= {name for name, moves in zip(mesh.axis_names, moving, strict=True) if moves}
-    return tuple(name for name in mesh.axis_names if name in different)
-
-
-def _groups(line: str, devices: int) -> list[list[int]]:
-    """Read the groups of devices, in any of the forms in which XLA writes them."""
-    if match := _LISTED.search(line):
-        return [list(_numbers(part)) for part in re.findall(r"\{([\d, ]+)\}", match[1])]
-    order = np.arange(devices)
-    if match := _IOTA.search(line):
-        return _arranged(order, match[2], match[3]).reshape(_numbers(match[1])).tolist()
-    if match := _NAMED.search(line):
-        return _arranged(order, match[2], match[3])[_named_groups(match[1], match[4])].tolist()
-    return [order.tolist()]
-
-
-def _arranged(order: np.ndarray, shape: str | None, axes: str | None) -> np.ndarray:
-    """Return the devices in the order that ``[shape]T(axes)`` names."""
-    order = order.reshape(_numbers(shape)) if shape else order
-    return (order.transpose(_numbers(axes)) if axes else order).reshape(-1)
-
-
-def _named_groups(sizes: str, named: str) -> np.ndarray:
-    """Read ``mesh['a'=4,'b'=2] {'b'}``; ``'a':(2)2`` is the part of an axis behind the first 2."""
-    shape: list[int] = []
-    chosen = []
-    parts = {name: (int(lead or 1), int(size or 0)) for name, lead, size in _PART.findall(named)}
-    for name, size in re.findall(r"'(\w+)'=(\d+)", sizes):
-        lead, part = parts.get(name, (1, 1))
-        part = part or int(size)
-        chosen += [len(shape) + 1] if name in parts else []
-        shape += [lead, part, int(size) // (lead * part)]
-    ids = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), chosen, range(-len(chosen), 0))
-    return ids.reshape(-1, math.prod(shape[axis] for axis in chosen))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -245,8 +236,7 @@ def report(run: Run, state: TrainState, batch: Batch) -> None:
     unasked = unasked_gathers(exchanged, run.layout, run.model)
     if jax.process_index() == 0:
         for line in (
-            *describe_parameters(run.layout, state.params),
-            *_describe_optimizer(state.opt_state, state.params),
+            *describe_state(run.layout, state.params, state.opt_state),
             "Batch (micro-batches first):",
             *_table([(name, _shape(leaf), _split(leaf)) for name, leaf in sorted(batch.items())]),
             *describe_collectives(exchanged, unasked),
@@ -254,8 +244,11 @@ def report(run: Run, state: TrainState, batch: Batch) -> None:
             print(line, flush=True)
 
 
-def describe_parameters(layout: Layout, params: Tree) -> Iterator[str]:
-    """Yield a line for each parameter: path, shape, tactic, axes, bytes on a device."""
+def describe_state(layout: Layout, params: Tree, opt_state: optax.OptState) -> Iterator[str]:
+    """Yield a line for each parameter: path, shape, tactic, axes, bytes on a device.
+
+    Of the optimizer's state the sum, and what is whole though its parameter is split.
+    """
     mesh = ", ".join(f"{name}={size}" for name, size in layout.mesh.shape.items())
     yield f"Parameters on the mesh {mesh} ({layout.mesh.size} devices):"
     rows = [("parameter", "shape", "tactic", "split over", "bytes a device")]
@@ -264,20 +257,20 @@ def describe_parameters(layout: Layout, params: Tree) -> Iterator[str]:
         rows.append((trees.join(path), _shape(leaf), tactic, _split(leaf), local))
     yield from _table(rows)
     yield _total("All parameters", jax.tree.leaves(params))
-
-
-def _describe_optimizer(state: optax.OptState, params: Tree) -> Iterator[str]:
-    leaves = [leaf for leaf in jax.tree.leaves(state) if hasattr(leaf, "sharding")]
-    if not leaves:
-        return
-    yield _total("Optimizer state", leaves)
+    leaves = [
+        (path, leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state)
+        if hasattr(leaf, "sharding")
+    ]
+    if leaves:
+        yield _total("Optimizer state", [leaf for _, leaf in leaves])
 
     def is_whole(leaf: jax.Array) -> bool:
         return leaf.sharding.is_fully_replicated
 
     shapes = {leaf.shape for leaf in jax.tree.leaves(params) if not is_whole(leaf)}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        if hasattr(leaf, "sharding") and is_whole(leaf) and leaf.shape in shapes:
+    for path, leaf in leaves:
+        if is_whole(leaf) and leaf.shape in shapes:
             yield f"  whole on every device: {jax.tree_util.keystr(path)} {_shape(leaf)}"
 
 

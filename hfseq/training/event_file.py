@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import math
 import os
 import struct
 import time
@@ -116,8 +117,14 @@ class EventFile:
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         """Write one point of each curve."""
-        points = (_text(1, tag) + _float(2, value) for tag, value in values.items())
-        self._event(_message(5, b"".join(_message(1, point) for point in points)), step)
+        points = b""
+        for tag, value in values.items():
+            try:
+                packed = struct.pack("<f", value)
+            except OverflowError:  # beyond float32
+                packed = struct.pack("<f", math.inf if value > 0 else -math.inf)
+            points += _message(1, _text(1, tag) + _varint(2 << 3 | 5) + packed)
+        self._event(_message(5, points), step)
 
     def text(self, tag: str, text: str, step: int) -> None:
         """Write a text, rendered as Markdown on the Text tab."""
@@ -142,10 +149,17 @@ class EventFile:
 
     def hyperparameters(self, values: Mapping[str, Any]) -> None:
         """Write what the run was asked for, which the HParams tab compares with other runs'."""
-        entries = b"".join(
-            _message(1, _text(1, name) + _message(2, _json_value(value)))
-            for name, value in values.items()
-        )
+        entries = b""
+        for name, value in values.items():
+            if isinstance(value, bool):
+                stored = _integer(4, value)
+            elif isinstance(value, int | float):
+                stored = _double(2, value)
+            else:
+                stored = _text(
+                    3, value if isinstance(value, str) else json.dumps(value, default=str)
+                )
+            entries += _message(1, _text(1, name) + _message(2, stored))
         self._hparams("session_start_info", 3, entries + _double(5, time.time()))
 
     def end_of_session(self, status: int) -> None:
@@ -173,29 +187,12 @@ def _integer(field: int, value: int) -> bytes:
     return _varint(field << 3) + _varint(value)
 
 
-def _float(field: int, value: float) -> bytes:
-    try:
-        packed = struct.pack("<f", value)
-    except OverflowError:  # beyond float32
-        packed = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
-    return _varint(field << 3 | 5) + packed
-
-
 def _double(field: int, value: float) -> bytes:
     return _varint(field << 3 | 1) + struct.pack("<d", value)
 
 
 def _doubles(field: int, values: Sequence[float]) -> bytes:
     return _message(field, struct.pack(f"<{len(values)}d", *values))
-
-
-def _json_value(value: Any) -> bytes:
-    """Write a ``google.protobuf.Value``: a number, a bool, or text."""
-    if isinstance(value, bool):
-        return _varint(4 << 3) + _varint(value)
-    if isinstance(value, int | float):
-        return _double(2, value)
-    return _text(3, value if isinstance(value, str) else json.dumps(value, default=str))
 
 
 def _text(field: int, value: str) -> bytes:

@@ -286,6 +286,11 @@ def write_card(
     languages = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
     spec = plugins.load().architectures.get(config.model_type)
     stored = model.stored_config()
+    devices = jax.devices()
+    hardware = f"{len(devices)} x {devices[0].device_kind}"
+    if devices[0].platform == "cpu":
+        forced = f" as {len(devices)} jax devices" if len(devices) > 1 else ""
+        hardware = f"{os.cpu_count()} CPU cores ({platform.machine()}){forced}"
     versions = {}
     for name in ("hfseq", "jax", "flax", "transformers"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -310,7 +315,7 @@ def write_card(
             for name, value in arguments.as_dict().items()
             if name not in _NO_HYPERPARAMETERS and value not in (None, "", [], False)
         },
-        hardware=_hardware(),
+        hardware=hardware,
         versions=versions,
         duration_s=progress.seconds,
         parameters=sum(
@@ -354,12 +359,3 @@ def write_card(
 def _file_names(files: Sequence[str]) -> str:
     """Name local data by folder and file: ``norwegian-laws/train.jsonl``."""
     return ", ".join("/".join(Path(name).parts[-2:]) for name in files) or "local data"
-
-
-def _hardware() -> str:
-    devices = jax.devices()
-    kind = devices[0].device_kind
-    if devices[0].platform != "cpu":
-        return f"{len(devices)} x {kind}"
-    forced = f" as {len(devices)} jax devices" if len(devices) > 1 else ""
-    return f"{os.cpu_count()} CPU cores ({platform.machine()}){forced}"

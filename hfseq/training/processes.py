@@ -424,7 +424,13 @@ def shared() -> Iterator[None]:
             "text": f"{who}: {first_line(error)}",
             "code": getattr(error, "exit_code", 1),
         }
-        if lost := _is_lost_connection(error):
+        words = str(error).lower()
+        lost = (
+            isinstance(error, RuntimeError | ValueError)
+            and not isinstance(error, HfseqError)
+            and any(word in words for word in ("gloo", "nccl", "coordination", "closed by peer"))
+        )
+        if lost:
             text = (
                 "the connection to another process was lost, which does not say why (killed? out "
                 f"of memory?): see its log. jax: {first_line(error)}"
@@ -435,7 +441,8 @@ def shared() -> Iterator[None]:
             coordination_client().key_value_set(FAILURE, json.dumps(failure), False)
         _note_leaving()
         if process_index() == 0:  # the store goes with this process
-            _poll(_all_are_leaving, LEAVE_TIME)
+            leaving = [f"{LEAVING}/{number}" for number in range(process_count())]
+            _poll(lambda: all(map(_read, leaving)), LEAVE_TIME)
         atexit.register(_leave, failure["code"])
         if lost:
             raise HfseqError(failure["text"]) from error
@@ -447,20 +454,6 @@ def shared() -> Iterator[None]:
 def _note_leaving() -> None:
     with contextlib.suppress(Exception):
         coordination_client().key_value_set(f"{LEAVING}/{process_index()}", "1", True)
-
-
-def _all_are_leaving() -> bool:
-    try:
-        return len(coordination_client().key_value_dir_get(LEAVING)) >= process_count()
-    except Exception:
-        return False
-
-
-def _is_lost_connection(error: BaseException) -> bool:
-    if isinstance(error, HfseqError) or not isinstance(error, RuntimeError | ValueError):
-        return False
-    text = str(error).lower()
-    return any(word in text for word in ("gloo", "nccl", "coordination", "closed by peer"))
 
 
 def _leave(code: int) -> None:

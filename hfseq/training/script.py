@@ -61,12 +61,14 @@ def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str] | None:
     ``glibc.malloc.hugetlb=0``, is left alone, and so is another allocator.
     """
     chosen = environ.get("GLIBC_TUNABLES", "")
-    if TUNABLE in chosen or environ.get("LD_PRELOAD") or not _glibc_can():
+    if TUNABLE in chosen or environ.get("LD_PRELOAD"):
         return None
+    name, version = platform.libc_ver()
     try:
-        if "[madvise]" not in HUGE_PAGES.read_text():
+        able = name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
+        if not able or "[madvise]" not in HUGE_PAGES.read_text():
             return None
-    except OSError:
+    except (ValueError, OSError):
         return None
     return {**environ, "GLIBC_TUNABLES": ":".join(filter(None, (chosen, f"{TUNABLE}=1")))}
 
@@ -79,11 +81,3 @@ def is_whole_program(argv: Sequence[str], started_with: Sequence[str]) -> bool:
     same_words = list(started_with[-len(argv) :]) == list(argv)
     watched = sys.gettrace() is not None or sys.getprofile() is not None
     return bool(sys.executable) and same_words and not watched
-
-
-def _glibc_can() -> bool:
-    name, version = platform.libc_ver()
-    try:
-        return name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
-    except ValueError:
-        return False

@@ -227,7 +227,14 @@ def build_run(
         check_metric(training, trained, model, data.evaluation)
     total, schedule, optimizer = 0, None, optax.identity()  # enough for an evaluation
     if training.do_train:
-        total = _total_steps(training, data)
+        if training.max_steps > 0:
+            total = training.max_steps
+        elif data is None:
+            total = PLANNED_STEPS
+        elif isinstance(data.train, Batches):
+            total = max(1, round(len(data.train) * training.num_train_epochs))
+        else:
+            raise UsageError("--streaming needs --max_steps: the length of a stream is not known")
         schedule = make_schedule(training, total, getattr(config, "hidden_size", None))
         factory = plugins.load().optimizers.get(training.optim)
         optimizer = make_optimizer(factory, training, schedule, model.stacked_prefixes)
@@ -665,13 +672,3 @@ def check_metric(
             f"--metric_for_best_model {training.metric_for_best_model}: there is only "
             f"{', '.join(f'eval_{metric}' for metric in sorted(known))}"
         )
-
-
-def _total_steps(training: TrainingArguments, data: RunData | None) -> int:
-    if training.max_steps > 0:
-        return training.max_steps
-    if data is None:
-        return PLANNED_STEPS
-    if not isinstance(data.train, Batches):
-        raise UsageError("--streaming needs --max_steps: the length of a stream is not known")
-    return max(1, round(len(data.train) * training.num_train_epochs))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -196,18 +196,12 @@ def state_shardings(
 
 def to_host(params: Tree, layout: sharding.Layout) -> dict:
     """Gather parameters to the host without padding rows, ready to be saved."""
-    everywhere = NamedSharding(layout.mesh, PartitionSpec())
     flat = trees.flatten(params)
     for path, leaf in flat.items():
         if not leaf.is_fully_addressable:
-            leaf = _replicate(leaf, everywhere)
+            leaf = multihost_utils.process_allgather(leaf, tiled=True)
         flat[path] = np.asarray(layout.cut(path, jnp.asarray(leaf)))
     return trees.unflatten(flat)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _replicate(leaf: jax.Array, everywhere: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(leaf, everywhere)
 
 
 # -- the step

@@ -18,7 +18,7 @@ def main():
 
 if __name__ == "__main__":
     script.HUGE_PAGES = script.Path(os.environ["ENABLED"])
-    script._glibc_can = lambda: True
+    script.platform.libc_ver = lambda: ("glibc", "2.41")
     sys.exit(script.run(main))
 """
 
@@ -29,7 +29,7 @@ def enabled(tmp_path, monkeypatch):
     path = tmp_path / "enabled"
     path.write_text("always [madvise] never\n")
     monkeypatch.setattr(script, "HUGE_PAGES", path)
-    monkeypatch.setattr(script, "_glibc_can", lambda: True)
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.41"))
     return path
 
 
@@ -98,9 +98,9 @@ def test_another_allocator_is_left_alone(enabled):
         (("", ""), False),
     ],
 )
-def test_only_a_glibc_that_knows_the_tunable_is_asked(monkeypatch, found, able):
+def test_only_a_glibc_that_knows_the_tunable_is_asked(enabled, monkeypatch, found, able):
     monkeypatch.setattr("platform.libc_ver", lambda: found)
-    assert script._glibc_can() is able
+    assert (script.with_huge_pages({}) is not None) is able
 
 
 def test_only_a_program_of_its_own_begins_anew():
