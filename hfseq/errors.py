@@ -89,10 +89,17 @@ def run_command(
 
     Errors of hfseq and of the operating system become one line on standard error; with ``debug``
     they keep their traceback. Ctrl-C gives 130, and a reader that has had enough (``| head -1``)
-    141, as shells expect. ``messages`` shows what hfseq has to tell by the way, too.
+    141, as shells expect. ``messages`` shows what hfseq has to tell by the way, too, such as
+    "resumed from step 500".
     """
     if messages:
-        _show_messages()
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        for name in ("hfseq", "hfseq_plugins"):
+            log = logging.getLogger(name)
+            log.addHandler(handler)
+            log.setLevel(logging.INFO)
+            log.propagate = False  # absl, which orbax brings, prints what arrives at the root
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Strangers' texts have what no encoding has: half of a pair, from an escape in JSON.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -132,17 +139,6 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="end_with", daemon=True).start()
-
-
-def _show_messages() -> None:
-    """Print log messages such as "resumed from step 500" to standard error, as they are."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    for name in ("hfseq", "hfseq_plugins"):
-        log = logging.getLogger(name)
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)
-        log.propagate = False  # absl, which orbax brings along, prints what arrives at the root
 
 
 def _drop_output() -> None:

@@ -8,6 +8,7 @@ Tokens come from the caller, the environment or ``hf auth login`` and never reac
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -354,7 +355,14 @@ class BackgroundPusher:
         for name, path in files_to_push(self.folder, None, DEFAULT_IGNORE, self.checkpoint):
             target = snapshot / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(path, target)
+            # A link keeps the old content when the file is replaced by renaming, as weights are; a
+            # file that is appended to would change under the upload.
+            appended = any(fnmatch(path.name, pattern) for pattern in APPENDED_IN_PLACE)
+            if not appended and path.stat().st_size > LINK_ABOVE:
+                with contextlib.suppress(OSError):  # a file system without hard links
+                    os.link(path, target)
+                    continue
+            shutil.copy2(path, target)
         return snapshot
 
 
@@ -364,19 +372,6 @@ def push_command(
     """Return the command that finishes a push."""
     words = ["hfseq", "push", str(folder), "--hub_model_id", repo_id]
     return shlex.join([*words, *["--hub_private_repo"] * private, *["--checkpoint"] * checkpoint])
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    # A link keeps the old content when the file is replaced by renaming, as weights are; a file
-    # that is appended to would change under the upload.
-    appended = any(fnmatch(source.name, pattern) for pattern in APPENDED_IN_PLACE)
-    if not appended and source.stat().st_size > LINK_ABOVE:
-        try:
-            os.link(source, target)
-            return
-        except OSError:  # a file system without hard links
-            pass
-    shutil.copy2(source, target)
 
 
 # -- time-outs, trying again, and saying what went wrong

@@ -75,7 +75,22 @@ class Workspace:
         if not self.is_remote:
             self.path = Path(rest if separator else self.url)
             return
-        self._fs, self._root = _file_system(self.url, protocol)
+        import fsspec
+
+        self._fs: AbstractFileSystem
+        try:
+            self._fs, root = fsspec.core.url_to_fs(self.url)
+        except ImportError as error:
+            package = PACKAGES.get(protocol, error.name or protocol)
+            raise UsageError(
+                f"--output_dir {protocol}://... needs the package {package}: pip install {package}"
+            ) from error
+        except ValueError as error:
+            raise UsageError(
+                f"--output_dir: unknown protocol '{protocol}://'; use a local directory, gs://, "
+                "s3:// or another file system of fsspec"
+            ) from error
+        self._root = root.rstrip("/")
         cache = Path(os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq").expanduser()
         name = re.sub(r"[^\w.-]", "-", self.url.rstrip("/").rpartition("/")[2]) or "run"
         digest = hashlib.sha256(self.url.rstrip("/").encode()).hexdigest()[:12]
@@ -221,24 +236,6 @@ class Workspace:
             self._fs.get_file(self._remote(name), str(temporary))
             if temporary.stat().st_size != size:
                 raise OSError(f"{name} has {temporary.stat().st_size} bytes where {size} are due")
-
-
-def _file_system(url: str, protocol: str) -> tuple[AbstractFileSystem, str]:
-    import fsspec
-
-    try:
-        fs, root = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        package = PACKAGES.get(protocol, error.name or protocol)
-        raise UsageError(
-            f"--output_dir {protocol}://... needs the package {package}: pip install {package}"
-        ) from error
-    except ValueError as error:
-        raise UsageError(
-            f"--output_dir: unknown protocol '{protocol}://'; use a local directory, gs://, s3:// "
-            "or another file system of fsspec"
-        ) from error
-    return fs, root.rstrip("/")
 
 
 def _go_on() -> None:

@@ -108,7 +108,12 @@ class WeightMap:
     ):
         self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
         self._fallbacks = dict(fallbacks or {})
-        self._templates = [_template(ours, theirs) for ours, theirs in (templates or {}).items()]
+        self._templates: list[tuple[re.Pattern[str], str]] = []
+        for ours, theirs in (templates or {}).items():
+            pattern = re.escape(ours).replace(r"\{\}", r"([^.]+)")
+            first, *parts = theirs.split("{}")
+            replacement = first + "".join(rf"\{n}{part}" for n, part in enumerate(parts, 1))
+            self._templates.append((re.compile(rf"(?<![^.]){pattern}(?![^.])"), replacement))
         self.slots = [slot for path in self.shapes for slot in self._slots(path, stacked or {})]
         names = {slot.name for slot in self.slots}
         self.aliases = {
@@ -257,14 +262,6 @@ def _read(slot: Slot, tensor: Tensor, index: Index, native: bool) -> np.ndarray:
 
 def _swaps(path: Path, ndim: int) -> bool:
     return path[-1] == "kernel" and ndim >= 2
-
-
-def _template(ours: str, theirs: str) -> tuple[re.Pattern[str], str]:
-    pattern = re.escape(ours).replace(r"\{\}", r"([^.]+)")
-    numbers = iter(range(1, ours.count("{}") + 1))
-    return re.compile(rf"(?<![^.]){pattern}(?![^.])"), re.sub(
-        r"\{\}", lambda _: f"\\{next(numbers)}", theirs
-    )
 
 
 def check(report: LoadReport, source: str, class_name: str, *, ignore_mismatched: bool) -> None:

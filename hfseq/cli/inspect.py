@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hfseq import plugins
 from hfseq.cli.convert import problems as misfits
@@ -16,10 +16,6 @@ from hfseq.cli.convert import use_cpu, without_parameters
 from hfseq.cli.text import add_json, paint, print_json, width
 from hfseq.errors import HfseqError, UsageError, first_line, parse_json
 from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, target_name
-
-if TYPE_CHECKING:
-    from hfseq.checkpoints.files import Fetch
-    from hfseq.checkpoints.headers import Weights
 
 EXAMPLES = """hfseq inspect my-roberta
 hfseq inspect my-roberta --values
@@ -130,23 +126,10 @@ def inspect_checkpoint(
     report is made of JSON's types; ``problems`` is a list of sentences.
     """
     from hfseq.checkpoints import headers
-    from hfseq.checkpoints.config import Source, fetcher, model_type
     from hfseq.checkpoints.weights import FLOATING
 
-    source = Source.of(name)
-    folder = Path(source.place) if Path(source.place).is_dir() else None
-    fetch = fetcher(source.place, {})
-    problems: list[str] = []
-    stored = _read_json(fetch, "config.json", problems)
-    if fetch("config.json") is None:
-        problems.append("no config.json")
-    elif not problems and model_type(stored) is None:
-        problems.append("config.json names no model_type")
-    if folder is None:
-        weights = headers.remote_weights(source.place)
-    else:
-        weights = headers.local_weights(folder, Path(source.file).name if source.file else None)
-    problems += weights.problems
+    checkpoint = Checkpoint(name)
+    weights, problems = checkpoint.weights, checkpoint.problems
     counts = {
         name: entry.count
         for name, (_, entry) in weights.entries.items()
@@ -154,7 +137,7 @@ def inspect_checkpoint(
     }
     report = {
         "source": name,
-        **_architecture(stored, problems),
+        **checkpoint.architecture(),
         "parameters": {
             "total": sum(counts.values()),
             "modules": _by_module(counts, 1),
@@ -164,7 +147,7 @@ def inspect_checkpoint(
             {"name": h.file, "bytes": h.size, "tensors": len(h.tensors)} for h in weights.headers
         ],
         "not_read": weights.others,
-        "tokenizer": _tokenizer(fetch, problems),
+        "tokenizer": checkpoint.tokenizer(),
         "embedding_rows": {
             name: entry.shape[0]
             for name, (_, entry) in weights.entries.items()
@@ -172,13 +155,13 @@ def inspect_checkpoint(
         },
         "generation": None,
         "fp8": None,
-        "training": None if folder is None else _training(folder),
+        "training": checkpoint.training(),
     }
-    if fetch("generation_config.json") is not None:
-        options = _read_json(fetch, "generation_config.json", problems)
+    if checkpoint.fetch("generation_config.json") is not None:
+        options = checkpoint.read_json("generation_config.json")
         hidden = ("transformers_version", "_from_model_config")
         report["generation"] = {key: v for key, v in options.items() if key not in hidden}
-    if (path := fetch(FP8)) is not None:
+    if (path := checkpoint.fetch(FP8)) is not None:
         header = headers.read_header(path)
         report["fp8"] = {
             "file": FP8,
@@ -187,68 +170,174 @@ def inspect_checkpoint(
             "problems": header.problems,
         }
         problems += header.problems
-    largest, size = (report["tokenizer"] or {}).get("largest_id"), stored.get("vocab_size")
+    largest = (report["tokenizer"] or {}).get("largest_id")
+    size = checkpoint.stored.get("vocab_size")
     for table, rows in report["embedding_rows"].items():
         if largest is not None and largest >= rows:
             problems.append(f"the tokenizer's largest id is {largest}, but {table} has {rows} rows")
         if isinstance(size, int) and size != rows:
             problems.append(f"config.json says vocab_size {size}, but {table} has {rows} rows")
     if names and weights.headers and report["plugin"]:
-        report["names"] = _compare_names(source.place, stored, weights, problems)
+        report["names"] = checkpoint.compare_names()
     if read_values:
-        report["not_finite"] = _not_finite(weights, problems)
+        report["not_finite"] = checkpoint.not_finite()
     return {**report, "problems": problems}
 
 
-def _read_json(fetch: Fetch, name: str, problems: list[str]) -> dict[str, Any]:
-    """Return a JSON object, or nothing; what is wrong with it is noted."""
-    path = fetch(name)
-    if path is None:
-        return {}
-    try:
-        content = parse_json(Path(path).read_bytes())
-        if not isinstance(content, dict):
-            raise ValueError("no JSON object")
-    except (OSError, ValueError) as error:
-        problems.append(f"{name} cannot be read: {first_line(error)}")
-        return {}
-    return content
+class Checkpoint:
+    """What is inspected: its files, config.json and headers, and what was wrong so far."""
 
+    def __init__(self, name: str) -> None:
+        from hfseq.checkpoints import headers
+        from hfseq.checkpoints.config import Source, fetcher, model_type
 
-def _architecture(stored: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Return the model type of a config.json, who registers it, and the classes that load it."""
-    from hfseq.checkpoints.config import class_names, model_type
-
-    kind, twin = model_type(stored), stored.get("model_type")
-    twin = twin if isinstance(twin, str) else None
-    registry = plugins.load().architectures
-    spec = registry.get(str(kind)) if kind in registry else None
-    stock = registry.get(str(twin)) if spec and twin in registry else None
-    if kind is not None and spec is None:
-        known = ", ".join(sorted(registry))
-        problems.append(f"no plugin has the model type '{kind}': hfseq loads {known}")
-    torch_classes: list[str] = []
-    if kind is not None:  # without importing Transformers, which is slow
-        package = importlib.util.find_spec("transformers")
-        folders = (package.submodule_search_locations or []) if package else []
-        module = re.sub(r"\W", "_", str(twin))
-        if isinstance(stored.get("auto_map"), dict):
-            custom = [name for name in stored["auto_map"] if "Model" in name]
-            torch_classes = [f"{name} (trust_remote_code=True)" for name in custom]
-        elif not any((Path(folder) / "models" / module).is_dir() for folder in folders):
-            torch_classes = []
-        elif stock is None:
-            torch_classes = class_names(stored)
+        source = Source.of(name)
+        self.place = source.place
+        self.folder = Path(self.place) if Path(self.place).is_dir() else None
+        self.fetch = fetcher(self.place, {})
+        self.problems: list[str] = []
+        self.stored = self.read_json("config.json")
+        if self.fetch("config.json") is None:
+            self.problems.append("no config.json")
+        elif not self.problems and model_type(self.stored) is None:
+            self.problems.append("config.json names no model_type")
+        if self.folder is None:
+            self.weights = headers.remote_weights(self.place)
         else:
-            torch_classes = [name.removeprefix("Flax") for name in _classes(stock)]
-    return {
-        "model_type": kind,
-        "stored_as": twin if twin != kind else None,
-        "architectures": class_names(stored) if "architectures" in stored else None,
-        "plugin": spec.plugin if spec else None,
-        "jax_classes": _classes(spec) if spec else [],
-        "pytorch_classes": torch_classes,
-    }
+            only = Path(source.file).name if source.file else None
+            self.weights = headers.local_weights(self.folder, only)
+        self.problems += self.weights.problems
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Return a JSON object, or nothing; what is wrong with it is noted."""
+        path = self.fetch(name)
+        if path is None:
+            return {}
+        try:
+            content = parse_json(Path(path).read_bytes())
+            if not isinstance(content, dict):
+                raise ValueError("no JSON object")
+        except (OSError, ValueError) as error:
+            self.problems.append(f"{name} cannot be read: {first_line(error)}")
+            return {}
+        return content
+
+    def architecture(self) -> dict[str, Any]:
+        """Return the model type of config.json, who registers it, and the classes that load it."""
+        from hfseq.checkpoints.config import class_names, model_type
+
+        kind, twin = model_type(self.stored), self.stored.get("model_type")
+        twin = twin if isinstance(twin, str) else None
+        registry = plugins.load().architectures
+        spec = registry.get(str(kind)) if kind in registry else None
+        stock = registry.get(str(twin)) if spec and twin in registry else None
+        if kind is not None and spec is None:
+            known = ", ".join(sorted(registry))
+            self.problems.append(f"no plugin has the model type '{kind}': hfseq loads {known}")
+        torch_classes: list[str] = []
+        if kind is not None:  # without importing Transformers, which is slow
+            package = importlib.util.find_spec("transformers")
+            folders = (package.submodule_search_locations or []) if package else []
+            module = re.sub(r"\W", "_", str(twin))
+            if isinstance(custom := self.stored.get("auto_map"), dict):
+                torch_classes = [f"{n} (trust_remote_code=True)" for n in custom if "Model" in n]
+            elif any((Path(folder) / "models" / module).is_dir() for folder in folders):
+                torch_classes = class_names(self.stored)
+                if stock:
+                    torch_classes = [name.removeprefix("Flax") for name in _classes(stock)]
+        return {
+            "model_type": kind,
+            "stored_as": twin if twin != kind else None,
+            "architectures": class_names(self.stored) if "architectures" in self.stored else None,
+            "plugin": spec.plugin if spec else None,
+            "jax_classes": _classes(spec) if spec else [],
+            "pytorch_classes": torch_classes,
+        }
+
+    def tokenizer(self) -> dict[str, Any] | None:
+        """Return the kind, size and largest id of the tokenizer; None where there is none."""
+        settings = self.read_json("tokenizer_config.json")
+        names = ("tokenizer.json", *PLAIN_VOCABULARIES)
+        file = next((name for name in names if self.fetch(name) is not None), None)
+        if file is None:
+            return None
+        path = Path(str(self.fetch(file)))
+        ids: list[int] = []
+        try:
+            if file == "tokenizer.json":
+                from tokenizers import Tokenizer
+
+                vocabulary = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+                ids = list(vocabulary.values())
+            elif path.suffix == ".json":
+                ids = [int(number) for number in parse_json(path.read_bytes()).values()]
+            elif path.suffix == ".txt":
+                ids = list(range(path.read_text("utf-8").count("\n")))
+        except Exception as error:  # the tokenizers library raises bare Exceptions
+            self.problems.append(f"{path.name} cannot be read: {first_line(error)}")
+        added = settings.get("added_tokens_decoder")
+        if isinstance(added, Mapping):
+            ids += [int(number) for number in added if re.fullmatch(r"\d{1,18}", str(number))]
+        size = {"entries": len(set(ids)), "largest_id": max(ids)} if ids else {}
+        return {"class": settings.get("tokenizer_class"), "file": file, **size}
+
+    def training(self) -> dict[str, Any] | None:
+        """Return the steps of training checkpoints and the last logged; None where no run was."""
+        from hfseq.reports.log import LOG, read_metrics
+
+        if self.folder is None:
+            return None
+        saved = (self.folder / "checkpoints").glob("*")
+        steps = sorted(int(path.name) for path in saved if path.name.isdecimal() and path.is_dir())
+        if not (self.folder / LOG).is_file():
+            return {"checkpoints": steps} if steps else None
+        logged = max((record["step"] for record in read_metrics(self.folder / LOG)), default=None)
+        return {"checkpoints": steps, "logged_step": logged}
+
+    def compare_names(self) -> dict[str, Any] | None:
+        """Compare the names of the files with those of the class that config.json names."""
+        from hfseq.modeling.auto import find_class
+
+        tensors = self.weights.tensors()
+        try:
+            cls = find_class(self.stored, self.place)
+            model = without_parameters(cls, self.place, tensors)
+        except (HfseqError, ValueError, TypeError, KeyError, AttributeError) as error:
+            self.problems.append(f"its class cannot be made: {first_line(error)}")
+            return None
+        _, report = model.file_map.match(tensors, native=self.weights.native)
+        self.problems += misfits(model, report)
+        writes = model.can_generate() or "LM" in cls.__name__ or "PreTraining" in cls.__name__
+        # PyTorch's names that are not stored, with the tensor that each repeats; the table of
+        # aliases lists the heads of all classes of a family.
+        tied = {
+            alias: name
+            for alias, name in model.file_map.aliases.items()
+            if alias not in tensors and (writes or ".embed" in alias)
+        }
+        return {"class": cls.__name__, "missing": len(report.missing),
+                "unexpected": len(report.unexpected), "tied": tied}  # fmt: skip
+
+    def not_finite(self) -> dict[str, int]:
+        """Count NaN and infinities in every tensor of floating numbers."""
+        import numpy as np
+
+        from hfseq.checkpoints.headers import NUMPY, values
+        from hfseq.checkpoints.weights import FLOATING
+
+        if self.weights.folder is None:
+            raise UsageError("--values needs the weights here: download the model first")
+        size = 1 << 22  # numbers that are converted at a time
+        counts = {}
+        for name, (header, entry) in self.weights.entries.items():
+            if NUMPY.get(entry.code) not in FLOATING or header.problems:
+                continue
+            flat = values(self.weights.folder, header, entry).reshape(-1)
+            pieces = (flat[i : i + size].astype(np.float32) for i in range(0, len(flat), size))
+            if count := sum(int((~np.isfinite(piece)).sum()) for piece in pieces):
+                counts[name] = count
+                self.problems.append(f"{name} holds {count:,} values that are NaN or infinite")
+        return counts
 
 
 def _classes(spec: ArchitectureSpec) -> list[str]:
@@ -270,90 +359,3 @@ def _by_module(counts: dict[str, int], depth: int) -> dict[str, int]:
         large = depth == 1 and 2 * sum(part.values()) > sum(counts.values())
         sums |= _by_module(part, 2) if large else {module: sum(part.values())}
     return sums
-
-
-def _tokenizer(fetch: Fetch, problems: list[str]) -> dict[str, Any] | None:
-    """Return the kind, size and largest id of the tokenizer; None where there is none."""
-    settings = _read_json(fetch, "tokenizer_config.json", problems)
-    file = next((n for n in ("tokenizer.json", *PLAIN_VOCABULARIES) if fetch(n) is not None), None)
-    if file is None:
-        return None
-    path = Path(str(fetch(file)))
-    ids: list[int] = []
-    try:
-        if file == "tokenizer.json":
-            from tokenizers import Tokenizer
-
-            ids = list(Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True).values())
-        elif path.suffix == ".json":
-            ids = [int(number) for number in parse_json(path.read_bytes()).values()]
-        elif path.suffix == ".txt":
-            ids = list(range(path.read_text("utf-8").count("\n")))
-    except Exception as error:  # the tokenizers library raises bare Exceptions
-        problems.append(f"{path.name} cannot be read: {first_line(error)}")
-    added = settings.get("added_tokens_decoder")
-    if isinstance(added, Mapping):
-        ids += [int(number) for number in added if re.fullmatch(r"\d{1,18}", str(number))]
-    size = {"entries": len(set(ids)), "largest_id": max(ids)} if ids else {}
-    return {"class": settings.get("tokenizer_class"), "file": file, **size}
-
-
-def _training(folder: Path) -> dict[str, Any] | None:
-    """Return the steps of training checkpoints and the last logged step; None where no run was."""
-    from hfseq.reports.log import LOG, read_metrics
-
-    saved = (folder / "checkpoints").glob("*")
-    steps = sorted(int(entry.name) for entry in saved if entry.name.isdecimal() and entry.is_dir())
-    if not (folder / LOG).is_file():
-        return {"checkpoints": steps} if steps else None
-    logged = max((record["step"] for record in read_metrics(folder / LOG)), default=None)
-    return {"checkpoints": steps, "logged_step": logged}
-
-
-def _compare_names(
-    place: str, stored: dict[str, Any], weights: Weights, problems: list[str]
-) -> dict[str, Any] | None:
-    """Compare the names of the files with those of the class that config.json names."""
-    from hfseq.modeling.auto import find_class
-
-    tensors = weights.tensors()
-    try:
-        cls = find_class(stored, place)
-        model = without_parameters(cls, place, tensors)
-    except (HfseqError, ValueError, TypeError, KeyError, AttributeError) as error:
-        problems.append(f"its class cannot be made: {first_line(error)}")
-        return None
-    _, report = model.file_map.match(tensors, native=weights.native)
-    problems += misfits(model, report)
-    writes = model.can_generate() or "LM" in cls.__name__ or "PreTraining" in cls.__name__
-    # PyTorch's names that are not stored, with the tensor that each repeats; the table of aliases
-    # lists the heads of all classes of a family.
-    tied = {
-        alias: name
-        for alias, name in model.file_map.aliases.items()
-        if alias not in tensors and (writes or ".embed" in alias)
-    }
-    return {"class": cls.__name__, "missing": len(report.missing),
-            "unexpected": len(report.unexpected), "tied": tied}  # fmt: skip
-
-
-def _not_finite(weights: Weights, problems: list[str]) -> dict[str, int]:
-    """Count NaN and infinities in every tensor of floating numbers."""
-    import numpy as np
-
-    from hfseq.checkpoints.headers import NUMPY, values
-    from hfseq.checkpoints.weights import FLOATING
-
-    if weights.folder is None:
-        raise UsageError("--values needs the weights here: download the model first")
-    size = 1 << 22  # numbers that are converted at a time
-    counts = {}
-    for name, (header, entry) in weights.entries.items():
-        if NUMPY.get(entry.code) not in FLOATING or header.problems:
-            continue
-        flat = values(weights.folder, header, entry).reshape(-1)
-        pieces = (flat[i : i + size].astype(np.float32) for i in range(0, len(flat), size))
-        if count := sum(int((~np.isfinite(piece)).sum()) for piece in pieces):
-            counts[name] = count
-            problems.append(f"{name} holds {count:,} values that are NaN or infinite")
-    return counts

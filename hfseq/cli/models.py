@@ -155,7 +155,25 @@ def run_generate(arguments: argparse.Namespace) -> int:
     options = {name: value for name, value in given.items() if value is not None}
     if arguments.do_sample:
         options |= {"do_sample": True, "prng_key": arguments.seed}
-    _check_generate(arguments, options)
+    problems = []
+    if arguments.prompts and (arguments.input_file or arguments.whole):
+        problems.append("give PROMPT, or --input_file and --whole, not both")
+    idle = [name for name in SAMPLING if name in options] if not arguments.do_sample else []
+    if idle:
+        problems.append(f"--{idle[0]} needs --do_sample: it changes what is drawn at random")
+    count = options.get("num_return_sequences", 1)
+    if count > max(1, options.get("num_beams", 1)) and not arguments.do_sample:
+        problems.append(
+            f"--num_return_sequences {count} needs --do_sample, or as many --num_beams: greedy "
+            "search writes one text"
+        )
+    problems += [
+        f"--{name} {options[name]}: give a number of at least 1"
+        for name in ("max_new_tokens", "num_beams", "num_return_sequences")
+        if options.get(name, 1) < 1
+    ]
+    if problems:
+        raise UsageError("; ".join(problems))
     prompts = list(arguments.prompts)
     if not prompts:
         lines, name = _input_lines(arguments.input_file, "continuing")
@@ -197,28 +215,6 @@ def run_generate(arguments: argparse.Namespace) -> int:
                 print(paint(f"== {of} ==", "faint"))
             print((prompt if show_prompt else "") + one.text, flush=True)
     return 0
-
-
-def _check_generate(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
-    problems = []
-    if arguments.prompts and (arguments.input_file or arguments.whole):
-        problems.append("give PROMPT, or --input_file and --whole, not both")
-    idle = [name for name in SAMPLING if name in options] if not arguments.do_sample else []
-    if idle:
-        problems.append(f"--{idle[0]} needs --do_sample: it changes what is drawn at random")
-    count = options.get("num_return_sequences", 1)
-    if count > max(1, options.get("num_beams", 1)) and not arguments.do_sample:
-        problems.append(
-            f"--num_return_sequences {count} needs --do_sample, or as many --num_beams: greedy "
-            "search writes one text"
-        )
-    problems += [
-        f"--{name} {options[name]}: give a number of at least 1"
-        for name in ("max_new_tokens", "num_beams", "num_return_sequences")
-        if options.get(name, 1) < 1
-    ]
-    if problems:
-        raise UsageError("; ".join(problems))
 
 
 def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> None:
@@ -336,46 +332,35 @@ def run_translate(arguments: argparse.Namespace) -> int:
         total = count_lines(arguments.input_file or "-")
         replace = arguments.on_bad_line == "replace"
         lines, name = _input_lines(arguments.input_file, "translating", replace)
-    try:
-        with Output(arguments.output_file) as output:
-            return _translate(arguments, lines, name, total, output)
-    except BrokenPipeError:  # whoever read has had enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
-
-
-def _translate(
-    arguments: argparse.Namespace,
-    lines: Iterable[str],
-    name: str,
-    total: int | None,
-    output: Output,
-) -> int:
     from tqdm import tqdm
 
     from hfseq.pipelines.translation import Translator
 
-    _prepare(arguments)
-    translator = Translator.from_pretrained(
-        arguments.model, **{option: getattr(arguments, option) for option in TRANSLATOR_OPTIONS}
-    )
-    options = {} if total is None else {"pause": None}  # all of a file is there
+    given = {option: getattr(arguments, option) for option in TRANSLATOR_OPTIONS}
+    pause = {} if total is None else {"pause": None}  # all of a file is there
     hidden = arguments.no_progress or not sys.stderr.isatty()
     bad = unended = count = 0
-    with tqdm(total=total, unit=" lines", disable=hidden, file=sys.stderr) as bar:
-        for translation in translator.stream(lines, **options):
-            place = f"{name}:{translation.line}"
-            for warning in translation.warnings:
-                bar.write(f"warning: {place}: {warning}", file=sys.stderr)
-            if translation.error:
-                bar.write(f"error: {place}: {translation.error}", file=sys.stderr)
-                if arguments.on_bad_line == "stop":
-                    raise DataError(f"stopped at {place} (--on_bad_line stop)")
-            output.write(_render(translation, arguments))
-            bar.update()
-            count += 1
-            bad += translation.error is not None
-            unended += any(not hypothesis.ended for hypothesis in translation.hypotheses)
+    try:
+        with Output(arguments.output_file) as output:
+            _prepare(arguments)
+            translator = Translator.from_pretrained(arguments.model, **given)
+            with tqdm(total=total, unit=" lines", disable=hidden, file=sys.stderr) as bar:
+                for translation in translator.stream(lines, **pause):
+                    place = f"{name}:{translation.line}"
+                    for warning in translation.warnings:
+                        bar.write(f"warning: {place}: {warning}", file=sys.stderr)
+                    if translation.error:
+                        bar.write(f"error: {place}: {translation.error}", file=sys.stderr)
+                        if arguments.on_bad_line == "stop":
+                            raise DataError(f"stopped at {place} (--on_bad_line stop)")
+                    output.write(_render(translation, arguments))
+                    bar.update()
+                    count += 1
+                    bad += translation.error is not None
+                    unended += any(not hypothesis.ended for hypothesis in translation.hypotheses)
+    except BrokenPipeError:  # whoever read has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
     if bad:
         text = f"{bad} of {count} lines could not be translated: their places are empty"
         print(text, file=sys.stderr)

@@ -74,10 +74,33 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 def _report(summary: Record, log: RunLog) -> Iterator[str]:
     from hfseq.reports.log import LOSS
+    from hfseq.reports.plots import short
 
     name, status = summary["name"], summary["status"]
     yield f"{paint(name, 'bold')}: {paint(status, COLOURS[status])}"
-    yield from (f"  {label:14}{value}" for label, value in _facts(summary) if value)
+    total, step, seen = summary["total_steps"], summary["step"], summary["tokens_seen"]
+    share = f" of {total:,} ({step / total:.0%})" if total else ""
+    epoch = f", epoch {summary['epoch']:.2f}" if summary["epoch"] is not None else ""
+    times = {"seconds": "{} of training", "seconds_to_go": "{} to go",
+             "seconds_since_last_record": "last record {} ago"}  # fmt: skip
+    rates = {"tokens_per_second": "{:,.0f} tokens/s", "mfu": "MFU {:.1%}",
+             "peak_memory_gb": "peak memory {:.2f} GB"}  # fmt: skip
+    losses = [number(summary[name]) for name in ("first_loss", "last_loss")]
+    facts = {
+        "step": f"{step:,}{share}{epoch}",
+        "tokens seen": "" if seen is None else short(seen),
+        "time": ", ".join(
+            text.format(duration(summary[key]))
+            for key, text in times.items() if summary[key] is not None
+        ),
+        "rate": ", ".join(
+            text.format(summary[key]) for key, text in rates.items() if summary[key] is not None
+        ),
+        "training loss": "{} at first, {} now".format(*losses) if all(losses) else "",
+        "best": "{} at step {}".format(*_best(summary)) if summary["best"] else "",
+        "resumed at": ", ".join(f"{step:,}" for step in summary["resumed_at"]),
+    }  # fmt: skip
+    yield from (f"  {label:14}{value}" for label, value in facts.items() if value)
     points = log.points(*LOSS)
     if len(points) > 1:
         yield from ("", "  training loss by step")
@@ -96,32 +119,6 @@ def _report(summary: Record, log: RunLog) -> Iterator[str]:
         yield from (f"  {line}" for line in table([["step", *names], *rows], width() - 2))
     for warning in summary["warnings"]:
         yield f"{paint('warning', 'yellow')}: {warning}"
-
-
-def _facts(summary: Record) -> Iterator[tuple[str, str]]:
-    """Yield what is known in the order of the report, by its label; empty where it is not."""
-    from hfseq.reports.plots import short
-
-    total, step = summary["total_steps"], summary["step"]
-    share = f" of {total:,} ({step / total:.0%})" if total else ""
-    epoch = f", epoch {summary['epoch']:.2f}" if summary["epoch"] is not None else ""
-    yield "step", f"{step:,}{share}{epoch}"
-    yield "tokens seen", "" if summary["tokens_seen"] is None else short(summary["tokens_seen"])
-    spent, to_go = duration(summary["seconds"]), duration(summary["seconds_to_go"])
-    times = [f"{spent} of training"] if spent else []
-    times += [f"{to_go} to go"] if to_go else []
-    since = duration(summary["seconds_since_last_record"])
-    yield "time", ", ".join([*times, f"last record {since} ago"])
-    rates = {"tokens_per_second": "{:,.0f} tokens/s", "mfu": "MFU {:.1%}",
-             "peak_memory_gb": "peak memory {:.2f} GB"}  # fmt: skip
-    known = [text.format(summary[key]) for key, text in rates.items() if summary[key] is not None]
-    yield "rate", ", ".join(known)
-    if summary["last_loss"] is not None:
-        first, last = number(summary["first_loss"]), number(summary["last_loss"])
-        yield "training loss", f"{first} at first, {last} now"
-    if summary["best"]:
-        yield "best", "{} at step {}".format(*_best(summary))
-    yield "resumed at", ", ".join(f"{step:,}" for step in summary["resumed_at"])
 
 
 def _best(summary: Record) -> tuple[str, str]:

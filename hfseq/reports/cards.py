@@ -221,6 +221,87 @@ class CardContext:
             eval_results=results or self.eval_results,
         )
 
+    def metadata(self, results: Sequence[CardResult]) -> ModelCardData:
+        """Return what the Hub reads of the card: licence, data, ``results`` and so on."""
+        from huggingface_hub import EvalResult, ModelCardData
+
+        pipeline = self.pipeline_tag or PIPELINES.get(self.task)
+        evaluations = [
+            EvalResult(
+                task_type=pipeline or "other",
+                dataset_type=re.sub(r"[^\w./-]+", "-", result.dataset).strip("-").lower() or "data",
+                dataset_name=result.dataset,
+                dataset_split=result.split,
+                metric_type=result.metric,
+                metric_value=result.value,
+            )
+            for result in results
+        ]
+        carbon: dict[str, Any] = {}
+        if self.emissions_g is not None:
+            entry = {
+                "emissions": self.emissions_g,
+                "source": self.emissions_source,
+                "training_type": "fine-tuning" if self.base_model else "pre-training",
+                "hardware_used": self.hardware,
+            }
+            carbon["co2_eq_emissions"] = {key: value for key, value in entry.items() if value != ""}
+        return ModelCardData(
+            language=self.language,
+            license=self.licence,
+            library_name="transformers" if self.stock or self.custom_code else "hfseq",
+            tags=["jax", "flax", "hfseq", self.model_type, *["custom_code"] * self.custom_code],
+            datasets=[data.name for data in self.datasets if not data.files] or None,
+            metrics=sorted({result.metric for result in results}) or None,
+            base_model=self.hub_base,
+            pipeline_tag=pipeline,
+            model_name=self.model_name,
+            eval_results=evaluations or None,
+            **carbon,
+        )
+
+    @property
+    def hub_base(self) -> str | None:
+        """The model that this one was fine-tuned from, if it has a name on the Hub."""
+        name = self.base_model or ""
+        on_hub = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) and not Path(name).exists()
+        return name if on_hub else None
+
+    def summary(self) -> str:
+        """Return a sentence on the model, for a card without a description."""
+        count, size = self.parameters or 0, ""
+        for unit, word in ((1, ""), (1e3, " thousand"), (1e6, " million"), (1e9, " billion")):
+            if count >= unit:
+                size = f" with {count / unit:.3g}{word} parameters"
+        base = self.hub_base
+        begun = f", fine-tuned from [{base}](https://huggingface.co/{base})" if base else ""
+        names = ", ".join(data.name for data in self.datasets)
+        data = f" on {names}" if names else ""
+        return f"`{self.architecture}`{size}{begun}, trained{data} in JAX with hfseq."
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what is known of the training, by its label."""
+        carbon, took = "", ""
+        if self.emissions_g is not None:
+            source = f" ({self.emissions_source})" if self.emissions_source else ""
+            carbon = f"{self.emissions_g:,.0f} g{source}"
+        if self.duration_s:
+            minutes, seconds = divmod(round(self.duration_s), 60)
+            hours, minutes = divmod(minutes, 60)
+            took = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+            took = f"{hours} h {minutes} min" if hours else took
+        facts = {
+            "Steps": _count(self.steps),
+            "Tokens seen": _count(self.tokens_seen),
+            "Training time": took,
+            "Throughput": f"{self.throughput:,.0f} tokens/s" if self.throughput else "",
+            "Model FLOPs utilisation": f"{self.mfu:.1%}" if self.mfu else "",
+            "Hardware": self.hardware,
+            "CO2 equivalent": carbon,
+            "Software": ", ".join(f"{name} {version}" for name, version in self.versions.items()),
+        }
+        return [(name, value) for name, value in facts.items() if value]
+
 
 def load_training_numbers(metrics_jsonl: str | os.PathLike[str]) -> TrainingNumbers:
     """Read a ``metrics.jsonl``; metrics are found with and without the prefix ``train_``."""
@@ -294,16 +375,16 @@ def render_model_card(context: CardContext) -> str:
     torch = context.stock or context.custom_code
     variables = vars(context) | {  # plugins that add sections see them too
         "context": context,
-        "card_data": _metadata(context, results).to_yaml(),
+        "card_data": context.metadata(results).to_yaml(),
         "marker": MARKER,
         "name": context.model_name,
-        "description": context.description or _description(context),
+        "description": context.description or context.summary(),
         "results": results,
         "auto_class": f"AutoModel{context.task}",
         "jax_snippet": snippet(context.task, name, "np"),
         "torch_snippet": snippet(context.task, name, "pt", context.custom_code) if torch else "",
         "samples": context.sample_outputs,
-        "facts": _facts(context),
+        "facts": context.facts(),
         "command": private(context.command),
         "hyperparameters": [(k, private(str(v))) for k, v in context.hyperparameters.items()],
         "limits": context.limits or LIMITS,
@@ -312,87 +393,6 @@ def render_model_card(context: CardContext) -> str:
     variables["extra_sections"] = [*context.extra_sections, *filter(None, sections)]
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(variables)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
-
-
-def _metadata(context: CardContext, results: Sequence[CardResult]) -> ModelCardData:
-    from huggingface_hub import EvalResult, ModelCardData
-
-    pipeline = context.pipeline_tag or PIPELINES.get(context.task)
-    evaluations = [
-        EvalResult(
-            task_type=pipeline or "other",
-            dataset_type=re.sub(r"[^\w./-]+", "-", result.dataset).strip("-").lower() or "data",
-            dataset_name=result.dataset,
-            dataset_split=result.split,
-            metric_type=result.metric,
-            metric_value=result.value,
-        )
-        for result in results
-    ]
-    carbon: dict[str, Any] = {}
-    if context.emissions_g is not None:
-        entry = {
-            "emissions": context.emissions_g,
-            "source": context.emissions_source,
-            "training_type": "fine-tuning" if context.base_model else "pre-training",
-            "hardware_used": context.hardware,
-        }
-        carbon["co2_eq_emissions"] = {key: value for key, value in entry.items() if value != ""}
-    return ModelCardData(
-        language=context.language,
-        license=context.licence,
-        library_name="transformers" if context.stock or context.custom_code else "hfseq",
-        tags=["jax", "flax", "hfseq", context.model_type, *["custom_code"] * context.custom_code],
-        datasets=[data.name for data in context.datasets if not data.files] or None,
-        metrics=sorted({result.metric for result in results}) or None,
-        base_model=_base_model(context),
-        pipeline_tag=pipeline,
-        model_name=context.model_name,
-        eval_results=evaluations or None,
-        **carbon,
-    )
-
-
-def _base_model(context: CardContext) -> str | None:
-    """The Hub name of the model this one was fine-tuned from; others cannot use a local path."""
-    name = context.base_model or ""
-    on_hub = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) and not Path(name).exists()
-    return name if on_hub else None
-
-
-def _description(context: CardContext) -> str:
-    count, size = context.parameters or 0, ""
-    for unit, word in ((1, ""), (1e3, " thousand"), (1e6, " million"), (1e9, " billion")):
-        if count >= unit:
-            size = f" with {count / unit:.3g}{word} parameters"
-    base = _base_model(context)
-    begun = f", fine-tuned from [{base}](https://huggingface.co/{base})" if base else ""
-    names = ", ".join(data.name for data in context.datasets)
-    data = f" on {names}" if names else ""
-    return f"`{context.architecture}`{size}{begun}, trained{data} in JAX with hfseq."
-
-
-def _facts(context: CardContext) -> list[tuple[str, str]]:
-    carbon, took = "", ""
-    if context.emissions_g is not None:
-        source = f" ({context.emissions_source})" if context.emissions_source else ""
-        carbon = f"{context.emissions_g:,.0f} g{source}"
-    if context.duration_s:
-        minutes, seconds = divmod(round(context.duration_s), 60)
-        hours, minutes = divmod(minutes, 60)
-        took = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-        took = f"{hours} h {minutes} min" if hours else took
-    facts = {
-        "Steps": _count(context.steps),
-        "Tokens seen": _count(context.tokens_seen),
-        "Training time": took,
-        "Throughput": f"{context.throughput:,.0f} tokens/s" if context.throughput else "",
-        "Model FLOPs utilisation": f"{context.mfu:.1%}" if context.mfu else "",
-        "Hardware": context.hardware,
-        "CO2 equivalent": carbon,
-        "Software": ", ".join(f"{name} {version}" for name, version in context.versions.items()),
-    }
-    return [(name, value) for name, value in facts.items() if value]
 
 
 def _count(value: int | None) -> str:

@@ -6,6 +6,7 @@ flags come from the record that a run begins with, or from ``training_args.json`
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -149,17 +150,71 @@ class RunLog:
                 steps.setdefault(record["step"], {"step": record["step"]}).update(metrics)
         return [steps[step] for step in sorted(steps)]
 
+    @property
+    def step(self) -> int:
+        """The last step."""
+        return max(record["step"] for record in self.records)
+
+    def status(self, total: int | None, silence: float) -> str:
+        """Return finished, running or stopped; without a known end, what is silent has ended.
+
+        ``total`` is the last step that the run is to make, ``silence`` the seconds since a record.
+        """
+        if total is not None and self.step >= total:
+            return "finished"
+        recent = self.train_records()[-RECENT:]
+        times = [float(record["time"]) for record in recent if _number(record.get("time"))]
+        gaps = [after - before for before, after in itertools.pairwise(times)]
+        if silence < max(SILENT_SECONDS, SILENT_INTERVALS * (median(gaps) if gaps else 0.0)):
+            return "running"
+        if total is not None:
+            return "stopped"
+        return "finished" if any((self.folder / name).exists() for name in RESULTS) else "ended"
+
+    def best(self) -> Record | None:
+        """Return the evaluation that was best by the metric which the run chose."""
+        flags = self.flags()
+        name = flags.get("metric_for_best_model") or "eval_loss"
+        name = name if str(name).startswith("eval_") else f"eval_{name}"
+        greater = flags.get("greater_is_better")
+        if greater is None:
+            greater = not smaller_is_better(name)
+        candidates = [record for record in self.evaluations() if _finite(record.get(name))]
+        choose = max if greater else min
+        best = choose(candidates, key=lambda record: float(record[name]), default=None)
+        return best and {"metric": name, "value": best[name], "step": best["step"]}
+
+    def warnings(self, status: str, total: int | None) -> Iterator[str]:
+        """Say where the loss was no number or jumped up, and whether run and log are whole."""
+        points = self.points(*LOSS)
+        spikes = []
+        for at in range(SPIKE_WINDOW, len(points)):
+            usual = median(value for _, value in points[at - SPIKE_WINDOW : at])
+            if points[at][1] > usual + max(SPIKE_NATS, SPIKE_SHARE * abs(usual)):
+                spikes.append(points[at][0])
+        train = self.train_records()
+        bad = [r["step"] for r in train if not any(_finite(r.get(name)) for name in LOSS)]
+        for steps, what in ((bad, "was NaN or infinite"), (spikes, "jumped up")):
+            if steps:
+                shown = ", ".join(f"{at:,}" for at in steps[:6])
+                more = f" and {len(steps) - 6} more" if len(steps) > 6 else ""
+                plural = "s" if len(steps) > 1 else ""
+                yield f"the loss {what} at step{plural} {shown}{more}"
+        if status == "stopped":
+            yield f"stopped at step {self.step:,} of {total:,}; the same command goes on from there"
+        if self.torn:
+            yield "the last line of the log is not complete (being written, or cut off)"
+
 
 def summarise(log: RunLog, now: float | None = None) -> Record:
     """Return what people ask of a run; JSON's types, None where the log does not say."""
-    flags, train, evals = log.flags(), log.train_records(), log.evaluations()
+    flags, train, step = log.flags(), log.train_records(), log.step
     last = {name: value for record in train for name, value in record.items()}
-    step = max(record["step"] for record in log.records)
     totals = (flags.get(name) for name in ("total_steps", "max_steps"))
     total = next((value for value in totals if isinstance(value, int) and value > 0), None)
     losses = log.points(*LOSS)
     silence = (now or time.time()) - float(log.records[-1].get("time") or 0)
-    status = _status(log, step, total, silence)
+    status = log.status(total, silence)
     to_go = None
     timed = [record for record in train[-RECENT:] if _number(record.get("train_runtime"))]
     if total and status == "running" and len(timed) > 1:
@@ -183,25 +238,11 @@ def summarise(log: RunLog, now: float | None = None) -> Record:
         "learning_rate": last.get("train_learning_rate"),
         "first_loss": losses[0][1] if losses else None,
         "last_loss": losses[-1][1] if losses else None,
-        "best": _best(evals, flags),
-        "evaluations": evals,
+        "best": log.best(),
+        "evaluations": log.evaluations(),
         "resumed_at": [record["step"] for record in log.starts() if record["step"]],
-        "warnings": _warnings(log, status, step, total),
+        "warnings": list(log.warnings(status, total)),
     }
-
-
-def _status(log: RunLog, step: int, total: int | None, silence: float) -> str:
-    """Return finished, running or stopped; without a known end, whatever is silent has ended."""
-    if total is not None and step >= total:
-        return "finished"
-    recent = log.train_records()[-RECENT:]
-    times = [float(record["time"]) for record in recent if _number(record.get("time"))]
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
-    if silence < max(SILENT_SECONDS, SILENT_INTERVALS * (median(gaps) if gaps else 0.0)):
-        return "running"
-    if total is not None:
-        return "stopped"
-    return "finished" if any((log.folder / name).exists() for name in RESULTS) else "ended"
 
 
 def _recent(train: Sequence[Record], name: str) -> float | None:
@@ -209,44 +250,6 @@ def _recent(train: Sequence[Record], name: str) -> float | None:
     keys = (name, f"train_{name}")
     rates = [record[key] for record in train for key in keys if _finite(record.get(key))]
     return float(median(rates[-RECENT:])) if rates else None
-
-
-def _best(evals: Sequence[Record], flags: Record) -> Record | None:
-    """Return the evaluation that was best by the metric which the run chose."""
-    name = flags.get("metric_for_best_model") or "eval_loss"
-    name = name if str(name).startswith("eval_") else f"eval_{name}"
-    candidates = [record for record in evals if _finite(record.get(name))]
-    if not candidates:
-        return None
-    greater = flags.get("greater_is_better")
-    if greater is None:
-        greater = not smaller_is_better(name)
-    best = (max if greater else min)(candidates, key=lambda record: float(record[name]))
-    return {"metric": name, "value": best[name], "step": best["step"]}
-
-
-def _warnings(log: RunLog, status: str, step: int, total: int | None) -> list[str]:
-    train, points = log.train_records(), log.points(*LOSS)
-    spikes = []
-    for at in range(SPIKE_WINDOW, len(points)):
-        usual = median(value for _, value in points[at - SPIKE_WINDOW : at])
-        if points[at][1] > usual + max(SPIKE_NATS, SPIKE_SHARE * abs(usual)):
-            spikes.append(points[at][0])
-    bad = [r["step"] for r in train if not any(_finite(r.get(name)) for name in LOSS)]
-    warnings = []
-    for steps, what in ((bad, "was NaN or infinite"), (spikes, "jumped up")):
-        if steps:
-            shown = ", ".join(f"{at:,}" for at in steps[:6])
-            more = f" and {len(steps) - 6} more" if len(steps) > 6 else ""
-            plural = "s" if len(steps) > 1 else ""
-            warnings.append(f"the loss {what} at step{plural} {shown}{more}")
-    if status == "stopped":
-        warnings.append(
-            f"stopped at step {step:,} of {total:,}; the same command goes on from there"
-        )
-    if log.torn:
-        warnings.append("the last line of the log is not complete (being written, or cut off)")
-    return warnings
 
 
 def _number(value: object) -> bool:

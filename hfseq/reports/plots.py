@@ -74,6 +74,7 @@ def draw(records: Sequence[Record], title: str | None, baselines: Mapping[str, f
     """Return the figure; not pyplot, so that it needs no display and leaves no global state."""
     import numpy as np
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     rate = curve(records, *LEARNING_RATE)
     curves = {name: curve(records, name) for name in METRICS}
@@ -123,17 +124,6 @@ def draw(records: Sequence[Record], title: str | None, baselines: Mapping[str, f
         panel.locator_params(axis="y", nbins=3)
         panel.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2), useMathText=True)
         panel.yaxis.get_offset_text().set(color=INK, fontsize=8)
-    _label_steps(panel, records)
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
-    return figure
-
-
-def _label_steps(panel: Axes, records: Sequence[Record]) -> None:
-    """Label the steps and, beneath them, the tokens seen by then."""
-    import numpy as np
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     steps, tokens = curve(records, *TOKENS_SEEN)
 
     def label(step: float, _: object) -> str:
@@ -141,11 +131,13 @@ def _label_steps(panel: Axes, records: Sequence[Record]) -> None:
             return short(step)
         return f"{short(step)}\n{short(np.interp(step, [0, *steps], [0, *tokens]))}"
 
-    last = max(1, *(record["step"] for record in records), 0)
-    panel.set_xlim(0, last * 1.015)
+    panel.set_xlim(0, max(1, *(record["step"] for record in records), 0) * 1.015)
     panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     panel.xaxis.set_major_formatter(FuncFormatter(label))
     panel.set_xlabel("step / tokens seen" if len(tokens) else "step", color=INK)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
+    return figure
 
 
 def draw_comparison(

@@ -152,7 +152,7 @@ def test_full_disk_during_the_snapshot_does_not_reach_training(
 
     pusher = BackgroundPusher(folder, "user/m")
     with monkeypatch.context() as patch:
-        patch.setattr(hub_background, "_link_or_copy", full)
+        patch.setattr(hub_background.shutil, "copy2", full)
         pusher.push("step 1")
     assert "No space left" in caplog.text
     assert pusher.finish() is None
