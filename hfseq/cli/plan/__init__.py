@@ -21,6 +21,10 @@ PARTS = {
     "batch": "batch",
 }
 CHOICES = {"kept": "without gradient checkpointing", "recomputed": "with gradient checkpointing"}
+EXCHANGES = {
+    "rules": "What devices exchange in a step, by the sharding rules",
+    "compiled": "The same in the compiled step (XLA for CPUs sums where others scatter)",
+}
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +89,7 @@ def check_fit(plan: dict[str, Any]) -> None:
 def describe(plan: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a plan that :func:`hfseq.cli.plan.estimate.make_plan` made."""
     run, devices, time, fit = (plan[name] for name in ("run", "devices", "time", "fit"))
+    parts, compiled, exchange = (plan[name] for name in ("bytes", "compiled", "exchange"))
     mesh = ", ".join(f"{name}={ways}" for name, ways in devices["mesh"].items())
     target = f" and targets of {run['target_length']}" if run["target_length"] else ""
     yield (
@@ -99,9 +104,54 @@ def describe(plan: dict[str, Any]) -> Iterator[str]:
         f"a step: {run['rows']:,} rows, {time['tokens']:,} tokens; {run['rows_a_shard']} rows a "
         f"data shard x {run['micro_batches']} micro-batches"
     )
-    yield from _memory(plan)
-    yield from _compiled(plan)
-    yield from _exchange(plan["exchange"])
+    yield from _titled(
+        "Memory by the sharding rules",
+        ("", "in all", "a device"),
+        *(
+            (name if key != "optimizer" else f"{name} ({run['optimizer']})",
+             size(parts[key]["all"]), size(parts[key]["device"]))
+            for key, name in PARTS.items()
+        ),
+        ("parameters and moments that no axis splits", "", size(parts["whole"]["device"])),
+        *(
+            (f"kept for the backward pass, {text}", "", size(plan["activations"][key]))
+            for key, text in CHOICES.items()
+        ),
+    )  # fmt: skip
+    if devices["mesh"]["tensor"] > 1:
+        yield "  (tensor divides a part of what is kept, which is not taken off here)"
+    if compiled["programs"]:
+        yield from _titled(
+            f"The step compiled for {devices['count']} host devices, bytes a device",
+            ("", "rows", "state and batch", "temporary", "both", "seconds"),
+            *(
+                (CHOICES["recomputed" if one["remat"] else "kept"], str(one["rows"]),
+                 size(one["arguments"]), size(one["temporary"]),
+                 size(one["arguments"] + one["temporary"]), f"{one['seconds']:.0f}")
+                for one in compiled["programs"]
+            ),
+        )  # fmt: skip
+        if compiled["problem"]:
+            yield f"  {compiled['problem']}"
+        if run["attention"] == "cudnn":
+            yield "  (cuDNN's attention is stood in for by one that keeps the same)"
+    else:
+        yield ""
+        yield f"Not compiled ({compiled['problem']}): what is needed is estimated from the trace"
+    if not exchange["rules"]:
+        yield ""
+        yield "The devices exchange nothing that a rule asks for"
+    for key, title in EXCHANGES.items():
+        if exchange[key]:
+            yield from _titled(
+                title,
+                ("kind", "over", "count", "bytes a device", "wire time"),
+                *(
+                    (one["kind"], "x".join(one["axes"]), f"{one['count']:,}", size(one["bytes"]),
+                     "unknown" if one["seconds"] is None else seconds(one["seconds"]))
+                    for one in exchange[key]
+                ),
+            )  # fmt: skip
     yield ""
     wires = time["wire_seconds"]
     told = "unknown" if wires is None else seconds(wires)
@@ -128,65 +178,3 @@ def _titled(title: str, *rows: Sequence[str]) -> Iterator[str]:
     yield ""
     yield title
     yield from (f"  {line}" for line in table(rows))
-
-
-def _memory(plan: dict[str, Any]) -> Iterator[str]:
-    parts, optimizer = plan["bytes"], plan["run"]["optimizer"]
-    yield from _titled(
-        "Memory by the sharding rules",
-        ("", "in all", "a device"),
-        *(
-            (name if key != "optimizer" else f"{name} ({optimizer})",
-             size(parts[key]["all"]), size(parts[key]["device"]))
-            for key, name in PARTS.items()
-        ),
-        ("parameters and moments that no axis splits", "", size(parts["whole"]["device"])),
-        *(
-            (f"kept for the backward pass, {text}", "", size(plan["activations"][key]))
-            for key, text in CHOICES.items()
-        ),
-    )  # fmt: skip
-    if plan["devices"]["mesh"]["tensor"] > 1:
-        yield "  (tensor divides a part of what is kept, which is not taken off here)"
-
-
-def _compiled(plan: dict[str, Any]) -> Iterator[str]:
-    compiled = plan["compiled"]
-    if not compiled["programs"]:
-        yield ""
-        yield f"Not compiled ({compiled['problem']}): what is needed is estimated from the trace"
-        return
-    yield from _titled(
-        f"The step compiled for {plan['devices']['count']} host devices, bytes a device",
-        ("", "rows", "state and batch", "temporary", "both", "seconds"),
-        *(
-            (CHOICES["recomputed" if one["remat"] else "kept"], str(one["rows"]),
-             size(one["arguments"]), size(one["temporary"]),
-             size(one["arguments"] + one["temporary"]), f"{one['seconds']:.0f}")
-            for one in compiled["programs"]
-        ),
-    )  # fmt: skip
-    if compiled["problem"]:
-        yield f"  {compiled['problem']}"
-    if plan["run"]["attention"] == "cudnn":
-        yield "  (cuDNN's attention is stood in for by one that keeps the same)"
-
-
-def _exchange(exchange: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    if not exchange["rules"]:
-        yield ""
-        yield "The devices exchange nothing that a rule asks for"
-    for key, title in (
-        ("rules", "What devices exchange in a step, by the sharding rules"),
-        ("compiled", "The same in the compiled step (XLA for CPUs sums where others scatter)"),
-    ):
-        if exchange[key]:
-            yield from _titled(
-                title,
-                ("kind", "over", "count", "bytes a device", "wire time"),
-                *(
-                    (one["kind"], "x".join(one["axes"]), f"{one['count']:,}", size(one["bytes"]),
-                     "unknown" if one["seconds"] is None else seconds(one["seconds"]))
-                    for one in exchange[key]
-                ),
-            )  # fmt: skip

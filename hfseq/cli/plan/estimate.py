@@ -156,6 +156,11 @@ def make_plan(options: Options) -> dict[str, Any]:
     run = build(options, abstract_mesh(options.mesh, options.count))
     model, arguments, rows = run.model, run.arguments, local_rows(run)
     remat = arguments.model.gradient_checkpointing
+    device = options.accelerator
+    share = options.memory_share or float(
+        os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or device.share
+    )
+    memory = device.memory if options.memory_gb is None else options.memory_gb * 1e9
     plan: dict[str, Any] = {
         "run": {
             "model_type": model.config.model_type,
@@ -172,7 +177,14 @@ def make_plan(options: Options) -> dict[str, Any]:
             "scan_layers": arguments.model.scan_layers,
             "attention": arguments.model.attn_implementation or "xla",
         },
-        "devices": _devices(options),
+        "devices": {
+            "name": device.name,
+            "count": options.count,
+            "mesh": dict(run.mesh.shape),
+            "memory": memory,
+            "share": share,
+            "usable": memory * share,
+        },
         "bytes": _bytes(run),
     }
     kept = {choice: trace(options, choice) for choice in (False, True)}
@@ -195,26 +207,28 @@ def make_plan(options: Options) -> dict[str, Any]:
     network = options.network_gbs and options.network_gbs * 1e9
     plan["exchange"] = {
         name: [
-            one | {"seconds": wire_seconds(one, run.mesh.shape, options.accelerator, network)}
+            one | {"seconds": wire_seconds(one, run.mesh.shape, device, network)}
             for one in exchange
         ]
         for name, exchange in (("rules", by_rules(run)), ("compiled", compiled))
     }
-    plan["time"] = _time(run, options, [one["seconds"] for one in plan["exchange"]["rules"]])
+    wires = [one["seconds"] for one in plan["exchange"]["rules"]]
+    tokens = run.batch.rows * run.batch.length
+    flops = throughput.run_flops(model, run.objective, run.batch.rows, run.batch.length)
+    peak = device.peak(_itemsize(model.precision.compute_dtype))
+    peak = peak if options.peak_tflops is None else options.peak_tflops * 1e12
+    seconds = flops / (options.mfu * peak * options.count)
+    plan["time"] = {
+        "flops": flops,
+        "peak": peak,
+        "mfu": options.mfu,
+        "seconds": seconds,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds,
+        "wire_seconds": None if None in wires else sum(filter(None, wires)),
+        "days": options.tokens and options.tokens / tokens * seconds / 86400,
+    }
     return plan
-
-
-def _devices(options: Options) -> dict[str, Any]:
-    device = options.accelerator
-    share = options.memory_share or float(
-        os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or device.share
-    )
-    memory = device.memory if options.memory_gb is None else options.memory_gb * 1e9
-    sizes = dict(abstract_mesh(options.mesh, options.count).shape)
-    return {
-        "name": device.name, "count": options.count, "mesh": sizes, "memory": memory,
-        "share": share, "usable": memory * share,
-    }  # fmt: skip
 
 
 def _bytes(run: Run) -> dict[str, Any]:
@@ -268,20 +282,4 @@ def _fit(plan: dict[str, Any], kept: dict[bool, Kept], run: Run) -> dict[str, An
         "source": source, "needed": round(needed), "row": round(slope),
         "left": round(usable - needed), "one_row": round(smallest),
         "largest_rows_a_shard": largest if smallest <= usable else 0,
-    }  # fmt: skip
-
-
-def _time(run: Run, options: Options, wires: list[float | None]) -> dict[str, Any]:
-    """Return the model FLOPs of a step and what it takes at the stated MFU."""
-    flops = throughput.run_flops(run.model, run.objective, run.batch.rows, run.batch.length)
-    dtype = jnp.dtype(run.model.precision.compute_dtype or jnp.float32)
-    peak = options.accelerator.peak(dtype.itemsize)
-    peak = peak if options.peak_tflops is None else options.peak_tflops * 1e12
-    seconds = flops / (options.mfu * peak * options.count)
-    tokens = run.batch.rows * run.batch.length
-    return {
-        "flops": flops, "peak": peak, "mfu": options.mfu, "seconds": seconds, "tokens": tokens,
-        "tokens_per_second": tokens / seconds,
-        "wire_seconds": None if None in wires else sum(filter(None, wires)),
-        "days": options.tokens and options.tokens / tokens * seconds / 86400,
     }  # fmt: skip
