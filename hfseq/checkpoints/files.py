@@ -78,9 +78,35 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
     if name.endswith(".index.json"):
         return _open_shards(path, fetch or (lambda shard: os.path.join(path[: -len(name)], shard)))
     if name.endswith(".msgpack"):
-        return OpenedWeights(_read_msgpack(path), True, path)
+        from flax.serialization import msgpack_restore
+        from flax.traverse_util import flatten_dict
+
+        try:
+            tree = msgpack_restore(Path(path).read_bytes())
+            flat = flatten_dict(tree) if isinstance(tree, dict) else {}
+            tensors = {".".join(map(str, key)): in_memory(leaf) for key, leaf in flat.items()}
+        except Exception as error:  # msgpack raises a dozen types for a damaged file
+            raise CheckpointError(
+                f"{path} is damaged or not a Flax msgpack file: {error}"
+            ) from error
+        if not isinstance(tree, dict):
+            raise CheckpointError(f"{path} holds no parameter tree")
+        return OpenedWeights(tensors, True, path)
     if name.endswith((".bin", ".pt", ".pth")):
-        return OpenedWeights(_read_torch(path), False, path)
+        try:
+            import torch
+        except ImportError as error:
+            raise CheckpointError(
+                f"{path} needs PyTorch to be read: pip install 'hfseq[torch]'"
+            ) from error
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            tensors = {key: in_memory(from_torch_tensor(value)) for key, value in state.items()}
+        except Exception as error:  # unpickling raises anything
+            raise CheckpointError(
+                f"{path} is damaged or not a plain PyTorch state dict: {error}"
+            ) from error
+        return OpenedWeights(tensors, False, path)
     return _read_safetensors(path)
 
 
@@ -183,38 +209,6 @@ def _lazy(opened: SafetensorsFile, name: str, path: str, begin: int) -> Tensor:
 
     # Buffers of other types are ignored by name, so a type is judged only where it is wanted.
     return Tensor(shape, _DTYPES.get(code, code), read)
-
-
-def _read_msgpack(path: str) -> dict[str, Tensor]:
-    from flax.serialization import msgpack_restore
-    from flax.traverse_util import flatten_dict
-
-    try:
-        with open(path, "rb") as file:
-            tree = msgpack_restore(file.read())
-        flat = flatten_dict(tree) if isinstance(tree, dict) else None
-        tensors = {".".join(map(str, key)): in_memory(leaf) for key, leaf in (flat or {}).items()}
-    except Exception as error:  # msgpack raises a dozen types for a damaged file
-        raise CheckpointError(f"{path} is damaged or not a Flax msgpack file: {error}") from error
-    if flat is None:
-        raise CheckpointError(f"{path} holds no parameter tree")
-    return tensors
-
-
-def _read_torch(path: str) -> dict[str, Tensor]:
-    try:
-        import torch
-    except ImportError as error:
-        raise CheckpointError(
-            f"{path} needs PyTorch to be read: pip install 'hfseq[torch]'"
-        ) from error
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        return {name: in_memory(from_torch_tensor(value)) for name, value in state.items()}
-    except Exception as error:  # unpickling raises anything
-        raise CheckpointError(
-            f"{path} is damaged or not a plain PyTorch state dict: {error}"
-        ) from error
 
 
 def from_torch_tensor(value: torch.Tensor) -> np.ndarray:

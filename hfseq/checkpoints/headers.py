@@ -78,17 +78,75 @@ class Header:
     problems: list[str] = dataclasses.field(default_factory=list)
     native: bool = False
 
+    def fill(self, described: dict[str, Any], offset: int) -> None:
+        """Take in the tensors of a parsed header, whose bytes start at ``offset``; check them."""
+        metadata = described.pop("__metadata__", {})
+        self.metadata = metadata if isinstance(metadata, dict) else {}
+        self.native = self.metadata.get("format") == "flax"
+        for name, entry in described.items():
+            try:
+                begin, end = (int(place) for place in entry["data_offsets"])
+                shape = tuple(int(size) for size in entry["shape"])
+                tensor = Entry(name, str(entry["dtype"]), shape, offset + begin, offset + end)
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                self.problems.append(f"{self.file}: {name} is described wrongly ({error!r})")
+                continue
+            self.tensors.append(tensor)
+        self.tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
+        end, before = offset, "the header"
+        for tensor in self.tensors:
+            due = SIZES.get(tensor.code, 0) * tensor.count
+            where = f"{self.file}: {tensor.name}"
+            if tensor.code not in SIZES:
+                self.problems.append(f"{where} has the unknown type {tensor.code}")
+            elif tensor.end - tensor.begin != due:
+                held = tensor.end - tensor.begin
+                self.problems.append(f"{where} has {held:,} bytes where {due:,} are due")
+            if tensor.begin < end:
+                self.problems.append(f"{where} overlaps with {before}")
+            elif tensor.begin > end:
+                gap = f"{tensor.begin - end:,} bytes before {tensor.name}"
+                self.problems.append(f"{self.file}: {gap} are nobody's")
+            if tensor.end >= end:
+                end, before = tensor.end, tensor.name
+        if end != self.size:
+            what = "are missing" if end > self.size else "follow the last tensor"
+            text = f"{abs(end - self.size):,} bytes {what} (cut off or damaged)"
+            self.problems.append(f"{self.file}: {text}")
+
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read the header of a ``.safetensors`` or ``.msgpack`` file."""
     path = Path(path)
     header = Header(path.name, path.stat().st_size)
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = collections.Counter(name for name, _ in items)
+        if twice := sorted(name for name, count in names.items() if count > 1):
+            header.problems.append(f"{header.file} names {', '.join(twice)} twice")
+        return dict(items)
+
     try:
-        if path.suffix == ".msgpack":
-            header.native = True
-            header.tensors = list(_msgpack(path))
-        else:
-            _safetensors(path, header)
+        with path.open("rb") as file:
+            if path.suffix == ".msgpack":
+                header.native = True
+                if not header.size:
+                    raise ValueError("it is empty")
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                    header.tensors = list(_leaves(_Walker(view).tree(), ""))
+            else:
+                start = file.read(8)
+                if len(start) < 8:
+                    raise ValueError(f"it has {header.size} bytes, too few for a safetensors file")
+                (length,) = struct.unpack("<Q", start)
+                if length > min(LONGEST_HEADER, header.size - 8):
+                    raise ValueError(
+                        f"it names a header of {length:,} bytes in a file of {header.size:,}"
+                    )
+                described = json.loads(file.read(length), object_pairs_hook=pairs)
+                if not isinstance(described, dict):
+                    raise ValueError("its header is no JSON object")
+                header.fill(described, 8 + length)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         header.problems.append(f"{path.name} cannot be read: {error}")
     except struct.error as error:
@@ -97,78 +155,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     return header
 
 
-def _safetensors(path: Path, header: Header) -> None:
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = collections.Counter(name for name, _ in items)
-        if twice := sorted(name for name, count in names.items() if count > 1):
-            header.problems.append(f"{header.file} names {', '.join(twice)} twice")
-        return dict(items)
-
-    with path.open("rb") as file:
-        start = file.read(8)
-        if len(start) < 8:
-            raise ValueError(f"it has {header.size} bytes, too few for a safetensors file")
-        (length,) = struct.unpack("<Q", start)
-        if length > min(LONGEST_HEADER, header.size - 8):
-            raise ValueError(f"it names a header of {length:,} bytes in a file of {header.size:,}")
-        described = json.loads(file.read(length), object_pairs_hook=pairs)
-    if not isinstance(described, dict):
-        raise ValueError("its header is no JSON object")
-    fill(header, described, 8 + length)
-
-
-def fill(header: Header, described: dict[str, Any], offset: int) -> None:
-    """Put the tensors of a parsed header in, whose bytes start at ``offset``, and check them."""
-    metadata = described.pop("__metadata__", {})
-    header.metadata = metadata if isinstance(metadata, dict) else {}
-    header.native = header.metadata.get("format") == "flax"
-    for name, entry in described.items():
-        try:
-            begin, end = (int(place) for place in entry["data_offsets"])
-            shape = tuple(int(size) for size in entry["shape"])
-            tensor = Entry(name, str(entry["dtype"]), shape, offset + begin, offset + end)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            header.problems.append(f"{header.file}: {name} is described wrongly ({error!r})")
-            continue
-        header.tensors.append(tensor)
-    header.tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
-    header.problems += _misplaced(header, offset)
-
-
-def _misplaced(header: Header, offset: int) -> Iterator[str]:
-    end, before = offset, "the header"
-    for tensor in header.tensors:
-        due = SIZES.get(tensor.code, 0) * tensor.count
-        where = f"{header.file}: {tensor.name}"
-        if tensor.code not in SIZES:
-            yield f"{where} has the unknown type {tensor.code}"
-        elif tensor.end - tensor.begin != due:
-            yield f"{where} has {tensor.end - tensor.begin:,} bytes where {due:,} are due"
-        if tensor.begin < end:
-            yield f"{where} overlaps with {before}"
-        elif tensor.begin > end:
-            yield f"{header.file}: {tensor.begin - end:,} bytes before {tensor.name} are nobody's"
-        if tensor.end >= end:
-            end, before = tensor.end, tensor.name
-    if end != header.size:
-        what = "are missing" if end > header.size else "follow the last tensor"
-        yield f"{header.file}: {abs(end - header.size):,} bytes {what} (cut off or damaged)"
-
-
 # -- msgpack
-
-
-def _msgpack(path: Path) -> Iterator[Entry]:
-    if not path.stat().st_size:
-        raise ValueError("it is empty")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        walker = _Walker(view)
-        tree = walker.value()
-        if walker.at != len(view):
-            raise ValueError(f"{len(view) - walker.at:,} bytes follow the tree")
-        if not isinstance(tree, dict):
-            raise ValueError("it holds no parameter tree")
-        yield from _leaves(tree, "")
 
 
 def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[Entry]:
@@ -198,6 +185,14 @@ class _Walker:
 
     def __init__(self, view: mmap.mmap) -> None:
         self.view, self.at = view, 0
+
+    def tree(self) -> dict[str, Any]:
+        tree = self.value()
+        if self.at != len(self.view):
+            raise ValueError(f"{len(self.view) - self.at:,} bytes follow the tree")
+        if not isinstance(tree, dict):
+            raise ValueError("it holds no parameter tree")
+        return tree
 
     def value(self) -> Any:
         kind = self._take(1)[0]
@@ -324,7 +319,23 @@ def local_weights(folder: Path, only: str | None = None) -> Weights:
         return Weights(folder, others=bins + shards, problems=[problem])
     weights = Weights(folder)
     if chosen.endswith((".safetensors.index.json", ".msgpack.index.json")):
-        _read_shards(folder, chosen, weights)
+        where = _weight_map(folder / chosen, weights)
+        for shard in sorted(set(where.values())):
+            if re.search(r"[/\\]", shard) or shard in ("", ".", ".."):
+                problem = f"names {shard!r}: shards must lie beside their index"
+            elif not (folder / shard).is_file():
+                count = sum(name == shard for name in where.values())
+                problem = f"names {shard} ({count} tensors), which is not there"
+            else:
+                weights.headers.append(read_header(folder / shard))
+                continue
+            weights.problems.append(f"{chosen} {problem}")
+        if where:
+            metadata = parse_json((folder / chosen).read_bytes()).get("metadata")
+            weights.problems += check_index(chosen, where, metadata, weights.headers)
+        known = {header.file for header in weights.headers}
+        strays = [name for name in names if SHARD.fullmatch(name) and name not in known]
+        weights.problems += [f"{name} is a shard that {chosen} does not name" for name in strays]
     else:
         weights.headers = [read_header(folder / chosen)]
     read = {header.file for header in weights.headers}
@@ -337,24 +348,6 @@ def local_weights(folder: Path, only: str | None = None) -> Weights:
     ]
     weights.problems += [problem for header in weights.headers for problem in header.problems]
     return weights
-
-
-def _read_shards(folder: Path, index: str, weights: Weights) -> None:
-    where = _weight_map(folder / index, weights)
-    for shard in sorted(set(where.values())):
-        if re.search(r"[/\\]", shard) or shard in ("", ".", ".."):
-            weights.problems.append(f"{index} names {shard!r}: shards must lie beside their index")
-        elif not (folder / shard).is_file():
-            count = sum(name == shard for name in where.values())
-            weights.problems.append(f"{index} names {shard} ({count} tensors), which is not there")
-        else:
-            weights.headers.append(read_header(folder / shard))
-    if where:
-        metadata = parse_json((folder / index).read_bytes()).get("metadata")
-        weights.problems += check_index(index, where, metadata, weights.headers)
-    known = {header.file for header in weights.headers}
-    strays = [p.name for p in folder.iterdir() if SHARD.fullmatch(p.name) and p.name not in known]
-    weights.problems += [f"{name} is a shard that {index} does not name" for name in sorted(strays)]
 
 
 def _weight_map(index: Path, weights: Weights) -> dict[str, str]:
@@ -403,46 +396,44 @@ def remote_weights(name: str) -> Weights:
 
     **Raises:** :class:`~hfseq.errors.CheckpointError` where it cannot be read.
     """
+    from huggingface_hub import HfApi, errors, try_to_load_from_cache
+
     from hfseq.checkpoints import hub
 
     weights = Weights()
     index = hub.resolve_file(name, files.SAFETENSORS_INDEX)
     where = {} if index is None else _weight_map(Path(index), weights)
     shards = sorted(set(where.values())) if index is not None else [files.SAFETENSORS]
-    try:
-        weights.headers = [_remote_header(name, shard) for shard in shards]
-    except FileNotFoundError:
-        weights.problems.append(f"'{name}' has no safetensors: load it, or convert it, to see more")
+    for shard in shards:
+        cached = try_to_load_from_cache(name, shard)
+        if isinstance(cached, str | os.PathLike) and os.path.isfile(cached):
+            weights.headers.append(read_header(cached))
+            continue
+        try:
+            told = HfApi().parse_safetensors_file_metadata(name, shard)
+        except errors.EntryNotFoundError:
+            what = f"'{name}' has no safetensors: load it, or convert it, to see more"
+            weights.problems.append(what)
+            weights.headers = []
+            break
+        except Exception as error:
+            if not hub.is_hub_error(error):
+                raise CheckpointError(f"{name}/{shard}: {first_line(error)}") from error
+            raise CheckpointError(
+                f"cannot read '{name}' on the Hub: {hub.explain(error)}"
+            ) from error
+        described: dict[str, Any] = {
+            tensor: {"dtype": info.dtype, "shape": info.shape, "data_offsets": info.data_offsets}
+            for tensor, info in told.tensors.items()
+        }
+        ends = [info.data_offsets[1] for info in told.tensors.values()]
+        header = Header(shard, max(ends, default=0))
+        header.fill({"__metadata__": told.metadata, **described}, 0)
+        weights.headers.append(header)
     if index is not None:
         weights.problems += check_index(files.SAFETENSORS_INDEX, where, None, weights.headers)
     weights.problems += [problem for header in weights.headers for problem in header.problems]
     return weights
-
-
-def _remote_header(name: str, file: str) -> Header:
-    from huggingface_hub import HfApi, errors, try_to_load_from_cache
-
-    from hfseq.checkpoints.hub import explain, is_hub_error
-
-    cached = try_to_load_from_cache(name, file)
-    if isinstance(cached, str | os.PathLike) and os.path.isfile(cached):
-        return read_header(cached)
-    try:
-        told = HfApi().parse_safetensors_file_metadata(name, file)
-    except errors.EntryNotFoundError as error:
-        raise FileNotFoundError(file) from error
-    except Exception as error:
-        if not is_hub_error(error):
-            raise CheckpointError(f"{name}/{file}: {first_line(error)}") from error
-        raise CheckpointError(f"cannot read '{name}' on the Hub: {explain(error)}") from error
-    parsed = {
-        tensor: {"dtype": info.dtype, "shape": info.shape, "data_offsets": info.data_offsets}
-        for tensor, info in told.tensors.items()
-    }
-    size = max((info.data_offsets[1] for info in told.tensors.values()), default=0)
-    header = Header(file, size)
-    fill(header, {"__metadata__": told.metadata, **parsed}, 0)
-    return header
 
 
 def totals(weights: Weights) -> dict[str, dict[str, int]]:

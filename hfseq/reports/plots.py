@@ -126,14 +126,14 @@ def draw(records: Sequence[Record], title: str | None, baselines: Mapping[str, f
         panel.yaxis.get_offset_text().set(color=INK, fontsize=8)
     steps, tokens = curve(records, *TOKENS_SEEN)
 
-    def label(step: float, _: object) -> str:
+    def tick(step: float, _: object) -> str:
         if not len(tokens):
             return short(step)
         return f"{short(step)}\n{short(np.interp(step, [0, *steps], [0, *tokens]))}"
 
     panel.set_xlim(0, max(1, *(record["step"] for record in records), 0) * 1.015)
     panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    panel.xaxis.set_major_formatter(FuncFormatter(label))
+    panel.xaxis.set_major_formatter(FuncFormatter(tick))
     panel.set_xlabel("step / tokens seen" if len(tokens) else "step", color=INK)
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
