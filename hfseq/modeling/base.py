@@ -110,7 +110,7 @@ class FlaxModel(FlaxGenerationMixin):
         if self.position_table is None and self._has_position_table():
             self.position_table = "max_position_embeddings"
         self._accepted = {
-            name: inspect.signature(getattr(self.module_class, name)).parameters
+            name: dict(inspect.signature(getattr(self.module_class, name)).parameters)
             for name in ("__call__", "encode", "decode")
             if hasattr(self.module_class, name)
         }
