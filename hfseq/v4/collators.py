@@ -28,20 +28,33 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
-class _Draws:
-    """Random numbers of one batch after another."""
+class _Noising:
+    """What T5's and BART's share: rows of ids come in, and each batch has its random numbers."""
 
-    def __init__(self, seed: int | None):
-        self.seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
-        self.batch = 0
+    seed: int | None
+    batches = 0
 
-    def next(self, rows: int) -> RowRandom:
-        self.batch += 1
-        return RowRandom(self.seed, self.batch, np.arange(rows))
+    def __post_init__(self) -> None:
+        drawn = int(np.random.default_rng().integers(2**31))
+        self._seed = drawn if self.seed is None else self.seed
+
+    def __call__(self, examples: Sequence[dict]) -> BatchEncoding:
+        """Noise the examples' "input_ids"."""
+        from transformers import BatchEncoding
+
+        ids = np.array([example["input_ids"] for example in examples], np.int32)
+        return BatchEncoding(self._noise(ids))
+
+    def _noise(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    def _random(self, rows: int) -> RowRandom:
+        self.batches += 1
+        return RowRandom(self._seed, self.batches, np.arange(rows))
 
 
 @dataclass
-class FlaxDataCollatorForT5MLM:
+class FlaxDataCollatorForT5MLM(_Noising):
     """Corrupt spans of examples of equal length (see ``compute_input_and_target_lengths``).
 
     Sentinels are found by their names, ``<extra_id_0>`` first. Returns "input_ids" (batch,
@@ -60,32 +73,19 @@ class FlaxDataCollatorForT5MLM:
     pad_token_id: int
     decoder_start_token_id: int
     seed: int | None = None
-    draws: _Draws = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.draws, self.sentinels = _Draws(self.seed), sentinel_ids(self.tokenizer)
+        super().__post_init__()
+        self.sentinels = sentinel_ids(self.tokenizer)
 
-    def __call__(self, examples: Sequence[dict]) -> BatchEncoding:
-        """Corrupt the examples' "input_ids"."""
-        from transformers import BatchEncoding
-
-        ids = np.array([example["input_ids"] for example in examples], np.int32)
-        self._check(ids.shape[1])
-        hidden, first = self._masks(np.full(len(ids), ids.shape[1]))
-        inputs, _, labels = corrupt(
-            ids, np.ones_like(hidden), hidden, first, self.sentinels, self.tokenizer.eos_token_id,
-            (self.input_length, self.target_length), self.pad_token_id,
-        )  # fmt: skip
-        decoder = shift_right(labels, self.pad_token_id, self.decoder_start_token_id)
-        return BatchEncoding({"input_ids": inputs, "labels": labels, "decoder_input_ids": decoder})
-
-    def _check(self, length: int) -> None:
+    def _noise(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        length = ids.shape[1]
         noise = (self.noise_density, self.mean_noise_span_length)
-        found, spans = corrupted_lengths(length, *noise), int(count_spans(length, *noise)[1])
-        if found != (self.input_length, self.target_length):
+        sizes, spans = corrupted_lengths(length, *noise), int(count_spans(length, *noise)[1])
+        if sizes != (self.input_length, self.target_length):
             raise UsageError(
-                f"`input_ids` are incorrectly preprocessed: {length} tokens make {found[0]} inputs "
-                f"and {found[1]} targets, not {self.input_length} and {self.target_length}; use "
+                f"`input_ids` are incorrectly preprocessed: {length} tokens make {sizes[0]} inputs "
+                f"and {sizes[1]} targets, not {self.input_length} and {self.target_length}; use "
                 "compute_input_and_target_lengths for the length of examples"
             )
         if spans > len(self.sentinels):
@@ -93,9 +93,16 @@ class FlaxDataCollatorForT5MLM:
                 f"{spans} spans a row, and the tokenizer has {len(self.sentinels)} sentinels "
                 "(<extra_id_0> and so on): give shorter examples, or fewer and longer spans"
             )
+        hidden, first = self._masks(np.full(len(ids), length))
+        inputs, _, labels = corrupt(
+            ids, np.ones_like(hidden), hidden, first, self.sentinels, self.tokenizer.eos_token_id,
+            (self.input_length, self.target_length), self.pad_token_id,
+        )  # fmt: skip
+        decoder = shift_right(labels, self.pad_token_id, self.decoder_start_token_id)
+        return {"input_ids": inputs, "labels": labels, "decoder_input_ids": decoder}
 
     def _masks(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        random, width = self.draws.next(len(lengths)), int(lengths.max())
+        random, width = self._random(len(lengths)), int(lengths.max())
         return noise_mask(lengths, width, random, self.noise_density, self.mean_noise_span_length)
 
     def random_spans_noise_mask(self, length: int) -> np.ndarray:
@@ -104,7 +111,7 @@ class FlaxDataCollatorForT5MLM:
 
 
 @dataclass
-class FlaxDataCollatorForBartDenoisingLM:
+class FlaxDataCollatorForBartDenoisingLM(_Noising):
     """Shuffle sentences and mask spans of examples of equal length, padded at the end.
 
     Sentences end where the tokens say so, and at padding tokens inside of a row (v4's marks).
@@ -121,7 +128,6 @@ class FlaxDataCollatorForBartDenoisingLM:
     poisson_lambda: float = 3.0
     permute_sentence_ratio: float = 1.0
     seed: int | None = None
-    draws: _Draws = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.tokenizer.mask_token is None or self.tokenizer.eos_token is None:
@@ -129,22 +135,18 @@ class FlaxDataCollatorForBartDenoisingLM:
                 "This tokenizer does not have a mask token or eos token which is necessary for "
                 "denoising language modeling."
             )
-        self.draws = _Draws(self.seed)
+        super().__post_init__()
         self.special = special_ids(self.tokenizer)
         self.sentences: SentenceTables = sentence_tables(self.tokenizer)
 
-    def __call__(self, examples: Sequence[dict]) -> BatchEncoding:
-        """Noise the examples' "input_ids"."""
-        from transformers import BatchEncoding
-
+    def _noise(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         pad = self.tokenizer.pad_token_id
-        ids = np.array([example["input_ids"] for example in examples], np.int32)
         real = np.flip(np.maximum.accumulate(np.flip(ids != pad, 1), axis=1), 1)
         marks = real & (ids == pad)
         ordinary = real & ~self.special[ids]
         ends = self.sentences.ends(ids, ordinary) | marks
         fixed = real & ~ordinary & ~marks
-        random, rows = self.draws.next(len(ids)), real.astype(np.int32)
+        random, rows = self._random(len(ids)), real.astype(np.int32)
         columns = permute_sentences(real, fixed, rows, ends, random, self.permute_sentence_ratio)
         inputs, kept = infill(
             np.take_along_axis(ids, columns, axis=1),
@@ -154,15 +156,13 @@ class FlaxDataCollatorForBartDenoisingLM:
         )  # fmt: skip
         labels = np.where(real & ~marks, ids, np.int32(IGNORED))
         decoder = shift_right(np.where(real, ids, pad), pad, self.decoder_start_token_id)
-        return BatchEncoding(
-            {
-                "input_ids": inputs,
-                "attention_mask": kept,
-                "labels": labels,
-                "decoder_input_ids": decoder,
-                "decoder_attention_mask": rows,
-            }
-        )
+        return {
+            "input_ids": inputs,
+            "attention_mask": kept,
+            "labels": labels,
+            "decoder_input_ids": decoder,
+            "decoder_attention_mask": rows,
+        }
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""How BERT and RoBERTa are split over devices: Megatron's column and row pairs."""
+"""How BERT, RoBERTa and MegatronBERT are split over devices: Megatron's column and row pairs."""
 
 RULES = [
     (r"word_embeddings/embedding$", "embedding"),
@@ -13,6 +13,6 @@ RULES = [
     (r"(pooler|transform|lm_head|classifier)/dense/kernel$", "table"),
     (r"(classifier|qa_outputs|seq_relationship|out_proj)/kernel$", "row_table"),
     (r"(classifier|qa_outputs|seq_relationship|out_proj)/bias$", "replicated"),
-    (r"(LayerNorm|layer_norm)/(scale|bias)$", "vector"),
+    (r"(LayerNorm|layer_norm|/ln)/(scale|bias)$", "vector"),
     (r"dense/bias$", "vector"),
 ]

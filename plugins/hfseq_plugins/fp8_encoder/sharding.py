@@ -1,10 +1,10 @@
-"""How the encoder is split over devices: as MegatronBERT, with its flattened head.
+"""How the encoder is split over devices: as BERT, with its flattened head.
 
 The head's first product is split by columns and its second by rows, as in TransformerEngine's
 example.
 """
 
-from hfseq_plugins.megatron_bert.sharding import RULES as MEGATRON
+from hfseq_plugins.bert.sharding import RULES as BERT
 
 RULES = [
     (r"intermediate/up/kernel$", "column"),
@@ -12,5 +12,5 @@ RULES = [
     (r"classifier/flatten/kernel$", "column"),
     (r"classifier/flatten/bias$", "column_bias"),
     (r"classifier/dense/kernel$", "row"),
-    *MEGATRON,
+    *BERT,
 ]

@@ -27,7 +27,7 @@ def register_architectures(register):
             "ForMaskedLM": f"{MODELING}:FlaxMegatronBertForMaskedLM",
             "ForSequenceClassification": f"{MODELING}:FlaxMegatronBertForSequenceClassification",
         },
-        sharding="hfseq_plugins.megatron_bert.sharding:RULES",
+        sharding="hfseq_plugins.bert.sharding:RULES",
         card="BERT with the norms before the layers (Shoeybi et al., 2019).",
         citation=CITATION,
     )

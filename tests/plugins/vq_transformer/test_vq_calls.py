@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq_plugins.vq_transformer import one_token
+from hfseq_plugins.vq_transformer import attention
 from hfseq_plugins.vq_transformer.configuration import RATES, VQTransformerConfig
 from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
 from hfseq_plugins.vq_transformer.state import empty_state
@@ -59,7 +59,7 @@ def one_token_of(value, **changes):
     relative = jnp.ones((4, 16)), jax.random.normal(key, (16, 1, 8))
     offsets = jnp.zeros((1, 1, 1, 8))
     terms = Terms(jax.random.normal(key, (1, 10, 8)), relative, offsets, offsets)
-    return one_token.step(inputs, terms, How(window=3, block=4, **changes), state)
+    return attention.step(inputs, terms, How(window=3, block=4, **changes), state)
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hfseq_plugins.vq_transformer import one_token
-from hfseq_plugins.vq_transformer.attention import attend
+from hfseq_plugins.vq_transformer.attention import attend, step
 from hfseq_plugins.vq_transformer.codebook import quantise
 from hfseq_plugins.vq_transformer.state import empty_state
 from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms
@@ -64,7 +63,7 @@ def test_scores_and_sums_of_a_single_token_are_float32_in_bfloat16(window, reduc
     _, state = attend(part(0, TOKENS - 1), terms, how, state, None)
     # A single token's positions come in two factors.
     terms = terms._replace(relative=(jnp.zeros((window + 1, 4)), jnp.zeros((4, 1, 2))))
-    out, _ = one_token.step(part(TOKENS - 1, TOKENS), terms, how, state)
+    out, _ = step(part(TOKENS - 1, TOKENS), terms, how, state)
     assert out.dtype == jnp.float32
     assert float(out[0, 0, 0, 0, 0]) == pytest.approx(SHARE, rel=0.01)
 
