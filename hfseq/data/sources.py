@@ -39,6 +39,45 @@ class Splits(dict[str, Any]):
         super().__init__(splits)
         self.text_column = text_column
 
+    def set_aside(self, arguments: TextArguments) -> None:
+        """Cut what has no split of its own off the training text; shares are those of all of it."""
+        whole, low = self["train"], 0
+        for split in ("validation", "test"):
+            share = getattr(arguments, f"{split}_split_percentage", 0)
+            if split in self or not share:
+                continue
+            rest = self["train"]
+            if arguments.streaming:
+                goes, stays = (
+                    partial(_is_between, low=low, high=low + share, wanted=wanted)
+                    for wanted in (True, False)
+                )
+                self[split] = rest.filter(goes, input_columns=self.text_column)
+                self["train"] = rest.filter(stays, input_columns=self.text_column)
+            elif len(rest) < 2:
+                left = " left" if split == "test" else ""
+                raise DataError(
+                    f"the training text has {len(rest)} document{left}, too few to split off "
+                    f"{share}% for {split}; give --{split}_file, --{split}_split_percentage 0, or "
+                    "for a .txt file --sample_by line"
+                )
+            else:
+                border = min(max(1, round(len(whole) * share / 100)), len(rest) - 1)
+                self[split] = rest.select(range(border))
+                self["train"] = rest.select(range(border, len(rest)))
+            low += share
+
+    def limited(self, arguments: TextArguments) -> Self:
+        """Keep as many documents of each split as the flags say."""
+        names = {"train": "train", "validation": "eval", "test": "test"}
+        for name, split in self.items():
+            count = getattr(arguments, f"max_{names[name]}_samples", None)
+            if count is not None and hasattr(split, "select"):
+                self[name] = split.select(range(min(count, len(split))))
+            elif count is not None:  # a stream, text or arrays
+                self[name] = split.take(count)
+        return self
+
 
 def load_splits(arguments: TextArguments, plugins: Plugins | None = None) -> Splits:
     """Load the documents that the flags ask for.
@@ -63,67 +102,38 @@ def load_splits(arguments: TextArguments, plugins: Plugins | None = None) -> Spl
                 f"--dataset_name {arguments.dataset_name} has documents, which --sample_by raw "
                 "does not read: give files with --train_file, or drop --sample_by"
             )
-        return _limited(load_raw(arguments), "text", arguments)
-    splits = load_named(arguments, plugins, known) if arguments.dataset_name else {}
+        return Splits(load_raw(arguments), "text").limited(arguments)
+    loaded = load_named(arguments, plugins, known) if arguments.dataset_name else {}
     for split, patterns in given.items():
         if patterns:
-            splits[split] = _load_files(patterns, f"--{split}_file", arguments)
-    column = text_column(next(splits[split] for split in known if split in splits), arguments)
-    for split in splits:
-        if reference := getattr(arguments, f"{split}_ref_file", None):
-            splits[split] = _with_references(
-                splits[split], column, reference, f"--{split}_ref_file"
-            )
+            loaded[split] = _load_files(patterns, f"--{split}_file", arguments)
+    column = text_column(next(loaded[split] for split in known if split in loaded), arguments)
+    splits = Splits(loaded, column)
+    for split, dataset in splits.items():
+        if file := getattr(arguments, f"{split}_ref_file", None):
+            flag = f"--{split}_ref_file {file}"
+            # One JSON list of positions for each document that is not blank.
+            filled = [i for i, text in enumerate(dataset[column]) if not is_blank(text)]
+            try:
+                lines = Path(file).read_text(encoding="utf-8").splitlines()
+                references = [errors.parse_json(line) for line in lines if line.strip()]
+            except (OSError, ValueError) as error:
+                raise DataError(f"{flag} cannot be read: {error}") from error
+            if len(references) != len(filled):
+                raise DataError(
+                    f"{flag} has {len(references)} lines for {len(filled)} documents; "
+                    "give one line a document"
+                )
+            splits[split] = dataset.select(filled).add_column(REFERENCE_COLUMN, references)
     if "train" in splits:
-        _set_aside(splits, column, arguments)
-    return _limited(splits, column, arguments)
-
-
-def _set_aside(splits: dict[str, Any], column: str, arguments: TextArguments) -> None:
-    """Cut what has no split of its own off the training text; shares are those of all of it."""
-    whole, low = splits["train"], 0
-    for split in ("validation", "test"):
-        share = getattr(arguments, f"{split}_split_percentage", 0)
-        if split in splits or not share:
-            continue
-        rest = splits["train"]
-        if arguments.streaming:
-            goes, stays = (
-                partial(_is_between, low=low, high=low + share, wanted=wanted)
-                for wanted in (True, False)
-            )
-            splits[split] = rest.filter(goes, input_columns=column)
-            splits["train"] = rest.filter(stays, input_columns=column)
-        elif len(rest) < 2:
-            left = " left" if split == "test" else ""
-            raise DataError(
-                f"the training text has {len(rest)} document{left}, too few to split off {share}% "
-                f"for {split}; give --{split}_file, --{split}_split_percentage 0, or for a .txt "
-                "file --sample_by line"
-            )
-        else:
-            border = min(max(1, round(len(whole) * share / 100)), len(rest) - 1)
-            splits[split] = rest.select(range(border))
-            splits["train"] = rest.select(range(border, len(rest)))
-        low += share
+        splits.set_aside(arguments)
+    return splits.limited(arguments)
 
 
 def _is_between(text: str | None, low: int, high: int, wanted: bool) -> bool:
     """Tell whether the hash of a document is ``low`` to ``high`` percent of the way."""
     digest = blake2b((text or "").encode(errors="surrogatepass"), digest_size=8).digest()
     return (low * 100 <= int.from_bytes(digest, "little") % 10_000 < high * 100) == wanted
-
-
-def _limited(splits: dict[str, Any], column: str, arguments: TextArguments) -> Splits:
-    """Keep as many documents of each split as the flags say."""
-    names = {"train": "train", "validation": "eval", "test": "test"}
-    for name, split in splits.items():
-        count = getattr(arguments, f"max_{names[name]}_samples", None)
-        if count is not None and hasattr(split, "select"):
-            splits[name] = split.select(range(min(count, len(split))))
-        elif count is not None:  # a stream, text or arrays
-            splits[name] = split.take(count)
-    return Splits(splits, column)
 
 
 def load_named(
@@ -136,31 +146,19 @@ def load_named(
 
     ``no_scripts`` is what to say of a dataset that is a loading script.
     """
-    name = arguments.dataset_name
-    whole = plugins.call_first("load_dataset", name=name, arguments=arguments) if plugins else None
-    if whole is None:
-        whole = _load_hub(arguments, no_scripts)
-    splits = {split: whole[split] for split in wanted if split in whole}
-    if not splits:
-        raise DataError(
-            f"--dataset_name {name} has the splits {', '.join(map(str, whole)) or 'none'}; "
-            f"{' or '.join(map(repr, wanted))} is needed"
-        )
-    return splits
-
-
-def _load_hub(arguments: TextArguments, no_scripts: str) -> Any:
     from datasets import load_dataset, load_from_disk
 
     name, config = str(arguments.dataset_name), arguments.dataset_config_name
     label = f"--dataset_name {name}" + (f" --dataset_config_name {config}" if config else "")
+    whole = plugins.call_first("load_dataset", name=name, arguments=arguments) if plugins else None
     try:
-        if (Path(name) / "dataset_dict.json").exists():
-            return load_from_disk(name)
-        return load_dataset(
-            name, config, revision=arguments.dataset_revision, streaming=arguments.streaming,
-            cache_dir=_datasets_cache(arguments),
-        )  # fmt: skip
+        if whole is None and (Path(name) / "dataset_dict.json").exists():
+            whole = load_from_disk(name)
+        elif whole is None:
+            whole = load_dataset(
+                name, config, revision=arguments.dataset_revision, streaming=arguments.streaming,
+                cache_dir=_datasets_cache(arguments),
+            )  # fmt: skip
     except Exception as error:
         if "scripts are no longer supported" in str(error) or name in SCRIPT_DATASETS:
             raise DataError(f"{label}: {no_scripts.format(name=name)} ({error})") from error
@@ -172,6 +170,13 @@ def _load_hub(arguments: TextArguments, no_scripts: str) -> Any:
         if isinstance(error, FileNotFoundError):
             raise DataError(f"{label}: no such dataset on the Hub or on disk ({error})") from error
         raise DataError(f"{label} cannot be loaded: {error.__cause__ or error}") from error
+    splits = {split: whole[split] for split in wanted if split in whole}
+    if not splits:
+        raise DataError(
+            f"--dataset_name {name} has the splits {', '.join(map(str, whole)) or 'none'}; "
+            f"{' or '.join(map(repr, wanted))} is needed"
+        )
+    return splits
 
 
 def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any:
@@ -234,23 +239,6 @@ def text_column(dataset: Dataset | IterableDataset, arguments: TextArguments) ->
     return str(column)
 
 
-def _with_references(dataset: Dataset, column: str, file: str, flag: str) -> Dataset:
-    """Add the reference positions, one JSON list per document that is not blank."""
-    filled = [i for i, text in enumerate(dataset[column]) if not is_blank(text)]
-    dataset = dataset.select(filled)
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-        references = [errors.parse_json(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise DataError(f"{flag} {file} cannot be read: {error}") from error
-    if len(references) != len(dataset):
-        raise DataError(
-            f"{flag} {file} has {len(references)} lines for {len(dataset)} documents; "
-            "give one line a document"
-        )
-    return dataset.add_column(REFERENCE_COLUMN, references)
-
-
 def is_blank(text: str | None) -> bool:
     """True for a document that holds nothing to train on."""
     return not text or text.isspace()
@@ -272,12 +260,12 @@ def load_raw(arguments: TextArguments) -> dict[str, Any]:
             "arrays (.npy, .npz) are no text: run_clm_flax.py trains on them, with a vocabulary "
             "that train_tokenizer.py --vocabulary bytes makes without any data"
         )
-    read = _read_arrays if has_arrays(arguments) else _read_text
+    kind = Images if has_arrays(arguments) else RawText
     splits = {}
     for split in SPLITS:
         if patterns := getattr(arguments, f"{split}_file", None):
             flag = f"--{split}_file"
-            splits[split] = read(data_files.expand(patterns, flag), flag)
+            splits[split] = kind.read(data_files.expand(patterns, flag), flag)
     if "train" not in splits:
         return splits
     whole, end = splits["train"], splits["train"].stop
@@ -295,64 +283,6 @@ def load_raw(arguments: TextArguments) -> dict[str, Any]:
             "file, or other percentages"
         )
     return splits
-
-
-def _read_text(names: Sequence[str], flag: str) -> RawText:
-    parts = []
-    for name in names:
-        with data_files.reading(f"{flag} {name}"), data_files.open_binary(name) as stream:
-            parts.append(np.frombuffer(stream.read(), np.uint8))
-    content = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if not len(content):
-        raise DataError(f"{flag} {names[0]} is empty; give a file with text in it")
-    return RawText(content, 0, len(content))
-
-
-def _read_arrays(names: Sequence[str], flag: str) -> Images:
-    label = f"{flag} {' '.join(names)}"
-    if len(names) > 1:
-        raise DataError(f"{label}: give one file of arrays, .npy or .npz")
-    if not names[0].lower().endswith(ARRAYS) or "://" in names[0]:
-        raise DataError(
-            f"{label} beside files of arrays: give one local .npy or .npz file here, too"
-        )
-    try:
-        arrays = _load_array(names[0], label)
-    except DataError:
-        raise
-    except Exception as error:  # what reads headers of arrays raises a dozen types
-        raise DataError(f"{label} cannot be read as an array: {error}") from error
-    if not arrays.size:
-        raise DataError(f"{label} is empty, of shape {arrays.shape}: give one with arrays")
-    if arrays.dtype != np.uint8 or arrays.ndim < 2:
-        raise DataError(
-            f"{label} holds {arrays.dtype} of shape {arrays.shape}: give uint8 of shape "
-            "(number of arrays, ...)"
-        )
-    return Images(arrays, 0, len(arrays))
-
-
-def _load_array(name: str, label: str) -> np.ndarray:
-    if name.lower().endswith(".npy"):
-        array = np.load(name, mmap_mode="r", allow_pickle=False)
-        if isinstance(array, np.ndarray):
-            return array
-        array.close()  # an archive under a wrong name
-        raise DataError(f"{label} is an archive of arrays: call it .npz")
-    with Path(name).open("rb") as stream:  # .npz: an archive of named arrays
-        archive = np.load(stream, allow_pickle=False)
-        if isinstance(archive, np.ndarray):  # under a wrong name
-            return archive
-        for member in archive.zip.infolist():
-            if member.file_size > data_files.FREE + data_files.RATIO * member.compress_size:
-                raise DataError(
-                    f"{label} unpacks to {member.file_size >> 20} MB, more than {data_files.RATIO} "
-                    "times its size: save it with numpy.savez, which does not pack"
-                )
-        if len(archive.files) != 1:
-            held = ", ".join(archive.files) or "nothing"
-            raise DataError(f"{label} holds {held}: give a file with one array")
-        return archive[archive.files[0]]
 
 
 PIECE = 1 << 20  # bytes that are tokenised at once
@@ -377,6 +307,18 @@ class _Stretch:
 
 class RawText(_Stretch):
     """Bytes of a text."""
+
+    @classmethod
+    def read(cls, names: Sequence[str], flag: str) -> Self:
+        """Read files one after the other."""
+        parts = []
+        for name in names:
+            with data_files.reading(f"{flag} {name}"), data_files.open_binary(name) as stream:
+                parts.append(np.frombuffer(stream.read(), np.uint8))
+        content = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if not len(content):
+            raise DataError(f"{flag} {names[0]} is empty; give a file with text in it")
+        return cls(content, 0, len(content))
 
     @property
     def bytes(self) -> np.ndarray:
@@ -422,8 +364,56 @@ class RawText(_Stretch):
         return len(text.split()) + ends
 
 
+def _load_array(name: str, label: str) -> np.ndarray:
+    if name.lower().endswith(".npy"):
+        array = np.load(name, mmap_mode="r", allow_pickle=False)
+        if isinstance(array, np.ndarray):
+            return array
+        array.close()  # an archive under a wrong name
+        raise DataError(f"{label} is an archive of arrays: call it .npz")
+    with Path(name).open("rb") as stream:  # .npz: an archive of named arrays
+        archive = np.load(stream, allow_pickle=False)
+        if isinstance(archive, np.ndarray):  # under a wrong name
+            return archive
+        for member in archive.zip.infolist():
+            if member.file_size > data_files.FREE + data_files.RATIO * member.compress_size:
+                raise DataError(
+                    f"{label} unpacks to {member.file_size >> 20} MB, more than {data_files.RATIO} "
+                    "times its size: save it with numpy.savez, which does not pack"
+                )
+        if len(archive.files) != 1:
+            held = ", ".join(archive.files) or "nothing"
+            raise DataError(f"{label} holds {held}: give a file with one array")
+        return archive[archive.files[0]]
+
+
 class Images(_Stretch):
     """Arrays of bytes, all of one shape: uint8 (N, ...), memory-mapped where the file allows it."""
+
+    @classmethod
+    def read(cls, names: Sequence[str], flag: str) -> Self:
+        """Open the one file of arrays that a flag names."""
+        label = f"{flag} {' '.join(names)}"
+        if len(names) > 1:
+            raise DataError(f"{label}: give one file of arrays, .npy or .npz")
+        if not names[0].lower().endswith(ARRAYS) or "://" in names[0]:
+            raise DataError(
+                f"{label} beside files of arrays: give one local .npy or .npz file here, too"
+            )
+        try:
+            arrays = _load_array(names[0], label)
+        except DataError:
+            raise
+        except Exception as error:  # what reads headers of arrays raises a dozen types
+            raise DataError(f"{label} cannot be read as an array: {error}") from error
+        if not arrays.size:
+            raise DataError(f"{label} is empty, of shape {arrays.shape}: give one with arrays")
+        if arrays.dtype != np.uint8 or arrays.ndim < 2:
+            raise DataError(
+                f"{label} holds {arrays.dtype} of shape {arrays.shape}: give uint8 of shape "
+                "(number of arrays, ...)"
+            )
+        return cls(arrays, 0, len(arrays))
 
     @property
     def size(self) -> int:

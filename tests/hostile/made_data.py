@@ -196,7 +196,7 @@ def load_arrays(folder: Path) -> None:
     from hfseq.data import sources
 
     for name in ("x.npy", "x.npz"):
-        images = sources._read_arrays([str(folder / name)], "--train_file")
+        images = sources.Images.read([str(folder / name)], "--train_file")
         assert images.content.reshape(len(images), -1).sum() >= 0
 
 

@@ -83,7 +83,7 @@ def test_a_decompression_bomb_is_refused_before_it_has_unpacked(tmp_path, bomb, 
 
     def whole():
         with pytest.raises(DataError, match=text):
-            sources._read_text([str(path)], "--train_file")
+            sources.RawText.read([str(path)], "--train_file")
 
     def lines():
         with pytest.raises(DataError, match=text):
@@ -111,7 +111,7 @@ def test_text_that_packs_well_is_read_whole(tmp_path, suffix):
     content = "".join(f"line {i % 700} of a log, time {i}\n" for i in range(60_000)).encode()
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(PACK[suffix](content))
-    assert sources._read_text([str(path)], "--train_file").bytes.tobytes() == content
+    assert sources.RawText.read([str(path)], "--train_file").bytes.tobytes() == content
 
 
 def test_more_than_anything_may_unpack_to_is_fine_where_it_was_large(tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def test_more_than_anything_may_unpack_to_is_fine_where_it_was_large(tmp_path, m
     content = np.random.default_rng(0).bytes(200_000)
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(content))
-    assert sources._read_text([str(path)], "--train_file").bytes.tobytes() == content
+    assert sources.RawText.read([str(path)], "--train_file").bytes.tobytes() == content
 
 
 @pytest.mark.parametrize("suffix", PACK)
@@ -137,7 +137,7 @@ def test_an_archive_of_arrays_that_unpacks_to_too_much_is_refused(tmp_path, peak
 
     def read():
         with pytest.raises(DataError, match="unpacks to 64 MB, more than 100 times its size"):
-            sources._read_arrays([str(tmp_path / "x.npz")], "--train_file")
+            sources.Images.read([str(tmp_path / "x.npz")], "--train_file")
 
     assert peak(read) < BOMB // 4
 
@@ -228,7 +228,7 @@ def test_arrays_of_pickled_objects_never_run(tmp_path):
     (tmp_path / "y.npy").write_bytes(pickle.dumps(Evil(ran)))
     for name in ("x.npy", "x.npz", "y.npy"):
         with pytest.raises(DataError, match="cannot be read as an array"):
-            sources._read_arrays([str(tmp_path / name)], "--train_file")
+            sources.Images.read([str(tmp_path / name)], "--train_file")
     assert not ran.exists()
 
 
@@ -236,7 +236,7 @@ def test_an_archive_under_a_wrong_name_is_told(tmp_path):
     np.savez(tmp_path / "x.npz", np.zeros((2, 2), np.uint8))
     (tmp_path / "x.npz").rename(tmp_path / "x.npy")
     with pytest.raises(DataError, match="is an archive of arrays: call it .npz"):
-        sources._read_arrays([str(tmp_path / "x.npy")], "--train_file")
+        sources.Images.read([str(tmp_path / "x.npy")], "--train_file")
 
 
 @pytest.mark.parametrize("shape", ["(10**12,)", "(2**62, 4)", "(-4, 4)", "(4", "((((((1,),),),),)"])
@@ -248,7 +248,7 @@ def test_a_shape_that_lies_is_refused(tmp_path, shape):
         archive.writestr("arr_0.npy", data)
     for name in ("x.npy", "x.npz"):
         with pytest.raises(DataError, match=r"cannot be read as an array|shape"):
-            sources._read_arrays([str(tmp_path / name)], "--train_file")
+            sources.Images.read([str(tmp_path / name)], "--train_file")
 
 
 @pytest.mark.parametrize(
