@@ -63,8 +63,7 @@ class CheckedArguments:
 
     def __post_init__(self) -> None:
         problems = []
-        kind: type = type(self)
-        for name, words, allowed in _rules(kind):
+        for name, words, allowed in self._rules():
             value = getattr(self, name)
             if value is None or value in words or (not words and value in allowed):
                 continue
@@ -77,31 +76,31 @@ class CheckedArguments:
         """Yield what is wrong with several flags together; subclasses add their own."""
         yield from ()
 
-
-@functools.cache
-def _rules(kind: type) -> list[tuple[str, tuple[str, ...], Allowed]]:
-    """Return name, words (none for numbers) and range of each restricted flag, own ones first."""
-    own = inspect.get_annotations(kind)
-    hints = get_type_hints(kind, include_extras=True)
-    rules = []
-    for name in sorted(hints, key=lambda name: name not in own):
-        words: tuple[str, ...] = ()
-        allowed = None
-        parts = [hints[name]]
-        for part in parts:  # grows: Annotated[…] | None, and Literal in Annotated
-            if get_origin(part) is Literal:
-                words = get_args(part)
-            elif get_origin(part) is Annotated:
-                parts.append(part.__origin__)
-                allowed = next(mark for mark in part.__metadata__ if isinstance(mark, Allowed))
-            else:
-                parts += get_args(part)
-        if words and allowed is None:
-            *others, last = words
-            allowed = Allowed(f"{', '.join(others)} or {last}" if others else last)
-        if allowed is not None:
-            rules.append((name, words, allowed))
-    return rules
+    @classmethod
+    @functools.cache
+    def _rules(cls) -> list[tuple[str, tuple[str, ...], Allowed]]:
+        """Return name, words (none for numbers) and range of restricted flags, own ones first."""
+        own = inspect.get_annotations(cls)
+        hints = get_type_hints(cls, include_extras=True)
+        rules = []
+        for name in sorted(hints, key=lambda name: name not in own):
+            words: tuple[str, ...] = ()
+            allowed = None
+            parts = [hints[name]]
+            for part in parts:  # grows: Annotated[…] | None, and Literal in Annotated
+                if get_origin(part) is Literal:
+                    words = get_args(part)
+                elif get_origin(part) is Annotated:
+                    parts.append(part.__origin__)
+                    allowed = next(mark for mark in part.__metadata__ if isinstance(mark, Allowed))
+                else:
+                    parts += get_args(part)
+            if words and allowed is None:
+                *others, last = words
+                allowed = Allowed(f"{', '.join(others)} or {last}" if others else last)
+            if allowed is not None:
+                rules.append((name, words, allowed))
+        return rules
 
 
 FILES_HELP = (

@@ -20,7 +20,7 @@ from hfseq.data.arguments import GLUE, SPLITS, ClassificationArguments
 from hfseq.data.batches import IGNORED, LineRows
 from hfseq.data.sources import load_named
 from hfseq.data.store import TokenStore
-from hfseq.data.tables import Table, column_number, read_table
+from hfseq.data.tables import Label, Table, column_number, read_table
 from hfseq.data.tokenizers import once, pad_token_id, save_generic, word_tokenizer
 from hfseq.errors import DataError, UsageError, nearest
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from hfseq.plugins import Plugins
 
-#: A class by name or number, or a number to predict; None where there is none.
-Label = str | float | None
 logger = logging.getLogger(__name__)
 LABELS = ("label", "labels", "gold_label", "is_duplicate", "Quality", "score")
 SENTENCES = (
@@ -54,6 +52,34 @@ class Examples:
     tables: list[tuple[int, Table]]
     parts: dict[str, range] = field(default_factory=dict)
     rows: np.ndarray | None = None  # of the tables, where not all of them are here
+
+    @classmethod
+    def read(
+        cls, tables: dict[str, Table], arguments: ClassificationArguments, labelled: bool
+    ) -> Examples:
+        """Put the parts of a split together; where not ``labelled`` labels may be missing."""
+        whole = cls([], None, [], [])
+        for name, table in tables.items():
+            first, second, label = choose_columns(table, arguments, labelled)
+            start, count = len(whole), len(table)
+            if not count:
+                raise DataError(f"{table.origin} has no examples")
+            if start and (whole.second is None) != (second is None):
+                raise DataError(
+                    f"{table.origin} has {'one column' if second is None else 'two columns'} of "
+                    "sentences, and the file before another number; name the columns with "
+                    "--sentence1_column and --sentence2_column"
+                )
+            whole.first += table.texts(first)
+            if second is not None:
+                whole.second = (whole.second or []) + table.texts(second)
+            task = arguments.task_name or table.task
+            whole.labels += table.labels(label, task) if label else [None] * count
+            whole.tables.append((start, table))
+            whole.parts[name] = range(start, start + count)
+        if len(whole.parts) == 1:
+            whole.parts = {}
+        return whole
 
     def __len__(self) -> int:
         return len(self.first)
@@ -85,6 +111,31 @@ class LabelledSplits(dict[str, Examples]):
         super().__init__(splits)
         self.task = task
 
+    def set_aside(self, arguments: ClassificationArguments) -> None:
+        """Cut what has no split of its own off the training examples, by the hash of an example."""
+        whole = self["train"]
+        contents = map("\0".join, zip(whole.first, whole.second or repeat(""), strict=False))
+        digests = (blake2b(text.encode(), digest_size=8).digest() for text in contents)
+        # Where each example lies between 0 and 1, always the same.
+        positions = np.array([int.from_bytes(digest, "little") / 2**64 for digest in digests])
+        kept = np.ones(len(whole), bool)
+        for split in SPLITS[1:]:
+            share = getattr(arguments, f"{split}_split_percentage")
+            if split in self or not share:
+                continue
+            left = np.sort(positions[kept])
+            count = min(max(1, round(len(whole) * share / 100)), len(left))
+            taken = kept & (positions <= left[count - 1])
+            kept &= ~taken
+            if not kept.any():
+                raise DataError(
+                    f"the training data has {len(whole)} examples, too few to split off {share}% "
+                    f"for {split}; give --{split}_file or --{split}_split_percentage 0"
+                )
+            self[split] = whole.select(np.flatnonzero(taken))
+        if not kept.all():
+            self["train"] = whole.select(np.flatnonzero(kept))
+
 
 def load_examples(
     arguments: ClassificationArguments, plugins: Plugins | None = None
@@ -113,12 +164,25 @@ def load_examples(
     for split, patterns in named.items():
         if patterns:
             flag = f"--{split}_file"
-            paths = files.expand(patterns, flag)
+            names = files.expand(patterns, flag)
+            # Parts have the stems of files, with their folders or numbers where those are equal.
+            paths = [PurePosixPath(name) for name in names]
+            stems = [path.name.split(".")[0] for path in paths]
+            if len(set(stems)) < len(stems):
+                stems = [f"{path.parent.name}_{s}" for path, s in zip(paths, stems, strict=True)]
+            if len(set(stems)) < len(stems):
+                stems = [f"{number}_{stem}" for number, stem in enumerate(stems)]
             tables[split] = {
-                name: read_table(path, flag, arguments)
-                for name, path in zip(_part_names(paths), paths, strict=True)
+                re.sub(r"\W+", "_", stem): read_table(name, flag, arguments)
+                for stem, name in zip(stems, names, strict=True)
             }
-    splits = {split: _examples(parts, arguments, split) for split, parts in tables.items()}
+    recognised = {table.task for parts in tables.values() for table in parts.values()}
+    task = arguments.task_name or (recognised.pop() if len(recognised) == 1 else None)
+    read = {
+        split: Examples.read(parts, arguments, labelled=split != "test")
+        for split, parts in tables.items()
+    }
+    splits = LabelledSplits(read, task)
     if len({examples.second is None for examples in splits.values()}) > 1:
         kinds = ", ".join(
             f"{split} {'single sentences' if examples.second is None else 'pairs'}"
@@ -129,16 +193,14 @@ def load_examples(
             "--sentence2_column"
         )
     if "train" in splits:
-        _set_aside(splits, arguments)
+        splits.set_aside(arguments)
     limits = {"train": "train", "validation": "eval", "test": "predict"}
     for split, examples in splits.items():
         most = getattr(arguments, f"max_{limits[split]}_samples")
         if most is not None and most < len(examples):
             splits[split] = examples.select(np.arange(most))
-    recognised = {table.task for parts in tables.values() for table in parts.values()}
-    task = arguments.task_name or (recognised.pop() if len(recognised) == 1 else None)
-    kept["_examples"] = LabelledSplits(splits, task)
-    return kept["_examples"]
+    kept["_examples"] = splits
+    return splits
 
 
 def table_of(dataset: Dataset, origin: str) -> Table:
@@ -147,70 +209,6 @@ def table_of(dataset: Dataset, origin: str) -> Table:
     classes = (getattr(features.get(name), "names", None) for name in LABELS)
     columns = {name: list(dataset[name]) for name in dataset.column_names}
     return Table(columns, origin, classes=tuple(next(filter(None, classes), ())))
-
-
-def _part_names(names: Sequence[str]) -> list[str]:
-    """Name files by their stems, with their folder where stems are equal."""
-    paths = [PurePosixPath(name) for name in names]
-    stems = [path.name.split(".")[0] for path in paths]
-    if len(set(stems)) < len(stems):
-        stems = [f"{path.parent.name}_{stem}" for path, stem in zip(paths, stems, strict=True)]
-    if len(set(stems)) < len(stems):
-        stems = [f"{number}_{stem}" for number, stem in enumerate(stems)]
-    return [re.sub(r"\W+", "_", stem) for stem in stems]
-
-
-def _examples(tables: dict[str, Table], arguments: ClassificationArguments, split: str) -> Examples:
-    """Put the parts of a split together."""
-    whole = Examples([], None, [], [])
-    for name, table in tables.items():
-        first, second, label = choose_columns(table, arguments, labelled=split != "test")
-        start, count = len(whole), len(table)
-        if not count:
-            raise DataError(f"{table.origin} has no examples")
-        if start and (whole.second is None) != (second is None):
-            raise DataError(
-                f"{table.origin} has {'one column' if second is None else 'two columns'} of "
-                "sentences, and the file before another number; name the columns with "
-                "--sentence1_column and --sentence2_column"
-            )
-        whole.first += _texts(table, first)
-        if second is not None:
-            whole.second = (whole.second or []) + _texts(table, second)
-        whole.labels += _labels(table, label, arguments) if label else [None] * count
-        whole.tables.append((start, table))
-        whole.parts[name] = range(start, start + count)
-    if len(whole.parts) == 1:
-        whole.parts = {}
-    return whole
-
-
-SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write
-
-
-def _texts(table: Table, column: str) -> list[str]:
-    for row, cell in enumerate(table.columns[column]):
-        if not isinstance(cell, str) or SURROGATE.search(cell):
-            what = "nothing" if cell is None else f"{cell!r:.80}, which is no text,"
-            raise DataError(f"{table.place(row)} has {what} in the column '{column}'")
-    return table.columns[column]
-
-
-def _labels(table: Table, column: str, arguments: ClassificationArguments) -> list[Label]:
-    """Return labels as text without spaces around them, numbers with a fraction as they are."""
-    task = GLUE.get(arguments.task_name or table.task or "")
-    names = table.classes or (task.labels if task else ())
-    known = task is not None or bool(table.classes)
-    numbered = {str(number): name for number, name in enumerate(names)}
-
-    def read(cell: str | float | None) -> Label:
-        text = "" if cell is None else str(cell).strip()
-        nan = isinstance(cell, float) and math.isnan(cell)
-        if nan or not text or (known and text in ("-1", "-1.0")):  # GLUE's test labels
-            return None
-        return cell if isinstance(cell, float) else numbered.get(text, text)
-
-    return [read(cell) for cell in table.columns[column]]
 
 
 def choose_columns(
@@ -229,8 +227,23 @@ def choose_columns(
     first = _asked(table, "sentence1_column", arguments.sentence1_column)
     second = _asked(table, "sentence2_column", arguments.sentence2_column)
     if first is None:
-        first, usual = _usual(table, task.sentences if task else None, {label, second})
-        second = second or usual
+        # By their usual names, or what else there is of text.
+        texts = tuple(
+            name
+            for name, cells in table.columns.items()
+            if name not in (label, second) and all(isinstance(cell, str) for cell in cells[:100])
+        )
+        few = [texts] if len(texts) in (1, 2) and len(names) <= 3 else []
+        for group in (*([task.sentences] if task else []), *SENTENCES, *few):
+            if all(name in names and name not in (label, second) for name in group):
+                first, *others = group
+                second = second or next(iter(others), None)
+                break
+        else:
+            raise UsageError(
+                f"{table.origin} has no column 'sentence' or 'text' but {', '.join(names)}: say "
+                "which holds the text with --sentence1_column (and --sentence2_column for pairs)"
+            )
     elif second is None and task and len(task.sentences) == 2:
         second = task.sentences[1] if task.sentences[1] in names else None
     if task and len(task.sentences) == 2 and second is None:
@@ -261,52 +274,6 @@ def _asked(table: Table, flag: str, name: str | None, required: bool = True) -> 
         f"--{flag} {name}: {table.origin} has no such column but {', '.join(names)}"
         + (f" (numbers 0 to {len(names) - 1})" if name.isdigit() else nearest(name, names))
     )
-
-
-def _usual(
-    table: Table, wanted: tuple[str, ...] | None, taken: set[str | None]
-) -> tuple[str, str | None]:
-    """Return the columns of the sentences by their usual names, or what else there is of text."""
-    names = table.columns
-    texts = tuple(
-        name
-        for name, cells in names.items()
-        if name not in taken and all(isinstance(cell, str) for cell in cells[:100])
-    )
-    few = [texts] if len(texts) in (1, 2) and len(names) <= 3 else []
-    for group in (*([wanted] if wanted else []), *SENTENCES, *few):
-        if all(name in names and name not in taken for name in group):
-            return group[0], group[1] if len(group) == 2 else None
-    raise UsageError(
-        f"{table.origin} has no column 'sentence' or 'text' but {', '.join(names)}: say which "
-        "holds the text with --sentence1_column (and --sentence2_column for pairs)"
-    )
-
-
-def _set_aside(splits: dict[str, Examples], arguments: ClassificationArguments) -> None:
-    """Cut what has no split of its own off the training examples, by the hash of an example."""
-    whole = splits["train"]
-    contents = map("\0".join, zip(whole.first, whole.second or repeat(""), strict=False))
-    digests = (blake2b(text.encode(), digest_size=8).digest() for text in contents)
-    # Where each example lies between 0 and 1, always the same.
-    places = np.array([int.from_bytes(digest, "little") / 2**64 for digest in digests])
-    kept = np.ones(len(whole), bool)
-    for split in SPLITS[1:]:
-        share = getattr(arguments, f"{split}_split_percentage")
-        if split in splits or not share:
-            continue
-        left = np.sort(places[kept])
-        count = min(max(1, round(len(whole) * share / 100)), len(left))
-        taken = kept & (places <= left[count - 1])
-        kept &= ~taken
-        if not kept.any():
-            raise DataError(
-                f"the training data has {len(whole)} examples, too few to split off {share}% for "
-                f"{split}; give --{split}_file or --{split}_split_percentage 0"
-            )
-        splits[split] = whole.select(np.flatnonzero(taken))
-    if not kept.all():
-        splits["train"] = whole.select(np.flatnonzero(kept))
 
 
 FRACTION = re.compile(r"\s*[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)\s*")

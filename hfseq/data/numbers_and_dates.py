@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from datetime import date, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from importlib import metadata
 
+from hfseq.data.arguments import SPLITS, TranslationArguments
 from hfseq.data.languages import code_of
+from hfseq.data.tables import Origin, Pair, PairColumns, Part
 from hfseq.errors import UsageError
 
 SOURCE = "en"
 #: Languages to translate into: what num2words and Babel call them.
 TARGETS = {"de": ("de", "de"), "es": ("es", "es"), "nb": ("no", "nb"), "no": ("no", "nb")}
-SPLITS = ("train", "validation", "test")
+NAME, KEY = "generated numbers and dates", "numbers and dates"  # in messages, of a cache
 HELD_OUT = 3  # percent of the items for validation, and as many for the test
 CARDINALS, DAYS = 6_000, 6_000
 LARGEST, LARGEST_ORDINAL, YEARS = 9_999, 999, range(1500, 2100)
@@ -45,11 +47,35 @@ def generate(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     and medium form. What is held out for validation and test is the item: no number and no date of
     the test is in the training pairs in any form. Equal seeds give equal pairs, in random order.
     """
-    chooser = random.Random(seed)
+    try:
+        from babel.dates import format_date
+        from num2words import num2words
+    except ImportError as error:
+        raise UsageError(
+            "no data: give --dataset_name or --train_file. The demonstration, which generates "
+            "numbers and dates, needs num2words and Babel: "
+            f'pip install "hfseq[translation]" ({error})'
+        ) from error
+    chooser, (language, locale) = random.Random(seed), TARGETS[target]
+    pairs: list[tuple[str, str, str]] = []  # item, English, translation
+    forms = {
+        "cardinal": sorted(chooser.sample(range(LARGEST + 1), CARDINALS)),
+        "ordinal": range(1, LARGEST_ORDINAL + 1),
+        "year": YEARS,
+    }
+    for form, numbers in forms.items():
+        for number in numbers:
+            source, text = (num2words(number, to=form, lang=code) for code in (SOURCE, language))
+            pairs.append((f"number {number}", source, text))
+    for days in sorted(chooser.sample(range((LAST_DAY - FIRST_DAY).days + 1), DAYS)):
+        day = FIRST_DAY + timedelta(days)
+        dates = [[format_date(day, f, locale=where) for where in (SOURCE, locale)] for f in FORMATS]
+        meant = dict(reversed(dates))  # "May 7, 2001" is long and medium: the first of them counts
+        for source, _ in chooser.sample(dates, FORMATS_A_DAY):
+            pairs.append((f"date {day}", source, meant[source]))
+    chooser.shuffle(pairs)
     splits: dict[str, list[tuple[str, str]]] = {name: [] for name in SPLITS}
     seen = set()
-    pairs = [*_numbers(target, chooser), *_dates(target, chooser)]
-    chooser.shuffle(pairs)
     for item, source, text in pairs:
         if source not in seen:  # English spells some years as it does the number
             seen.add(source)
@@ -59,51 +85,23 @@ def generate(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     return splits
 
 
-def versions() -> list[str | None]:
-    """Return what the pairs depend on: what was tokenised of others is made anew."""
-    made: list[str | None] = [REVISION]
+def origins(arguments: TranslationArguments) -> dict[str, Origin]:
+    """Return how to read the pairs of each split, and the languages."""
+    target = target_language(arguments.source_lang, arguments.target_lang)
+    # What is tokenised is made anew where the pairs change: with this file, or with the packages.
+    versions: list[str | None] = [REVISION]
     for package in ("num2words", "Babel"):
         try:
-            made.append(metadata.version(package))
+            versions.append(metadata.version(package))
         except metadata.PackageNotFoundError:
-            made.append(None)
-    return made
+            versions.append(None)
 
+    def read(split: str) -> Iterator[Pair]:
+        for number, pair in enumerate(generate(target)[split], 1):
+            yield number, *pair
 
-def _numbers(target: str, chooser: random.Random) -> Iterator[tuple[str, str, str]]:
-    """Yield item, English, translation."""
-    try:
-        from num2words import num2words
-    except ImportError as error:
-        raise _missing(error) from error
-    language = TARGETS[target][0]
-    forms = {
-        "cardinal": sorted(chooser.sample(range(LARGEST + 1), CARDINALS)),
-        "ordinal": range(1, LARGEST_ORDINAL + 1),
-        "year": YEARS,
+    sides = PairColumns("source", "target", SOURCE, arguments.target_lang or target)
+    return {
+        split: ([Part(NAME, [KEY, split, target, *versions], partial(read, split), "pair")], sides)
+        for split in SPLITS
     }
-    for form, numbers in forms.items():
-        for number in numbers:
-            source, text = (num2words(number, to=form, lang=code) for code in (SOURCE, language))
-            yield f"number {number}", source, text
-
-
-def _dates(target: str, chooser: random.Random) -> Iterator[tuple[str, str, str]]:
-    try:
-        from babel.dates import format_date
-    except ImportError as error:
-        raise _missing(error) from error
-    locales = (SOURCE, TARGETS[target][1])
-    for days in sorted(chooser.sample(range((LAST_DAY - FIRST_DAY).days + 1), DAYS)):
-        day = FIRST_DAY + timedelta(days)
-        forms = [[format_date(day, form, locale=where) for where in locales] for form in FORMATS]
-        meant = dict(reversed(forms))  # "May 7, 2001" is long and medium: the first of them counts
-        for source, _ in chooser.sample(forms, FORMATS_A_DAY):
-            yield f"date {day}", source, meant[source]
-
-
-def _missing(error: ImportError) -> UsageError:
-    return UsageError(
-        "no data: give --dataset_name or --train_file. The demonstration, which generates numbers "
-        f'and dates, needs num2words and Babel: pip install "hfseq[translation]" ({error})'
-    )

@@ -16,11 +16,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hfseq import errors
-from hfseq.data import files, sources, tables, tfds
+from hfseq.data import files, numbers_and_dates, sources, tables, tfds
 from hfseq.data.arguments import SPLITS, TranslationArguments
 from hfseq.data.languages import code_of, find_language, same_language
 from hfseq.data.store import write_once
-from hfseq.data.tables import BATCH, ROLES, Pair, PairColumns, Part
+from hfseq.data.tables import BATCH, ROLES, Origin, Pair, PairColumns, Part
 from hfseq.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,15 +29,11 @@ if TYPE_CHECKING:
     from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
-GENERATED = "generated numbers and dates"
 NO_SCRIPTS = (
     "`datasets` no longer runs loading scripts, which is how {name} was distributed. Use parallel "
     "text stored as parquet, e.g. `--dataset_name wmt/wmt14 --dataset_config_name de-en`, or your "
     "own files with --train_file"
 )
-
-#: What a split is read from, and what its sides are called.
-Origin = tuple[list[Part], PairColumns]
 
 
 class PairSplits(dict[str, "Dataset"]):
@@ -80,13 +76,20 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
         else:
             named = sources.load_named(arguments, plugins, SPLITS, NO_SCRIPTS)
             origins = {
-                split: _from_dataset(dataset, f"{flag} ({split})", arguments)
+                split: tables.dataset_origin(dataset, f"{flag} ({split})", arguments)
                 for split, dataset in named.items()
             }
     for split in SPLITS:
         if patterns := getattr(arguments, f"{split}_file"):
             origins[split] = _from_files(patterns, split, arguments)
-    origins = origins or _generated(arguments)
+    if not origins:
+        origins = numbers_and_dates.origins(arguments)
+        sides = origins["train"][1]
+        logger.warning(
+            "no --dataset_name and no --train_file: this is the demonstration, on generated "
+            "numbers and dates (%s to %s)",
+            *(sides.source_lang, sides.target_lang),
+        )
     stored = _store(origins, arguments)
     whole = {split: pairs.dataset(split) for split, pairs in stored.items()}
     splits = {split: dataset for split, dataset in whole.items() if dataset is not None}
@@ -111,8 +114,8 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
         logger.warning("left out %d %s pairs with an empty side: %s", count, name, shown)
     pairs = {name: len(split) for name, split in splits.items()}
     description: dict[str, Any] = {"pairs": pairs, "dropped": dropped, "first_dropped": first}
-    generated = next(iter(origins.values()))[0][0].name == GENERATED
-    description |= {"name": GENERATED} if generated else {}
+    if next(iter(origins.values()))[0][0].name == numbers_and_dates.NAME:
+        description["name"] = numbers_and_dates.NAME
     return PairSplits(splits, source_lang, target_lang, description)
 
 
@@ -131,51 +134,6 @@ def _common_sides(origins: list[Origin]) -> PairColumns:
     return first[1]
 
 
-def _from_dataset(dataset: Dataset, where: str, arguments: TranslationArguments) -> Origin:
-    """Return how to read a dataset: its "translation" by language, or two columns of strings."""
-    if not hasattr(dataset, "_fingerprint"):
-        raise DataError(f"{where} is a stream: a map-style dataset is needed, with all of its rows")
-    features = dict(dataset.features)
-    inner = features.get("translation")
-    languages = list(
-        getattr(inner, "languages", None) or (inner if isinstance(inner, dict) else [])
-    )
-    texts = [name for name, kind in features.items() if "string" in str(getattr(kind, "dtype", ""))]
-    sides = tables.choose_columns(languages or texts, arguments, where)
-    columns = ["translation"] if languages else [sides.source, sides.target]
-
-    def read() -> Iterator[Pair]:
-        first = 1
-        for rows in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
-            yield from tables.arrow_pairs(rows, sides, bool(languages), first)
-            first += len(rows)
-
-    key = [dataset._fingerprint, sides.source, sides.target]
-    return [Part(where, key, read, "row")], sides
-
-
-def _generated(arguments: TranslationArguments) -> dict[str, Origin]:
-    from hfseq.data import numbers_and_dates as demonstration
-
-    target = demonstration.target_language(arguments.source_lang, arguments.target_lang)
-    sides = PairColumns("source", "target", demonstration.SOURCE, arguments.target_lang or target)
-    logger.warning(
-        "no --dataset_name and no --train_file: this is the demonstration, on generated numbers "
-        "and dates (%s to %s)",
-        *(sides.source_lang, sides.target_lang),
-    )
-
-    def part(split: str) -> Part:
-        def read() -> Iterator[Pair]:
-            for number, pair in enumerate(demonstration.generate(target)[split], 1):
-                yield number, *pair
-
-        key = ["numbers and dates", split, target, *demonstration.versions()]
-        return Part(GENERATED, key, read, "pair")
-
-    return {split: ([part(split)], sides) for split in SPLITS}
-
-
 def _from_files(patterns: list[str], split: str, arguments: TranslationArguments) -> Origin:
     flag = f"--{split}_file"
     origins: list[Origin] = []
@@ -188,9 +146,8 @@ def _from_files(patterns: list[str], split: str, arguments: TranslationArguments
             origins.append(aligned_parts(below, flag, arguments, folder=True))
         else:
             for file in files.expand(pattern, flag):
-                if files.extension_of(file) in tables.EXTENSIONS:
-                    part, sides = tables.pair_part(file, flag, arguments)
-                    origins.append(([part], sides))
+                if files.extension_of(file) in tables.FORMATS:
+                    origins.append(tables.file_origin(file, flag, arguments))
                 else:
                     texts.append(file)
     if texts:

@@ -15,7 +15,7 @@ from functools import partial
 from hfseq import errors
 from hfseq.data import files
 from hfseq.data.arguments import SPLITS, TranslationArguments
-from hfseq.data.tables import Pair, PairColumns, Part, choose_columns
+from hfseq.data.tables import Origin, Pair, PairColumns, Part, choose_columns
 from hfseq.errors import DataError, UsageError, nearest
 
 
@@ -112,9 +112,7 @@ _NAME = re.compile(
 )
 
 
-def origins(
-    name: str, flag: str, arguments: TranslationArguments
-) -> dict[str, tuple[list[Part], PairColumns]]:
+def origins(name: str, flag: str, arguments: TranslationArguments) -> dict[str, Origin]:
     """Return how to read the splits of ``tfds:NAME/CONFIG[:VERSION]``."""
     dataset, split = _find(name, flag)
     splits = [name for name in SPLITS if name in dataset.splits]
@@ -123,9 +121,7 @@ def origins(
     return {name: dataset.origin(name, arguments) for name in splits}
 
 
-def origin(
-    name: str, flag: str, arguments: TranslationArguments, split: str
-) -> tuple[list[Part], PairColumns]:
+def origin(name: str, flag: str, arguments: TranslationArguments, split: str) -> Origin:
     """Return how to read one split: the one after ``#`` in ``name``, else ``split``."""
     dataset, asked = _find(name, flag)
     return dataset.origin(asked or split, arguments)
@@ -189,7 +185,7 @@ class _Prepared:
             f"{self.flag}: {self.directory}/{INFO} is not the description of a dataset"
         )
 
-    def origin(self, split: str, arguments: TranslationArguments) -> tuple[list[Part], PairColumns]:
+    def origin(self, split: str, arguments: TranslationArguments) -> Origin:
         """Return how to read a split, and its languages; the dataset's own source comes first."""
         if split not in self.splits:
             raise DataError(
