@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import copy
 import tempfile
-import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from hfseq import plugins
 from hfseq.errors import UsageError, nearest
 from hfseq.testing import checks as jax_checks
 from hfseq.testing import torch as torch_checks
-from hfseq.testing.case import ZERO_GRADIENTS, Case, NotRun, Report, Skipped
+from hfseq.testing.case import ZERO_GRADIENTS, Case, Report
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -68,7 +67,14 @@ def check_architecture(
     from transformers import PreTrainedConfig
 
     skip = dict(skip or {})
-    chosen = _chosen(None if checks is None else list(checks), torch, skip)
+    wanted = None if checks is None else list(checks)
+    known = {c.__name__: c for c in (*jax_checks.CHECKS, *(torch_checks.CHECKS if torch else ()))}
+    for check in (*(wanted or ()), *skip):
+        if check not in known:
+            raise UsageError(
+                f"no check '{check}'{nearest(check, known)} (checks: {', '.join(known)})"
+            )
+    chosen = [check for check in known if wanted is None or check in wanted]
     spec, report = plugins.load().architectures.get(name), Report()
     tasks = list(spec.heads if heads is None else heads)
     if isinstance(config, PreTrainedConfig):
@@ -80,63 +86,28 @@ def check_architecture(
     # One class may serve two tasks; it is checked once.
     for kind, task in {spec.load_head(task): task for task in tasks}.items():
         for label, one in configs.items():
-            changed = copy.deepcopy(one)
-            for attribute, value in (overrides or {}).get(task, _alone(task, one)).items():
+            changed, decoder = copy.deepcopy(one), {}
+            if task == "ForCausalLM" and hasattr(one, "is_decoder"):
+                decoder = {"is_decoder": True}
+                if getattr(one, "is_encoder_decoder", False):
+                    decoder |= {"is_encoder_decoder": False, "add_cross_attention": True}
+            for attribute, value in (overrides or {}).get(task, decoder).items():
                 setattr(changed, attribute, value)
             with tempfile.TemporaryDirectory() as folder:
                 zero = tuple(zero_gradients)
                 case = Case(task, kind, changed, Path(folder), spec, zero, tolerance)
                 for check in chosen:
-                    _run(check, f"{kind.__name__}{label}.{check.__name__}", case, skip, report)
+                    full = f"{kind.__name__}{label}.{check}"
+                    report.run(known[check], full, case, skip.get(check))
     if report.failed:
         lines = [f"{check}: {reason}" for check, reason in report.failed.items()]
         count = f"{len(lines)} of {len(lines) + len(report.passed)} checks failed for '{name}'"
         raise AssertionError("\n\n".join([count, *lines]))
     ran = {label.rpartition(".")[2] for label in report.passed}
-    wanted = {check.__name__ for check in chosen} - skip.keys() if checks is not None else set()
-    if wanted - ran or not ran:
-        what = ", ".join(sorted(wanted - ran)) or "nothing"
+    asked = set(wanted or ()) - skip.keys()
+    if asked - ran or not ran:
+        what = ", ".join(sorted(asked - ran)) or "nothing"
         raise AssertionError(f"{what} was checked on no head of '{name}'\n{report}")
     if report.not_run:
         warnings.warn(NotRunWarning(f"'{name}': {report}"), stacklevel=2)
     return report
-
-
-def _run(
-    check: Callable[[Case], None], label: str, case: Case, skip: Mapping[str, str], report: Report
-) -> None:
-    try:
-        if check.__name__ in skip:
-            raise Skipped(skip[check.__name__])
-        check(case)
-        report.passed.append(label)
-    except NotRun as reason:
-        report.not_run[label] = str(reason)
-    except Skipped as reason:
-        report.skipped[label] = str(reason)
-    except AssertionError as error:
-        report.failed[label] = str(error)
-    except Exception:
-        report.failed[label] = traceback.format_exc(limit=-4)
-
-
-def _chosen(
-    wanted: list[str] | None, torch: bool, skip: Mapping[str, str]
-) -> list[Callable[[Case], None]]:
-    """Return the checks of these names, or all; UsageError for a name that is no check."""
-    checks = {c.__name__: c for c in (*jax_checks.CHECKS, *(torch_checks.CHECKS if torch else ()))}
-    for name in (*(wanted or ()), *skip):
-        if name not in checks:
-            raise UsageError(
-                f"no check '{name}'{nearest(name, checks)} (checks: {', '.join(checks)})"
-            )
-    return [check for name, check in checks.items() if wanted is None or name in wanted]
-
-
-def _alone(task: str, config: PreTrainedConfig) -> dict[str, bool]:
-    """Return what makes a decoder of a configuration that has ``is_decoder``."""
-    if task != "ForCausalLM" or not hasattr(config, "is_decoder"):
-        return {}
-    if not getattr(config, "is_encoder_decoder", False):
-        return {"is_decoder": True}
-    return {"is_decoder": True, "is_encoder_decoder": False, "add_cross_attention": True}

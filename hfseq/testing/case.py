@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,6 +64,22 @@ class Report:
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
     not_run: dict[str, str] = dataclasses.field(default_factory=dict)
     failed: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def run(self, check: Callable[[Case], None], name: str, case: Case, skip: str | None) -> None:
+        """Run a check and keep what came of it; ``skip`` says why it is not run."""
+        try:
+            if skip is not None:
+                raise Skipped(skip)
+            check(case)
+            self.passed.append(name)
+        except NotRun as reason:
+            self.not_run[name] = str(reason)
+        except Skipped as reason:
+            self.skipped[name] = str(reason)
+        except AssertionError as error:
+            self.failed[name] = str(error)
+        except Exception:
+            self.failed[name] = traceback.format_exc(limit=-4)
 
     def __str__(self) -> str:
         groups = {"FAILED": self.failed, "NOT RUN": self.not_run, "skipped": self.skipped}

@@ -25,7 +25,6 @@ from hfseq.testing.case import (
     Case,
     NotRun,
     Params,
-    Side,
     Skipped,
     arrays,
     assert_close,
@@ -182,8 +181,19 @@ def packing(case: Case) -> None:
     tokens = {name for side in case.sides for name in (side.ids, side.mask)}
     others = {n: v for n, v in case.inputs.items() if n not in tokens}
     rows, documents, places = dict(others), [dict(others), dict(others)], {}
-    for side in case.sides:
-        places[side] = _pack(case, side, rows, documents)
+    for side in case.sides:  # two documents a row, and each of them alone, padded
+        ids = np.array(case.inputs[side.ids])
+        ids[1:3] = ids[3:5, ::-1]  # rows that are padded
+        cut = round(0.6 * ids.shape[1])
+        segments = np.where(np.arange(ids.shape[1]) < cut, 1, 2)[None].repeat(ROWS, 0)
+        rows |= {side.ids: ids, side.segments: segments.astype(np.int32)}
+        places[side] = slice(cut), slice(cut, None)
+        for inputs, part in zip(documents, places[side], strict=True):
+            padded, mask = np.zeros_like(ids), np.zeros_like(ids)
+            length = ids[:, part].shape[1]
+            padded[:, :length], mask[:, :length] = ids[:, part], 1
+            padded[mask == 0] = getattr(case.config, "pad_token_id", None) or 0
+            inputs |= {side.ids: padded, side.mask: mask}
     packed = case.forward(case.model.params, rows)
     for number, inputs in enumerate(documents):
         alone = host(case.forward(case.model.params, inputs))
@@ -191,25 +201,6 @@ def packing(case: Case) -> None:
         ours = {name: np.asarray(packed[name][:, part]) for name, part in parts.items()}
         theirs = {name: alone[name][:, : ours[name].shape[1]] for name in names}
         assert_close(ours, theirs, 1e-5, f"packed at place {number} against alone")
-
-
-def _pack(
-    case: Case, side: Side, rows: dict[str, Any], documents: list[dict[str, Any]]
-) -> tuple[slice, slice]:
-    """Add to ``rows`` two documents a row, to ``documents`` each of them alone, padded."""
-    ids = np.array(case.inputs[side.ids])
-    ids[1:3] = ids[3:5, ::-1]  # rows that are padded
-    cut = round(0.6 * ids.shape[1])
-    segments = np.where(np.arange(ids.shape[1]) < cut, 1, 2)[None].repeat(ROWS, 0)
-    rows |= {side.ids: ids, side.segments: segments.astype(np.int32)}
-    places = slice(cut), slice(cut, None)
-    for inputs, part in zip(documents, places, strict=True):
-        alone, mask = np.zeros_like(ids), np.zeros_like(ids)
-        length = ids[:, part].shape[1]
-        alone[:, :length], mask[:, :length] = ids[:, part], 1
-        alone[mask == 0] = getattr(case.config, "pad_token_id", None) or 0
-        inputs |= {side.ids: alone, side.mask: mask}
-    return places
 
 
 def devices(case: Case) -> None:

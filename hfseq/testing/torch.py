@@ -66,7 +66,17 @@ def torch_tree(case: Case) -> None:
     model = torch_model(case)
     ours = {case.model.weight_map.torch_name(path): path for path in case.model.required_params}
     shapes = {path: leaf.shape for path, leaf in trees.flatten(case.model.params).items()}
-    theirs, wrong = _stored(case, model), []
+    # PyTorch's parameters and buffers that are saved, without second names.
+    saved, buffers = model.state_dict().keys(), model.named_buffers()
+    unsaved = map(re.escape, getattr(model, "_keys_to_ignore_on_save", None) or ())
+    ignored = (*case.model.weight_map.ignored, *unsaved)
+    theirs = {
+        name: value
+        for name, value in (*model.named_parameters(), *(b for b in buffers if b[0] in saved))
+        if name not in case.model.weight_map.aliases
+        and not any(re.search(pattern, name) for pattern in ignored)
+    }
+    wrong = []
     for name in ours.keys() & theirs.keys():
         path, shape = ours[name], tuple(theirs[name].shape)
         owner, _, leaf = name.rpartition(".")
@@ -84,20 +94,6 @@ def torch_tree(case: Case) -> None:
         f"PyTorch's names that are missing here: {missing}; names that PyTorch lacks: {surplus}; "
         f"wrong: {sorted(wrong)}"
     )
-
-
-def _stored(case: Case, model: PreTrainedModel) -> dict[str, Any]:
-    """Return PyTorch's parameters and buffers that are saved, without second names."""
-    saved = model.state_dict().keys()
-    buffers = {name: value for name, value in model.named_buffers() if name in saved}
-    unsaved = map(re.escape, getattr(model, "_keys_to_ignore_on_save", None) or ())
-    ignored = (*case.model.weight_map.ignored, *unsaved)
-    return {
-        name: value
-        for name, value in (*model.named_parameters(), *buffers.items())
-        if name not in case.model.weight_map.aliases
-        and not any(re.search(pattern, name) for pattern in ignored)
-    }
 
 
 def torch_parity(case: Case) -> None:
