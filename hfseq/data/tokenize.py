@@ -202,7 +202,9 @@ def _parallel(
     if workers < 2:  # the Rust tokenizer still uses every core
         yield from (_encode_range(dataset, encode, column, task) for task in tasks)
         return
-    context = multiprocessing.get_context(_start_method())
+    # Forking is quick, but not safe once jax has started its threads.
+    forks = sys.platform == "linux" and "jax" not in sys.modules
+    context = multiprocessing.get_context("fork" if forks else "spawn")
     work = (dataset, encode, column)
     with ProcessPoolExecutor(workers, context, _start_worker, (os.getpid(), *work)) as pool:
         try:
@@ -214,11 +216,6 @@ def _parallel(
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _start_method() -> str:
-    # Forking is quick, but not safe once jax has started its threads.
-    return "fork" if sys.platform == "linux" and "jax" not in sys.modules else "spawn"
 
 
 _work: tuple[Any, Encoder, str]

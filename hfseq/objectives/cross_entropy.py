@@ -64,9 +64,8 @@ def _label_losses(
 
 def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -> Any:
     few = rows_at_once(logits)
-    losses_of = functools.partial(_losses, smoothing, size)
     if few == labels.size:
-        losses, plain, best, total = losses_of(logits, labels)
+        losses, plain, best, total = _losses(logits, labels, smoothing, size)
     else:
         # Of the shape that the way back takes, so that what made the logits is computed once.
         flat = _bits(logits).reshape(-1, logits.shape[-1])
@@ -74,14 +73,14 @@ def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float
         def part(given: tuple[jax.Array, jax.Array]) -> Any:
             start, ids = given
             rows = jax.lax.dynamic_slice_in_dim(flat, start, few)
-            return losses_of(_floats(rows, logits.dtype), ids)
+            return _losses(_floats(rows, logits.dtype), ids, smoothing, size)
 
         rows = jax.lax.map(part, (jnp.arange(0, labels.size, few), labels.reshape(-1, few)))
         losses, plain, best, total = (leaf.reshape(labels.shape) for leaf in rows)
     return (losses, plain, best), (logits, labels, total)
 
 
-def _losses(smoothing: float, size: int, logits: jax.Array, labels: jax.Array) -> Any:
+def _losses(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -> Any:
     """Return both losses, the most probable id and the logarithm of the partition function."""
     wide = logits.astype(jnp.float32)
     top = wide.max(-1)
@@ -101,16 +100,17 @@ def _label_losses_backward(smoothing: float, size: int, saved: Any, cotangents: 
     logits, labels, total = saved
     smoothed, plain, _ = cotangents
     few = rows_at_once(logits)
-    change = functools.partial(_change, smoothing, size)
     if few == labels.size:
-        return change(logits, labels, total, smoothed, plain), None
+        return _change(logits, labels, total, smoothed, plain, smoothing, size), None
     shape = logits.shape
     columns = [leaf.reshape(-1) for leaf in (labels, total, smoothed, plain)]
 
     def body(number: jax.Array, flat: jax.Array) -> jax.Array:
         start = number * few
-        part, *rows = [jax.lax.dynamic_slice_in_dim(leaf, start, few) for leaf in (flat, *columns)]
-        changed = change(_floats(part, logits.dtype), *rows)
+        part, ids, sums, first, second = [
+            jax.lax.dynamic_slice_in_dim(leaf, start, few) for leaf in (flat, *columns)
+        ]
+        changed = _change(_floats(part, logits.dtype), ids, sums, first, second, smoothing, size)
         return jax.lax.dynamic_update_slice_in_dim(flat, _bits(changed), start, 0)
 
     # The logits turn into their derivative where they lie: there is one array of this size.
@@ -131,8 +131,8 @@ def _floats(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _change(
-    smoothing: float, size: int, logits: jax.Array, labels: jax.Array, total: jax.Array,
-    smoothed: jax.Array, plain: jax.Array,
+    logits: jax.Array, labels: jax.Array, total: jax.Array, smoothed: jax.Array, plain: jax.Array,
+    smoothing: float, size: int,
 ) -> jax.Array:  # fmt: skip
     """Return the derivative for the logits, given that of both losses at each place."""
     smoothed, plain = smoothed[..., None], plain[..., None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -209,9 +208,8 @@ def infill(
     never grow: masks are inserted as long as they are no more than the tokens that went.
     """
     count = ordinary.sum(axis=1)
-    lengths, used = _span_lengths(count, random, probability, poisson_lambda, ids.shape[1])
-    starts = _span_starts(lengths, used, count, random, ids.shape[1])
-    hidden, first, inserted = _place(lengths, starts, used, ordinary)
+    spans = _draw_spans(count, random, probability, poisson_lambda, ids.shape[1])
+    hidden, first, inserted = _place(*spans, ordinary)
     room = hidden.sum(axis=1) - first.sum(axis=1)
     inserted = np.diff(np.minimum(np.cumsum(inserted, axis=1), room[:, None]), axis=1, prepend=0)
     real = segments > 0
@@ -230,14 +228,22 @@ def infill(
     return result, documents
 
 
-def _span_lengths(
+def _draw_spans(
     count: np.ndarray, random: RowRandom, probability: float, mean: float, width: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw lengths; returns them, int64 (rows, draws), and how many of them each row uses."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw the spans of rows with ``count`` ordinary tokens: the row, start and length of each.
+
+    Starts are numbers among the ordinary tokens: distinct gaps between those that stay. Where there
+    are more spans than gaps, some share one.
+    """
     budget = np.ceil(count * probability - 1e-9).astype(np.int64)
     most = math.ceil(width * probability)
     draws = math.ceil((most + 8 * math.sqrt(most) + 40) / mean)  # enough, but for one in 10**12
-    lengths = np.searchsorted(_poisson(mean), random.uniform(draws), side="right")
+    # P(length <= k), up to where it is one.
+    last = math.ceil(mean + 12 * math.sqrt(mean) + 12)
+    poisson = [-mean + k * math.log(mean) - math.lgamma(k + 1) for k in range(last)]
+    distribution = np.cumsum(np.exp(poisson))
+    lengths = np.searchsorted(distribution, random.uniform(draws), side="right")
     sums = np.cumsum(lengths, axis=1)
     used = np.argmin(np.abs(sums - budget[:, None]), axis=1) + 1
     too_long = np.take_along_axis(sums, used[:, None] - 1, axis=1)[:, 0] >= count
@@ -245,37 +251,21 @@ def _span_lengths(
     # A text that the spans would hide whole: hide the budget in one span.
     lengths[too_long, 0] = budget[too_long]
     used[too_long] = 1
-    return lengths, np.where(budget > 0, used, 0)
-
-
-@functools.cache
-def _poisson(mean: float) -> np.ndarray:
-    """The distribution function up to where it is one: P(length <= k)."""
-    most = math.ceil(mean + 12 * math.sqrt(mean) + 12)
-    terms = [-mean + k * math.log(mean) - math.lgamma(k + 1) for k in range(most)]
-    return np.cumsum(np.exp(terms))
-
-
-def _span_starts(
-    lengths: np.ndarray, used: np.ndarray, count: np.ndarray, random: RowRandom, width: int
-) -> np.ndarray:
-    """Give spans distinct gaps between the tokens that stay; numbers among the ordinary tokens.
-
-    Where there are more spans than gaps, some share one.
-    """
-    in_use = np.arange(lengths.shape[1]) < used[:, None]
-    taken = np.where(in_use, lengths, 0)
-    gaps = count - taken.sum(axis=1) + 1
-    slots = np.arange(max(width + 1, lengths.shape[1]))
+    used = np.where(budget > 0, used, 0)
+    in_use = np.arange(draws) < used[:, None]
+    lengths = np.where(in_use, lengths, 0)
+    gaps = count - lengths.sum(axis=1) + 1
+    slots = np.arange(max(width + 1, draws))
     keys = random.uniform(len(slots)).astype(np.float64)
     keys[slots >= np.maximum(gaps, used)[:, None]] = np.inf
-    chosen = np.argsort(keys, axis=1, kind="stable")[:, : lengths.shape[1]] % gaps[:, None]
+    chosen = np.argsort(keys, axis=1, kind="stable")[:, :draws] % gaps[:, None]
     chosen = np.sort(np.where(in_use, chosen, len(slots)), axis=1)
-    return chosen + np.cumsum(taken, axis=1) - taken
+    starts = chosen + np.cumsum(lengths, axis=1) - lengths
+    return np.nonzero(in_use)[0], starts[in_use], lengths[in_use]
 
 
 def _place(
-    lengths: np.ndarray, starts: np.ndarray, used: np.ndarray, ordinary: np.ndarray
+    row: np.ndarray, start: np.ndarray, length: np.ndarray, ordinary: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """From numbers among the ordinary tokens to columns.
 
@@ -283,8 +273,6 @@ def _place(
     column, int64 (rows, length + 1); the last column stands for the end of the text.
     """
     rows, width = ordinary.shape
-    row, span = np.nonzero(np.arange(lengths.shape[1]) < used[:, None])
-    start, length = starts[row, span], lengths[row, span]
     steps, heads, added = np.zeros((3, rows, width + 1), np.int64)
     real = length > 0
     np.add.at(steps, (row[real], start[real]), 1)

@@ -1,3 +1,4 @@
+import multiprocessing
 import subprocess
 import sys
 import time
@@ -65,7 +66,8 @@ def test_processes_give_the_same_store(tokenizer, tmp_path, monkeypatch, method)
 
     if method == "fork" and (sys.version_info >= (3, 12) or "jax" in sys.modules):
         pytest.skip("forking warns here: jax is loaded, or Python is 3.12 or later")
-    monkeypatch.setattr(module, "_start_method", lambda: method)
+    context = multiprocessing.get_context(method)
+    monkeypatch.setattr(module.multiprocessing, "get_context", lambda *_: context)
     dataset = Dataset.from_dict({"text": make_texts(2500, seed=4)})
     one = run(dataset, tokenizer, tmp_path)
     two = tokenize(dataset, tokenizer, "text", cache_dir=tmp_path / "other", num_proc=2)
