@@ -8,13 +8,12 @@ it LogMetrics, Evaluate, the user's own, Save.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -342,17 +341,15 @@ def non_finite(checkpointer: Checkpointer, step: int) -> NonFiniteLoss:
     )
 
 
-@contextlib.contextmanager
-def progress_bar(run: Run, progress: Progress) -> Iterator[tqdm]:
-    """Give a progress bar, which shows on a terminal only."""
+def progress_bar(run: Run, progress: Progress) -> tqdm:
+    """Return a progress bar, which shows on a terminal only."""
     from tqdm import tqdm
 
     hidden = run.arguments.training.disable_tqdm or jax.process_index() != 0
-    with tqdm(
+    return tqdm(
         total=run.total_steps, initial=progress.step, unit="step", desc="Training",
         disable=hidden or not sys.stderr.isatty(),
-    ) as bar:  # fmt: skip
-        yield bar
+    )  # fmt: skip
 
 
 PREDICTIONS, REFERENCES = "generated_predictions.txt", "generated_references.txt"
