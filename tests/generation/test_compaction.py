@@ -81,6 +81,7 @@ def test_arrays_are_halved_down_to_the_smallest(caplog):
     assert all(left <= generate.halved(of) for left, of in seen)
 
 
+@pytest.mark.slow
 def test_programs_are_as_many_as_halvings():
     model, options = families.fresh("bart"), {**SHAPE, "compact_finished": True}
     for seed in range(3):

@@ -52,6 +52,7 @@ def everything(model, ids, kind: str, penalty: float) -> list[tuple[float, tuple
     return sorted(found, reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "penalty",
     [

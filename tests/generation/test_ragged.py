@@ -56,6 +56,7 @@ def test_inputs_of_encoders_may_be_padded_on_either_side(family):
         assert (np.asarray(found) == alone).all()
 
 
+@pytest.mark.slow
 def test_ragged_beginnings_of_the_decoder():
     model, source = families.model("bart"), families.prompts(4, 6)
     ids, mask = padded("right")

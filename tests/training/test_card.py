@@ -18,7 +18,7 @@ def samples(text: str) -> list[str]:
     [
         pytest.param("mlm", marks=pytest.mark.slow),
         "clm",
-        "span_mlm",
+        pytest.param("span_mlm", marks=pytest.mark.slow),
         pytest.param("denoising", marks=pytest.mark.slow),
     ],
 )

@@ -91,7 +91,7 @@ def test_all_training_scripts_are_killed_fifty_times():
     trained = {
         path.name
         for path in SCRIPTS.glob("run_*.py")
-        if "hfseq.training.run import" in path.read_text()
+        if "from hfseq.training import script" in path.read_text()
     }
     assert trained == {script for script, *_ in RUNS.values()}
     assert sum(kills for *_, kills in RUNS.values()) >= 50

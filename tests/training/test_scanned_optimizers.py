@@ -53,6 +53,7 @@ def train(tree_of, stacked, **changes):
     return params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["decoupled", "absolute"])
 @pytest.mark.parametrize(
     "optim", first(["adamw", "lion", "adafactor", "lamb", "lars", "novograd"], "adamw", "lamb")

@@ -129,6 +129,7 @@ def test_generated_tokens_are_those_of_jax(head, options):
     assert (np.asarray(wanted)[:, width:] == 2).all()
 
 
+@pytest.mark.slow
 def test_classification_is_that_of_jax():
     config = vq_cases.config("gqa", num_labels=3)
     ours = ours_modeling.FlaxVQTransformerForSequenceClassification(config, _do_init=False)

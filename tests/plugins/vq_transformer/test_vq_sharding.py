@@ -80,7 +80,7 @@ def assert_same(ours, theirs):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * (1 + np.abs(b).max()), err_msg=name)
 
 
-QUICK = {("shga", "data=2,tensor=2,sequence=2"), ("mqa", "data=2,tensor=4")}
+QUICK = {("shga", "data=2,tensor=2,sequence=2")}
 
 
 @pytest.mark.parametrize(

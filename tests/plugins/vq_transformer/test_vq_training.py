@@ -93,7 +93,7 @@ def golden_run(golden):
     return after, np.array(losses), float((mask * token_losses(output.logits, targets)).mean())
 
 
-@pytest.mark.parametrize("updates", [pytest.param(1, marks=pytest.mark.slow), 3, 6])
+@pytest.mark.parametrize("updates", first([1, 3, 6], 6))
 def test_parameters_and_codebooks_after_updates(golden, updates):
     options = golden.options("main/gau_untied")
     wanted = convert_reference(golden.tree(f"train/params_after_{updates}"), options)
