@@ -70,6 +70,17 @@ class Derived:
     value: np.ndarray | str
     remedy: str | None = None
 
+    def fits(self, found: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> bool:
+        """Whether ``found`` holds the value; half types may differ by their rounding."""
+        if isinstance(self.value, str):
+            other = tensors.get(self.value.removeprefix(f"{prefix}."))
+            return other is None or np.array_equal(found.read(...), other.read(...))
+        if found.shape != self.value.shape:
+            return False
+        given = np.asarray(found.read(...), np.float32)
+        rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}.get(found.dtype, 0.0)
+        return bool(np.allclose(given, self.value, rtol=rounding, atol=1e-6))
+
 
 @dataclasses.dataclass
 class LoadReport:
@@ -289,15 +300,12 @@ def check(report: LoadReport, source: str, class_name: str, *, ignore_mismatched
 def check_derived(
     derived: Mapping[str, Derived], tensors: Mapping[str, Tensor], prefix: str, source: str
 ) -> None:
-    """Raise one error that lists the tensors of a file that are not what the model would compute.
-
-    Half types may differ by their rounding.
-    """
+    """Raise one error that lists the tensors of a file that the model would not compute so."""
     bare = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
     wrong: dict[str, list[str]] = {}
     for name, entry in derived.items():
         found = bare.get(name.removeprefix(f"{prefix}."))
-        if entry.remedy and found is not None and not _repeats(found, entry.value, bare, prefix):
+        if entry.remedy and found is not None and not entry.fits(found, bare, prefix):
             wrong.setdefault(entry.remedy, []).append(name)
     if wrong:
         lines = [
@@ -308,19 +316,6 @@ def check_derived(
             f"{source} was trained elsewhere: it holds values that the options in its config.json "
             "rule out\n" + "\n".join(lines)
         )
-
-
-def _repeats(
-    found: Tensor, value: np.ndarray | str, tensors: Mapping[str, Tensor], prefix: str
-) -> bool:
-    if isinstance(value, str):
-        other = tensors.get(value.removeprefix(f"{prefix}."))
-        return other is None or np.array_equal(found.read(...), other.read(...))
-    if found.shape != value.shape:
-        return False
-    given = np.asarray(found.read(...), np.float32)
-    rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}.get(found.dtype, 0.0)
-    return bool(np.allclose(given, value, rtol=rounding, atol=1e-6))
 
 
 def describe_missing(report: LoadReport) -> str:
