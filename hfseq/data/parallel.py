@@ -164,7 +164,7 @@ _SIDES = {name: side for side, names in ROLES.items() for name in names}
 
 def aligned_parts(
     names: Sequence[str], flag: str, arguments: TranslationArguments, folder: bool = False
-) -> tuple[list[Part], PairColumns]:
+) -> Origin:
     """Return how to read aligned files, paired by name, and the languages.
 
     Two files are a pair if their names differ in nothing but the language (``corpus.en`` and
