@@ -13,10 +13,9 @@ from jax.typing import DTypeLike
 from hfseq import nn
 from hfseq.nn import Keys
 from hfseq.nn.kv_cache import StateAttention
-from hfseq_plugins.vq_transformer.attention import attend
+from hfseq_plugins.vq_transformer.attention import attend, attend_to_all
 from hfseq_plugins.vq_transformer.codebook import Codebook, quantise
 from hfseq_plugins.vq_transformer.positions import sinusoids
-from hfseq_plugins.vq_transformer.quadratic import attend_to_all
 from hfseq_plugins.vq_transformer.sharding import split_heads
 from hfseq_plugins.vq_transformer.state import RANKS, State, empty_state, reset
 from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,50 @@ from hfseq_plugins.vq_transformer.codebook import perplexities, settle
 from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 from hfseq_plugins.vq_transformer.layers import Layer, Norm, Tokens, linear
 from hfseq_plugins.vq_transformer.positions import sinusoids
-from hfseq_plugins.vq_transformer.rows import Rows, find_rows, real_in_segments
+
+
+class Rows(NamedTuple):
+    """Where the real tokens of a batch are: they move to the front, and results move back.
+
+    ``lengths`` (B,) counts them, None if all are real; ``order`` (B, T) lists their columns, and
+    then the others', None if they are at the front; ``back`` (B, T) is where each column went.
+    """
+
+    lengths: jax.Array | None = None
+    order: jax.Array | None = None
+    back: jax.Array | None = None
+
+    @classmethod
+    def find(cls, attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> Rows:
+        """Find the real tokens by ``attention_mask`` (B, T); tokens of packed rows stay in place.
+
+        What ``segment_ids`` (B, T) separate needs no order, and moving it would cost time in
+        training.
+        """
+        if attention_mask is None or segment_ids is not None:
+            return cls()
+        real = (attention_mask > 0).astype(jnp.int32)
+        lengths = real.sum(1)
+        if real.shape[1] == 1:
+            return cls(lengths)
+        order = jnp.argsort(1 - real, axis=1, stable=True)
+        return cls(lengths, order, jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0))
+
+    def pack(self, x: jax.Array | None) -> jax.Array | None:
+        """Move the real tokens of (B, T) to the front."""
+        if x is None or self.order is None:
+            return x
+        return jnp.take_along_axis(x, self.order, axis=1, mode="clip")
+
+    def unpack(self, x: jax.Array) -> jax.Array:
+        """Move the vectors of (B, T, F) back to the columns of their tokens."""
+        if self.back is None:
+            return x
+        return jnp.take_along_axis(x, self.back[..., None], axis=1, mode="clip")
+
+    def valid(self, tokens: int) -> jax.Array | None:
+        """Tell which columns hold a real token once they are packed, (B, T)."""
+        return None if self.lengths is None else jnp.arange(tokens) < self.lengths[:, None]
 
 
 class Transformer(nnx.Module):
@@ -46,10 +89,12 @@ class Transformer(nnx.Module):
                 "output_attentions: a code stands for many tokens, so there is no weight for each; "
                 "output_hidden_states works"
             )
-        rows = find_rows(attention_mask, segment_ids)
+        rows = Rows.find(attention_mask, segment_ids)
         valid = rows.valid(input_ids.shape[1])
         if segment_ids is not None:
-            valid = real_in_segments(segment_ids, attention_mask)
+            valid = segment_ids > 0  # in a document, and not hidden
+            if attention_mask is not None:
+                valid &= attention_mask > 0
         tokens = self._tokens(rows, valid, segment_ids, code_mask, reset_rows)
         x = self.embed(rows.pack(input_ids), tokens, rngs)
         x, losses, inputs = nn.run_layers(
