@@ -27,6 +27,7 @@ from tests.plugins.vq_transformer.vq_cases import (
     token_losses,
     variables,
 )
+from tests.support.tiers import first
 
 WINDOW = 8
 
