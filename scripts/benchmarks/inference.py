@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import harness
 import training
 from harness import Case, Options, Row, Rows, Running, Suite
 
-from hfseq.data.arguments import option
-from hfseq.errors import CheckpointError, DataError, UsageError, nearest
+from hfseq.data.arguments import Allowed, CheckedArguments, Count, NotNegative, option
+from hfseq.errors import CheckpointError, DataError, UsageError
 from hfseq.pipelines import encode
 
 if TYPE_CHECKING:
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
 # -- an encoder in float32 and bfloat16, side by side in one process: run_bert_flax.py
 
 PRECISIONS = ("float32", "bfloat16")
+Precision = Annotated[Literal["float32", "bfloat16"], Allowed("one of float32, bfloat16")]
 PERCENTILES = (50, 90, 99)
 Batch = dict[str, "np.ndarray"]
 
 
-@dataclass
-class InferenceArguments:
+@dataclasses.dataclass
+class InferenceArguments(CheckedArguments):
     """What runs, on what, how often. The defaults are those of the old script."""
 
     model_name_or_path: str | None = option(
         None,
         "Directory or Hub name of a BERT-like encoder; BERT-base, randomly initialised, if none.",
     )
-    precision: str = option(
+    precision: Precision = option(
         "bfloat16", "bfloat16 runs both precisions and compares them, float32 that one alone."
     )
-    text: list[str] | None = field(
-        default=None,
-        metadata={"help": "Texts to run instead of random tokens, repeated to fill the batch."},
+    text: list[str] | None = option(
+        None, "Texts to run instead of random tokens, repeated to fill the batch."
     )
     text_file: str | None = option(None, "The same, a text a line; blank lines are left out.")
-    batch_size: int = option(32, "Rows a run.")
-    max_seq_length: int = option(128, "Tokens a row; texts are cut or padded to it.")
-    num_warmup: int = option(5, "Untimed runs before, of each precision.")
-    num_runs: int = option(100, "Timed runs of each precision, which take turns.")
+    batch_size: Count = option(32, "Rows a run.")
+    max_seq_length: Count = option(128, "Tokens a row; texts are cut or padded to it.")
+    num_warmup: NotNegative = option(5, "Untimed runs before, of each precision.")
+    num_runs: Count = option(100, "Timed runs of each precision, which take turns.")
     config_overrides: str | None = option(
         None, "Without a model: changes to BERT-base, e.g. num_hidden_layers=6."
     )
@@ -68,34 +68,17 @@ class InferenceArguments:
     json: str | None = option(
         None, "Write the result to this file; - prints it instead of a table."
     )
-    plugin: list[str] = field(
-        default_factory=list, metadata={"help": "Plugin files to load, e.g. my_model.py."}
-    )
+    plugin: list[str] = option([], "Plugin files to load, e.g. my_model.py.")
     debug: bool = option(False, "Show tracebacks of errors.")
 
-    def __post_init__(self) -> None:
-        problems = []
-        if self.precision not in PRECISIONS:
-            problems.append(
-                f"--precision {self.precision}: give one of {', '.join(PRECISIONS)}"
-                f"{nearest(self.precision, PRECISIONS)}"
-            )
-        least = {"batch_size": 1, "max_seq_length": 1, "num_warmup": 0, "num_runs": 1}
-        problems += [
-            f"--{name} {getattr(self, name)}: give a number of at least {low}"
-            for name, low in least.items()
-            if getattr(self, name) < low
-        ]
+    def problems(self) -> Iterator[str]:
         if self.text and self.text_file:
-            problems.append("--text and --text_file exclude each other: give one of them")
+            yield "--text and --text_file exclude each other: give one of them"
         if (self.text or self.text_file) and not self.model_name_or_path:
-            problems.append("text needs a tokenizer: give --model_name_or_path too")
+            yield "text needs a tokenizer: give --model_name_or_path too"
         if self.config_overrides and self.model_name_or_path:
-            problems.append(
-                "--config_overrides is for the built-in BERT-base: drop it, or --model_name_or_path"
-            )
-        if problems:
-            raise UsageError("; ".join(problems))
+            builtin = "--config_overrides is for the built-in BERT-base"
+            yield f"{builtin}: drop it, or --model_name_or_path"
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -211,7 +194,7 @@ def make_batch(arguments: InferenceArguments, model: Any) -> Batch:
             f"--model_name_or_path {arguments.model_name_or_path} has no tokenizer, which text "
             f"needs ({str(error).splitlines()[0]}): leave the text out to run random tokens"
         ) from error
-    filled = [texts[i % len(texts)] for i in range(shape[0])]
+    filled = list(itertools.islice(itertools.cycle(texts), shape[0]))
     batch = encode(tokenizer, filled, truncation=True, max_length=shape[1])
     missing = [(0, 0), (0, shape[1] - batch["input_ids"].shape[1])]
     pads = {"input_ids": tokenizer.pad_token_id or 0}
@@ -246,11 +229,8 @@ def compiled(model: Any, params: Any, batch: Batch) -> Callable[[], Any]:
     dtype = model.precision.compute_dtype
     params = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, params)
     inputs = jax.device_put(batch)
-
-    def forward(params: Any, inputs: Any) -> jax.Array:
-        return model(**inputs, params=params).last_hidden_state
-
-    function = jax.jit(forward).lower(params, inputs).compile()
+    forward = jax.jit(lambda params, inputs: model(**inputs, params=params).last_hidden_state)
+    function = forward.lower(params, inputs).compile()
     return lambda: function(params, inputs).block_until_ready()
 
 
@@ -270,11 +250,9 @@ def latency(seconds: Sequence[float], batch: Batch) -> dict[str, Any]:
 
 
 def compare(
-    outputs: dict[str, np.ndarray],
-    seconds: dict[str, list[float]],
-    batch: Batch,
+    outputs: dict[str, np.ndarray], seconds: dict[str, list[float]], batch: Batch,
     units: Sequence[str],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Compare bfloat16 with float32: speed (where there are units for it) and outputs.
 
     The ratio is the median over pairs of neighbouring runs. Outputs are compared at tokens that are
@@ -284,15 +262,15 @@ def compare(
 
     real = batch["attention_mask"] > 0
     exact, half = (outputs[name][real].astype(np.float64) for name in PRECISIONS)
-    worst = float(np.abs(exact - half).max())
+    apart = np.abs(exact - half)
     norms = np.linalg.norm(exact, axis=-1) * np.linalg.norm(half, axis=-1)
     cosine = (exact * half).sum(-1) / np.maximum(norms, 1e-30)
-    pairs = [a / b for a, b in zip(seconds["float32"], seconds["bfloat16"], strict=True)]
+    pairs = np.divide(seconds["float32"], seconds["bfloat16"])
     return {
         "speedup": float(np.median(pairs)) if units else None,
-        "max_absolute_difference": worst,
-        "max_relative_difference": worst / max(float(np.abs(exact).max()), 1e-30),
-        "mean_absolute_difference": float(np.abs(exact - half).mean()),
+        "max_absolute_difference": float(apart.max()),
+        "max_relative_difference": float(apart.max()) / max(float(np.abs(exact).max()), 1e-30),
+        "mean_absolute_difference": float(apart.mean()),
         "min_cosine": float(cosine.min()), "mean_cosine": float(cosine.mean()),
     }  # fmt: skip
 
@@ -305,9 +283,7 @@ def device_units() -> list[str]:
     if device.platform == "cpu":
         return harness.bfloat16_units(harness.read_cpuinfo())
     # NVIDIA's tensor cores know bfloat16 from Ampere (8.0) on.
-    if float(getattr(device, "compute_capability", 8.0)) < 8.0:
-        return []
-    return [device.device_kind]
+    return [device.device_kind] if float(getattr(device, "compute_capability", 8)) >= 8 else []
 
 
 def lines(result: dict[str, Any]) -> list[str]:
@@ -373,12 +349,11 @@ def generation_options(mode: str, beams: int, new_tokens: int) -> dict[str, Any]
     return modes[mode] | {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
 
 
-def _need(
+def needed(
     shapes: Any, config: Any, mode: str, beams: int, rows: int, length: int, new: int, dtype: str
 ) -> dict[str, float]:
-    return training.generation_work(
-        shapes, config, rows, beams if mode == "beam" else 1, length, new, itemsize(dtype)
-    )
+    beams = beams if mode == "beam" else 1
+    return training.generation_work(shapes, config, rows, beams, length, new, itemsize(dtype))
 
 
 def itemsize(dtype: str) -> int:
@@ -391,23 +366,19 @@ def hfseq_generate(
 ) -> Running:  # fmt: skip
     taken = harness.import_torch()
     import jax
-    import numpy as np
 
     config = training.configuration(model, size)
     module = training.hfseq_class(model).from_pretrained(weights, config=config, dtype=dtype)
-    ids = random_ids(config, rows, length)
+    ids, keys = random_ids(config, rows, length), map(jax.random.PRNGKey, itertools.count())
     options = generation_options(mode, beams, new_tokens)
-    done = 0
 
     def run() -> dict[str, Any]:
-        nonlocal done
-        found = module.generate(ids, prng_key=jax.random.PRNGKey(done), **options)
-        done += 1
-        return {"tokens": new_part(np.asarray(found.sequences), new_tokens)}
+        sequences = module.generate(ids, prng_key=next(keys), **options).sequences
+        return {"tokens": new_part(sequences, new_tokens)}
 
     shapes = training.jax_shapes(module.params)
-    need = _need(shapes, config, mode, beams, rows, length, new_tokens, dtype)
-    facts = training.jax_facts(module.params) | need | taken
+    facts = needed(shapes, config, mode, beams, rows, length, new_tokens, dtype)
+    facts |= training.jax_facts(module.params) | taken
     return Running(run, harness.jax_peak_bytes, facts)
 
 
@@ -421,21 +392,21 @@ def torch_generate(
     module, device = training.load_torch(model, weights, config)
     module = module.to(getattr(torch, dtype)).eval()
     ids = torch.from_numpy(random_ids(config, rows, length)).long().to(device)
-    mask = torch.ones_like(ids)
-    options = generation_options(mode, beams, new_tokens)
+    options = generation_options(mode, beams, new_tokens) | {"attention_mask": torch.ones_like(ids)}
 
+    @torch.inference_mode()
     def run() -> dict[str, Any]:
-        with torch.inference_mode():
-            found = module.generate(ids, attention_mask=mask, **options)
-        return {"tokens": new_part(found.cpu().numpy(), new_tokens)}
+        return {"tokens": new_part(module.generate(ids, **options).cpu(), new_tokens)}
 
     shapes = training.torch_shapes(module)
-    need = _need(shapes, config, mode, beams, rows, length, new_tokens, dtype)
-    return Running(run, harness.torch_peak_bytes, training.torch_facts(module) | need)
+    facts = needed(shapes, config, mode, beams, rows, length, new_tokens, dtype)
+    return Running(run, harness.torch_peak_bytes, facts | training.torch_facts(module))
 
 
 def new_part(sequences: Any, new_tokens: int) -> list[int]:
-    return [int(token) for token in sequences[:, -new_tokens:].reshape(-1)]
+    import numpy as np
+
+    return np.asarray(sequences)[:, -new_tokens:].reshape(-1).tolist()
 
 
 # -- one model: inference.py generate
@@ -463,38 +434,30 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 
 def generate_cases(options: argparse.Namespace) -> list[Case]:
-    size = harness.size_of(options)
     shared = {
         "model": options.model, "beams": options.beams, "length": options.prompt_length,
-        "new_tokens": options.new_tokens, "size": size, "dtype": options.dtype,
+        "new_tokens": options.new_tokens, "size": harness.size_of(options), "dtype": options.dtype,
     }  # fmt: skip
-    found = []
-    for mode in options.modes:
-        for rows in options.batch_sizes:
-            name = f"{f'beam {options.beams}' if mode == 'beam' else mode}, batch {rows}"
-            settings = shared | {"mode": mode, "rows": rows}
-            contestants = harness.rivals(Options(), GENERATE, settings, name, ("torch", "hfseq"))
-            found.append(
-                Case(name, contestants, rows * options.new_tokens, dtype=options.dtype,
-                     rounds=options.rounds, warmup=2, weights=(options.model, size))
-            )  # fmt: skip
-    return found
+    return [
+        harness.compared(
+            Options(), GENERATE, shared | {"mode": mode, "rows": rows},
+            f"{f'beam {options.beams}' if mode == 'beam' else mode}, batch {rows}",
+            rows * options.new_tokens, ("torch", "hfseq"), rounds=options.rounds, warmup=2,
+        )
+        for mode, rows in itertools.product(options.modes, options.batch_sizes)
+    ]  # fmt: skip
 
 
 def agreement(rows: Sequence[Row], new_tokens: int) -> dict[str, float]:
     """Return, by group, the share of rows whose tokens are those of the first contestant."""
-
-    def cut(row: Row) -> list[list[int]]:
-        tokens = row.values[0]["tokens"]
-        return [tokens[i : i + new_tokens] for i in range(0, len(tokens), new_tokens)]
+    import numpy as np
 
     shares = {}
     for group in dict.fromkeys(row.group for row in rows):
-        members = [row for row in rows if row.group == group and row.values]
+        members = [row.values[0]["tokens"] for row in rows if row.group == group and row.values]
         if len(members) > 1 and not group.startswith("sampling"):
-            first, *others = map(cut, members)
-            same = [a == b for other in others for a, b in zip(first, other, strict=True)]
-            shares[group] = sum(same) / len(same)
+            first, *others = np.reshape(members, (len(members), -1, new_tokens))
+            shares[group] = float((others == first).all(-1).mean())
     return shares
 
 
@@ -533,13 +496,9 @@ def generate(given: Sequence[str]) -> int:
 
 CALL: harness.Column = ("ms a call", harness.milliseconds)
 COLUMNS = (
-    ("generation", harness.CASE[1]),
-    harness.TOKENS,
-    CALL,
-    harness.RATIO,
-    harness.MEMORY,
+    ("generation", harness.CASE[1]), harness.TOKENS, CALL, harness.RATIO, harness.MEMORY,
     harness.TORCH_MEMORY,
-)
+)  # fmt: skip
 
 # -- the suites of run.py
 
@@ -547,36 +506,32 @@ COLUMNS = (
 def inference_cases(options: Options) -> list[Case]:
     factories = {"torch": "inference:torch_forward", "hfseq": "inference:hfseq_forward"}
     size, length = options.size("bert"), options.choose(128, 128, 128, 12)
-    found = []
-    for dtype in options.types("float32", "bfloat16"):
-        for rows in options.choose((1, 8, 32), (1, 8, 64, 256), (1, 8), (1, 2)):
-            name = training.shape_name("BERT-base", rows, length, 0, dtype)
-            settings = {
-                "model": "bert", "dtype": dtype, "rows": rows, "length": length, "size": size,
-            }  # fmt: skip
-            found.append(
-                Case(name, harness.rivals(options, factories, settings, name), rows * length,
-                     dtype=dtype, rounds=options.choose(5, 30, 5, 1),
-                     warmup=options.choose(1, 5, 1, 1), weights=("bert", size))
-            )  # fmt: skip
-    return found
+    turns = {"rounds": options.choose(5, 30, 5, 1), "warmup": options.choose(1, 5, 1, 1)}
+    counts = options.choose((1, 8, 32), (1, 8, 64, 256), (1, 8), (1, 2))
+    cases = []
+    for dtype, rows in itertools.product(options.types("float32", "bfloat16"), counts):
+        name = training.shape_name("BERT-base", rows, length, 0, dtype)
+        settings = {"model": "bert", "dtype": dtype, "rows": rows, "length": length, "size": size}
+        case = harness.compared(options, factories, settings, name, rows * length, **turns)
+        cases.append(case)
+    return cases
 
 
 def inference_problems(rows: Rows) -> list[str]:
     """Name the contestants whose hidden states are not those of the first of their case."""
     # How far mean absolute hidden states may be apart, relatively.
     tolerance = {"float32": 1e-4, "bfloat16": 3e-2}
-    found = []
+    problems = []
     first: dict[str, dict[str, Any]] = {}
     for row in (row for row in rows if "mean" in row["facts"]):
         base = first.setdefault(row["case"], row)
         value, wanted = row["facts"]["mean"], base["facts"]["mean"]
         if not abs(value - wanted) <= tolerance[row["dtype"]] * abs(wanted):
-            found.append(
+            problems.append(
                 f"{row['case']}: {row['name']} returns hidden states of mean size {value:.6g}, "
                 f"{base['name']} {wanted:.6g}"
             )
-    return found
+    return problems
 
 
 def hfseq_forward(
@@ -585,7 +540,6 @@ def hfseq_forward(
     """hfseq's model, jitted, parameters and inputs being arguments."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
     import hfseq
 
@@ -593,17 +547,17 @@ def hfseq_forward(
     module = hfseq.FlaxAutoModel.from_pretrained(weights, config=config, dtype=dtype)
     params = module.to_bf16(module.params) if dtype == "bfloat16" else module.params
     ids = jax.device_put(random_ids(config, rows, length))
-    mask = jax.device_put(np.ones((rows, length), np.int32))
-    run = jax.jit(lambda p, i, m: module(i, m, params=p).last_hidden_state)
+    given = params, ids, jnp.ones((rows, length), jnp.int32)
+    forward = jax.jit(lambda p, i, m: module(i, m, params=p).last_hidden_state)
 
     def step() -> dict[str, float]:
-        run(params, ids, mask).block_until_ready()
+        forward(*given).block_until_ready()
         return {}
 
-    shapes, width = training.jax_shapes(params), itemsize(dtype)
+    shapes = training.jax_shapes(params)
     facts = training.jax_facts(params)
-    facts |= training.forward_work(shapes, config, rows, length, width)
-    facts["mean"] = float(jnp.abs(run(params, ids, mask).astype(jnp.float32)).mean())
+    facts |= training.forward_work(shapes, config, rows, length, itemsize(dtype))
+    facts["mean"] = float(jnp.abs(forward(*given).astype(jnp.float32)).mean())
     return Running(step, harness.jax_peak_bytes, facts)
 
 
@@ -632,38 +586,35 @@ def torch_forward(
             torch.cuda.synchronize()
         return {}
 
-    shapes, width = training.torch_shapes(module), itemsize(dtype)
+    shapes = training.torch_shapes(module)
     facts = training.torch_facts(module)
-    facts |= training.forward_work(shapes, config, rows, length, width)
+    facts |= training.forward_work(shapes, config, rows, length, itemsize(dtype))
     facts["mean"] = float(run().float().abs().mean())
     return Running(step, harness.torch_peak_bytes, facts)
 
 
 def generation_cases(options: Options) -> list[Case]:
     new, prompt = options.choose(32, 128, 16, 4), options.choose(64, 128, 32, 6)
-    found = []
+    turns = {"rounds": options.choose(3, 7, 3, 1), "warmup": options.choose(2, 2, 1, 1)}
+    cases = []
     for model, title, mode, cpu, gpu in (
         ("gpt2", "GPT-2 small", "greedy", (1, 16), (1, 64)),
         ("gpt2", "GPT-2 small", "sampling", (1, 16), (1, 64)),
         ("t5", "T5-small", "beam", (4,), (32,)),
         ("bart", "BART-base", "beam", (4,), (32,)),
     ):
-        size = options.size(model)
-        for dtype in options.types():
-            for rows in options.choose(cpu, gpu, cpu[:1], (2,)):
-                search = "beam 4" if mode == "beam" else mode
-                name = f"{title}, {search}, batch {rows}, {dtype}"
-                settings = {
-                    "model": model, "mode": mode, "beams": 4 if mode == "beam" else 1,
-                    "rows": rows, "length": prompt, "new_tokens": new, "size": size, "dtype": dtype,
-                }  # fmt: skip
-                members = harness.rivals(options, GENERATE, settings, name, options.eager)
-                found.append(
-                    Case(name, members, rows * new, dtype=dtype,
-                         rounds=options.choose(3, 7, 3, 1), warmup=options.choose(2, 2, 1, 1),
-                         weights=(model, size))
-                )  # fmt: skip
-    return found
+        search, beams = ("beam 4", 4) if mode == "beam" else (mode, 1)
+        counts = options.choose(cpu, gpu, cpu[:1], (2,))
+        for dtype, rows in itertools.product(options.types(), counts):
+            settings = {
+                "model": model, "mode": mode, "beams": beams, "rows": rows, "length": prompt,
+                "new_tokens": new, "size": options.size(model), "dtype": dtype,
+            }  # fmt: skip
+            name = f"{title}, {search}, batch {rows}, {dtype}"
+            cases.append(harness.compared(
+                options, GENERATE, settings, name, rows * new, options.eager, **turns
+            ))  # fmt: skip
+    return cases
 
 
 INFERENCE = Suite(
