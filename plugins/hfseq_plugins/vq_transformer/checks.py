@@ -35,34 +35,31 @@ def check_call(
     Options may have been changed since the configuration was made, so they are checked again.
     """
     config.check()
-    problems = [*_wrong_inputs(given, bool(state))]
-    problems += [] if not state else dict.fromkeys(_wrong_state(config, state, layout))
-    if problems:
-        raise UsageError("; ".join(problems))
-
-
-def _wrong_inputs(given: Mapping[str, Any], carries_on: bool) -> Iterator[str]:
-    if carries_on and given["segment_ids"] is not None:
-        yield (
+    problems = []
+    if state and given["segment_ids"] is not None:
+        problems.append(
             "past_key_values carry one document on, segment_ids cut rows into several: give one of "
             "them, or reset_rows for rows that begin a new document"
         )
-    if given["reset_rows"] is not None and not carries_on:
-        yield "reset_rows needs past_key_values: without a state every row is fresh"
+    if given["reset_rows"] is not None and not state:
+        problems.append("reset_rows needs past_key_values: without a state every row is fresh")
     ids = given["input_ids"]
-    if ids is None or isinstance(ids, (str, list, tuple)):
-        return  # the base class has its own messages for these
-    shape = np.shape(ids)
-    if len(shape) != 2 or not shape[1]:
-        yield f"input_ids are {shape}: they have to be (batch, length) with at least one token"
-        return
-    for name, wanted in (
-        ("attention_mask", shape), ("segment_ids", shape), ("code_mask", shape),
-        ("reset_rows", shape[:1]),
-    ):  # fmt: skip
-        value = given[name]
-        if value is not None and np.shape(value) != wanted:
-            yield f"{name} is {np.shape(value)}, but input_ids are {shape}: it has to be {wanted}"
+    # The base class has its own messages for other things than arrays.
+    shape = None if ids is None or isinstance(ids, (str, list, tuple)) else np.shape(ids)
+    if shape is not None and (len(shape) != 2 or not shape[1]):
+        problems.append(
+            f"input_ids are {shape}: they have to be (batch, length) with at least one token"
+        )
+    elif shape is not None:
+        wanted = dict.fromkeys(("attention_mask", "segment_ids", "code_mask"), shape)
+        problems += [
+            f"{name} is {np.shape(given[name])}, but input_ids are {shape}: it has to be {size}"
+            for name, size in {**wanted, "reset_rows": shape[:1]}.items()
+            if given[name] is not None and np.shape(given[name]) != size
+        ]
+    problems += [] if not state else dict.fromkeys(_wrong_state(config, state, layout))
+    if problems:
+        raise UsageError("; ".join(problems))
 
 
 def _wrong_state(

@@ -39,7 +39,11 @@ class FlaxWMTTransformerPreTrainedModel(StoredAsTwin, FlaxBartPreTrainedModel):
                 found[f"model.{side}.embed_positions.weight"] = Derived(table, remedy)
         if has_head:
             return found
-        return {n.removeprefix("model."): _bare(d) for n, d in found.items() if n[:5] == "model"}
+        bare = {n.removeprefix("model."): one for n, one in found.items() if n[:5] == "model"}
+        for name, one in bare.items():
+            if isinstance(one.value, str):
+                bare[name] = Derived(one.value.removeprefix("model."), one.remedy)
+        return bare
 
     def _zero_biases(self) -> dict[str, Derived]:
         if self.config.attention_bias:
@@ -70,12 +74,6 @@ class FlaxWMTTransformerPreTrainedModel(StoredAsTwin, FlaxBartPreTrainedModel):
             remedy = "load it with logits_via_embedding=False"
             copies["lm_head.weight"] = Derived(tables[1], remedy)
         return copies
-
-
-def _bare(derived: Derived) -> Derived:
-    if not isinstance(derived.value, str):
-        return derived
-    return Derived(derived.value.removeprefix("model."), derived.remedy)
 
 
 class FlaxWMTTransformerModel(FlaxWMTTransformerPreTrainedModel):
