@@ -21,6 +21,7 @@ import argparse
 import collections
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import re
@@ -133,6 +134,7 @@ def has_units(device: Any) -> bool:
 # -- profiles: kernels carry the name of the instruction that they run, and the program its kind
 
 UNKNOWN = "unknown"
+KINDS = (*training.KINDS, UNKNOWN)
 # Kernels that no instruction names: libraries' own, by what they call themselves.
 _BY_NAME = (
     (r"nccl", training.COLLECTIVE),
@@ -155,15 +157,11 @@ def device_events(data: Any) -> Iterator[tuple[str, str | None, float]]:
     GPUs have a line a stream, and lines derived from them, which would count everything again. On a
     CPU instructions stand among all other events of the host.
     """
-    streams = [
-        line
-        for plane in data.planes
-        if plane.name.startswith("/device:GPU")
-        for line in plane.lines
-        if line.name.startswith("Stream")
-    ]
-    host = [p for p in data.planes if p.name.startswith("/host:CPU")]
-    for line in streams or [line for plane in host for line in plane.lines]:
+    lines = [(plane.name, line) for plane in data.planes for line in plane.lines]
+    streams = [line for plane, line in lines
+               if plane.startswith("/device:GPU") and line.name.startswith("Stream")]  # fmt: skip
+    host = [line for plane, line in lines if plane.startswith("/host:CPU")]
+    for line in streams or host:
         for event in line.events:
             instruction = dict(event.stats).get("hlo_op")
             if streams or instruction:
@@ -171,18 +169,17 @@ def device_events(data: Any) -> Iterator[tuple[str, str | None, float]]:
 
 
 def shares(data: Any, kinds: Mapping[str, str]) -> dict[str, float]:
-    """Return the share of the devices' time in each kind, in the order of ``training.KINDS``.
+    """Return the share of the devices' time in each kind, in the order of ``KINDS``.
 
     On a CPU events that hold others (loops) are known by having no kind.
     """
     on_host = not any(plane.name.startswith("/device:GPU") for plane in data.planes)
-    found: dict[str, float] = collections.defaultdict(float)
-    for name, instruction, seconds in device_events(data):
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for name, instruction, taken in device_events(data):
         if not on_host or instruction in kinds:
-            found[kind_of(name, instruction, kinds)] += seconds
-    total = sum(found.values())
-    order = (*training.KINDS, UNKNOWN)
-    return {kind: found[kind] / total for kind in order if found.get(kind)}
+            seconds[kind_of(name, instruction, kinds)] += taken
+    total = sum(seconds.values())
+    return {kind: seconds[kind] / total for kind in KINDS if seconds.get(kind)}
 
 
 def profiled(run: Callable[[], Any], kinds: Mapping[str, str]) -> dict[str, float]:
@@ -218,7 +215,6 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--widths", nargs="+", type=int, default=list(LAYERS), help="hidden sizes")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), help="the first is compared")
     parser.add_argument("--attention", help="implementation of attention, e.g. cudnn")
-    parser.add_argument("--no_profile", action="store_true", help="tokens/s only")
     options = parser.parse_args(given)
     for width in options.widths:
         if width % training.HEAD and width > training.HEAD:
@@ -228,42 +224,39 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 def step_cases(options: argparse.Namespace, profile: bool = False) -> list[Case]:
     """Return a case for each model and width; to be profiled, each recipe in a group of its own."""
-    found = []
-    for model in options.models:
-        for width in options.widths:
-            rows = options.batch_size or max(1, TOKENS.get(width, 8192) // options.length)
-            size = {
-                "width": width, "layers": options.layers or LAYERS.get(width, 4), "rows": rows,
-                "length": options.length, "vocab_size": options.vocab_size,
-            }  # fmt: skip
-            settings = {
-                "model": model, "size": size, "dropout": options.dropout,
-                "attention": options.attention,
-            }  # fmt: skip
-            name, turns = f"{model}, d = {width}", {"rounds": options.rounds, "settle": 1}
-            if profile:
-                settings["profile_steps"] = options.profile_steps
-                turns = {"rounds": 1, "warmup": 0}
-            contestants = tuple(
-                Contestant(recipe, f"{name}, {recipe}" if profile else name, "fp8:timed",
-                           settings | {"recipe": recipe}, harness.HFSEQ)
-                for recipe in options.recipes
-            )  # fmt: skip
-            found.append(
-                Case(name, contestants, rows * options.length, dtype=BASELINE,
-                     baseline=options.recipes[0], facts=size, **({"warmup": 2} | turns))
-            )  # fmt: skip
-    return found
+    cases = []
+    turns = {"rounds": 1, "warmup": 0} if profile else {
+        "rounds": options.rounds, "warmup": 2, "settle": 1,
+    }  # fmt: skip
+    for model, width in itertools.product(options.models, options.widths):
+        rows = options.batch_size or max(1, TOKENS.get(width, 8192) // options.length)
+        size = {
+            "width": width, "layers": options.layers or LAYERS.get(width, 4), "rows": rows,
+            "length": options.length, "vocab_size": options.vocab_size,
+        }  # fmt: skip
+        settings = {
+            "model": model, "size": size, "dropout": options.dropout,
+            "attention": options.attention,
+        } | ({"profile_steps": options.profile_steps} if profile else {})  # fmt: skip
+        name = f"{model}, d = {width}"
+        contestants = tuple(
+            Contestant(recipe, f"{name}, {recipe}" if profile else name, "fp8:timed",
+                       settings | {"recipe": recipe}, harness.HFSEQ)
+            for recipe in options.recipes
+        )  # fmt: skip
+        amount, first = rows * options.length, options.recipes[0]
+        case = Case(name, contestants, amount, dtype=BASELINE, baseline=first, facts=size, **turns)
+        cases.append(case)
+    return cases
 
 
 def steps(given: Sequence[str]) -> int:
     options = parse(given)
     result = harness.head("fp8", "fp8.py", given, options)
-    threads, problems = result["threads"], []
-    runner = harness.Runner(threads, Path())
-    runner.limits = harness.matmul_rates([BASELINE], threads)
+    runner = harness.Runner(result["threads"], Path())
+    runner.limits = harness.matmul_rates([BASELINE], runner.threads)
     rows = runner.suite("fp8", step_cases(options))
-    profiles = {} if options.no_profile else {
+    profiles = {
         (case.name, row.name): row.values[-1]
         for case in step_cases(options, profile=True)
         for row in runner.rows(case) if row.status == "ok" and row.values
@@ -273,13 +266,14 @@ def steps(given: Sequence[str]) -> int:
         flops, datasheet = (row["facts"].get(key) for key in ("flops", "datasheet_flops"))
         if datasheet and row["median_seconds"]:
             row["datasheet_mfu"] = flops / row["median_seconds"] / datasheet
-        if row["status"] == "ok" and not options.no_profile and not row["shares"]:
-            problems.append(f"{row['name']} ({row['case']}): no profile")
-    said = remarks(rows, options.recipes[0])
+    said, shown = remarks(rows, options.recipes[0]), shares_table(rows)
     device = next((r["facts"]["device"] for r in rows if r["facts"]), "no device")
-    shown = shares_table(rows)
     result |= {
-        "limits": runner.limits, "rows": rows, "problems": problems,
+        "limits": runner.limits, "rows": rows,
+        "problems": [
+            f"{row['name']} ({row['case']}): no profile"
+            for row in rows if row["status"] == "ok" and not row["shares"]
+        ],
         "rounds": f"{options.rounds} alternating rounds",
         "remarks": [
             *(["Share of the time in each kind of kernel:", shown] if shown else []),
@@ -303,10 +297,10 @@ def products(row: dict[str, Any]) -> int:
 
 
 def remarks(rows: Sequence[dict[str, Any]], baseline: str = BASELINE) -> list[str]:
-    found = []
+    told = []
     ran = [row for row in rows if row["ratio"] and row["name"].startswith("fp8")]
     if any(not row["facts"].get("fp8_units") for row in ran):
-        found.append(
+        told.append(
             "This device has no FP8 units: the products are emulated, and the ratios say nothing "
             "about FP8 on one that has them."
         )
@@ -314,21 +308,20 @@ def remarks(rows: Sequence[dict[str, Any]], baseline: str = BASELINE) -> list[st
         who, units = f"{row['case']}: {row['name']}", row["facts"].get("fp8_units")
         times, aim = f"{row['ratio']:.2f}x of {baseline}", AIM.get(row["case_facts"]["width"])
         if row["ratio"] < 1.0:
-            found.append(
+            told.append(
                 f"{who} does not pay here, {times} (± {row['spread'] or 0.0:.0%}): train with "
                 f"--precision {baseline}."
             )
         elif aim and units and row["ratio"] < aim:
-            found.append(f"{who} pays, {times}, but misses the aim of {aim:g}x.")
+            told.append(f"{who} pays, {times}, but misses the aim of {aim:g}x.")
         if units and not products(row):
-            found.append(f"{who} has no FP8 product in its program.")
-    return found
+            told.append(f"{who} has no FP8 product in its program.")
+    return told
 
 
 def shares_table(rows: Sequence[dict[str, Any]]) -> str:
     measured = [row for row in rows if row["shares"]]
-    order = (*training.KINDS, UNKNOWN)
-    kinds = [kind for kind in order if any(kind in row["shares"] for row in measured)]
+    kinds = [kind for kind in KINDS if any(kind in row["shares"] for row in measured)]
     lines = [
         [row["case"], row["name"], *(f"{row['shares'].get(kind, 0.0):.0%}" for kind in kinds)]
         for row in measured
@@ -409,12 +402,13 @@ def kept(result: dict[str, Any], output: Path) -> dict[tuple[str, str], Counts]:
     path = output / "benchmarks" / f"{result['benchmark']}.json"
     if not path.exists():
         return {}
-    earlier, choices = json.loads(path.read_text()), ("models", "recipes")
-    sizes, versions = (
-        [{k: v for k, v in r["options"].items() if k not in choices} for r in (earlier, result)],
-        [r.get("machine", {}).get("versions", {}).get("jax") for r in (earlier, result)],
-    )
-    if sizes[0] != sizes[1] or versions[0] != versions[1] or earlier["target"] != result["target"]:
+
+    def told(run: dict[str, Any]) -> tuple[Any, ...]:
+        sizes = {k: v for k, v in run["options"].items() if k not in ("models", "recipes")}
+        return sizes, run.get("machine", {}).get("versions", {}).get("jax"), run["target"]
+
+    earlier = json.loads(path.read_text())
+    if told(earlier) != told(result):
         return {}
     names = [field.name for field in dataclasses.fields(Counts)]
     rows = (Counts(**{name: row[name] for name in names}) for row in earlier["rows"])
@@ -510,21 +504,18 @@ def cola(given: Sequence[str]) -> int:
     parser.add_argument("--work_dir", type=Path, required=True, help="where the runs go")
     parser.add_argument("--rows", nargs="*", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--recipes", nargs="*", default=list(RECIPES), choices=RECIPES)
-    parser.add_argument("--table_only", action="store_true", help="run nothing")
     parser.add_argument("--output_dir", type=Path, default=harness.DOCS / "benchmarks")
     options = parser.parse_args(given)
     path = options.output_dir / "fp8_cola.json"
     # What was measured before and is not run now stays.
     known = json.loads(path.read_text()) if path.exists() else []
-    found = {(one["row"], one["recipe"]): one for one in known}
-    for way in options.rows:
-        for recipe in options.recipes:
-            folder = options.work_dir / f"{way}-{recipe}"
-            if not options.table_only and not (folder / "eval_results.json").exists():
-                cola_run(way, recipe, folder, options.cola)
-            if (folder / "eval_results.json").exists():
-                found[way, recipe] = cola_row(way, recipe, folder)
-    results = [found[way, recipe] for way in WAYS for recipe in RECIPES if (way, recipe) in found]
+    rows = {(row["row"], row["recipe"]): row for row in known}
+    for way, recipe in itertools.product(options.rows, options.recipes):
+        folder = options.work_dir / f"{way}-{recipe}"
+        if not (folder / "eval_results.json").exists():
+            cola_run(way, recipe, folder, options.cola)
+        rows[way, recipe] = cola_row(way, recipe, folder)
+    results = [rows[key] for key in itertools.product(WAYS, RECIPES) if key in rows]
     harness.write_json(path, results)
     lines = [
         [one["row"], one["recipe"],

@@ -21,6 +21,7 @@ import importlib
 import math
 import os
 import re
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,8 +106,7 @@ def configuration(name: str, size: Mapping[str, Any], dropout: float | None = No
     layers = changes.pop("layers", None)
     if layers is not None:
         changes = {key: layers for key in LAYERS if hasattr(config, key)} | changes
-    if dropout is not None:
-        changes |= {rate: dropout for rate in subject.rates}
+    changes |= {} if dropout is None else dict.fromkeys(subject.rates, dropout)
     absent = [key for key in changes if not hasattr(config, key)]
     if absent:
         raise ValueError(f"{type(config).__name__} has no {', '.join(absent)}")
@@ -170,19 +170,21 @@ def mask_id(name: str, config: Any) -> int:
     return min(SUBJECTS[name].mask_id, config.vocab_size - 1)
 
 
-def tokenizer(name: str, config: Any) -> SimpleNamespace:
+class Stub(SimpleNamespace):
     """What masking asks of a tokenizer: its size, its mask and its special tokens."""
-    hidden = mask_id(name, config)
 
-    class Stub(SimpleNamespace):
-        def __len__(self) -> int:
-            return config.vocab_size
+    def __init__(self, name: str, config: Any):
+        hidden = mask_id(name, config)
+        super().__init__(
+            mask_token_id=hidden, all_special_ids=[0, 1, 2, 3, hidden], added_tokens_decoder={},
+            vocab_size=config.vocab_size,
+        )  # fmt: skip
 
-        def get_vocab(self) -> dict[str, int]:
-            return {"<mask>": hidden}
+    def __len__(self) -> int:
+        return self.vocab_size
 
-    special = [0, 1, 2, 3, hidden]
-    return Stub(mask_token_id=hidden, all_special_ids=special, added_tokens_decoder={})
+    def get_vocab(self) -> dict[str, int]:
+        return {"<mask>": self.mask_token_id}
 
 
 def make_objective(name: str, config: Any, targets: int) -> Any:
@@ -203,7 +205,7 @@ def make_objective(name: str, config: Any, targets: int) -> Any:
         validation_ref_file=None, cross_documents=False,
     )  # fmt: skip
     kind = {"mlm": MaskedLM, "clm": CausalLM, "seq2seq": Ready}[SUBJECTS[name].objective]
-    return kind(flags, tokenizer(name, config), config)
+    return kind(flags, Stub(name, config), config)
 
 
 def host_batch(name: str, config: Any, number: int, rows: int, length: int, targets: int) -> Any:
@@ -239,7 +241,7 @@ def torch_inputs(name: str, config: Any, batch: dict[str, Any], random: Any) -> 
     if kind == "seq2seq":
         return {key: batch[key] for key in ("input_ids", "decoder_input_ids", "labels")}
     special = np.zeros(config.vocab_size, bool)
-    special[tokenizer(name, config).all_special_ids] = True
+    special[Stub(name, config).all_special_ids] = True
     ids, labels = mask_tokens(
         batch, random, mask_id=mask_id(name, config), vocab_size=config.vocab_size,
         special=special, probability=MASKED,
@@ -513,12 +515,12 @@ def parse(given: list[str]) -> argparse.Namespace:
 
 
 def step_cases(options: argparse.Namespace, dropout: float | None, **turns: int) -> list[Case]:
-    variants: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [("torch", "", {}, {})]
-    if options.compile:
-        variants.append(("torch", ", compiled", {"compiled": True}, {}))
-    variants.append(("hfseq", "", {}, {}))
-    if options.huge_pages:
-        variants += [(side, ", huge pages", {}, HUGE_PAGES) for side in ("torch", "hfseq")]
+    variants: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [
+        ("torch", "", {}, {}),
+        *([("torch", ", compiled", {"compiled": True}, {})] if options.compile else []),
+        ("hfseq", "", {}, {}),
+        *((side, ", huge pages", {}, HUGE_PAGES) for side in FACTORIES if options.huge_pages),
+    ]  # fmt: skip
     size = harness.size_of(options)
     shared = {
         "model": options.model, "rows": options.batch_size, "length": options.length,
@@ -540,24 +542,20 @@ def step_cases(options: argparse.Namespace, dropout: float | None, **turns: int)
 
 
 def loss_problems(rows: Rows, tolerance: Mapping[str, float]) -> list[str]:
-    """Name the contestants whose losses are far from those of the first of their case.
-
-    ``tolerance`` is relative, by type.
-    """
-    found = []
+    """Name the contestants whose losses are (relatively) far from those of their case's first."""
+    problems = []
     first: dict[str, dict[str, Any]] = {}
     for row in (row for row in rows if row["values"]):
         base, allowed = first.setdefault(row["case"], row), tolerance[row["dtype"]]
-        pairs = [
-            (a["loss"], b["loss"]) for a, b in zip(row["values"], base["values"], strict=False)
-        ]
+        both = zip(row["values"], base["values"], strict=False)
+        pairs = [(a["loss"], b["loss"]) for a, b in both]
         worst = max(abs(a - b) / abs(b) for a, b in pairs)
         if row is not base and not worst <= allowed:
-            found.append(
+            problems.append(
                 f"{row['case']}: the losses of {row['name']} and {base['name']} differ by "
                 f"{worst:.1e} (allowed {allowed:.0e}): {pairs}"
             )
-    return found
+    return problems
 
 
 def steps(given: list[str]) -> int:
@@ -612,18 +610,15 @@ BFLOAT16_ON_CPU = ("roberta 128", "gpt2 512")
 
 def case_of(
     options: Options, model: str, name: str, rows: int, length: int, targets: int, dtype: str,
-    peers: Sequence[str] | None = None, size: dict[str, Any] | None = None, **more: Any,
+    peers: Sequence[str] | None = None, size: dict[str, Any] | None = None, remat: bool = False,
+    **turns: Any,
 ) -> Case:  # fmt: skip
-    size = options.size(model) if size is None else size
-    turns = {key: more.pop(key) for key in ("rounds", "warmup", "settle", "facts") if key in more}
     settings = {
         "model": model, "dtype": dtype, "rows": rows, "length": length, "targets": targets,
-        "size": size, "dropout": None, **more,
-    }  # fmt: skip
-    return Case(
-        name, harness.rivals(options, FACTORIES, settings, name, peers), rows * (length + targets),
-        dtype=dtype, weights=(model, size), **turns,
-    )  # fmt: skip
+        "size": options.size(model) if size is None else size, "dropout": None,
+    } | ({"remat": True} if remat else {})  # fmt: skip
+    amount = rows * (length + targets)
+    return harness.compared(options, FACTORIES, settings, name, amount, peers, **turns)
 
 
 def shape_name(title: str, rows: int, length: int, targets: int, dtype: str) -> str:
@@ -631,38 +626,38 @@ def shape_name(title: str, rows: int, length: int, targets: int, dtype: str) -> 
 
 
 def train_cases(options: Options) -> list[Case]:
-    found = []
+    turns = {
+        "rounds": options.choose(3, 20, 3, 1), "warmup": options.choose(0, 3, 1, 1),
+        "settle": options.choose(1, 1, 0, 0),
+    }  # fmt: skip
+    cases = []
     for model, title, full, targets, cpu, gpu in SHAPES:
         rows, parts = options.choose(cpu, gpu, 2, 2), options.choose(1, 1, 4, 32)
         length, targets = max(full // parts, 4), targets // parts
         both = ("float32", "bfloat16") if f"{model} {full}" in BFLOAT16_ON_CPU else ("float32",)
-        turns = {
-            "rounds": options.choose(3, 20, 3, 1), "warmup": options.choose(0, 3, 1, 1),
-            "settle": options.choose(1, 1, 0, 0),
-        }  # fmt: skip
         for dtype in options.types(*options.choose(both, (), (), ())):
             name = shape_name(title, rows, length, targets, dtype)
             case = case_of(options, model, name, rows, length, targets, dtype, **turns)
-            found.append(case)
+            cases.append(case)
             if options.gpu and dtype == "bfloat16" and model in ATTENTION_RATES:
                 # Without dropout of attention weights, so that both sides can use flash.
                 name = f"{name}, attention weights kept"
+                changes = {"size": options.size(model) | {ATTENTION_RATES[model]: 0.0}}
                 kept = [
-                    dataclasses.replace(c, group=name, settings=c.settings | {
-                        "size": c.settings["size"] | {ATTENTION_RATES[model]: 0.0}})
+                    dataclasses.replace(c, group=name, settings=c.settings | changes)
                     for c in case.contestants
-                ]  # fmt: skip
+                ]
                 fused = [
                     dataclasses.replace(c, name=f"{c.name}, cuDNN",
                                         settings=c.settings | {"attention": "cudnn"})
                     for c in kept if c.name == "hfseq"
                 ]  # fmt: skip
-                found.append(dataclasses.replace(case, name=name, contestants=(*kept, *fused)))
-    return found
+                cases.append(dataclasses.replace(case, name=name, contestants=(*kept, *fused)))
+    return cases
 
 
 def memory_cases(options: Options) -> list[Case]:
-    found = []
+    cases, dtype = [], options.types()[0]
     for model, title, length, targets, cpu in (
         ("roberta", "RoBERTa-base", 512, 0, 8), ("gpt2", "GPT-2 small", 512, 0, 4),
         ("t5", "T5-small", 512, 114, 8), ("bart", "BART-base", 256, 256, 8),
@@ -672,7 +667,6 @@ def memory_cases(options: Options) -> list[Case]:
         rows = options.choose(cpu, 32 if model == "gpt2" else 64, 2, 2)
         length = options.choose(length, length, 128, 12)
         targets = targets and options.choose(targets, targets, 64, 6)
-        dtype = options.types()[0]
         for remat in (False, True):
             name = shape_name(title, rows, length, targets, dtype) + (", recomputed" * remat)
             case = case_of(
@@ -680,11 +674,10 @@ def memory_cases(options: Options) -> list[Case]:
                 remat=remat, rounds=1, warmup=1,
             )  # fmt: skip
             # One after the other: each has the whole memory to itself.
-            alone = tuple(
-                dataclasses.replace(c, group=f"{name}, {c.name}") for c in case.contestants
-            )
-            found.append(dataclasses.replace(case, contestants=alone))
-    return found
+            members = case.contestants
+            alone = tuple(dataclasses.replace(c, group=f"{name}, {c.name}") for c in members)
+            cases.append(dataclasses.replace(case, contestants=alone))
+    return cases
 
 
 def memory_finish(rows: Rows) -> None:
@@ -704,44 +697,41 @@ def state_share(row: dict[str, Any]) -> str:
 
 
 def scaling_cases(options: Options) -> list[Case]:
+    if "hfseq" not in options.peers:
+        return []
     batches = options.choose((1, 2, 4, 8, 16), (4, 16, 64, 256), (1, 2, 4, 8), (1, 2, 4))
     widths = options.choose(
         (128, 256, 512, 1024), (256, 512, 1024, 2048, 4096), (64, 128, 256), (16, 32, 64)
     )
     width, rows = options.choose(512, 1024, 128, 32), options.choose(8, 64, 4, 2)
     length, layers = options.choose(128, 512, 64, 8), options.choose(4, 4, 2, 1)
-    found = []
+    turns = {"rounds": options.choose(5, 20, 3, 1), "warmup": 1}
+    cases = []
     points = [("batch", b, width, b) for b in batches] + [("width", w, w, rows) for w in widths]
     for over, value, width, rows in points:
         size = {
             "layers": layers, "hidden_size": width, "intermediate_size": 4 * width,
             "num_attention_heads": max(width // 64, 2), "vocab_size": 120 if options.tiny else 8000,
         }  # fmt: skip
-        peers = [peer for peer in options.peers if peer == "hfseq"]
-        found.append(
-            case_of(
-                options, "roberta", f"{over} {value}", rows, length, 0, options.types()[0], peers,
-                size, rounds=options.choose(5, 20, 3, 1), warmup=1,
-                facts={"over": over, "value": value},
-            )
-        )  # fmt: skip
-    return [case for case in found if case.contestants]
+        cases.append(case_of(
+            options, "roberta", f"{over} {value}", rows, length, 0, options.types()[0], ("hfseq",),
+            size, facts={"over": over, "value": value}, **turns,
+        ))  # fmt: skip
+    return cases
 
 
 def scaling_points(rows: Rows, over: str) -> dict[str, list[tuple[float, float]]]:
     """Return by contestant (batch, seconds a step), or (width, seconds a token)."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    points: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if row["case_facts"].get("over") == over and row["median_seconds"]:
             seconds = row["median_seconds"] / (row["amount"] if over == "width" else 1)
-            found.setdefault(row["name"], []).append((row["case_facts"]["value"], seconds))
-    return found
+            points.setdefault(row["name"], []).append((row["case_facts"]["value"], seconds))
+    return points
 
 
 def exponent(pairs: Sequence[tuple[float, float]]) -> float:
     """Return the slope of the line through the logarithms: 1 is linear growth."""
-    import statistics
-
     logarithms = [(math.log(x), math.log(y)) for x, y in pairs]
     return statistics.linear_regression(*zip(*logarithms, strict=True)).slope
 
@@ -763,7 +753,7 @@ def scaling_remarks(rows: Rows) -> list[str]:
 
 
 def scaling_curves(rows: Rows) -> list[dict[str, Any]]:
-    found = []
+    parts = []
     for over, x, y, scale in (
         ("batch", "rows", "seconds a step", 1.0), ("width", "width", "microseconds a token", 1e6),
     ):  # fmt: skip
@@ -772,8 +762,8 @@ def scaling_curves(rows: Rows) -> list[dict[str, Any]]:
             for name, pairs in scaling_points(rows, over).items()
         }
         style = {"marker": "o", "markersize": 4}
-        found += [{"x": x, "y": y, "lines": lines, "style": style}] if lines else []
-    return found
+        parts += [{"x": x, "y": y, "lines": lines, "style": style}] if lines else []
+    return parts
 
 
 TRAIN = Suite(
@@ -832,16 +822,14 @@ class Size:
         """Return it under the names that the configurations have."""
         heads = max(1, self.width // HEAD)
         names = {
-            self.width: ("hidden_size", "n_embd", "d_model"),
-            4 * self.width: ("intermediate_size", "n_inner", "d_ff", "encoder_ffn_dim",
-                             "decoder_ffn_dim"),
+            "hidden_size n_embd d_model": self.width,
+            "intermediate_size n_inner d_ff encoder_ffn_dim decoder_ffn_dim": 4 * self.width,
+            " ".join((*LAYERS, "n_layer")): self.layers,
+            "num_attention_heads num_heads n_head encoder_attention_heads": heads,
+            "decoder_attention_heads": heads, "d_kv": self.width // heads,
+            "max_position_embeddings n_positions": self.length + 8, "vocab_size": self.vocab_size,
         }  # fmt: skip
-        found = {name: value for value, group in names.items() for name in group}
-        found |= dict.fromkeys((*LAYERS, "n_layer"), self.layers)
-        found |= dict.fromkeys(("num_attention_heads", "num_heads", "n_head"), heads)
-        found |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads)
-        found |= dict.fromkeys(("max_position_embeddings", "n_positions"), self.length + 8)
-        return found | {"d_kv": self.width // heads, "vocab_size": self.vocab_size}
+        return {name: value for group, value in names.items() for name in group.split()}
 
 
 def architectures() -> list[str]:
