@@ -62,12 +62,9 @@ class Trained:
 
 
 def compare(
-    arguments: Arguments,
-    objective: str,
-    seeds: Sequence[int],
-    parity_steps: int,
+    arguments: Arguments, objective: str, seeds: Sequence[int], parity_steps: int,
     devices: Sequence[Any] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Train both and write ``pytorch_comparison.json`` and ``.png`` into the output directory.
 
     The first of ``seeds`` is the run's own; ``devices`` are hfseq's, all by default. Raises
@@ -82,8 +79,7 @@ def compare(
         elsewhere = dataclasses.replace(arguments.training, output_dir=again)
         repeated = dataclasses.replace(arguments, training=elsewhere)
         times = [ours.step_seconds, train_hfseq(repeated, objective, devices)[1].step_seconds]
-    folder = run.folder
-    found = {
+    comparison = {
         "benchmark": "compare_pytorch_training", "objective": objective,
         "command": arguments.command, "config": run.model.config.to_dict(),
         "model": type(run.model).__name__, "steps": len(ours.losses),
@@ -92,9 +88,9 @@ def compare(
         **verdict(ours, theirs, parity_steps), **speed(result, times, theirs),
         "hfseq": ours.as_dict(), "pytorch": [other.as_dict() for other in theirs],
     }  # fmt: skip
-    harness.write_json(folder / "pytorch_comparison.json", found)
-    draw(found, folder / "pytorch_comparison.png")
-    return found
+    harness.write_json(run.folder / "pytorch_comparison.json", comparison)
+    draw(comparison, run.folder / "pytorch_comparison.png")
+    return comparison
 
 
 def verdict(ours: Trained, theirs: Sequence[Trained], parity_steps: int) -> dict[str, Any]:
@@ -325,13 +321,9 @@ class Twin:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        decayed: Callable[[str], bool],
-        schedule: Callable[[int], Any],
-        training: Any,
-        smoothing: float = 0.0,
-    ):
+        self, model: nn.Module, decayed: Callable[[str], bool], schedule: Callable[[int], Any],
+        training: Any, smoothing: float = 0.0,
+    ):  # fmt: skip
         self.model, self.schedule, self.training = model, schedule, training
         self.smoothing, self.moments = smoothing, list[float]()
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -360,20 +352,19 @@ class Twin:
 
     def train(self, batches: Iterable[Batch]) -> list[float]:
         self.model.train()
-        return [self._step(number, batch) for number, batch in enumerate(batches)]
-
-    def _step(self, number: int, batch: Batch) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = float(self.schedule(number))
-        total, count = self.loss(batch)
-        loss = total / max(count, 1)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self._clip(self.training.max_grad_norm)
-        self.optimizer.step()
-        found = loss.item()
-        self.moments.append(time.perf_counter())
-        return found
+        losses = []
+        for number, batch in enumerate(batches):
+            for group in self.optimizer.param_groups:
+                group["lr"] = float(self.schedule(number))
+            total, count = self.loss(batch)
+            loss = total / max(count, 1)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self._clip(self.training.max_grad_norm)
+            self.optimizer.step()
+            losses.append(loss.item())
+            self.moments.append(time.perf_counter())
+        return losses
 
     def _clip(self, most: float) -> None:
         """Scale gradients to the norm ``most``, exactly as optax does (PyTorch adds 1e-6)."""

@@ -30,24 +30,21 @@ TORCH = (*harness.PYTORCH, "safetensors")
 def checkpoint_cases(options: Options) -> list[Case]:
     size = options.size("gpt2")
     title = options.choose(*["GPT-2 small"] * 2, "GPT-2, width 256", "GPT-2, width 32")
-    found = []
+    needed = {"torch": TORCH, "hfseq": HFSEQ}
+    sides = [(harness.NAMES[p], p, needs) for p, needs in needed.items() if p in options.peers]
+    cases = []
     for what in ("state", "weights"):
-        name = f"{what} of {title}"
-        rows = [
-            (harness.NAMES[peer], f"{peer}_{what}", needs)
-            for peer, needs in (("torch", TORCH), ("hfseq", HFSEQ)) if peer in options.peers
-        ] + ([(PLAIN, "plain", TORCH)] if what == "state" else [])  # fmt: skip
+        name, settings = f"{what} of {title}", {"model": "gpt2", "size": size}
+        rows = [(label, f"{peer}_{what}", needs) for label, peer, needs in sides]
+        rows += [(PLAIN, "plain", TORCH)] if what == "state" else []
         members = tuple(
-            Contestant(
-                label, name, f"checkpoints:{factory}", {"model": "gpt2", "size": size}, needs
-            )
+            Contestant(label, name, f"checkpoints:{factory}", settings, needs)
             for label, factory, needs in rows
         )
-        found.append(
-            Case(name, members, 1.0, "round trips", rounds=options.choose(3, 3, 3, 1),
-                 weights=("gpt2", size))
-        )  # fmt: skip
-    return found
+        case = Case(name, members, 1.0, "round trips", rounds=options.choose(3, 3, 3, 1),
+                    weights=("gpt2", size))  # fmt: skip
+        cases.append(case)
+    return cases
 
 
 def checkpoint_finish(rows: Rows) -> None:
@@ -64,19 +61,17 @@ def checkpoint_finish(rows: Rows) -> None:
 
 
 def _round_trip(
-    held: int,
-    save: Callable[[Path], None],
-    restore: Callable[[Path], None],
+    held: int, save: Callable[[Path], None], restore: Callable[[Path], None],
     wait: Callable[[], None] = lambda: None,
-) -> Callable[[], dict[str, float]]:
+) -> Callable[[], dict[str, float]]:  # fmt: skip
     """Return a step that saves to a new folder, waits, restores and removes the folder.
 
     ``held`` are the bytes in memory: a compressed file is no smaller a checkpoint.
     """
 
     def step() -> dict[str, float]:
-        folder = Path(tempfile.mkdtemp(prefix="hfseq-checkpoint-"))
-        try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+            folder = Path(name)
             marks = [time.perf_counter()]
             save(folder)
             marks.append(time.perf_counter())
@@ -86,8 +81,6 @@ def _round_trip(
             size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             restore(folder)
             marks.append(time.perf_counter())
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         gigabytes = held / harness.GB
         return {
             "seconds": marks[3] - marks[0], "gigabytes": gigabytes, "disk_gb": size / harness.GB,

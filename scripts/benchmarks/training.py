@@ -18,6 +18,7 @@ import argparse
 import collections
 import dataclasses
 import importlib
+import itertools
 import math
 import os
 import re
@@ -313,13 +314,12 @@ def prepare(
 
 def stepping(program: Callable[..., Any], current: Any, batches: Sequence[Any]) -> Any:
     """Return a function that takes the next step and waits for its loss."""
-    done = 0
+    turns = itertools.cycle(batches)
 
     def run() -> dict[str, float]:
-        nonlocal current, done
-        current, found = program(current, batches[done % len(batches)])
-        done += 1
-        return {"loss": float(found["loss"])}
+        nonlocal current
+        current, metrics = program(current, next(turns))
+        return {"loss": float(metrics["loss"])}
 
     return run
 
@@ -384,20 +384,17 @@ def torch_step(
         batch, random = host_batch(model, config, number, rows, length, targets)
         inputs = torch_inputs(model, config, batch, random)
         batches.append({k: torch.from_numpy(v).long().to(device) for k, v in inputs.items()})
-    done = 0
+    turns = itertools.cycle(batches)
 
     def run() -> dict[str, float]:
-        nonlocal done
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-            loss = forward(**batches[done % len(batches)], **cached).loss
-        done += 1
+            loss = forward(**next(turns), **cached).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        found = loss.item()
         if device == "cuda":
             torch.cuda.synchronize()
-        return {"loss": found}
+        return {"loss": loss.item()}
 
     facts = torch_facts(module) | {"bytes": training_bytes(torch_shapes(module))}
     return Running(run, harness.torch_peak_bytes, facts)
@@ -737,19 +734,17 @@ def exponent(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def scaling_remarks(rows: Rows) -> list[str]:
-    found = []
+    remarks = []
     for over, what in (
         ("batch", "time of a step over the batch (1 is linear)"),
         ("width", "time of a token over the width (FLOPs alone would give up to 2)"),
     ):
-        told = [
-            f"{name} {exponent(pairs):.2f}" + (
-                f" ({exponent(pairs[-2:]):.2f} between the last two)" if len(pairs) > 2 else ""
-            )
-            for name, pairs in scaling_points(rows, over).items() if len(pairs) > 1
-        ]  # fmt: skip
-        found += [f"Exponent of the {what}: {', '.join(told)}."] if told else []
-    return found
+        told = []
+        for name, pairs in scaling_points(rows, over).items():
+            last = f" ({exponent(pairs[-2:]):.2f} between the last two)" if len(pairs) > 2 else ""
+            told += [f"{name} {exponent(pairs):.2f}{last}"] if len(pairs) > 1 else []
+        remarks += [f"Exponent of the {what}: {', '.join(told)}."] if told else []
+    return remarks
 
 
 def scaling_curves(rows: Rows) -> list[dict[str, Any]]:
@@ -932,13 +927,13 @@ class Program:
 
         That is what it moves if it reads and writes everything once, a loop's body counted once.
         """
-        found = []
+        moved = []
         for kernel, kind in self.kernels:
             known = self._parts[kernel.computation]
             operands = {name for name in _NAME.findall(kernel.rest) if name in known}
             shapes = [kernel.shape, *(known[name].shape for name in operands)]
-            found.append((kernel, kind, sum(map(bytes_of, shapes))))
-        return found
+            moved.append((kernel, kind, sum(map(bytes_of, shapes))))
+        return moved
 
     def _running(self, computation: str) -> Iterator[Any]:
         for one in self._parts[computation].values():
@@ -967,11 +962,11 @@ class Program:
         return REST if "jvp" in kernel.op_name else OPTIMIZER
 
     def _inside(self, kernel: Any) -> list[Any]:
-        found = []
+        within = []
         for _, name in kernel.calls if kernel.opcode in ("fusion", "async-start") else []:
             for one in self._parts.get(name, {}).values():
-                found += [one, *self._inside(one)]
-        return found
+                within += [one, *self._inside(one)]
+        return within
 
     def _product(self, product: Any) -> str:
         """Tell an FP8 product by the types of its two operands."""
@@ -985,16 +980,12 @@ class Program:
         if "_roll" in kernel.op_name or any("f8e" in one.shape for one in (kernel, *inside)):
             return True
         small = all(size in ("", "1") for size in _SIZES.findall(kernel.shape))
-        reduced = [one for one in inside if one.opcode == "reduce"]
-        steps = {
-            step.opcode
-            for one in reduced
-            for _, name in one.calls
-            for step in self._parts.get(name, {}).values()
-        }
+        called = [name for one in inside if one.opcode == "reduce" for _, name in one.calls]
+        steps = {step.opcode for name in called for step in self._parts.get(name, {}).values()}
         if "maximum" in steps and (small or any(one.opcode == "abs" for one in inside)):
             return True
-        return small and not reduced and "jvp" in kernel.op_name
+        reduces = any(one.opcode == "reduce" for one in inside)
+        return small and not reduces and "jvp" in kernel.op_name
 
 
 # -- steps compiled for an H200 without one: training.py h200

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import random
@@ -121,13 +122,10 @@ def translating(
     """
     for batch in {max(map(len, batch)): batch for batch in batches}.values():
         translate(batch)
-    done = 0
+    turns = itertools.cycle(batches)
 
     def step() -> dict[str, Any]:
-        nonlocal done
-        batch = batches[done % len(batches)]
-        done += 1
-        return {"tokens": [[int(token) for token in row] for row in translate(batch)]}
+        return {"tokens": [[int(token) for token in row] for row in translate(next(turns))]}
 
     return Running(step, memory, facts)
 
