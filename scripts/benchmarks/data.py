@@ -291,6 +291,8 @@ class Times:
 @contextlib.contextmanager
 def timed_feed() -> Iterator[Times]:
     """Let loops in the block note when they wait for data; yields their times."""
+    from unittest import mock
+
     from hfseq.training.loader import Loader
 
     times, original = Times(), Loader.batches
@@ -298,25 +300,22 @@ def timed_feed() -> Iterator[Times]:
     def batches(self: Any, start: int, stop: int) -> Iterator[Any]:
         return times.watch(original(self, start, stop))
 
-    Loader.batches = batches  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(Loader, "batches", batches):
         yield times
-    finally:
-        Loader.batches = original  # type: ignore[method-assign]
 
 
 def data_remarks(rows: Rows) -> list[str]:
-    found = []
+    remarks = []
     for row in rows:
         share = harness.median_of(row, "waiting") if row["seconds"] else None
         if share is not None:
             longest = harness.median_of(row, "longest_wait") or 0.0
             verdict = "never waits" if share < 0.01 else "waits, which it must not"
-            found.append(
+            remarks.append(
                 f"{row['case']}: the step {verdict} ({share:.2%} of the time, at most "
                 f"{longest * 1000:.1f} ms at once)."
             )
-    return found
+    return remarks
 
 
 # -- ten times the text
@@ -411,14 +410,12 @@ def data_scale_remarks(rows: Rows) -> list[str]:
     longer = {
         key: large[key] / small[key] for key in ("tokens", "prepare_seconds", "batch_seconds")
     }
-    grown = [
-        f"{what} by {(large[key] - small[key]) / 1e6:+.0f} MB"
-        for what, key in (("preparing", "prepare_bytes"), ("batches", "batch_bytes"))
-    ]
+    grown = {key: (large[key] - small[key]) / 1e6 for key in ("prepare_bytes", "batch_bytes")}
     return [
         f"{longer['tokens']:.1f} times the tokens took {longer['prepare_seconds']:.1f} times as "
         f"long to prepare, and a batch {longer['batch_seconds']:.2f} times as long to make; memory "
-        f"changed for {', for '.join(grown)}."
+        f"changed for preparing by {grown['prepare_bytes']:+.0f} MB, for batches by "
+        f"{grown['batch_bytes']:+.0f} MB."
     ]
 
 

@@ -1059,6 +1059,8 @@ def described_gpu(options: argparse.Namespace) -> Any:
 
 def compile_for(gpu: Any, prepared: Prepared, options: dict[str, Any]) -> Any:
     """Compile a step for the GPU at the sharding ``gpu``; returns the program."""
+    from unittest import mock
+
     import jax
 
     def there(leaf: Any) -> Any:
@@ -1066,12 +1068,9 @@ def compile_for(gpu: Any, prepared: Prepared, options: dict[str, Any]) -> Any:
 
     abstract = jax.eval_shape(prepared.random_state, jax.random.key(0))
     arguments = jax.tree.map(there, (abstract, prepared.batches[0]))
-    real = jax.default_backend
-    jax.default_backend = lambda: "gpu"  # some code has a form for CPUs alone
-    try:
+    # Some code has a form for CPUs alone.
+    with mock.patch.object(jax, "default_backend", lambda: "gpu"):
         traced = jax.jit(prepared.step, donate_argnums=0).trace(*arguments)
-    finally:
-        jax.default_backend = real
     return traced.lower(lowering_platforms=("cuda",)).compile(compiler_options=options)
 
 
