@@ -194,6 +194,7 @@ def test_new_writes_a_plugin_that_is_found(capsys, project):
     assert "  architectures: my-encoder\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

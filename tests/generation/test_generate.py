@@ -31,6 +31,7 @@ def tokens(model, ids=IDS, **options):
     return np.asarray(model.generate(ids, **{"max_length": 11, **options}).sequences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "name"),
     [

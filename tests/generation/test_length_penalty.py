@@ -80,6 +80,7 @@ def test_beams_that_hold_everything_find_the_best(model, kind, penalty):
             assert float(score) == pytest.approx(best, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_penalty_changes_what_is_best(model):
     """Otherwise the comparison above would not see it."""
     best = {

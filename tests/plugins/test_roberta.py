@@ -9,7 +9,7 @@ from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM, FlaxRobertaModel
 from tests.support.models import close, ids, roberta_config
-from tests.support.tiers import first
+from tests.support.tiers import CHECKS, first
 
 HEADS = (
     *("Model", "ForMaskedLM", "ForCausalLM", "ForSequenceClassification", "ForMultipleChoice"),
@@ -18,11 +18,11 @@ HEADS = (
 
 
 @pytest.mark.parametrize(
-    "head",
-    first(HEADS, "ForMaskedLM"),
+    ("head", "checks"),
+    first([("ForMaskedLM", CHECKS), *((head, None) for head in HEADS)], ("ForMaskedLM", CHECKS)),
 )
-def test_battery(head):
-    check_architecture("roberta", roberta_config(num_labels=2), heads=[head])
+def test_battery(head, checks):
+    check_architecture("roberta", roberta_config(num_labels=2), heads=[head], checks=checks)
 
 
 def test_battery_covers_every_registered_head():

@@ -52,6 +52,7 @@ def encoder_case(tmp_path_factory):
     return Case("Model", FlaxT5EncoderModel, t5_config(), folder, spec, (), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "check", (*checks.CHECKS, *testing_torch.CHECKS), ids=lambda check: check.__name__
 )

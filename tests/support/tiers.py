@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+#: What the battery checks at every change of a family whose sibling has all of it then.
+CHECKS = ["gradients", "save_and_load", "torch_loads_it", "torch_tree", "torch_parity"]
+
 
 def first(values: Iterable[Any], *default: Any) -> list[Any]:
     """``values`` as parameters of a test; all but ``default`` belong to the slow tier."""

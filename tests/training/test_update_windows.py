@@ -95,6 +95,7 @@ def test_a_run_stopped_in_mid_sequence_goes_on_to_the_last_bit(run, kept):
     assert all(np.array_equal(saved[name], leaf) for name, leaf in whole["saved"].items())
 
 
+@pytest.mark.slow
 def test_the_codebook_moves_and_its_batch_sums_are_empty_after_a_step(run, kept):
     flat = trees.flatten(reference(run, kept)["state"].extra["codebook"])
     assert all(not leaf.any() for path, leaf in flat.items() if path[-1].startswith("new_"))

@@ -77,6 +77,7 @@ def test_tokens_that_a_mask_hides_in_documents_are_not_seen(kind):
         assert statistics(one[1], "new_counts")[0].sum() == real.sum()
 
 
+@pytest.mark.slow
 def test_hidden_tokens_keep_their_places_however_rows_are_computed():
     segments, mask = hiding()
     real = (mask > 0) & (segments > 0)
