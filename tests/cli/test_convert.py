@@ -28,7 +28,7 @@ FAMILIES = {
     ),
 }
 #: What these show is shown by the others, too.
-OTHERS_COVER = ("bert", "gpt2", "bart")
+OTHERS_COVER = ("bert", "gpt2", "bart", "t5")
 
 
 @pytest.fixture(autouse=True)
