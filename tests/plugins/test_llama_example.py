@@ -92,7 +92,9 @@ def test_trained_llama_gives_its_reference_logits(installed, shared):
 def test_battery(installed):
     passed, skipped = run(BATTERY, installed)
     assert "FlaxLlamaForCausalLM.cached_decoding" in passed
-    assert set(skipped.values()) <= {"PyTorch is not installed"}
+    # Rotary positions have no table, so no row is too long.
+    without_table = "max_length() is 2048: rows of any length that is tried are allowed"
+    assert set(skipped.values()) <= {"PyTorch is not installed", without_table}
 
 
 def test_example_is_one_short_module():
