@@ -1,4 +1,4 @@
-"""What all layers share: how a forward pass runs while they are traced, and how help shows them."""
+"""What all layers share while they are traced: how a forward pass runs, and for which device."""
 
 from __future__ import annotations
 
@@ -58,3 +58,45 @@ def options(value: Options) -> Iterator[None]:
         yield
     finally:
         _options.reset(token)
+
+
+# -- the device that is traced for
+# ---------------------------------------------------------------------------------------
+
+_target: contextvars.ContextVar[jax.Device | None] = contextvars.ContextVar(
+    "hfseq_target", default=None
+)
+
+
+@contextlib.contextmanager
+def tracing_for(device: jax.Device) -> Iterator[None]:
+    """Trace what is inside for ``device``, which may be one that is only described."""
+    token = _target.set(device)
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+def target_device() -> jax.Device:
+    """Return a device like those that what is traced will run on; by default jax's first."""
+    return _target.get() or jax.devices()[0]
+
+
+def platform() -> str:
+    """Return the platform that is traced for: cpu, cuda, rocm, tpu, or what a plugin calls itself.
+
+    jax says "gpu" for two of them, which differ in what ``compute_capability`` is.
+    """
+    device = target_device()
+    if device.platform != "gpu":
+        return device.platform
+    return "cuda" if capability() else "rocm"
+
+
+def capability() -> tuple[int, int] | None:
+    """Return the compute capability of the NVIDIA GPU that is traced for, as (9, 0)."""
+    parts = str(getattr(target_device(), "compute_capability", "")).split(".")
+    if len(parts) == 2 and all(part.isdigit() for part in parts):
+        return int(parts[0]), int(parts[1])
+    return None
