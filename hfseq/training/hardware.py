@@ -86,7 +86,12 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 
 
 def named(name: str) -> Accelerator:
-    """Return the accelerator called ``name``, in either case; an error lists those known."""
+    """Return the accelerator called ``name``, in either case; an error lists those known.
+
+    TPUs may go without ``tpu-``: "v5e".
+    """
+    if f"tpu-{name.lower()}" in ACCELERATORS:
+        return ACCELERATORS[f"tpu-{name.lower()}"]
     if name.lower() not in ACCELERATORS:
         raise UsageError(
             f"no accelerator '{name}' is known{nearest(name.lower(), ACCELERATORS)} (known: "

@@ -1,0 +1,250 @@
+"""Devices that are only described, and programs compiled for them by the real compilers.
+
+The compilers are packages (the extra ``aot``) that need no device: XLA's CUDA plugin with NVIDIA's
+assembler, and libtpu. They show how a step is divided, fused and laid out in memory, not how fast
+it is; what cuDNN takes as workspace is not among it. jax reads most of what they need from the
+environment as it starts, so a process that compiles begins with :func:`environment`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Iterator
+from importlib import metadata, resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hfseq.errors import HfseqError, UsageError, first_line
+from hfseq.training import hardware
+from hfseq.training.hardware import Accelerator
+
+if TYPE_CHECKING:
+    import jax
+
+INSTALL = "pip install 'hfseq[aot]'"
+#: Where descriptions of GPUs lie, as XLA writes them (``xla.StreamExecutorGpuTargetConfigProto``).
+TARGETS = resources.files("hfseq.training") / "targets"
+PLUGIN, ASSEMBLER = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
+_SHAPES_2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16")
+#: By accelerator: what libtpu calls it, its slices, how many devices jax sees in a chip.
+_TPUS: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "tpu-v3": ("v3", _SHAPES_2D, 2),
+    "tpu-v4": ("v4", _SHAPES_3D, 1),
+    "tpu-v5e": ("v5e", _SHAPES_2D, 1),
+    "tpu-v5p": ("v5p", _SHAPES_3D, 1),
+    "tpu-v6e": ("v6e", _SHAPES_2D, 1),
+    "tpu-v7": ("tpu7x", _SHAPES_3D, 2),
+}
+#: What JAX_OPTIMIZATION_LEVEL=O0 (9) and JAX_EXEC_TIME_OPTIMIZATION_EFFORT=-1.0 set.
+STRUCTURE_ONLY = {"optimization_level": 9, "exec_time_optimization_effort": -1.0}
+_OF_CUDA = "--xla_gpu_cuda_data_dir="
+
+
+class NoCompiler(HfseqError):
+    """The real compiler for a device is not here, or does not know the device."""
+
+
+def parse(text: str) -> tuple[Accelerator, int]:
+    """Return the accelerator and the number of ``NAME:N``, or ``NAME`` for one.
+
+    TPUs may go without ``tpu-``: "v5e:4".
+    """
+    name, colon, number = text.partition(":")
+    if colon and not re.fullmatch(r"[1-9]\d*", number):
+        raise UsageError(f"{text}: give an accelerator and a number, e.g. h200:64 or v5e:4")
+    return hardware.named(name), int(number or 1)
+
+
+def describe(name: str, count: int = 1) -> list[jax.Device]:
+    """Return ``count`` devices of the accelerator ``name`` for programs to be compiled for.
+
+    They can be put into a mesh and nothing can be run on them. GPUs are those of machines of eight,
+    TPUs the first of the smallest slice that has as many.
+
+    Raises:
+        UsageError: no such accelerator is known. NoCompiler: its compiler is not installed, is of
+        another version than jax, is held by another process, or has no description of it.
+    """
+    device = hardware.named(name)
+    _check(device)
+    from jax.experimental import topologies
+
+    arguments: dict[str, Any]
+    if device.name in _TPUS:
+        kind, shapes, cores = _TPUS[device.name]
+        wanted = -(-count // cores)
+        shape = next((s for s in shapes if math.prod(map(int, s.split("x"))) >= wanted), None)
+        if shape is None:
+            raise NoCompiler(f"{count} devices are more than the largest slice of {device.name}")
+        arguments = {"platform": "tpu", "topology_name": f"{kind}:{shape}"}
+        if device.name == "tpu-v4":  # both cores of a chip as one device, as jax runs it
+            arguments["chip_config_name"] = "megacore"
+        # libtpu looks for a TPU unless it is told which it would be.
+        for variable, value in _of_tpu().items():
+            os.environ.setdefault(variable, value)
+    else:
+        machine = min(count, device.machine)
+        arguments = {
+            "platform": "cuda",
+            "topology_name": device.name,
+            "target_config": (TARGETS / f"{device.name}.txtpb").read_text(),
+            "topology": f"1x{-(-count // machine)}x{machine}",
+        }
+    try:
+        found = topologies.get_topology_desc(**arguments).devices
+    except Exception as error:  # jax's own, of every kind
+        if "lockfile" in str(error):
+            raise NoCompiler(
+                "libtpu is held by another process of this machine: end it, or set "
+                "ALLOW_MULTIPLE_LIBTPU_LOAD=1 if that compiles too and runs nothing"
+            ) from error
+        raise NoCompiler(f"{device.name} cannot be described: {first_line(error)}") from error
+    return list(found[:count])
+
+
+def environment(*names: str) -> dict[str, str]:
+    """Return the environment of a process that compiles for the accelerators ``names``.
+
+    It is this process's, with what the compilers read there and jax on the CPU; without names for
+    all whose compilers are installed. libtpu may be loaded although another process has it: a
+    description takes nobody's chip away.
+
+    Raises:
+        UsageError, NoCompiler: as :func:`describe`.
+    """
+    devices = [hardware.named(name) for name in names]
+    for device in devices:
+        _check(device)
+    changed = dict(os.environ)
+    # With the plugin installed jax would look for a GPU, and say at length that there is none.
+    changed["JAX_PLATFORMS"] = "cpu"
+    tpus = any(device.name in _TPUS for device in devices)
+    if tpus or not names and _place("libtpu"):
+        changed |= _of_tpu()
+    assembler = _place(ASSEMBLER)
+    if assembler is not None and (not names or any(d.name not in _TPUS for d in devices)):
+        flags = [f for f in changed.get("XLA_FLAGS", "").split() if not f.startswith(_OF_CUDA)]
+        changed["XLA_FLAGS"] = " ".join([*flags, f"{_OF_CUDA}{assembler}"])
+        folders = [str(assembler / "bin"), *changed.get("PATH", "").split(os.pathsep)]
+        changed["PATH"] = os.pathsep.join(dict.fromkeys(filter(None, folders)))
+    return changed
+
+
+def missing(name: str) -> str:
+    """Say why no program can be compiled for the accelerator ``name`` here; empty if it can."""
+    try:
+        _check(hardware.named(name))
+    except NoCompiler as error:
+        return str(error)
+    return ""
+
+
+@contextlib.contextmanager
+def compiling_for(device: jax.Device) -> Iterator[None]:
+    """Trace and lower what is inside for ``device``, which may be one that is only described.
+
+    What is chosen while a model is traced is chosen for it, and cuDNN's attention is lowered as if
+    the device and cuDNN 9.10 were there; jax asks the machine otherwise.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    from hfseq.nn.context import capability, tracing_for
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tracing_for(device))
+        own = capability()
+        if own is not None:
+
+            def version() -> int:
+                return 91000
+
+            def at_least(wanted: str) -> bool:
+                return own >= _numbers(wanted)
+
+            def equal(wanted: str) -> bool:
+                return own == _numbers(wanted)
+
+            for name, stand_in in (
+                ("check_cudnn_version", version),
+                ("check_compute_capability", at_least),
+                ("is_cuda_compute_capability_equal", equal),
+            ):
+                stack.callback(setattr, cudnn, name, getattr(cudnn, name))
+                setattr(cudnn, name, stand_in)
+        yield
+
+
+def compile_for(
+    device: jax.Device, step: Any, *arguments: Any, structure_only: bool = False
+) -> jax.stages.Compiled:
+    """Compile the jitted ``step`` for devices like ``device``, on which ``arguments`` are laid.
+
+    Arguments are ``jax.ShapeDtypeStruct`` with shardings over described devices. With
+    ``structure_only`` the compiler optimises little: the same kernels and collectives in a quarter
+    of the time, but other temporary memory.
+    """
+    platform = "tpu" if device.platform == "tpu" else "cuda"
+    with compiling_for(device):
+        lowered = step.trace(*arguments).lower(lowering_platforms=(platform,))
+    program: jax.stages.Compiled = lowered.compile(STRUCTURE_ONLY if structure_only else None)
+    return program
+
+
+def _check(device: Accelerator) -> None:
+    """See that there is a compiler that knows ``device``."""
+    if device.name in _TPUS:
+        if _place("libtpu") is None:
+            raise NoCompiler(f"programs for {device.name} are compiled by libtpu: {INSTALL}")
+        return
+    if not (TARGETS / f"{device.name}.txtpb").is_file():
+        known = sorted(
+            p.name.removesuffix(".txtpb") for p in TARGETS.iterdir() if "txtpb" in p.name
+        )
+        raise NoCompiler(
+            f"no description of {device.name} is here to compile for (there are those of "
+            f"{', '.join([*known, *_TPUS])})"
+        )
+    for module, package in ((PLUGIN, "jax-cuda12-plugin"), (ASSEMBLER, "nvidia-cuda-nvcc-cu12")):
+        if _place(module) is None:
+            raise NoCompiler(f"programs for {device.name} are compiled by {package}: {INSTALL}")
+    wanted = metadata.version("jaxlib")
+    for package in ("jax-cuda12-plugin", "jax-cuda12-pjrt"):
+        try:
+            found = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found = "absent"
+        if found != wanted:
+            raise NoCompiler(
+                f"{package} is {found} and jaxlib {wanted}, and they must be the same: "
+                f"pip install {package}=={wanted}"
+            )
+
+
+def _of_tpu() -> dict[str, str]:
+    """Return what libtpu reads: that there is no TPU to look for, and that others may load it."""
+    return {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+
+
+def _place(module: str) -> Path | None:
+    """Return the folder of an installed package without importing it, or None."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # what it would be in
+        return None
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(folders[0]) if folders else None
+
+
+def _numbers(capability: str) -> tuple[int, int]:
+    major, minor = capability.split(".")
+    return int(major), int(minor)
