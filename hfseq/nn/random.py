@@ -99,7 +99,8 @@ class Drawn(NamedTuple):
         rows = len(self.words)
         words = self.words.reshape(rows, -1, *(1 for _ in self.shape))
         index = _positions((self.shape[0] // rows, *self.shape[1:]), self.shape[1:])
-        return self._hash(index[None], words[:, 0], words[:, -1]).reshape(self.shape)
+        bits = element_bits(index[None], words[:, 0], words[:, -1] ^ self.use)
+        return bits.reshape(self.shape)
 
     def part(self, row: jax.Array, start: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """Return the bits of ``row``, an array of ``shape`` that begins ``start`` elements into it.
@@ -110,11 +111,27 @@ class Drawn(NamedTuple):
         inside = (row % many) * math.prod(self.shape[1:]) + start
         words = self.words[row // many]
         index = _positions(shape, self.shape[2:]) + inside.astype(jnp.uint32)
-        return self._hash(index, words[0], words[-1])
+        return element_bits(index, words[0], words[-1] ^ self.use)
 
-    def _hash(self, index: jax.Array, first: jax.Array, last: jax.Array) -> jax.Array:
-        bits = _scramble(_scramble(index ^ first) + (last ^ self.use))
-        return (bits >> 16).astype(jnp.uint16)
+    def seeds(self) -> jax.Array:
+        """Return what a kernel needs to make the bits of a row itself, uint32 (rows of it, 3).
+
+        The first two are arguments of :func:`element_bits`, the third is the number of the row's
+        first element; numbers are modulo 2**32.
+        """
+        many = self.shape[0] // len(self.words)
+        words = jnp.repeat(self.words, many, axis=0)
+        size = jnp.uint32(math.prod(self.shape[1:]) % 2**32)
+        inside = jnp.arange(self.shape[0], dtype=jnp.uint32) % many * size
+        return jnp.stack([words[:, 0], words[:, -1] ^ self.use, inside], 1)
+
+
+def element_bits(index: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """Return the bits, uint16, of the elements of number ``index``, uint32, of a row.
+
+    ``first`` and ``second`` are made of its key and of what it is used for.
+    """
+    return (_scramble(_scramble(index ^ first) + second) >> 16).astype(jnp.uint16)
 
 
 def _positions(shape: tuple[int, ...], inner: tuple[int, ...]) -> jax.Array:

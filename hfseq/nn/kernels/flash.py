@@ -1,0 +1,109 @@
+"""Attention in our own Triton kernel on NVIDIA GPUs, with dropout that resumes to the bit.
+
+What cuDNN's does not do: padding anywhere, windows that look ahead, any number of documents in a
+row, float32, and dropping the very weights that the explicit form drops. Memory is linear in the
+number of positions: beside the arguments the output and a number of each head's query are kept.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from hfseq.nn.choice import Facts
+from hfseq.nn.random import Drawn
+from hfseq.nn.sharding import BATCH, SEQUENCE, TENSOR
+from hfseq.nn.visible import Visible
+
+TYPES = ("float16", "bfloat16", "float32")
+
+
+def refuses(facts: Facts) -> str | None:
+    """Return why these kernels cannot serve, or None."""
+    if facts.platform != "cuda":
+        return "Triton's kernels run on NVIDIA GPUs only"
+    if facts.capability is None or facts.capability < (8, 0):
+        return "it needs compute capability 8.0 or more"
+    if jnp.dtype(facts.dtype).name not in TYPES:
+        return f"{facts.dtype} is none of {', '.join(TYPES)}"
+    if facts.head_dim > 256:
+        return f"a head of {facts.head_dim} is wider than 256"
+    if facts.mask is not None:
+        return "a dense mask would be read from memory"
+    if facts.bias is not None:
+        return "a bias on the scores is not supported"
+    if facts.dropout >= 1.0:
+        return "a dropout of 1 leaves nothing to compute"
+    if facts.ways(SEQUENCE) > 1:
+        return "the mesh cuts sequences"
+    if facts.batch % facts.ways(*BATCH):
+        return f"{facts.ways(*BATCH)} devices do not divide a batch of {facts.batch}"
+    if facts.heads % facts.ways(TENSOR):
+        return f"{facts.ways(TENSOR)} devices do not divide {facts.heads} heads"
+    return None
+
+
+def flash_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    visible: Visible,
+    *,
+    bias: jax.Array | None = None,
+    scale: float,
+    rate: float = 0.0,
+    drawn: Drawn | None = None,
+    mesh: Mesh | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Attend in tiles; a query that sees no key gets 0, and gives no gradient.
+
+    Products are taken in the type of the inputs and summed in float32, as softmax is; those of
+    float32 inputs have float32's error, in three TF32 products each.
+
+    **Arguments:** ``query`` (batch, queries, heads, head_dim); ``key``, ``value`` (batch, keys,
+    kv_heads, head_dim); any lengths. A weight is dropped with probability ``rate`` by its bits of
+    ``drawn``, whose shape is (batch, heads, queries, keys). Over a ``mesh`` each device attends to
+    its rows and heads, without an exchange. ``interpret`` runs the kernels as plain jax, anywhere.
+
+    **Returns:** (batch, queries, heads, head_dim) in the type of ``value``.
+    """
+    from hfseq.nn.kernels import flash_tiles
+
+    if bias is not None or visible.dense is not None:
+        raise ValueError("flash: neither a bias nor a dense mask is supported")
+    threshold = min(round(rate * 65536), 65535) if drawn is not None else 0
+    before, after = visible.window or (None, None)
+    form = flash_tiles.Form(scale, before, 0 if visible.causal else after, threshold, interpret)
+    key_segments = visible.key_segments
+    if key_segments is None:
+        key_segments = visible.query_segments
+    lengths = visible.key_lengths
+    rows = flash_tiles.Rows(
+        queries=visible.query_segments,
+        keys=key_segments,
+        lengths=None if lengths is None else lengths[:, None].astype(jnp.int32),
+        seeds=drawn.seeds() if drawn is not None and threshold else None,
+    )
+    if mesh is None or mesh.size == 1:
+        return flash_tiles.attention(form, query, key, value, rows)
+
+    ways = mesh.shape.get(TENSOR, 1)
+    heads, shared = query.shape[2], query.shape[2] // key.shape[2]
+    if key.shape[2] % ways:
+        key, value = (jnp.repeat(leaf, shared, axis=2) for leaf in (key, value))
+
+    def local(query: jax.Array, key: jax.Array, value: jax.Array, rows: flash_tiles.Rows):
+        if rows.seeds is not None and ways > 1:
+            # The bits are those of the whole array: this device's first head is not head 0.
+            skipped = jax.lax.axis_index(TENSOR) * (heads // ways * query.shape[1] * key.shape[1])
+            offset = rows.seeds[:, 2] + skipped.astype(jnp.uint32)
+            rows = rows._replace(seeds=rows.seeds.at[:, 2].set(offset))
+        return flash_tiles.attention(form, query, key, value, rows)
+
+    batch = tuple(axis for axis in BATCH if axis in mesh.axis_names) or None
+    split = PartitionSpec(batch, None, TENSOR if TENSOR in mesh.axis_names else None)
+    specs = (split, split, split, PartitionSpec(batch))
+    run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
+    return run(query, key, value, rows)

@@ -1,0 +1,476 @@
+"""The Triton kernels of flash attention, through Pallas: forward, and two for the backward pass.
+
+Attention is computed in tiles of some queries and some keys, with a running softmax (Dao 2023,
+FlashAttention-2), so nothing of the size queries x keys is ever kept. Which tiles there are to
+compute is found out before the kernels start: each block of queries meets the keys' blocks of one
+range, and each block of keys the queries' of one range. Tiles make the random bits of their own
+elements, as :func:`hfseq.nn.random.element_bits` numbers them, in all three kernels.
+
+This module imports Pallas; :mod:`hfseq.nn.kernels.flash` is what others import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from hfseq.nn.random import element_bits
+
+_LOG2_E = math.log2(math.e)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What the compiler knows of an attention.
+
+    A query sees ``before`` keys to the left of its own and ``after`` to the right, None: all. An
+    element is dropped when its bits are below ``threshold``.
+    """
+
+    scale: float
+    before: int | None = None
+    after: int | None = None
+    threshold: int = 0
+    interpret: bool = False
+
+
+class Rows(NamedTuple):
+    """What is known of each row of a batch, int32: segments (batch, queries) and (batch, keys).
+
+    Without segments of queries the keys of segment 0 are hidden. ``lengths`` (batch, 1) counts the
+    keys that are there; ``seeds`` (batch, 3) are :meth:`hfseq.nn.random.Drawn.seeds`.
+    """
+
+    queries: jax.Array | None = None
+    keys: jax.Array | None = None
+    lengths: jax.Array | None = None
+    seeds: jax.Array | None = None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention(
+    form: Form, query: jax.Array, key: jax.Array, value: jax.Array, rows: Rows
+) -> jax.Array:
+    """Attend on one device; see :func:`hfseq.nn.kernels.flash.flash_attention`."""
+    return _forward(form, query, key, value, rows)[0]
+
+
+def _forward(
+    form: Form, query: jax.Array, key: jax.Array, value: jax.Array, rows: Rows
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    tiles = _Tiles.of(form, "forward", query, key)
+    specs = tiles.specs("queries")
+    out, log_sum = tiles.call(
+        _forward_kernel,
+        "queries",
+        [specs.query, specs.key, specs.key],
+        rows,
+        [query, key, value],
+        [specs.query, specs.number],
+        [jax.ShapeDtypeStruct(query.shape, value.dtype), tiles.numbers()],
+    )
+    return out, (query, key, value, rows, out, log_sum)
+
+
+def _backward(form: Form, kept: tuple[Any, ...], change: jax.Array) -> tuple[Any, ...]:
+    query, key, value, rows, out, log_sum = kept
+    # What a change of all weights of a query by one factor would do, which softmax takes back.
+    common = (out.astype(jnp.float32) * change.astype(jnp.float32)).sum(-1).swapaxes(1, 2)
+    arrays = [query, key, value, change.astype(value.dtype), log_sum, common]
+
+    tiles = _Tiles.of(form, "query", query, key)
+    specs = tiles.specs("queries")
+    (d_query,) = tiles.call(
+        _query_kernel,
+        "queries",
+        [specs.query, specs.key, specs.key, specs.query, specs.number, specs.number],
+        rows,
+        arrays,
+        [specs.query],
+        [jax.ShapeDtypeStruct(query.shape, query.dtype)],
+    )
+    tiles = _Tiles.of(form, "key", query, key)
+    specs = tiles.specs("keys")
+    d_key, d_value = tiles.call(
+        _key_kernel,
+        "keys",
+        [specs.query, specs.key, specs.key, specs.query, specs.number, specs.number],
+        rows,
+        arrays,
+        [specs.key, specs.key],
+        [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (key, value)],
+    )
+    return d_query, d_key, d_value, None
+
+
+attention.defvjp(_forward, _backward)
+
+
+# -- tiles
+# ---------------------------------------------------------------------------------------
+
+
+class _Specs(NamedTuple):
+    """Which part of each kind of array a program of a kernel is given."""
+
+    query: pl.BlockSpec
+    key: pl.BlockSpec
+    number: pl.BlockSpec
+    rows: Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tiles:
+    """How one kernel cuts an attention: sizes of the arrays, of the tiles, and of the programs."""
+
+    form: Form
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_q: int
+    block_k: int
+    warps: int
+    stages: int
+    exact: bool
+
+    @classmethod
+    def of(cls, form: Form, kernel: str, query: jax.Array, key: jax.Array) -> _Tiles:
+        """Choose the tiles of a kernel: "forward", "query" or "key" (whose gradients it makes)."""
+        batch, queries, heads, head_dim = query.shape
+        keys, kv_heads = key.shape[1:3]
+        outer, inner, warps, stages = _sizes(kernel, _width(head_dim), query.dtype.itemsize)
+        block_q, block_k = (inner, outer) if kernel == "key" else (outer, inner)
+        return cls(
+            form, batch, queries, keys, heads, kv_heads, head_dim,
+            min(block_q, _width(queries)), min(block_k, _width(keys)), warps, stages,
+            query.dtype == jnp.float32,
+        )  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        return _width(self.head_dim)
+
+    @property
+    def group(self) -> int:
+        """How many query heads share a head of keys."""
+        return self.heads // self.kv_heads
+
+    def numbers(self) -> jax.ShapeDtypeStruct:
+        """Return the shape of what is kept of each query, float32."""
+        return jax.ShapeDtypeStruct((self.batch, self.heads, self.queries), jnp.float32)
+
+    def call(
+        self, kernel: Any, over: str, in_specs: list[pl.BlockSpec], rows: Rows,
+        arrays: list[jax.Array], out_specs: list[pl.BlockSpec], out: list[jax.ShapeDtypeStruct],
+    ) -> list[jax.Array]:  # fmt: skip
+        """Run a program for each block of ``over``, "queries" or "keys", each head and row."""
+        spans = self.spans(rows, over)
+        heads = self.heads if over == "queries" else self.kv_heads
+        known = [
+            spec if leaf is not None else None
+            for spec, leaf in zip(self.specs(over).rows, rows, strict=True)
+        ]
+        return pl.pallas_call(
+            functools.partial(kernel, self),
+            grid=(spans.shape[1], heads, self.batch),
+            in_specs=[
+                *in_specs,
+                pl.BlockSpec((None, None, 2), lambda i, h, b: (b, i, 0)),
+                Rows(*known),
+            ],
+            out_specs=out_specs,
+            out_shape=out,
+            compiler_params=triton.CompilerParams(num_warps=self.warps, num_stages=self.stages),
+            interpret=self.form.interpret,
+            name=f"flash_{kernel.__name__.strip('_')}",
+        )(*arrays, spans, rows)
+
+    def specs(self, over: str) -> _Specs:
+        """Return the parts of programs that have a block of ``over`` and all of the others."""
+        block_q, block_k, group = self.block_q, self.block_k, self.group
+        row = Rows(
+            lengths=pl.BlockSpec((None, 1), lambda i, h, b: (b, 0)),
+            seeds=pl.BlockSpec((None, 3), lambda i, h, b: (b, 0)),
+        )
+        if over == "queries":
+            keys = pl.cdiv(self.keys, block_k) * block_k
+            return _Specs(
+                pl.BlockSpec((None, block_q, None, self.width), lambda i, h, b: (b, i, h, 0)),
+                pl.BlockSpec(
+                    (None, keys, None, self.width),
+                    lambda i, h, b: (b, 0, jax.lax.div(h, jnp.int32(group)), 0),
+                ),
+                pl.BlockSpec((None, None, block_q), lambda i, h, b: (b, h, i)),
+                row._replace(
+                    queries=pl.BlockSpec((None, block_q), lambda i, h, b: (b, i)),
+                    keys=pl.BlockSpec((None, keys), lambda i, h, b: (b, 0)),
+                ),
+            )
+        queries = pl.cdiv(self.queries, block_q) * block_q
+        return _Specs(
+            pl.BlockSpec((None, queries, group, self.width), lambda i, h, b: (b, 0, h, 0)),
+            pl.BlockSpec((None, block_k, None, self.width), lambda i, h, b: (b, i, h, 0)),
+            pl.BlockSpec((None, group, queries), lambda i, h, b: (b, h, 0)),
+            row._replace(
+                queries=pl.BlockSpec((None, queries), lambda i, h, b: (b, 0)),
+                keys=pl.BlockSpec((None, block_k), lambda i, h, b: (b, i)),
+            ),
+        )
+
+    def spans(self, rows: Rows, over: str) -> jax.Array:
+        """Return the first and the last + 1 inner block of each block of ``over``.
+
+        int32 (batch, blocks, 2). Tiles outside of them are empty; some inside may be too.
+        """
+        offset, before, after = self.keys - self.queries, self.form.before, self.form.after
+        lengths = self.keys if rows.lengths is None else rows.lengths
+        sides = (
+            (self.queries, self.block_q, self.queries),
+            (self.keys, self.block_k, lengths),
+        )
+        if over == "keys":
+            sides, offset, before, after = sides[::-1], -offset, after, before
+        (size, block, there), (inner_size, inner, inner_there) = sides
+        start = jnp.arange(pl.cdiv(size, block)) * block
+        last = jnp.minimum(start + block, size) - 1
+        low = jnp.zeros_like(start) if before is None else jnp.maximum(start + offset - before, 0)
+        high = jnp.full_like(start, inner_size) if after is None else last + offset + after + 1
+        end = jnp.minimum(high, inner_there)
+        end = jnp.where(start < there, end, 0)
+        first, stop = low // inner, -(-end // inner)
+        if rows.keys is not None:
+            met = self.meet(rows.queries, rows.keys)
+            if over == "keys":
+                met = met.swapaxes(1, 2)
+            number = jnp.arange(met.shape[2])
+            first = jnp.maximum(first, jnp.where(met, number, met.shape[2]).min(2))
+            stop = jnp.minimum(stop, jnp.where(met, number + 1, 0).max(2))
+        spans = jnp.stack(jnp.broadcast_arrays(first, jnp.maximum(stop, first)), -1)
+        return jnp.broadcast_to(spans, (self.batch, len(start), 2)).astype(jnp.int32)
+
+    def meet(self, queries: jax.Array | None, keys: jax.Array) -> jax.Array:
+        """Return which blocks may have a segment in common, (batch, query blocks, key blocks)."""
+        if queries is None:
+            queries, keys = jnp.ones((1, self.queries), jnp.int32), (keys != 0).astype(jnp.int32)
+        (low, high), (key_low, key_high) = _ends(queries, self.block_q), _ends(keys, self.block_k)
+        return (low[:, :, None] <= key_high[:, None]) & (key_low[:, None] <= high[:, :, None])
+
+    # What follows runs in the kernels.
+
+    def read(self, ref: Any, at: jax.Array, size: int) -> jax.Array:
+        """Load (positions, width) from ``at``; what lies past ``size`` is 0."""
+        there = None
+        if size % len(at):
+            there = (at < size)[:, None]
+        if self.width != self.head_dim:
+            inside = (jnp.arange(self.width) < self.head_dim)[None, :]
+            there = inside if there is None else there & inside
+        return triton.load(ref, mask=there, other=None if there is None else 0.0)
+
+    def write(self, ref: Any, value: jax.Array, at: jax.Array, size: int) -> None:
+        """Store what :meth:`read` would load."""
+        there = (at < size)[:, None] & (jnp.arange(self.width) < self.head_dim)[None, :]
+        triton.store(ref, value.astype(ref.dtype), mask=there)
+
+    def dot(self, left: jax.Array, right: jax.Array, turned: bool = False) -> jax.Array:
+        """Multiply, summing in float32; ``turned`` says that ``right`` lies transposed.
+
+        float32 is multiplied in three products of TF32, whose error is that of float32.
+        """
+        precision = None
+        if self.exact:
+            precision = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+            if self.form.interpret:
+                precision = jax.lax.Precision.HIGHEST
+        return triton.dot(left, right, trans_b=turned, precision=precision)
+
+    def seen(
+        self, query_at: jax.Array, key_at: jax.Array, rows: Rows, query: Any, key: Any
+    ) -> jax.Array:
+        """Return which keys which queries see; positions and segments broadcast to a tile."""
+        seen = key_at < (self.keys if rows.lengths is None else rows.lengths[0])
+        own = query_at + (self.keys - self.queries)
+        if self.form.before is not None:
+            seen = seen & (key_at >= own - self.form.before)
+        if self.form.after is not None:
+            seen = seen & (key_at <= own + self.form.after)
+        if rows.queries is not None:
+            seen = seen & (query == key)
+        elif rows.keys is not None:
+            seen = seen & (key != 0)
+        return seen
+
+    def kept(
+        self,
+        weights: jax.Array,
+        rows: Rows,
+        head: jax.Array,
+        query_at: jax.Array,
+        key_at: jax.Array,
+    ) -> jax.Array:
+        """Return ``weights`` without those that are dropped."""
+        if not self.form.threshold:
+            return weights
+        row = (head * self.queries + query_at).astype(jnp.uint32) * jnp.uint32(self.keys)
+        index = row + key_at.astype(jnp.uint32) + rows.seeds[2]
+        bits = element_bits(index, rows.seeds[0], rows.seeds[1])
+        return jnp.where(bits >= jnp.uint16(self.form.threshold), weights, 0.0)
+
+    @property
+    def raised(self) -> float:
+        """By how much the weights that are kept grow."""
+        return 1.0 / (1.0 - self.form.threshold / 65536)
+
+
+def _sizes(kernel: str, width: int, itemsize: int) -> tuple[int, int, int, int]:
+    """Return a kernel's blocks of the outer and the inner loop, its warps and its stages."""
+    if itemsize == 4:
+        return (64, 32, 4, 2) if width <= 128 else (32, 32, 4, 1)
+    if kernel == "forward":
+        return (128, 64, 4 if width <= 64 else 8, 3 if width <= 128 else 2)
+    return (128, 32, 4 if width <= 64 else 8, 3 if width <= 64 else 2)
+
+
+def _width(size: int) -> int:
+    """Return the least power of two that tensor cores take: at least 16."""
+    return max(16, pl.next_power_of_2(size))
+
+
+def _ends(segments: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
+    """Return the least and the greatest segment of each block, both (batch, blocks)."""
+    filled = jnp.pad(segments, ((0, 0), (0, -segments.shape[1] % block)), mode="edge")
+    blocks = filled.reshape(len(segments), -1, block)
+    return blocks.min(2), blocks.max(2)
+
+
+# -- kernels
+# ---------------------------------------------------------------------------------------
+# Softmax is taken to the base 2, which processors compute: exp(x) = exp2(x log2 e).
+
+
+def _forward_kernel(
+    tiles: _Tiles, query_ref: Any, key_ref: Any, value_ref: Any, span: Any, rows: Rows,
+    out_ref: Any, log_sum_ref: Any,
+) -> None:  # fmt: skip
+    """Attend from a block of queries."""
+    head = pl.program_id(1)
+    at = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
+    query = tiles.read(query_ref, at, tiles.queries)
+    own = None if rows.queries is None else rows.queries[...][:, None]
+
+    def tile(block: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        out, most, total = carry
+        cut = pl.ds(block * tiles.block_k, tiles.block_k)
+        key_at = block * tiles.block_k + jnp.arange(tiles.block_k)
+        key = tiles.read(key_ref.at[cut, :], key_at, tiles.keys)
+        segments = None if rows.keys is None else rows.keys[cut][None, :]
+        scores = tiles.dot(query, key, turned=True) * (tiles.form.scale * _LOG2_E)
+        seen = tiles.seen(at[:, None], key_at[None, :], rows, own, segments)
+        scores = jnp.where(seen, scores, -jnp.inf)
+        new = jnp.maximum(most, scores.max(1))
+        # Of a query that has seen nothing yet the greatest score is -inf: nothing to subtract.
+        base = jnp.where(new == -jnp.inf, 0.0, new)
+        weights = jnp.exp2(scores - base[:, None])
+        shrunk = jnp.exp2(most - base)
+        total = total * shrunk + weights.sum(1)
+        weights = tiles.kept(weights, rows, head, at[:, None], key_at[None, :])
+        value = tiles.read(value_ref.at[cut, :], key_at, tiles.keys)
+        out = out * shrunk[:, None] + tiles.dot(weights.astype(value.dtype), value)
+        return out, new, total
+
+    start = (
+        jnp.zeros((tiles.block_q, tiles.width), jnp.float32),
+        jnp.full(tiles.block_q, -jnp.inf, jnp.float32),
+        jnp.zeros(tiles.block_q, jnp.float32),
+    )
+    out, most, total = jax.lax.fori_loop(span[0], span[1], tile, start)
+    blind = total == 0.0
+    total = jnp.where(blind, 1.0, total)
+    tiles.write(out_ref, out * (tiles.raised / total)[:, None], at, tiles.queries)
+    # The weights of a blind query are exp2(score - inf) = 0 in the backward pass.
+    log_sum = jnp.where(blind, jnp.inf, most + jnp.log2(total))
+    triton.store(log_sum_ref, log_sum, mask=at < tiles.queries)
+
+
+def _query_kernel(
+    tiles: _Tiles, query_ref: Any, key_ref: Any, value_ref: Any, change_ref: Any,
+    log_sum_ref: Any, common_ref: Any, span: Any, rows: Rows, out_ref: Any,
+) -> None:  # fmt: skip
+    """Make the gradient of a block of queries."""
+    head = pl.program_id(1)
+    at = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
+    query = tiles.read(query_ref, at, tiles.queries)
+    change = tiles.read(change_ref, at, tiles.queries)
+    log_sum = triton.load(log_sum_ref, mask=at < tiles.queries, other=jnp.inf)[:, None]
+    common = triton.load(common_ref, mask=at < tiles.queries, other=0.0)[:, None]
+    own = None if rows.queries is None else rows.queries[...][:, None]
+
+    def tile(block: jax.Array, total: jax.Array) -> jax.Array:
+        cut = pl.ds(block * tiles.block_k, tiles.block_k)
+        key_at = block * tiles.block_k + jnp.arange(tiles.block_k)
+        key = tiles.read(key_ref.at[cut, :], key_at, tiles.keys)
+        value = tiles.read(value_ref.at[cut, :], key_at, tiles.keys)
+        segments = None if rows.keys is None else rows.keys[cut][None, :]
+        seen = tiles.seen(at[:, None], key_at[None, :], rows, own, segments)
+        scores = tiles.dot(query, key, turned=True) * (tiles.form.scale * _LOG2_E)
+        weights = jnp.exp2(jnp.where(seen, scores, -jnp.inf) - log_sum)
+        of_weights = tiles.dot(change, value, turned=True) * tiles.raised
+        of_weights = tiles.kept(of_weights, rows, head, at[:, None], key_at[None, :])
+        of_scores = weights * (of_weights - common)
+        return total + tiles.dot(of_scores.astype(key.dtype), key)
+
+    start = jnp.zeros((tiles.block_q, tiles.width), jnp.float32)
+    total = jax.lax.fori_loop(span[0], span[1], tile, start)
+    tiles.write(out_ref, total * tiles.form.scale, at, tiles.queries)
+
+
+def _key_kernel(
+    tiles: _Tiles, query_ref: Any, key_ref: Any, value_ref: Any, change_ref: Any,
+    log_sum_ref: Any, common_ref: Any, span: Any, rows: Rows, key_out: Any, value_out: Any,
+) -> None:  # fmt: skip
+    """Make the gradients of a block of keys and values, summed over the heads that share them.
+
+    Its tiles are (keys, queries), so that no tile is transposed.
+    """
+    first_head = pl.program_id(1) * tiles.group
+    at = pl.program_id(0) * tiles.block_k + jnp.arange(tiles.block_k)
+    key = tiles.read(key_ref, at, tiles.keys)
+    value = tiles.read(value_ref, at, tiles.keys)
+    segments = None if rows.keys is None else rows.keys[...][:, None]
+    begin, count = span[0], span[1] - span[0]
+
+    def tile(step: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        of_key, of_value = carry
+        head, block = jax.lax.div(step, count), begin + jax.lax.rem(step, count)
+        cut = pl.ds(block * tiles.block_q, tiles.block_q)
+        query_at = block * tiles.block_q + jnp.arange(tiles.block_q)
+        there = query_at < tiles.queries
+        query = tiles.read(query_ref.at[cut, head, :], query_at, tiles.queries)
+        change = tiles.read(change_ref.at[cut, head, :], query_at, tiles.queries)
+        log_sum = triton.load(log_sum_ref.at[head, cut], mask=there, other=jnp.inf)[None, :]
+        common = triton.load(common_ref.at[head, cut], mask=there, other=0.0)[None, :]
+        own = None if rows.queries is None else rows.queries[cut][None, :]
+        seen = tiles.seen(query_at[None, :], at[:, None], rows, own, segments)
+        scores = tiles.dot(key, query, turned=True) * (tiles.form.scale * _LOG2_E)
+        weights = jnp.exp2(jnp.where(seen, scores, -jnp.inf) - log_sum)
+        place = rows, first_head + head, query_at[None, :], at[:, None]
+        kept = tiles.kept(weights, *place) * tiles.raised
+        of_value = of_value + tiles.dot(kept.astype(change.dtype), change)
+        of_weights = tiles.dot(value, change, turned=True) * tiles.raised
+        of_scores = weights * (tiles.kept(of_weights, *place) - common)
+        return of_key + tiles.dot(of_scores.astype(query.dtype), query), of_value
+
+    start = jnp.zeros((tiles.block_k, tiles.width), jnp.float32)
+    of_key, of_value = jax.lax.fori_loop(0, tiles.group * count, tile, (start, start))
+    tiles.write(key_out, of_key * tiles.form.scale, at, tiles.keys)
+    tiles.write(value_out, of_value, at, tiles.keys)
