@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -11,6 +12,7 @@ from hfseq.cli.text import add_json
 from hfseq.errors import run_command
 from hfseq.pipelines.fill_mask import MASK
 from hfseq.plugins import __version__
+from hfseq.training import described
 from hfseq.training.arguments import refuse_secrets
 
 EXAMPLES = """examples:
@@ -131,6 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         refuse_secrets(words)
+        if described.only_compilers():
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
         arguments = build_parser().parse_args(words)
         arguments.plugin += arguments.plugin_after
         return arguments.run(arguments)

@@ -66,6 +66,8 @@ def options(value: Options) -> Iterator[None]:
 _target: contextvars.ContextVar[jax.Device | None] = contextvars.ContextVar(
     "hfseq_target", default=None
 )
+# What was traced for one kind of device is not taken from jax's caches for another.
+_kind = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
@@ -73,7 +75,8 @@ def tracing_for(device: jax.Device) -> Iterator[None]:
     """Trace what is inside for ``device``, which may be one that is only described."""
     token = _target.set(device)
     try:
-        yield
+        with _kind((device.platform, getattr(device, "device_kind", None))):
+            yield
     finally:
         _target.reset(token)
 

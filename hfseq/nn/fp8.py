@@ -18,7 +18,6 @@ import contextlib
 import contextvars
 import functools
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -29,7 +28,7 @@ from flax.linen import fp8_ops
 from jax import lax
 
 from hfseq.errors import UsageError
-from hfseq.nn.context import current_options
+from hfseq.nn.context import capability, current_options, target_device
 from hfseq.nn.precision import Dimensions, Precision
 
 logger = logging.getLogger(__name__)
@@ -275,18 +274,15 @@ def advise(precision: Precision, width: int | None) -> None:
 def warn_without_units() -> None:
     """Say once if the device has no FP8 units: numbers are right there, speed is not."""
     if not has_units():
-        device = jax.devices()[0]
-        capability = getattr(device, "compute_capability", None)
+        device = target_device()
+        units = getattr(device, "compute_capability", None)
         logger.warning(
             "FP8 on %s%s, which has no FP8 units that hfseq knows of: products are emulated, with "
             "FP8's numbers but slower than bfloat16", device.device_kind,
-            f" (compute capability {capability})" if capability else "",
+            f" (compute capability {units})" if units else "",
         )  # fmt: skip
 
 
 def has_units() -> bool:
     """Tell whether the device is an NVIDIA GPU of compute capability 8.9 or more."""
-    device = jax.devices()[0]
-    capability = str(getattr(device, "compute_capability", None) or "")
-    numbers = re.fullmatch(r"(\d+)\.(\d+)", capability)  # NVIDIA's; ROCm has gfx942
-    return bool(numbers) and tuple(map(int, capability.split("."))) >= (8, 9)
+    return (capability() or (0, 0)) >= (8, 9)

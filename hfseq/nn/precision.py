@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError
 from hfseq.nn import sharding
-from hfseq.nn.context import Options, current_options
+from hfseq.nn.context import Options, current_options, platform
 
 DotGeneral = Callable[..., jax.Array]
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
@@ -181,7 +181,7 @@ def _product_backward(
     g = g.astype(x.dtype)
     dx = _contract(g, w.astype(x.dtype), g.ndim - 1, 1 - axis)
     factors = [x, g] if axis == 0 else [g, x]
-    if jax.default_backend() == "cpu":
+    if platform() == "cpu":
         # The barrier keeps what made a factor out of the product, where it would be repeated
         # element by transposed element. With one leading axis float32 needs no transposed copy;
         # half types reach the matrix units only with two.
@@ -220,8 +220,7 @@ def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array
     Accelerators round a sum as they write it. XLA's CPU kernels for half results would round within
     the sum; on a GPU a float32 result is written, read and rounded by kernels of their own.
     """
-    on_cpu = jax.default_backend() == "cpu"
-    made = jnp.float32 if on_cpu else x.dtype
+    made = jnp.float32 if platform() == "cpu" else x.dtype
     dimensions = (((x_axis,), (w_axis,)), ((), ()))
     return lax.dot_general(x, w, dimensions, preferred_element_type=made).astype(x.dtype)
 

@@ -2,13 +2,14 @@
 
 The compilers are packages (the extra ``aot``) that need no device: XLA's CUDA plugin with NVIDIA's
 assembler, and libtpu. They show how a step is divided, fused and laid out in memory, not how fast
-it is; what cuDNN takes as workspace is not among it. jax reads most of what they need from the
-environment as it starts, so a process that compiles begins with :func:`environment`.
+it is; what cuDNN takes as workspace is not among it. A process that compiles has jax on the CPU,
+which is fixed as jax starts: :func:`environment`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import math
 import os
@@ -29,7 +30,7 @@ INSTALL = "pip install 'hfseq[aot]'"
 #: Where descriptions of GPUs lie, as XLA writes them (``xla.StreamExecutorGpuTargetConfigProto``).
 TARGETS = resources.files("hfseq.training") / "targets"
 PLUGIN, ASSEMBLER = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
-_SHAPES_2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_SHAPES_2D = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16")
 #: By accelerator: what libtpu calls it, its slices, how many devices jax sees in a chip.
 _TPUS: dict[str, tuple[str, tuple[str, ...], int]] = {
@@ -42,7 +43,14 @@ _TPUS: dict[str, tuple[str, tuple[str, ...], int]] = {
 }
 #: What JAX_OPTIMIZATION_LEVEL=O0 (9) and JAX_EXEC_TIME_OPTIMIZATION_EFFORT=-1.0 set.
 STRUCTURE_ONLY = {"optimization_level": 9, "exec_time_optimization_effort": -1.0}
-_OF_CUDA = "--xla_gpu_cuda_data_dir="
+#: What libtpu reads: there is no TPU to look for, and others may have loaded it, too. A description
+#: takes nobody's chip away.
+_FOR_LIBTPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 class NoCompiler(HfseqError):
@@ -84,8 +92,7 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
         arguments = {"platform": "tpu", "topology_name": f"{kind}:{shape}"}
         if device.name == "tpu-v4":  # both cores of a chip as one device, as jax runs it
             arguments["chip_config_name"] = "megacore"
-        # libtpu looks for a TPU unless it is told which it would be.
-        for variable, value in _of_tpu().items():
+        for variable, value in _FOR_LIBTPU.items():
             os.environ.setdefault(variable, value)
     else:
         machine = min(count, device.machine)
@@ -100,39 +107,41 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
     except Exception as error:  # jax's own, of every kind
         if "lockfile" in str(error):
             raise NoCompiler(
-                "libtpu is held by another process of this machine: end it, or set "
-                "ALLOW_MULTIPLE_LIBTPU_LOAD=1 if that compiles too and runs nothing"
+                "libtpu is held by another process of this machine, and "
+                "ALLOW_MULTIPLE_LIBTPU_LOAD forbids to load it twice: end that one, or set it to 1"
             ) from error
         raise NoCompiler(f"{device.name} cannot be described: {first_line(error)}") from error
     return list(found[:count])
 
 
-def environment(*names: str) -> dict[str, str]:
-    """Return the environment of a process that compiles for the accelerators ``names``.
+def environment() -> dict[str, str]:
+    """Return the environment of a process that compiles for described devices: this one's, changed.
 
-    It is this process's, with what the compilers read there and jax on the CPU; without names for
-    all whose compilers are installed. libtpu may be loaded although another process has it: a
-    description takes nobody's chip away.
-
-    Raises:
-        UsageError, NoCompiler: as :func:`describe`.
+    jax is kept on the CPU, since with its plugins installed it would look for their devices, and
+    libtpu is told that there is none. CUDA's assembler jax finds where pip put it.
     """
-    devices = [hardware.named(name) for name in names]
-    for device in devices:
-        _check(device)
-    changed = dict(os.environ)
-    # With the plugin installed jax would look for a GPU, and say at length that there is none.
-    changed["JAX_PLATFORMS"] = "cpu"
-    tpus = any(device.name in _TPUS for device in devices)
-    if tpus or not names and _place("libtpu"):
-        changed |= _of_tpu()
-    assembler = _place(ASSEMBLER)
-    if assembler is not None and (not names or any(d.name not in _TPUS for d in devices)):
-        flags = [f for f in changed.get("XLA_FLAGS", "").split() if not f.startswith(_OF_CUDA)]
-        changed["XLA_FLAGS"] = " ".join([*flags, f"{_OF_CUDA}{assembler}"])
-        folders = [str(assembler / "bin"), *changed.get("PATH", "").split(os.pathsep)]
-        changed["PATH"] = os.pathsep.join(dict.fromkeys(filter(None, folders)))
-    return changed
+    return {**os.environ, "JAX_PLATFORMS": "cpu", **_FOR_LIBTPU}
+
+
+def only_compilers() -> bool:
+    """Tell whether compilers for accelerators are installed here, and only they are there.
+
+    jax would say at length that it finds no devices: no driver (``libcuda``) or cuDNN for the CUDA
+    plugin, and no PCI device of Google's for libtpu.
+    """
+    if _place(PLUGIN) is None and _place("libtpu") is None:
+        return False
+    plugins = _place("jax_plugins")
+    if plugins and any(not p.name.startswith(("xla_cuda", "_")) for p in plugins.iterdir()):
+        return False
+    if _place(PLUGIN) is not None:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL("libcuda.so.1")
+            return False
+        if _place("nvidia.cudnn") is not None:  # then a device is wanted: jax says what it lacks
+            return False
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+    return not any(vendor.read_text().strip() == "0x1ae0" for vendor in vendors)
 
 
 def missing(name: str) -> str:
@@ -191,8 +200,22 @@ def compile_for(
     platform = "tpu" if device.platform == "tpu" else "cuda"
     with compiling_for(device):
         lowered = step.trace(*arguments).lower(lowering_platforms=(platform,))
-    program: jax.stages.Compiled = lowered.compile(STRUCTURE_ONLY if structure_only else None)
+    with _without_cache():
+        program: jax.stages.Compiled = lowered.compile(STRUCTURE_ONLY if structure_only else None)
     return program
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """Compile what is inside anew: a stored program can only be loaded by its device."""
+    from jax._src import compilation_cache, config
+
+    compilation_cache.reset_cache()  # what it found out about being used is kept otherwise
+    try:
+        with config.enable_compilation_cache(False):
+            yield
+    finally:
+        compilation_cache.reset_cache()
 
 
 def _check(device: Accelerator) -> None:
@@ -223,16 +246,6 @@ def _check(device: Accelerator) -> None:
                 f"{package} is {found} and jaxlib {wanted}, and they must be the same: "
                 f"pip install {package}=={wanted}"
             )
-
-
-def _of_tpu() -> dict[str, str]:
-    """Return what libtpu reads: that there is no TPU to look for, and that others may load it."""
-    return {
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    }
 
 
 def _place(module: str) -> Path | None:

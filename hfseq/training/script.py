@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hfseq.errors import run_command
+from hfseq.training import described
 
 #: Where Linux says which memory may lie in pages of 2 MB: all, what asks for it, or none.
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -45,6 +46,8 @@ def run(main: Callable[[], int | None]) -> int:
     On Linux the program may begin anew, as the same process, to ask for huge pages: before jax is
     imported, and only if nothing but it runs here.
     """
+    if described.only_compilers():
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     environment = with_huge_pages(os.environ)
     if environment is not None and is_whole_program(sys.argv, sys.orig_argv):
         with contextlib.suppress(OSError):  # then it goes on as it is

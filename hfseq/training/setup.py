@@ -22,6 +22,7 @@ from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import CheckpointError, UsageError, first_line
 from hfseq.nn import fp8, sharding, trees
+from hfseq.nn.context import platform
 from hfseq.nn.precision import choose_precision
 from hfseq.training import processes, state
 from hfseq.training.arguments import Arguments, TrainingArguments
@@ -377,7 +378,7 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
         **told,
     )
     fp8.advise(model.precision, getattr(config, "hidden_size", None))
-    if flags.gradient_checkpointing and not flags.scan_layers and jax.default_backend() == "cpu":
+    if flags.gradient_checkpointing and not flags.scan_layers and platform() == "cpu":
         logger.warning(
             "--gradient_checkpointing saves little memory on a CPU unless layers are scanned: XLA "
             "computes them again before it needs them; add --scan_layers"
