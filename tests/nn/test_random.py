@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hfseq import nn
-from hfseq.nn.random import batch_keys, row_keys
+from hfseq.nn.random import batch_keys, element_bits, row_keys
 
 
 def test_every_use_draws_other_bits():
@@ -113,3 +113,14 @@ def test_steady_and_shared_keys_go_through_layers_scanned_or_not():
     for a, b in zip(jax.tree.leaves(found[0]), jax.tree.leaves(found[1]), strict=True):
         assert np.array_equal(a, b)
     assert not np.array_equal(found[0][0][0], found[0][1][0])
+
+
+@pytest.mark.parametrize("rows", [0, 2, 6], ids=["one key", "rows share keys", "a key a row"])
+def test_a_kernel_makes_the_bits_of_any_element_from_a_rows_seeds(rows):
+    keys = nn.make_keys(
+        row_keys(jax.random.key(0), jnp.arange(rows)) if rows else jax.random.key(0)
+    )
+    drawn = keys.draw((6, 2, 5, 7))
+    first, second, offset = drawn.seeds().T[:, :, None]
+    bits = element_bits(jnp.arange(2 * 5 * 7, dtype=jnp.uint32) + offset, first, second)
+    np.testing.assert_array_equal(bits.reshape(drawn.shape), drawn.all())

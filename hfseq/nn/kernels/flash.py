@@ -27,8 +27,9 @@ def refuses(facts: Facts) -> str | None:
         return "it needs compute capability 8.0 or more"
     if jnp.dtype(facts.dtype).name not in TYPES:
         return f"{facts.dtype} is none of {', '.join(TYPES)}"
-    if facts.head_dim > 256:
-        return f"a head of {facts.head_dim} is wider than 256"
+    widest = _widest(facts.capability, facts.half)
+    if facts.head_dim > widest:
+        return f"a head of {facts.head_dim} is wider than {widest}, what this GPU's blocks can hold"
     if facts.mask is not None:
         return "a dense mask would be read from memory"
     if facts.bias is not None:
@@ -42,6 +43,13 @@ def refuses(facts: Facts) -> str | None:
     if facts.heads % facts.ways(TENSOR):
         return f"{facts.ways(TENSOR)} devices do not divide {facts.heads} heads"
     return None
+
+
+def _widest(capability: tuple[int, int], half: bool) -> int:
+    """Return the widest head whose tiles fit the shared memory of a block of threads."""
+    if capability[0] in (9, 10):  # 227 KiB
+        return 256
+    return 128 if half or capability in ((8, 0), (8, 7)) else 64  # 163 KiB; 99 KiB
 
 
 def flash_attention(
@@ -80,7 +88,7 @@ def flash_attention(
     if key_segments is None:
         key_segments = visible.query_segments
     lengths = visible.key_lengths
-    rows = flash_tiles.Rows(
+    rows: flash_tiles.Rows[jax.Array] = flash_tiles.Rows(
         queries=visible.query_segments,
         keys=key_segments,
         lengths=None if lengths is None else lengths[:, None].astype(jnp.int32),
@@ -94,7 +102,9 @@ def flash_attention(
     if key.shape[2] % ways:
         key, value = (jnp.repeat(leaf, shared, axis=2) for leaf in (key, value))
 
-    def local(query: jax.Array, key: jax.Array, value: jax.Array, rows: flash_tiles.Rows):
+    def local(
+        query: jax.Array, key: jax.Array, value: jax.Array, rows: flash_tiles.Rows[jax.Array]
+    ) -> jax.Array:
         if rows.seeds is not None and ways > 1:
             # The bits are those of the whole array: this device's first head is not head 0.
             skipped = jax.lax.axis_index(TENSOR) * (heads // ways * query.shape[1] * key.shape[1])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,19 @@ from jax.experimental.pallas import triton
 from hfseq.nn.random import element_bits
 
 _LOG2_E = math.log2(math.e)
+Leaf = TypeVar("Leaf")
+
+# Queries or keys of a program's block, of a step's; warps; stages of the pipeline of loads: by the
+# bytes of the type and the width of a head. Half types: as published for such kernels, where that
+# compiles without keeping registers in memory; float32 takes three times as many registers.
+_SIZES: dict[tuple[int, int], dict[str, tuple[int, int, int, int]]] = {
+    (2, 64): {"forward": (128, 64, 4, 3), "query": (64, 64, 4, 3), "key": (128, 64, 8, 3)},
+    (2, 128): {"forward": (128, 64, 8, 2), "query": (64, 64, 4, 2), "key": (128, 32, 8, 2)},
+    (2, 256): {"forward": (128, 64, 8, 2), "query": (128, 32, 8, 2), "key": (64, 32, 8, 2)},
+    (4, 64): {"forward": (64, 32, 4, 2), "query": (64, 32, 4, 2), "key": (64, 32, 8, 2)},
+    (4, 128): {"forward": (64, 32, 4, 1), "query": (64, 32, 8, 2), "key": (32, 32, 8, 2)},
+    (4, 256): {"forward": (64, 32, 8, 1), "query": (16, 32, 8, 1), "key": (16, 32, 8, 1)},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,29 +54,29 @@ class Form:
     interpret: bool = False
 
 
-class Rows(NamedTuple):
+class Rows(NamedTuple, Generic[Leaf]):
     """What is known of each row of a batch, int32: segments (batch, queries) and (batch, keys).
 
     Without segments of queries the keys of segment 0 are hidden. ``lengths`` (batch, 1) counts the
     keys that are there; ``seeds`` (batch, 3) are :meth:`hfseq.nn.random.Drawn.seeds`.
     """
 
-    queries: jax.Array | None = None
-    keys: jax.Array | None = None
-    lengths: jax.Array | None = None
-    seeds: jax.Array | None = None
+    queries: Leaf | None = None
+    keys: Leaf | None = None
+    lengths: Leaf | None = None
+    seeds: Leaf | None = None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attention(
-    form: Form, query: jax.Array, key: jax.Array, value: jax.Array, rows: Rows
+    form: Form, query: jax.Array, key: jax.Array, value: jax.Array, rows: Rows[jax.Array]
 ) -> jax.Array:
     """Attend on one device; see :func:`hfseq.nn.kernels.flash.flash_attention`."""
     return _forward(form, query, key, value, rows)[0]
 
 
 def _forward(
-    form: Form, query: jax.Array, key: jax.Array, value: jax.Array, rows: Rows
+    form: Form, query: jax.Array, key: jax.Array, value: jax.Array, rows: Rows[jax.Array]
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     tiles = _Tiles.of(form, "forward", query, key)
     specs = tiles.specs("queries")
@@ -123,7 +136,7 @@ class _Specs(NamedTuple):
     query: pl.BlockSpec
     key: pl.BlockSpec
     number: pl.BlockSpec
-    rows: Rows
+    rows: Rows[pl.BlockSpec]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +161,9 @@ class _Tiles:
         """Choose the tiles of a kernel: "forward", "query" or "key" (whose gradients it makes)."""
         batch, queries, heads, head_dim = query.shape
         keys, kv_heads = key.shape[1:3]
-        outer, inner, warps, stages = _sizes(kernel, _width(head_dim), query.dtype.itemsize)
+        outer, inner, warps, stages = _sizes(
+            kernel, _width(head_dim), query.dtype.itemsize, form.threshold > 0
+        )
         block_q, block_k = (inner, outer) if kernel == "key" else (outer, inner)
         return cls(
             form, batch, queries, keys, heads, kv_heads, head_dim,
@@ -170,7 +185,7 @@ class _Tiles:
         return jax.ShapeDtypeStruct((self.batch, self.heads, self.queries), jnp.float32)
 
     def call(
-        self, kernel: Any, over: str, in_specs: list[pl.BlockSpec], rows: Rows,
+        self, kernel: Any, over: str, in_specs: list[pl.BlockSpec], rows: Rows[jax.Array],
         arrays: list[jax.Array], out_specs: list[pl.BlockSpec], out: list[jax.ShapeDtypeStruct],
     ) -> list[jax.Array]:  # fmt: skip
         """Run a program for each block of ``over``, "queries" or "keys", each head and row."""
@@ -198,7 +213,7 @@ class _Tiles:
     def specs(self, over: str) -> _Specs:
         """Return the parts of programs that have a block of ``over`` and all of the others."""
         block_q, block_k, group = self.block_q, self.block_k, self.group
-        row = Rows(
+        row: Rows[pl.BlockSpec] = Rows(
             lengths=pl.BlockSpec((None, 1), lambda i, h, b: (b, 0)),
             seeds=pl.BlockSpec((None, 3), lambda i, h, b: (b, 0)),
         )
@@ -227,20 +242,18 @@ class _Tiles:
             ),
         )
 
-    def spans(self, rows: Rows, over: str) -> jax.Array:
+    def spans(self, rows: Rows[jax.Array], over: str) -> jax.Array:
         """Return the first and the last + 1 inner block of each block of ``over``.
 
         int32 (batch, blocks, 2). Tiles outside of them are empty; some inside may be too.
         """
         offset, before, after = self.keys - self.queries, self.form.before, self.form.after
         lengths = self.keys if rows.lengths is None else rows.lengths
-        sides = (
-            (self.queries, self.block_q, self.queries),
-            (self.keys, self.block_k, lengths),
-        )
+        own: tuple[int, int, int | jax.Array] = (self.queries, self.block_q, self.queries)
+        other: tuple[int, int, int | jax.Array] = (self.keys, self.block_k, lengths)
         if over == "keys":
-            sides, offset, before, after = sides[::-1], -offset, after, before
-        (size, block, there), (inner_size, inner, inner_there) = sides
+            own, other, offset, before, after = other, own, -offset, after, before
+        (size, block, there), (inner_size, inner, inner_there) = own, other
         start = jnp.arange(pl.cdiv(size, block)) * block
         last = jnp.minimum(start + block, size) - 1
         low = jnp.zeros_like(start) if before is None else jnp.maximum(start + offset - before, 0)
@@ -287,7 +300,7 @@ class _Tiles:
 
         float32 is multiplied in three products of TF32, whose error is that of float32.
         """
-        precision = None
+        precision: jax.lax.DotAlgorithmPreset | jax.lax.Precision | None = None
         if self.exact:
             precision = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
             if self.form.interpret:
@@ -295,7 +308,7 @@ class _Tiles:
         return triton.dot(left, right, trans_b=turned, precision=precision)
 
     def seen(
-        self, query_at: jax.Array, key_at: jax.Array, rows: Rows, query: Any, key: Any
+        self, query_at: jax.Array, key_at: jax.Array, rows: Rows[Any], query: Any, key: Any
     ) -> jax.Array:
         """Return which keys which queries see; positions and segments broadcast to a tile."""
         seen = key_at < (self.keys if rows.lengths is None else rows.lengths[0])
@@ -319,7 +332,7 @@ class _Tiles:
         key_at: jax.Array,
     ) -> jax.Array:
         """Return ``weights`` without those that are dropped."""
-        if not self.form.threshold:
+        if rows.seeds is None:
             return weights
         row = (head * self.queries + query_at).astype(jnp.uint32) * jnp.uint32(self.keys)
         index = row + key_at.astype(jnp.uint32) + rows.seeds[2]
@@ -332,13 +345,11 @@ class _Tiles:
         return 1.0 / (1.0 - self.form.threshold / 65536)
 
 
-def _sizes(kernel: str, width: int, itemsize: int) -> tuple[int, int, int, int]:
+def _sizes(kernel: str, width: int, itemsize: int, drops: bool) -> tuple[int, int, int, int]:
     """Return a kernel's blocks of the outer and the inner loop, its warps and its stages."""
-    if itemsize == 4:
-        return (64, 32, 4, 2) if width <= 128 else (32, 32, 4, 1)
-    if kernel == "forward":
-        return (128, 64, 4 if width <= 64 else 8, 3 if width <= 128 else 2)
-    return (128, 32, 4 if width <= 64 else 8, 3 if width <= 64 else 2)
+    if kernel == "forward" and drops and width <= 64 and itemsize == 2:
+        return (64, 64, 4, 3)
+    return _SIZES[itemsize, max(width, 64)][kernel]
 
 
 def _width(size: int) -> int:
@@ -359,7 +370,7 @@ def _ends(segments: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _forward_kernel(
-    tiles: _Tiles, query_ref: Any, key_ref: Any, value_ref: Any, span: Any, rows: Rows,
+    tiles: _Tiles, query_ref: Any, key_ref: Any, value_ref: Any, span: Any, rows: Rows[Any],
     out_ref: Any, log_sum_ref: Any,
 ) -> None:  # fmt: skip
     """Attend from a block of queries."""
@@ -404,7 +415,7 @@ def _forward_kernel(
 
 def _query_kernel(
     tiles: _Tiles, query_ref: Any, key_ref: Any, value_ref: Any, change_ref: Any,
-    log_sum_ref: Any, common_ref: Any, span: Any, rows: Rows, out_ref: Any,
+    log_sum_ref: Any, common_ref: Any, span: Any, rows: Rows[Any], out_ref: Any,
 ) -> None:  # fmt: skip
     """Make the gradient of a block of queries."""
     head = pl.program_id(1)
@@ -436,7 +447,7 @@ def _query_kernel(
 
 def _key_kernel(
     tiles: _Tiles, query_ref: Any, key_ref: Any, value_ref: Any, change_ref: Any,
-    log_sum_ref: Any, common_ref: Any, span: Any, rows: Rows, key_out: Any, value_out: Any,
+    log_sum_ref: Any, common_ref: Any, span: Any, rows: Rows[Any], key_out: Any, value_out: Any,
 ) -> None:  # fmt: skip
     """Make the gradients of a block of keys and values, summed over the heads that share them.
 
