@@ -65,7 +65,7 @@ class TextModel(nnx.Module):
         places = self.embeddings.position_embedding(position_ids)
         x, weights, inputs = nn.run_layers(
             self.encoder.layers, self.embeddings.token_embedding(input_ids) + places,
-            nn.attention_mask(attention_mask, segment_ids),
+            nn.visible(attention_mask, segment_ids),
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip
         states = (*inputs, x) if output_hidden_states else None

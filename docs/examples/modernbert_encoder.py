@@ -106,13 +106,12 @@ class ModernBert(nnx.Module):
             documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
             position_ids = nn.positions_in_segments(documents)
         x = self.embeddings.norm(self.embeddings.tok_embeddings(input_ids))
-        columns = jnp.arange(input_ids.shape[1])
-        near = (jnp.abs(columns[:, None] - columns) <= self.window)[None, None]
-        mask = nn.attention_mask(attention_mask, segment_ids)
+        everything = nn.visible(attention_mask, segment_ids)
+        near = nn.visible(attention_mask, segment_ids, window=(self.window, self.window))
         x, weights, inputs = nn.run_layers(
             self.layers, self.drop(x, rngs),
             tuple(rotary(position_ids, self.head_dim, theta) for theta in self.thetas),
-            (mask, near if mask is None else mask & near),
+            (everything, near),
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip
         x, weights = self.final_norm(x), weights if output_attentions else None

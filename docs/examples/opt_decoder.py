@@ -84,7 +84,7 @@ class Decoder(nnx.Module):
         x = self.project_in(x) if self.project_in else x
         x, weights, inputs = nn.run_layers(
             self.layers, x + self.embed_positions(position_ids + OFFSET),
-            nn.attention_mask(attention_mask, segment_ids),
+            nn.visible(attention_mask, segment_ids),
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip
         for part in (self.final_layer_norm, self.project_out):

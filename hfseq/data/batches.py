@@ -59,6 +59,17 @@ class PackedRows:
     def __len__(self) -> int:
         return -(-self.total // self.length)
 
+    @property
+    def max_runs(self) -> int:
+        """A bound of the runs of equal segments in any row, padding being one."""
+        if self.cross_documents:
+            return 2
+        starts = np.arange(len(self)) * self.length
+        stops = np.minimum(starts + self.length, self.total)
+        first = np.searchsorted(self.store.offsets, starts, side="right")
+        last = np.searchsorted(self.store.offsets, stops, side="left")
+        return 2 + int((last - first).max(initial=0))  # what the row begins with, and padding
+
     def width(self, indices: np.ndarray) -> int:
         """Columns of a batch: always the length."""
         return self.length
@@ -113,6 +124,8 @@ class LineRows:
         self.widths = sorted(
             {min(-(-max_length * k // 32) * 8, max_length) for k in quarters} | {max_length}
         )
+
+    max_runs = 2  # the row and its padding
 
     def __len__(self) -> int:
         return len(self.store)

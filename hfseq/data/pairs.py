@@ -250,6 +250,8 @@ class PairRows(_Rows):
     positions, which begin at 0.
     """
 
+    max_runs = 2  # the pair and its padding
+
     def __init__(self, pairs: PairStore, pad_to_max_length: bool = False):
         self.pairs = pairs
         source, target = pairs.lengths
@@ -305,6 +307,11 @@ class PackedPairs(_Rows):
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def max_runs(self) -> int:
+        """A bound of the runs of equal segments in any row, padding being one."""
+        return 1 + int(np.diff(self.offsets).max())
 
     @property
     def fill(self) -> tuple[float, float]:

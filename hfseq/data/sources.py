@@ -424,6 +424,8 @@ class Images(_Stretch):
 class ImageRows:
     """Row *i* is array *i*, flattened in row-major order, a token a byte."""
 
+    max_runs = 1
+
     def __init__(self, images: Images, tokenizer: PreTrainedTokenizerBase, length: int):
         table = byte_ids(tokenizer)
         if table is None:

@@ -1,7 +1,8 @@
 """What model files are made of: layers, attention, caches, activations and precision."""
 
-from hfseq.nn.attention import attend, attention_mask, cross_attention_mask, dot_product
-from hfseq.nn.context import current_options, options
+from hfseq.nn.attention import attend, dot_product
+from hfseq.nn.choice import Facts, Implementation
+from hfseq.nn.context import current_options, knowing, options
 from hfseq.nn.kv_cache import CachedAttention, StateAttention, encoder_cache, extend_cache
 from hfseq.nn.layers import (
     Conv1D,
@@ -24,18 +25,28 @@ from hfseq.nn.positions import (
 from hfseq.nn.precision import add_bias
 from hfseq.nn.random import Keys, batch_keys, make_keys
 from hfseq.nn.stack import Layers, run_layers
+from hfseq.nn.visible import (
+    Visible,
+    attention_mask,
+    cross_attention_mask,
+    visible,
+    visible_across,
+)
 
 __all__ = [
     "CachedAttention",
     "Conv1D",
     "Dropout",
     "Embed",
+    "Facts",
+    "Implementation",
     "Keys",
     "LayerNorm",
     "Layers",
     "Linear",
     "RMSNorm",
     "StateAttention",
+    "Visible",
     "activation",
     "add_bias",
     "attend",
@@ -48,6 +59,7 @@ __all__ = [
     "encoder_cache",
     "extend_cache",
     "gather_positions",
+    "knowing",
     "make_keys",
     "normal",
     "options",
@@ -56,4 +68,6 @@ __all__ = [
     "positions_in_segments",
     "relative_position_bias",
     "run_layers",
+    "visible",
+    "visible_across",
 ]

@@ -1,67 +1,28 @@
-"""One attention for every model: a fused product where possible, explicit where it must be.
+"""One attention for every model: the fastest implementation that serves, explicit where it must be.
 
-:func:`attend` is what model files call. It takes the implementation that was named
-(``attn_implementation``; XLA's by default), unless weights have to be seen or changed. What is
-fastest on CPUs is chosen in :mod:`hfseq.nn.cpu`.
+:func:`attend` is what model files call; they say what a query sees (:mod:`hfseq.nn.visible`).
+:func:`hfseq.nn.choice.choose` takes the first candidate of the platform that serves, or the one
+that was named (``attn_implementation``). Those of accelerators are in :mod:`hfseq.nn.kernels`,
+those of CPUs in :mod:`hfseq.nn.cpu`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from hfseq.nn import cpu
-from hfseq.nn.context import current_options
-from hfseq.nn.layers import dropout
-from hfseq.nn.random import Keys
-from hfseq.nn.scores import (
-    attention_weights,
-    explicit_attention,
-    mix_values,
-    sees_any,
-    softmax_scale,
-    with_causal,
-)
-
-
-def attention_mask(
-    attention_mask: jax.Array | None,
-    segment_ids: jax.Array | None = None,
-) -> jax.Array | None:
-    """Build a boolean mask that broadcasts to (batch, heads, queries, keys); True is visible.
-
-    ``attention_mask`` is (batch, keys), non-zero where a key may be seen, or (batch, queries,
-    keys). ``segment_ids`` (batch, length) restricts every query to keys of its own document; 0 is
-    padding.
-    """
-    mask = None
-    if attention_mask is not None:
-        visible = attention_mask.astype(bool)
-        mask = visible[:, None, None, :] if visible.ndim == 2 else visible[:, None, :, :]
-    if segment_ids is not None:
-        same = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
-        mask = same if mask is None else mask & same
-    return mask
-
-
-def cross_attention_mask(
-    encoder_attention_mask: jax.Array | None,
-    segment_ids: jax.Array | None = None,
-    decoder_segment_ids: jax.Array | None = None,
-) -> jax.Array | None:
-    """Build the mask of a decoder's attention to an encoder, (batch, heads, queries, keys).
-
-    ``encoder_attention_mask`` is (batch, keys). With the segments of both sides, (batch, keys) and
-    (batch, queries), a target sees only the source that was packed under its number.
-    """
-    mask = attention_mask(encoder_attention_mask)
-    if segment_ids is None or decoder_segment_ids is None:
-        return mask
-    same = (decoder_segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
-    return same if mask is None else mask & same
+from hfseq.nn.choice import Facts, Implementation, choose, tell
+from hfseq.nn.context import capability, current_options, platform, target_device
+from hfseq.nn.kernels import flash
+from hfseq.nn.layers import drop
+from hfseq.nn.random import Drawn, Keys
+from hfseq.nn.scores import attention_weights, mix_values, softmax_scale
+from hfseq.nn.visible import Mask, Visible, as_visible
 
 
 def attend(
@@ -69,7 +30,7 @@ def attend(
     key: jax.Array,
     value: jax.Array,
     *,
-    mask: jax.Array | None = None,
+    mask: Mask = None,
     bias: jax.Array | None = None,
     causal: bool = False,
     scale: float | None = None,
@@ -82,26 +43,31 @@ def attend(
 
     **Arguments:** ``query`` (batch, queries, heads, head_dim); ``key`` and ``value`` (batch, keys,
     kv_heads, head_dim), where ``heads`` is a multiple of ``kv_heads`` (grouped queries); ``mask``
-    boolean and ``bias`` additive, both broadcast to (batch, heads, queries, keys); ``scale``
-    defaults to head_dim ** -0.5. The explicit form runs only where dropout on the weights, a head
-    mask or the weights themselves are wanted; else the implementation chosen by name does.
+    is what :func:`hfseq.nn.visible` describes, or boolean, and ``bias`` additive, both of which
+    broadcast to (batch, heads, queries, keys); ``scale`` defaults to head_dim ** -0.5. Weights and
+    a head mask take the explicit form, whatever was named.
 
     Whatever runs, ``causal`` attention is aligned at the end (the last query sees the last key,
-    also where there are more or fewer queries than keys), and a query that sees no key gives zero
-    and passes no gradient on.
+    also where there are more or fewer queries than keys), a query that sees no key gives zero
+    and passes no gradient on, and dropout is that of the explicit form, bit for bit.
 
     The batch of ``query`` may be a multiple of that of ``key``: several beams that look at one
     source, whose keys are then read once. ``mask`` and ``bias`` must then be the same for all
     queries of a row.
+
+    Raises:
+        UsageError: the implementation that was named cannot serve.
     """
+    visible = as_visible(mask, causal)
     if query.shape[0] != key.shape[0]:
         beams = query.shape[0] // key.shape[0]
-        if causal:
-            mask = _aligned_at_end(mask, query.shape[1], key.shape[1])
-            mask, causal = jnp.tile(mask, (1, 1, beams, 1)), False
+        if visible.causal or visible.window:
+            dense = visible.array(query.shape[1], key.shape[1])
+            assert dense is not None
+            visible = Visible(dense=jnp.tile(dense, (1, 1, beams, 1)))
         folded, weights = attend(
             query.reshape(key.shape[0], beams * query.shape[1], *query.shape[2:]), key, value,
-            mask=mask, bias=bias, causal=causal, scale=scale, dropout_rate=dropout_rate, rngs=rngs,
+            mask=visible, bias=bias, scale=scale, dropout_rate=dropout_rate, rngs=rngs,
             head_mask=head_mask, return_weights=return_weights,
         )  # fmt: skip
         if weights is not None:  # every beam gets its own rows of weights again
@@ -109,30 +75,41 @@ def attend(
             weights = weights.reshape(rows, heads, beams, -1, keys).swapaxes(1, 2)
             weights = weights.reshape(rows * beams, heads, -1, keys)
         return folded.reshape(query.shape), weights
-    if causal and query.shape[1] != key.shape[1]:
-        mask, causal = _aligned_at_end(mask, query.shape[1], key.shape[1]), False
-    if rngs is None or dropout_rate <= 0:
-        if not return_weights and head_mask is None:
-            mixed = dot_product(query, key, value, bias, mask, is_causal=causal, scale=scale)
-            return mixed, None
-    elif dropout_rate < 1 and not return_weights and head_mask is None:
-        form = cpu.attention_form(query, key, value, mask, bias, causal=causal, dropped=True)
-        if form is not None:
-            shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
-            mixed = form(
-                query, key, value, mask=mask, bias=bias, causal=causal,
-                scale=softmax_scale(scale, query), rate=dropout_rate, drawn=rngs.draw(shape),
-            )  # fmt: skip
-            return _zero_where_blind(mixed, sees_any(mask, causal)), None
-    weights = attention_weights(query, key, mask=mask, bias=bias, causal=causal, scale=scale)
-    weights = dropout(weights, dropout_rate, rngs)
-    if head_mask is not None:
-        weights = weights * head_mask.astype(weights.dtype)
-    seeing = sees_any(mask, causal)
-    mixed = _zero_where_blind(mix_values(weights, value), seeing)
-    if not return_weights:
-        return mixed, None
-    return mixed, weights if seeing is None else jnp.where(seeing, weights, 0)
+    rate = 0.0 if rngs is None else dropout_rate
+    scale, named = softmax_scale(scale, query), current_options().attention
+    seeing = visible.sees_any(query.shape[1], key.shape[1])
+    if return_weights or head_mask is not None or rate >= 1:
+        weights = attention_weights(query, key, visible, bias=bias, scale=scale)
+        if rate >= 1:
+            weights = jnp.zeros_like(weights)
+        elif rate > 0:
+            assert rngs is not None
+            weights = drop(weights, rate, rngs.bits(weights.shape))
+        if head_mask is not None:
+            weights = weights * head_mask.astype(weights.dtype)
+        mixed = _zero_where_blind(mix_values(weights, value), seeing)
+        if return_weights and seeing is not None:
+            weights = jnp.where(seeing, weights, 0)
+        return mixed, weights if return_weights else None
+    facts = facts_of(query, key, visible, bias, rate)
+    implementation = chosen(facts, named)
+    if implementation.blind:
+        seeing = None
+    shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    mesh = current_options().mesh
+    mixed = implementation.attend(
+        query, key, value, visible, bias=bias, scale=scale, rate=rate,
+        drawn=rngs.draw(shape) if rngs is not None and rate > 0 else None,
+        mesh=mesh if isinstance(mesh, Mesh) and mesh.size > 1 else None,
+    )  # fmt: skip
+    return _zero_where_blind(mixed, seeing), None
+
+
+def _zero_where_blind(mixed: jax.Array, seeing: jax.Array | None) -> jax.Array:
+    """Zero what queries returned that see nothing, and so stop its gradient."""
+    if seeing is None:
+        return mixed
+    return jnp.where(seeing.swapaxes(1, 2), mixed, 0).astype(mixed.dtype)
 
 
 def dot_product(
@@ -142,121 +119,171 @@ def dot_product(
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
     *,
+    scale: float | None = None,
     is_causal: bool = False,
-    **options: Any,
+    key_value_seq_lengths: jax.Array | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
 ) -> jax.Array:
-    """Run the attention implementation that is in force (see ``attn_implementation``).
-
-    Arguments are those of ``jax.nn.dot_product_attention``. What implementations do not agree on is
-    made one here, as :func:`attend` says: causal attention of more or fewer queries than keys comes
-    to them as a mask, and what they return for a query that sees nothing is replaced by zero.
-    """
-    queries, keys = query.shape[-3], key.shape[-3]
-    if is_causal and queries != keys:
-        mask, is_causal = _aligned_at_end(mask, queries, keys), False
-    shown, lengths = mask, options.get("key_value_seq_lengths")
-    if lengths is not None:
-        within = (jnp.arange(keys) < lengths[:, None])[:, None, None]
-        shown = within if mask is None else mask & within
-    seeing = sees_any(shown, is_causal)
-    product = current_options().attention
-    if seeing is not None and mask is not None and product not in _FINITE:
-        # Not a number times the gradient zero is not a number: it sees all, which then is dropped.
-        mask = mask | ~seeing
-    mixed = product(query, key, value, bias=bias, mask=mask, is_causal=is_causal, **options)
-    return _zero_where_blind(mixed, seeing)
+    """Attend with arguments as those of ``jax.nn.dot_product_attention``, by :func:`attend`."""
+    window = local_window_size
+    visible = Visible(
+        causal=is_causal,
+        window=(window, window) if isinstance(window, int) else window,
+        key_lengths=key_value_seq_lengths,
+        dense=mask,
+    )
+    if query.ndim == 3:
+        one, two, three = (x[None] for x in (query, key, value))
+        return attend(one, two, three, mask=visible, bias=bias, scale=scale)[0][0]
+    return attend(query, key, value, mask=visible, bias=bias, scale=scale)[0]
 
 
-def _aligned_at_end(mask: jax.Array | None, queries: int, keys: int) -> jax.Array:
-    """Return ``mask`` with what the last query and those before it see of the past."""
-    mask = with_causal(mask, queries, keys, keys - queries)
-    return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-
-
-def _zero_where_blind(mixed: jax.Array, seeing: jax.Array | None) -> jax.Array:
-    """Zero what queries returned that see nothing, and so stop its gradient."""
-    if seeing is None:
-        return mixed
-    seeing = seeing.reshape((1,) * (4 - seeing.ndim) + seeing.shape).swapaxes(1, 2)
-    return jnp.where(seeing, mixed, 0).reshape(mixed.shape).astype(mixed.dtype)
-
-
-# -- the implementations that plugins register by name
+# -- the implementations
 # ---------------------------------------------------------------------------------------
+
+
+def explicit_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    visible: Visible,
+    *,
+    bias: jax.Array | None = None,
+    scale: float,
+    rate: float = 0.0,
+    drawn: Drawn | None = None,
+    mesh: Mesh | None = None,
+) -> jax.Array:
+    """Attend with all weights at once: scores, softmax, mix; what PyTorch calls eager."""
+    weights = attention_weights(query, key, visible, bias=bias, scale=scale)
+    if drawn is not None:
+        weights = drop(weights, rate, drawn.all())
+    return mix_values(weights, value)
 
 
 def xla_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    visible: Visible,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    **others: Any,
+    bias: jax.Array | None = None,
+    scale: float,
+    rate: float = 0.0,
+    drawn: Drawn | None = None,
+    mesh: Mesh | None = None,
 ) -> jax.Array:
-    """``jax.nn.dot_product_attention`` as XLA compiles it; the default, right on every backend.
-
-    On CPUs another form is taken where it is faster (:func:`hfseq.nn.cpu.attention_form`).
-    """
-    form = None if others else cpu.attention_form(query, key, value, mask, bias, causal=is_causal)
-    if form is not None:
-        scale = softmax_scale(scale, query)
-        return form(query, key, value, mask=mask, bias=bias, causal=is_causal, scale=scale)
+    """``jax.nn.dot_product_attention`` as XLA compiles it, which knows no dropout."""
+    queries, keys = query.shape[1], key.shape[1]
+    # jax aligns causal attention at the start.
+    causal = visible.causal and visible.window is None and queries == keys
+    mask = visible.without_band(keys) if causal else visible.array(queries, keys)
     return jax.nn.dot_product_attention(
-        query, key, value, bias, mask, scale=scale, is_causal=is_causal, implementation="xla",
-        **others,
+        query, key, value, bias, mask, scale=scale, is_causal=causal, implementation="xla"
+    )
+
+
+def _xla_refuses(facts: Facts) -> str | None:
+    if facts.dropout:
+        return "it knows no dropout"
+    if facts.half and facts.platform == "cpu":
+        # jax asks for its second product in the half type, which XLA's CPU kernels compute in
+        # float32, after copies of weights and values.
+        return "its second product is in the half type, which is slow on a CPU"
+    return None
+
+
+# What plugins register by these names: several are asked in turn, AUTO leaves it to the platform.
+AUTO = ()
+EXPLICIT = EAGER = Implementation("explicit", explicit_attention)
+XLA = (Implementation("xla", xla_attention, _xla_refuses), EXPLICIT)
+FLASH = Implementation("flash", flash.flash_attention, flash.refuses, blind=True)
+CPU = (
+    Implementation("few_queries", cpu.few_queries_attention, cpu.refuses_few_queries),
+    Implementation("blocked", cpu.blocked_attention, cpu.refuses_blocks),
+    Implementation("direct", cpu.direct_attention, cpu.refuses_direct),
+)
+
+#: What is asked on each platform, in this order; the last one never refuses.
+ORDER: Mapping[str, tuple[Implementation, ...]] = {
+    "cpu": (*CPU, *XLA),
+    "cuda": (FLASH, EXPLICIT),
+    "tpu": (EXPLICIT,),
+}
+# A step of decoding has fewer queries than a kernel is made for.
+FEW_QUERIES = 4
+
+
+def facts_of(
+    query: jax.Array, key: jax.Array, visible: Visible, bias: jax.Array | None, rate: float
+) -> Facts:
+    """Return the facts of attention that is traced for the platform in force."""
+    mesh, device = current_options().mesh, target_device()
+    stats = device.memory_stats() if device in jax.devices() else None
+
+    def four(x: jax.Array | None) -> tuple[int, ...] | None:
+        return None if x is None else (1,) * (4 - x.ndim) + x.shape
+
+    return Facts(
+        platform=platform(), capability=capability(), memory=(stats or {}).get("bytes_limit"),
+        batch=query.shape[0], queries=query.shape[1], keys=key.shape[1], heads=query.shape[2],
+        kv_heads=key.shape[2], head_dim=query.shape[3], dtype=str(query.dtype),
+        causal=visible.causal, window=visible.window, segments=visible.segments,
+        lengths=visible.key_lengths is not None, max_runs=visible.max_runs,
+        mask=four(visible.dense), bias=four(bias), dropout=rate,
+        mesh=() if mesh is None else tuple((k, n) for k, n in mesh.shape.items() if n > 1),
+        devices=1 if cpu.one_cpu() else max(2, jax.device_count()),
     )  # fmt: skip
 
 
-def cudnn_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    **options: Any,
-) -> jax.Array:
-    """cuDNN's fused (flash) attention: half precision on NVIDIA GPUs only.
+def chosen(facts: Facts, named: Any) -> Implementation:
+    """Return what attends: the first that serves of those named, or of the platform's."""
+    if callable(named):
+        return as_registered(named)
+    candidates = (named,) if isinstance(named, Implementation) else named
+    few = facts.queries <= FEW_QUERIES < facts.keys
+    if not candidates or few:
+        wanted, candidates = "auto", ORDER.get(facts.platform, XLA)
+        if few and facts.platform != "cpu":
+            candidates = (EXPLICIT,)
+    else:
+        wanted = candidates[0].name
+    choice = choose(facts, candidates, wanted)
+    if facts.platform != "cpu":
+        tell(facts, choice)
+    return next(one for one in candidates if one.name == choice.name)
 
-    The kernel takes masks and biases of all queries and keys alone, so those that hold for every
-    query (padding) are written down for each.
+
+def as_registered(product: Callable[..., jax.Array]) -> Implementation:
+    """Wrap a function with the signature of ``jax.nn.dot_product_attention``.
+
+    It comes by all masks as one array, and dropout takes the explicit form.
     """
-    size = query.shape[-3], key.shape[-3]
-    bias, mask = (
-        x if x is None else jnp.broadcast_to(x, (*x.shape[:-2], *size)) for x in (bias, mask)
-    )
-    return jax.nn.dot_product_attention(
-        query, key, value, bias, mask, implementation="cudnn", **options
-    )
+
+    def attend_by(
+        query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, *,
+        bias: jax.Array | None, scale: float, rate: float, drawn: Drawn | None, mesh: Mesh | None,
+    ) -> jax.Array:  # fmt: skip
+        if drawn is not None:
+            return explicit_attention(
+                query, key, value, visible, bias=bias, scale=scale, rate=rate, drawn=drawn
+            )
+        queries, keys = query.shape[1], key.shape[1]
+        causal = visible.causal and visible.window is None and queries == keys
+        mask = visible.without_band(keys) if causal else visible.array(queries, keys)
+        seeing = visible.sees_any(queries, keys)
+        if seeing is not None and mask is not None:
+            # Not a number times the gradient zero is not a number: it sees all, which is dropped.
+            mask = mask | ~seeing
+        return product(query, key, value, bias=bias, mask=mask, is_causal=causal, scale=scale)
+
+    return Implementation(getattr(product, "__name__", "registered"), attend_by)
 
 
-def eager_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    **_: Any,
-) -> jax.Array:
-    """The explicit form: scores, softmax, mix; what PyTorch calls eager."""
-    return explicit_attention(
-        query, key, value, mask=mask, bias=bias, causal=is_causal, scale=scale
-    )
-
-
-# Those that return a number, whatever it is, for a query that sees nothing.
-_FINITE = (xla_attention, cudnn_attention, eager_attention, jax.nn.dot_product_attention)
-
-
-def resolve_attention(name: str | None) -> Callable[..., jax.Array]:
-    """Return the attention implementation registered as ``name``; XLA's where none is named."""
+def resolve_attention(name: str | None) -> Any:
+    """Return what is registered as ``name``, as :class:`hfseq.nn.context.Options` takes it."""
     if name is None:
-        return xla_attention
+        return None
     from hfseq import plugins
 
-    return plugins.load().attention.get(name)
+    return plugins.load().attention.get(name) or None

@@ -1,11 +1,23 @@
-"""Which implementation of attention serves: a pure function of what is known before anything runs."""
+"""Which implementation of attention serves, decided by what is known before anything runs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from hfseq.errors import UsageError
+from hfseq.nn.random import Drawn
+from hfseq.nn.visible import Visible
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +28,7 @@ class Facts:
     bytes of a device, where they are known. ``mask`` and ``bias`` are the four sizes of what is
     added or hidden densely. ``segments`` says who has them: "" nobody, "keys" (0 is padding),
     "same" queries and keys alike, "both" each their own. ``dropout`` is the rate on the weights.
-    ``mesh`` has the axes of more than one device.
+    ``mesh`` has the axes of more than one device, ``devices`` counts those that are there.
     """
 
     platform: str
@@ -47,8 +59,81 @@ class Facts:
 
     def ways(self, *axes: str) -> int:
         """Return over how many devices the mesh lays these axes together."""
-        sizes: Mapping[str, int] = dict(self.mesh)
-        ways = 1
-        for axis in axes:
-            ways *= sizes.get(axis, 1)
-        return ways
+        return math.prod(size for name, size in self.mesh if name in axes)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.batch} x {self.heads} heads of {self.head_dim} in {self.dtype}",
+            f"{self.queries} queries, {self.keys} keys",
+            *(["causal"] if self.causal else []),
+            *([f"window {self.window}"] if self.window else []),
+            *([f"segments of {self.segments}"] if self.segments else []),
+            *([f"dropout {self.dropout:g}"] if self.dropout else []),
+        ]
+        return ", ".join(parts)
+
+
+class Attend(Protocol):
+    """Attention itself: (batch, queries, heads, head_dim), in the type of ``value``.
+
+    ``drawn`` are the random bits of the weights, which are dropped at ``rate``; ``mesh`` has more
+    than one device, or is None.
+    """
+
+    def __call__(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, *,
+        bias: jax.Array | None, scale: float, rate: float, drawn: Drawn | None, mesh: Mesh | None,
+    ) -> jax.Array:  # fmt: skip
+        """Attend."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """A way to attend, and when it serves.
+
+    **Arguments:** ``refuses`` returns why it does not serve, or None; it looks at no device.
+    ``blind`` says that a query which sees nothing comes out as zero, without a gradient; of others
+    :func:`hfseq.nn.attend` makes it so.
+    """
+
+    name: str
+    attend: Attend
+    refuses: Callable[[Facts], str | None] = lambda facts: None
+    blind: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The name of what serves, and for each that was asked before it why it does not."""
+
+    name: str
+    reasons: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return "; ".join([self.name, *(f"not {name}: {why}" for name, why in self.reasons)])
+
+
+def choose(facts: Facts, candidates: Sequence[Implementation], wanted: str = "auto") -> Choice:
+    """Return the first of ``candidates`` that serves; ``wanted`` is what the user called them.
+
+    Raises:
+        UsageError: none of them does, which is possible only for those that were named.
+    """
+    reasons: list[tuple[str, str]] = []
+    for candidate in candidates:
+        why = candidate.refuses(facts)
+        if why is None:
+            return Choice(candidate.name, tuple(reasons))
+        reasons.append((candidate.name, why))
+    told = "; ".join(f"{name}: {why}" for name, why in reasons)
+    raise UsageError(
+        f"attn_implementation '{wanted}' cannot serve attention of {facts} on {facts.platform} "
+        f"({told}); 'auto' takes what can"
+    )
+
+
+@functools.cache
+def tell(facts: Facts, choice: Choice) -> None:
+    """Log once for the same facts what was chosen, and why not another."""
+    logger.info("attention of %s on %s: %s", facts, facts.platform, choice)

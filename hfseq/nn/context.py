@@ -7,17 +7,22 @@ import contextvars
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a forward pass runs: remat of each layer, the attention implementation, the mesh."""
+    """How a forward pass runs: remat of each layer, the mesh, the attention that was named.
+
+    ``attention`` is a function like ``jax.nn.dot_product_attention``, an
+    :class:`hfseq.nn.Implementation` or several; None leaves the choice to the platform.
+    """
 
     remat: bool = False
     remat_policy: Callable[..., bool] | None = None
-    attention: Callable[..., jax.Array] = jax.nn.dot_product_attention
+    attention: Any = None
     fill_encoder_cache: bool = False
     train: bool = False
     mesh: jax.sharding.Mesh | None = None
@@ -58,6 +63,39 @@ def options(value: Options) -> Iterator[None]:
         yield
     finally:
         _options.reset(token)
+
+
+# -- what is known of the rows of a batch
+# ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What whoever built a batch knows of each of its rows, and arrays cannot tell while traced.
+
+    Padding stands at the end, and attention masks are non-zero where segments are. No row has more
+    than ``max_runs`` runs of equal segments, padding being one of them; None where nobody counted.
+    """
+
+    max_runs: int | None = None
+
+
+_rows: contextvars.ContextVar[Rows | None] = contextvars.ContextVar("hfseq_rows", default=None)
+
+
+def known_rows() -> Rows | None:
+    """Return what is known of the rows that are traced; None if nothing is."""
+    return _rows.get()
+
+
+@contextlib.contextmanager
+def knowing(rows: Rows | None) -> Iterator[None]:
+    """Trace what is inside with rows of which so much is known."""
+    token = _rows.set(rows)
+    try:
+        yield
+    finally:
+        _rows.reset(token)
 
 
 # -- the device that is traced for

@@ -1,27 +1,22 @@
-"""What is done on CPUs alone: attention in pieces that fit their caches, few queries, top-k.
-
-:func:`attention_form` is the one question that attention asks.
-"""
+"""What is done on CPUs alone: attention in pieces that fit their caches, few queries, top-k."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from hfseq.nn.choice import Facts
+from hfseq.nn.context import platform
 from hfseq.nn.layers import drop
 from hfseq.nn.random import Drawn
-from hfseq.nn.scores import (
-    batched_dot,
-    explicit_attention,
-    softmax_scale,
-    softmax_weights,
-    with_causal,
-)
+from hfseq.nn.scores import batched_dot, softmax_weights
+from hfseq.nn.visible import Visible
 
 
 def one_cpu() -> bool:
@@ -30,7 +25,7 @@ def one_cpu() -> bool:
     Elsewhere passes over memory are fused, and rows that lie on several devices must not be cut
     otherwise.
     """
-    return jax.default_backend() == "cpu" and jax.device_count() == 1
+    return platform() == "cpu" and jax.device_count() == 1
 
 
 def equal_part(size: int, most: int) -> int:
@@ -62,61 +57,36 @@ WORTHWHILE = 2**20
 CAUSAL_QUERIES = 128
 
 
-def attention_form(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    bias: jax.Array | None,
-    *,
-    causal: bool = False,
-    dropped: bool = False,
-) -> Callable[..., jax.Array] | None:
-    """Return the form of attention that is fastest on CPUs for these; None if XLA's own is.
+def refuses_blocks(facts: Facts) -> str | None:
+    """Say why not to attend in pieces.
 
-    All take ``mask``, ``bias``, ``causal`` and ``scale`` by name, and where weights are to be
-    ``dropped`` also ``rate`` and ``drawn``, the random bits of all weights. Half types take the
-    explicit form: jax asks for its second product in the half type, which XLA's CPU kernels compute
-    in float32, after copies of weights and values.
+    A mask has to be the same for all heads, a bias the same for all rows.
     """
-    if jax.default_backend() != "cpu" or query.ndim != 4:
-        return None
-    if not (causal or dropped) and query.shape[1] <= 4 < key.shape[1]:
-        return few_queries_attention
-    if suits_blocks(query, key, mask, bias):
-        return blocked_attention
-    if suits_direct(query, key, value, mask, bias):
-        return direct_attention
-    return explicit_attention if query.dtype.itemsize == 2 and not dropped else None
-
-
-def suits_blocks(
-    query: jax.Array, key: jax.Array, mask: jax.Array | None, bias: jax.Array | None
-) -> bool:
-    """Tell whether to attend in pieces, (batch, length, heads, head_dim) being given.
-
-    ``mask`` has to be the same for all heads, ``bias`` the same for all rows.
-    """
-    batch, queries, heads, _ = query.shape
-    keys = key.shape[1]
-    if queries == 1 or batch * heads * queries * keys < WORTHWHILE or not one_cpu():
-        return False
-    per_row = ((1, queries, keys), (1, 1, keys))
-    suits = mask is None or (mask.ndim == 4 and mask.shape[1:] in per_row)
-    return suits and (bias is None or bias.shape == (1, heads, queries, keys))
+    scores = facts.batch * facts.heads * facts.queries * facts.keys
+    if facts.queries == 1 or scores < WORTHWHILE:
+        return "its few scores fit into the caches anyway"
+    if facts.platform != "cpu" or facts.devices > 1:
+        return "it is for one CPU alone"
+    per_row = ((1, facts.queries, facts.keys), (1, 1, facts.keys))
+    if facts.mask is not None and facts.mask[1:] not in per_row:
+        return f"it needs a mask for all heads alike, of {per_row[0]}, and got {facts.mask}"
+    whole = (1, facts.heads, facts.queries, facts.keys)
+    if facts.bias is not None and facts.bias != whole:
+        return f"it needs a bias of {whole}, and got {facts.bias}"
+    return None
 
 
 def blocked_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    visible: Visible,
     *,
-    mask: jax.Array | None,
     bias: jax.Array | None,
-    causal: bool,
     scale: float,
     rate: float = 0.0,
     drawn: Drawn | None = None,
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """Attend in a few heads of a row at a time, and in a few queries where it is causal."""
     batch, queries, heads, head_dim = query.shape
@@ -124,28 +94,29 @@ def blocked_attention(
     group = heads // kv_heads
     few = equal_part(kv_heads, AT_ONCE // (group * queries * keys))  # heads of keys in a piece
     blocks, wide = kv_heads // few, few * group
-    step = CAUSAL_QUERIES if causal else queries
+    step = CAUSAL_QUERIES if visible.causal else queries
 
     # Only the inputs are kept for the backward pass; inside of a loop nothing is shared.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def piece(
         number: jax.Array, bias: jax.Array | None, row: jax.Array, q: jax.Array, k: jax.Array,
-        v: jax.Array, mask: jax.Array | None,
+        v: jax.Array, shown: Visible,
     ) -> jax.Array:  # fmt: skip
+        shown = jax.tree.map(lambda leaf: leaf[None], shown)
         mixed = []
         for low in range(0, queries, step):
             high = min(low + step, queries)
-            seen = max(high + keys - queries, 1) if causal else keys
+            seen = max(high + keys - queries, 1) if visible.causal else keys
             shape = (wide, high - low, seen)
             # The queries of heads that share keys come one after the other.
             scores = batched_dot(q[:, low:high].reshape(few, -1, head_dim), k[:, :seen], (2, 2))
-            visible = mask
-            if visible is not None:
-                visible = visible[:, :seen] if len(visible) == 1 else visible[low:high, :seen]
-            if causal:
-                visible = with_causal(visible, *shape[1:], keys - queries + low)
+            mask = shown.part(low, high, seen).without_band(seen)
+            mask = None if mask is None else mask[0, 0]
+            band = visible.band(*shape[1:], keys - queries + low)
+            if band is not None:
+                mask = band if mask is None else mask & band
             added = None if bias is None else bias[:, low:high, :seen]
-            weights = softmax_weights(scores.reshape(shape), scale, added, visible).astype(q.dtype)
+            weights = softmax_weights(scores.reshape(shape), scale, added, mask).astype(q.dtype)
             if drawn is not None:
                 start = (number * wide * queries + low) * keys
                 weights = drop(weights, rate, drawn.part(row, start, shape))
@@ -153,7 +124,7 @@ def blocked_attention(
             mixed.append(part.reshape(wide, high - low, -1).astype(v.dtype))
         return jnp.concatenate(mixed, 1)
 
-    masks = None if mask is None else jnp.broadcast_to(mask[:, 0], (batch, *mask.shape[2:]))
+    rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), visible)
     biases = None if bias is None else bias.reshape(blocks, -1, queries, keys)
 
     def by_block(x: jax.Array) -> jax.Array:  # (blocks, batch, heads of a piece, length, features)
@@ -163,7 +134,7 @@ def blocked_attention(
     def block(part: tuple[jax.Array, ...]) -> jax.Array:
         number, q, k, v, added = part
         return jax.lax.map(
-            lambda row: piece(number, added, *row), (jnp.arange(batch), q, k, v, masks)
+            lambda row: piece(number, added, *row), (jnp.arange(batch), q, k, v, rows)
         )
 
     parts = jnp.arange(blocks), by_block(query), by_block(key), by_block(value), biases
@@ -171,40 +142,34 @@ def blocked_attention(
     return out.transpose(1, 3, 0, 2, 4).reshape(batch, queries, heads, head_dim)
 
 
-def suits_direct(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    bias: jax.Array | None,
-) -> bool:
-    """Tell whether :func:`direct_attention` takes these, (batch, length, heads, head_dim)."""
-    plain = all(x.ndim == 4 and x.dtype == jnp.float32 for x in (query, key, value))
-    return (
-        plain
-        and query.shape[2] == key.shape[2]
-        and all(x is None or x.ndim == 4 for x in (mask, bias))
-        and one_cpu()
-    )
+def refuses_direct(facts: Facts) -> str | None:
+    """Say why not to take :func:`direct_attention`."""
+    if facts.platform != "cpu" or facts.devices > 1:
+        return "it is for one CPU alone"
+    if facts.dtype != "float32":
+        return f"it computes in float32, not in {facts.dtype}"
+    if facts.heads != facts.kv_heads:
+        return "queries share keys"
+    return None
 
 
 def direct_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    visible: Visible,
     *,
-    mask: jax.Array | None,
     bias: jax.Array | None,
-    causal: bool,
     scale: float,
     rate: float = 0.0,
     drawn: Drawn | None = None,
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """Attend with a derivative of our own, whose products take their arrays as they lie."""
-    if causal:
-        queries, keys = query.shape[1], key.shape[1]
-        mask = with_causal(mask, queries, keys, keys - queries)
+    mask = visible.array(query.shape[1], key.shape[1])
     q, k, v = (x.swapaxes(1, 2) for x in (query, key, value))
+    if bias is not None:
+        bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
     bits = None if drawn is None else drawn.all()
     return _direct(scale, rate, q, k, v, mask, bias, bits).swapaxes(1, 2)
 
@@ -253,15 +218,26 @@ def _dropped(x: jax.Array, rate: float, bits: jax.Array | None) -> jax.Array:
     return x if bits is None else drop(x, rate, bits)
 
 
+def refuses_few_queries(facts: Facts) -> str | None:
+    """Say why not to take :func:`few_queries_attention`."""
+    if facts.platform != "cpu":
+        return "it is for CPUs alone"
+    if facts.dropout or not facts.queries <= 4 < facts.keys:
+        return "it is for at most four queries of a cache, without dropout"
+    return None
+
+
 def few_queries_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    visible: Visible,
     *,
-    mask: jax.Array | None = None,
     bias: jax.Array | None = None,
-    causal: bool = False,
-    scale: float | None = None,
+    scale: float,
+    rate: float = 0.0,
+    drawn: Drawn | None = None,
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """Attention of a few queries to a long cache, which is read in the order it lies in memory.
 
@@ -277,12 +253,10 @@ def few_queries_attention(
     columns = jnp.where(in_head[:, :, None], query[:, :, :, None, :], 0)
     columns = columns.reshape(batch, queries * heads, width)
     scores = batched_dot(key.reshape(batch, keys, width), columns, (2, 2))
-    if causal:
-        mask = with_causal(mask, queries, keys, keys - queries)
-        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    mask = visible.array(queries, keys)
     bias, mask = (None if x is None else x.transpose(0, 3, 2, 1) for x in (bias, mask))
     scores = scores.reshape(batch, keys, queries, heads)
-    weights = softmax_weights(scores, softmax_scale(scale, query), bias, mask, axis=1)
+    weights = softmax_weights(scores, scale, bias, mask, axis=1)
     weights = weights.astype(value.dtype)
     if queries == group == 1:  # one pass over the values, each multiplied once
         wide = weights.swapaxes(2, 3).astype(jnp.float32)
@@ -340,7 +314,7 @@ def log_softmax_parts(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Arr
         return top, jnp.log(jnp.exp(rows - top).sum(-1, keepdims=True)), maxima
 
     few = equal_part(len(logits), 8)
-    if jax.default_backend() != "cpu" or few == len(logits):
+    if platform() != "cpu" or few == len(logits):
         return parts(logits)
     # A few rows at a time stay in the cache; exponentials of all take five times as long.
     by_group = jax.lax.map(parts, logits.reshape(-1, few, logits.shape[-1]))

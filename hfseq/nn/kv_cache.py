@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError
 from hfseq.nn.context import ConstructorSignature, current_options
+from hfseq.nn.visible import Mask, as_visible
 
 
 class CachedAttention(nnx.Module):
@@ -131,13 +132,13 @@ def extend_cache(
     module: CachedAttention,
     key: jax.Array,
     value: jax.Array,
-    mask: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, jax.Array | None, bool]:
+    mask: Mask,
+) -> tuple[jax.Array, jax.Array, Mask, bool]:
     """Append ``key`` and ``value`` to the cache and return what the queries attend to.
 
     Without a cache the inputs come back with ``causal=True``: the fused attention masks the future.
     With one, keys and values of the whole buffer come back with a mask that hides positions not yet
-    written.
+    written, and those outside of the window that ``mask`` may describe.
     """
     if module.cached_key is None:
         return key, value, mask, True
@@ -146,10 +147,10 @@ def extend_cache(
     full_value = _write(module.cached_value[...], value, index)
     module.cached_key[...], module.cached_value[...] = full_key, full_value
     module.cache_index[...] = index + new
-    query_positions = index + jnp.arange(new)
-    visible = (jnp.arange(full_key.shape[1])[None, :] <= query_positions[:, None])[None, None]
-    dtype = key.dtype
-    visible = visible if mask is None else mask & visible
+    described, keys, dtype = as_visible(mask, causal=True), full_key.shape[1], key.dtype
+    written, shown = described.band(new, keys, index), described.without_band(keys)
+    assert written is not None
+    visible = written[None, None] if shown is None else shown & written
     return full_key.astype(dtype), full_value.astype(dtype), visible, False
 
 

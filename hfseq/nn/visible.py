@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from hfseq.nn.context import known_rows
 
 
 @jax.tree_util.register_dataclass
@@ -20,8 +21,8 @@ class Visible:
     ``key_segments`` (batch, keys), int32; keys without segments have those of the queries, and
     queries without segments see every key whose segment is not 0. Of the keys of a row the first
     ``key_lengths`` (batch,) are there. ``max_runs`` bounds the runs of equal segments in a row,
-    where a bound is known. ``dense`` is any other mask, boolean, and broadcasts to (batch, heads,
-    queries, keys).
+    where a bound is known. ``dense`` is any other mask, boolean, of four axes, and broadcasts to
+    (batch, heads, queries, keys).
     """
 
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -32,8 +33,15 @@ class Visible:
     key_lengths: jax.Array | None = None
     dense: jax.Array | None = None
 
+    @property
+    def segments(self) -> str:
+        """Who has segments: "" nobody, "keys", "same" queries and keys alike, "both" their own."""
+        if self.query_segments is None:
+            return "" if self.key_segments is None else "keys"
+        return "same" if self.key_segments is None else "both"
+
     def array(self, queries: int, keys: int) -> jax.Array | None:
-        """Return the mask, which broadcasts to (batch, heads, queries, keys); None if all is seen."""
+        """Return the mask, (batch, heads, queries, keys) or 1 for each; None if all is seen."""
         mask, band = self.without_band(keys), self.band(queries, keys, keys - queries)
         if band is None or mask is None:
             return mask if band is None else band[None, None]
@@ -50,7 +58,7 @@ class Visible:
         if self.key_lengths is not None:
             masks.append((jnp.arange(keys) < self.key_lengths[:, None])[:, None, None, :])
         if self.dense is not None:
-            masks.append(self.dense.reshape((1,) * (4 - self.dense.ndim) + self.dense.shape))
+            masks.append(self.dense)
         if not masks:
             return None
         mask = masks[0]
@@ -58,7 +66,7 @@ class Visible:
             mask = mask & other
         return mask
 
-    def band(self, queries: int, keys: int, offset: int) -> jax.Array | None:
+    def band(self, queries: int, keys: int, offset: int | jax.Array) -> jax.Array | None:
         """Return what ``causal`` and ``window`` let ``queries`` see of ``keys``, (queries, keys).
 
         The query of number i stands at the key i + ``offset``.
@@ -70,3 +78,141 @@ class Visible:
         left, right = self.window or (keys + queries, keys + queries)
         band = key <= own + (0 if self.causal else right)
         return band if self.window is None else band & (key >= own - left)
+
+    def sees_any(self, queries: int, keys: int) -> jax.Array | None:
+        """Tell which queries see a key, (batch, heads, queries, 1); None where all of them do."""
+        if (
+            self.segments == "same"
+            and queries == keys
+            and self.key_lengths is None
+            and self.dense is None
+        ):
+            return None
+        if (
+            self.segments == ""
+            and self.key_lengths is None
+            and self.dense is None
+            and not (self.causal and queries > keys)
+        ):
+            return None
+        mask = self.array(queries, keys)
+        assert mask is not None
+        return mask.any(-1, keepdims=True)
+
+    def part(self, start: int, stop: int, keys: int) -> Visible:
+        """Return what the queries from ``start`` to ``stop`` see of the first ``keys`` keys.
+
+        All but ``causal`` and ``window``, which :meth:`band` knows.
+        """
+
+        def cut(x: jax.Array | None, *bounds: tuple[int, int]) -> jax.Array | None:
+            if x is None:
+                return None
+            for axis, (low, high) in enumerate(bounds, x.ndim - len(bounds)):
+                if x.shape[axis] > 1:
+                    x = jax.lax.slice_in_dim(x, low, high, axis=axis)
+            return x
+
+        other = self.query_segments if self.key_segments is None else self.key_segments
+        return Visible(
+            query_segments=cut(self.query_segments, (start, stop)),
+            key_segments=cut(other, (0, keys)),
+            key_lengths=self.key_lengths,
+            dense=cut(self.dense, (start, stop), (0, keys)),
+        )
+
+
+#: What is hidden, as attention takes it: described, or a mask that broadcasts to (batch, heads,
+#: queries, keys), True where a key is visible; None hides nothing.
+Mask = Visible | jax.Array | None
+
+
+def as_visible(mask: Mask, causal: bool = False) -> Visible:
+    """Return what is described by ``mask`` and ``causal`` together."""
+    visible = mask if isinstance(mask, Visible) else Visible(dense=mask)
+    if visible.dense is not None and visible.dense.ndim < 4:
+        four = (1,) * (4 - visible.dense.ndim) + visible.dense.shape
+        visible = dataclasses.replace(visible, dense=visible.dense.reshape(four))
+    return dataclasses.replace(visible, causal=True) if causal else visible
+
+
+def visible(
+    attention_mask: jax.Array | None,
+    segment_ids: jax.Array | None = None,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+) -> Visible | None:
+    """Describe what attention of a sequence to itself, or to a padded one, sees.
+
+    **Arguments:** ``attention_mask`` is (batch, keys), non-zero where a key may be seen, holes
+    allowed, or (batch, queries, keys). ``segment_ids`` (batch, length) restricts every query to
+    keys of its own document; 0 is padding. ``window`` counts the keys seen before and after a
+    query's own. Returns None where all is seen.
+    """
+    if attention_mask is None and segment_ids is None and not causal and window is None:
+        return None
+    described = Visible(causal=causal, window=window, query_segments=segment_ids)
+    if attention_mask is not None and attention_mask.ndim == 3:
+        return dataclasses.replace(described, dense=attention_mask.astype(bool)[:, None])
+    rows = known_rows()
+    if segment_ids is not None and rows is not None:  # which say all that a mask would
+        return dataclasses.replace(described, max_runs=rows.max_runs)
+    if attention_mask is None:
+        return described
+    seen = attention_mask != 0
+    if segment_ids is not None:
+        hidden = jnp.where(seen, segment_ids, HIDDEN)
+        return dataclasses.replace(described, key_segments=hidden)
+    if rows is not None:
+        return dataclasses.replace(described, key_lengths=seen.sum(-1, dtype=jnp.int32))
+    return dataclasses.replace(described, key_segments=seen.astype(jnp.int32))
+
+
+#: The segment of keys that no query sees.
+HIDDEN = -1
+
+
+def visible_across(
+    encoder_attention_mask: jax.Array | None,
+    segment_ids: jax.Array | None = None,
+    decoder_segment_ids: jax.Array | None = None,
+) -> Visible | None:
+    """Describe what a decoder's attention to an encoder sees.
+
+    ``encoder_attention_mask`` is (batch, keys). With the segments of both sides, (batch, keys) and
+    (batch, queries), a target sees only the source that was packed under its number.
+    """
+    if segment_ids is None or decoder_segment_ids is None:
+        return visible(encoder_attention_mask)
+    if encoder_attention_mask is not None and known_rows() is None:
+        segment_ids = jnp.where(encoder_attention_mask != 0, segment_ids, HIDDEN)
+    return Visible(query_segments=decoder_segment_ids, key_segments=segment_ids)
+
+
+def attention_mask(
+    attention_mask: jax.Array | None,
+    segment_ids: jax.Array | None = None,
+) -> jax.Array | None:
+    """Build a boolean mask that broadcasts to (batch, heads, queries, keys); True is visible.
+
+    Arguments are those of :func:`visible`, which kernels understand; a mask has to be explicit
+    products where they do not take one.
+    """
+    described = visible(attention_mask, segment_ids)
+    length = next((x.shape[-1] for x in (attention_mask, segment_ids) if x is not None), 0)
+    return None if described is None else described.array(length, length)
+
+
+def cross_attention_mask(
+    encoder_attention_mask: jax.Array | None,
+    segment_ids: jax.Array | None = None,
+    decoder_segment_ids: jax.Array | None = None,
+) -> jax.Array | None:
+    """Build the mask of a decoder's attention to an encoder, (batch, heads, queries, keys).
+
+    Arguments are those of :func:`visible_across`.
+    """
+    described = visible_across(encoder_attention_mask, segment_ids, decoder_segment_ids)
+    keys = next((x.shape[-1] for x in (encoder_attention_mask, segment_ids) if x is not None), 0)
+    return None if described is None else described.without_band(keys)

@@ -17,6 +17,7 @@ from hfseq.data.batches import IGNORED as IGNORED
 from hfseq.data.batches import LineRows, PackedRows, RowRandom, Rows
 from hfseq.data.sources import ImageRows, Images, RawText, Splits, load_splits
 from hfseq.errors import UsageError
+from hfseq.nn.context import Rows as KnownRows
 from hfseq.objectives.cross_entropy import cross_entropy as cross_entropy
 
 if TYPE_CHECKING:
@@ -131,6 +132,9 @@ class Objective:
     predicts: ClassVar[bool] = False
     # Whether the test split is judged like the validation split, by its loss.
     judges_test: ClassVar[bool] = False
+    # What `loss` may rely on of the rows that `collate` returns, beside what arrays say: attention
+    # then takes kernels that need padding at the end, or a bound of the documents in a row.
+    known_rows: KnownRows | None = None
     # Whether `loss` takes a "memory" of the windows before and returns the one after this.
     carries_state: ClassVar[bool] = False
 

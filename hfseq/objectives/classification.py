@@ -24,6 +24,7 @@ from hfseq.data.classification import (
     words_in,
 )
 from hfseq.errors import UsageError, write_whole
+from hfseq.nn.context import Rows as KnownRows
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.metrics import Metric, judge, load_metric
@@ -55,6 +56,7 @@ class Classification(Objective):
     streams = False
     predicts = True
     judges_test = True
+    known_rows = KnownRows()
 
     arguments: ClassificationArguments
 

@@ -46,6 +46,7 @@ class CausalLM(Objective):
     predicts = True
     judges_test = True
     carries_state = True
+    known_rows = base.KnownRows()
 
     arguments: CausalArguments
 

@@ -101,6 +101,7 @@ class MaskedLM(Objective):
 
     name = "mlm"
     auto_class = "ForMaskedLM"
+    known_rows = base.KnownRows()
     sums = ("correct",)
 
     arguments: DataArguments

@@ -30,6 +30,7 @@ class Seq2SeqLM(Objective):
     """
 
     auto_class = "ForSeq2SeqLM"
+    known_rows = base.KnownRows()
     sums: ClassVar[tuple[str, ...]] = ("correct",)
 
     def setup(self) -> None:

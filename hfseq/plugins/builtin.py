@@ -38,9 +38,9 @@ def register_tokenizers(register: Register) -> None:
 
 @hookimpl
 def register_attention(register: Register) -> None:
-    """XLA's fused attention, cuDNN's flash attention and the explicit products."""
-    for name in ("xla", "cudnn", "eager"):
-        register(name, f"hfseq.nn.attention:{name}_attention")
+    """The choice by platform and shape, and the names of all that it chooses among."""
+    for name in ("auto", "explicit", "eager", "xla", "cudnn", "flash"):
+        register(name, f"hfseq.nn.attention:{name.upper()}")
 
 
 @hookimpl

@@ -643,6 +643,12 @@ def _load_data(
             train = WindowBatches(rows, batch.rows, training.seed, windows.count)
     evaluation = judged("validation") if evaluates else None
     test = judged("test") if training.do_predict and objective.judges_test else None
+    if objective.known_rows is not None:
+        batches = [one for one in (train, evaluation, test) if one is not None]
+        bounds = [getattr(getattr(one, "rows", None), "max_runs", None) for one in batches]
+        counted = [bound for bound in bounds if bound is not None]
+        most = max(counted) if counted and len(counted) == len(bounds) else None
+        objective.known_rows = dataclasses.replace(objective.known_rows, max_runs=most)
     return RunData(train, evaluation, test, length, description)
 
 

@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from hfseq import nn
 from hfseq.nn import fp8, sharding, trees
 from hfseq.nn.random import batch_keys
 
@@ -251,7 +252,8 @@ def make_step(
         def loss_sum(params: Tree, scales: Tree, extra: dict, part: dict, drawn: Any) -> tuple:
             extra = {**extra, **fp8.for_gradient(scales)}
             whole = join_frozen(params, frozen)
-            total, count, more = objective.loss(model, whole, part, drawn, True, extra=extra)
+            with nn.knowing(objective.known_rows):
+                total, count, more = objective.loss(model, whole, part, drawn, True, extra=extra)
             sums = {"loss": total, "count": count, "divisor": more.get("divisor", count)}
             sums |= more.get("totals", {})
             after = {k: v for k, v in more.get("extra", extra).items() if k not in overwritten}
@@ -345,7 +347,8 @@ def make_eval_step(
     def evaluate(params: Tree, frozen: Tree, extra: Tree, batch: Batch) -> dict[str, jax.Array]:
         batch = {name: leaf[0] for name, leaf in batch.items() if name != "row"}
         whole = join_frozen(params, frozen)
-        total, count, more = objective.loss(model, whole, batch, None, False, extra=extra)
+        with nn.knowing(objective.known_rows):
+            total, count, more = objective.loss(model, whole, batch, None, False, extra=extra)
         return {"loss": total, "count": count, **more.get("totals", {})}
 
     return evaluate

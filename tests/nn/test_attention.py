@@ -11,15 +11,28 @@ import pytest
 
 from hfseq import nn
 from hfseq.nn import cpu
-from hfseq.nn.attention import cudnn_attention, eager_attention, xla_attention
+from hfseq.nn.attention import CPU, EAGER, XLA
 from hfseq.nn.context import Options
-from hfseq.nn.cpu import few_queries_attention
 from hfseq.nn.scores import attention_weights
+from hfseq.nn.visible import Visible
 from tests.support.models import close
 
 
 def random(*shape, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def by(attention):
+    """Attend by what is given, with the arguments of ``jax.nn.dot_product_attention``."""
+
+    def run(*arrays, **options):
+        with nn.options(Options(attention=attention)):
+            return nn.dot_product(*arrays, **options)
+
+    return run
+
+
+eager_attention, xla_attention, few_queries_attention = by(EAGER), by(None), by(CPU[0])
 
 
 QUERY, KEY, VALUE = random(2, 5, 4, 8), random(2, 7, 2, 8, seed=1), random(2, 7, 2, 8, seed=2)
@@ -52,12 +65,13 @@ def test_query_heads_share_key_heads_in_order():
 
 
 def test_scale_can_be_given():
-    scores = attention_weights(QUERY, KEY, scale=0.0)
+    scores = attention_weights(QUERY, KEY, Visible(), scale=0.0)
     assert np.allclose(scores, 1 / 7)
 
 
 def test_softmax_is_in_float32_for_half_inputs():
-    weights = attention_weights(QUERY.astype(jnp.bfloat16) * 30, KEY.astype(jnp.bfloat16))
+    halves = (QUERY * 30).astype(jnp.bfloat16), KEY.astype(jnp.bfloat16)
+    weights = attention_weights(*halves, Visible(), scale=8**-0.5)
     assert weights.dtype == jnp.bfloat16 and np.isfinite(np.asarray(weights, np.float32)).all()
 
 
@@ -82,7 +96,7 @@ def test_dropout_scales_what_it_keeps_and_depends_on_the_key():
         return nn.attend(QUERY, KEY, VALUE, dropout_rate=0.5, rngs=keys, return_weights=True)
 
     weights = np.asarray(run(0)[1])
-    whole = np.asarray(attention_weights(QUERY, KEY))
+    whole = np.asarray(attention_weights(QUERY, KEY, Visible(), scale=8**-0.5))
     kept = weights != 0
     assert 0.35 < kept.mean() < 0.65
     assert np.allclose(weights[kept], 2 * whole[kept], rtol=1e-5)
@@ -147,14 +161,15 @@ def naive_attention(query, key, value, bias=None, mask=None, *, scale=None, is_c
 #: and what is asked for beside the result.
 WAYS = {
     "jax": (jax.nn.dot_product_attention, {}, {}),
-    "xla": (xla_attention, {}, {}),
-    "direct": (xla_attention, {"one_cpu": lambda: True}, {}),
-    "blocked": (xla_attention, {"one_cpu": lambda: True, "WORTHWHILE": 1, "CAUSAL_QUERIES": 3}, {}),
-    "eager": (eager_attention, {}, {}),
+    "xla": (XLA, {}, {}),
+    "auto": (None, {}, {}),
+    "direct": (None, {"one_cpu": lambda: True}, {}),
+    "blocked": (None, {"one_cpu": lambda: True, "WORTHWHILE": 1, "CAUSAL_QUERIES": 3}, {}),
+    "eager": (EAGER, {}, {}),
     "registered": (naive_attention, {}, {}),
-    "weights": (xla_attention, {}, {"return_weights": True}),
-    "dropped": (xla_attention, {}, {"dropout_rate": 1e-5}),
-    "dropped and direct": (xla_attention, {"one_cpu": lambda: True}, {"dropout_rate": 1e-5}),
+    "weights": (None, {}, {"return_weights": True}),
+    "dropped": (None, {}, {"dropout_rate": 1e-5}),
+    "dropped and direct": (None, {"one_cpu": lambda: True}, {"dropout_rate": 1e-5}),
 }
 SEEN = jnp.array([[0, 0, 1, 1, 1, 0, 0, 0], [1] * 8, [0] * 8], bool)[:, None, None]
 
@@ -242,29 +257,3 @@ def test_beams_that_look_at_one_source_are_causal_each():
 def test_a_row_whose_keys_have_no_length_gives_zero():
     mixed = nn.dot_product(QUERY, KEY, VALUE, key_value_seq_lengths=jnp.array([0, 3], jnp.int32))
     assert not np.asarray(mixed[0]).any() and np.asarray(mixed[1]).any()
-
-
-@pytest.mark.parametrize(
-    ("queries", "options"),
-    [
-        (64, {}),
-        (48, {}),
-        (64, {"is_causal": True}),
-        (48, {"bias": jnp.zeros((1, 4, 1, 64), jnp.bfloat16)}),
-    ],
-)
-def test_cudnn_takes_padding_masks_in_training(queries, options, monkeypatch):
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn  # (what it asks of a device)
-
-    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setattr(cudnn, "check_compute_capability", lambda least: least <= "9.0")
-    query, key = (jnp.zeros((2, n, 4, 64), jnp.bfloat16) for n in (queries, 64))
-
-    def total(query, key, value, mask):
-        with nn.options(Options(attention=cudnn_attention)):
-            mixed = nn.dot_product(query, key, value, mask=mask, **options)
-        return mixed.astype(jnp.float32).sum()
-
-    step = jax.jit(jax.grad(total, (0, 1, 2))).trace(query, key, key, jnp.ones((2, 1, 1, 64), bool))
-    text = step.lower(lowering_platforms=("cuda",)).as_text()
-    assert "__cudnn$fmhaScaleBiasSoftmaxBackward" in text

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from hfseq import nn
-from hfseq.nn import attention, cpu
+from hfseq.nn import cpu
+from hfseq.nn.attention import facts_of
 from hfseq.nn.random import batch_keys
+from hfseq.nn.visible import Visible
 from tests.support.attention_cases import BATCH, HEADS, LENGTH, OPTIONS, WIDTH, arrays, results
 from tests.support.tiers import first
 
@@ -66,7 +68,7 @@ def test_nothing_of_the_size_of_all_scores_is_kept_or_made(in_pieces):
     query, key, value, _ = arrays()
 
     def total(query: jax.Array) -> jax.Array:
-        return attention.xla_attention(query, key, value, is_causal=True).sum()
+        return nn.dot_product(query, key, value, is_causal=True).sum()
 
     text = str(jax.make_jaxpr(jax.grad(total))(query))
     assert f"[{BATCH},{HEADS},{LENGTH},{LENGTH}]" not in text
@@ -86,14 +88,16 @@ def test_what_is_not_the_same_for_heads_or_rows_takes_the_explicit_form(
 ):
     query, key = jnp.zeros(shape), jnp.zeros((BATCH, LENGTH, HEADS, WIDTH))
     made = [None if dims is None else jnp.ones(dims, bool) for dims in (mask, bias)]
-    assert not cpu.suits_blocks(query, key, *made)
-    assert cpu.suits_blocks(key, key, None, None)
+    visible = Visible(dense=made[0])
+    assert cpu.refuses_blocks(facts_of(query, key, visible, made[1], 0.0))
+    assert cpu.refuses_blocks(facts_of(key, key, Visible(), None, 0.0)) is None
 
 
 def test_only_one_cpu_alone_cuts():
     assert not cpu.one_cpu()  # the tests have eight devices
     large = jax.ShapeDtypeStruct((8, 512, 12, 64), jnp.float32)
-    assert not cpu.suits_blocks(large, large, None, None)
+    why = cpu.refuses_blocks(facts_of(large, large, Visible(), None, 0.0))
+    assert why == "it is for one CPU alone"
 
 
 @pytest.mark.slow

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.nn import attention, cpu
+from hfseq import nn
+from hfseq.nn import cpu
+from hfseq.nn.attention import facts_of
+from hfseq.nn.visible import Visible
 from tests.support.attention_cases import BATCH, HEADS, LENGTH, OPTIONS, arrays, results
 
 
@@ -62,14 +65,15 @@ def test_another_number_of_keys(request):
 
 def test_only_alike_heads_in_float32_on_one_cpu_suit(monkeypatch):
     query, key, value, _ = arrays()
-    assert not cpu.suits_direct(query, key, value, None, None)  # the tests have eight devices
+
+    def refusal(query, key):
+        return cpu.refuses_direct(facts_of(query, key, Visible(), None, 0.0))
+
+    assert refusal(query, key) == "it is for one CPU alone"  # the tests have eight devices
     monkeypatch.setattr(cpu, "one_cpu", lambda: True)
-    assert cpu.suits_direct(query, key, value, None, None)
-    halves = [leaf.astype(jnp.bfloat16) for leaf in (query, key, value)]
-    assert not cpu.suits_direct(*halves, None, None)
-    fewer = arrays(kv_heads=2)[1:3]
-    assert not cpu.suits_direct(query, *fewer, None, None)
-    assert not cpu.suits_direct(query, key, value, jnp.ones((LENGTH, LENGTH), bool), None)
+    assert refusal(query, key) is None
+    assert "float32" in refusal(query.astype(jnp.bfloat16), key.astype(jnp.bfloat16))
+    assert "share" in refusal(query, arrays(kv_heads=2)[1])
 
 
 def test_every_product_takes_its_arrays_as_they_lie(directly):
@@ -77,7 +81,7 @@ def test_every_product_takes_its_arrays_as_they_lie(directly):
     query, key, value, _ = arrays()
 
     def total(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        return attention.xla_attention(query, key, value, is_causal=True).sum()
+        return nn.dot_product(query, key, value, is_causal=True).sum()
 
     text = str(jax.make_jaxpr(total)(query, key, value))
     assert text.count("transpose[") == 4

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from hfseq import nn
-from hfseq.nn import attention
 from hfseq.nn.random import batch_keys
 
 BATCH, LENGTH, HEADS, WIDTH = 3, 10, 4, 8
@@ -35,7 +34,7 @@ def results(options: dict, inputs: tuple, rate: float, per_row: bool) -> tuple:
             mixed, _ = nn.attend(query, key_, value, bias=bias, **given, **plain)
         else:
             renamed = {"is_causal" if n == "causal" else n: leaf for n, leaf in plain.items()}
-            mixed = attention.xla_attention(query, key_, value, bias=bias, **renamed)
+            mixed = nn.dot_product(query, key_, value, bias=bias, **renamed)
         return (mixed * weight).sum(), mixed
 
     bias = options.get("bias")

@@ -99,7 +99,7 @@ class Llama(nnx.Module):
             documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
             position_ids = nn.positions_in_segments(documents)
         angles = rotary(position_ids, self.head_dim, self.theta)
-        mask = nn.attention_mask(attention_mask, segment_ids)
+        mask = nn.visible(attention_mask, segment_ids)
         x, weights, inputs = nn.run_layers(
             self.layers, self.embed_tokens(input_ids), angles, mask,
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,

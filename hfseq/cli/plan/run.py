@@ -18,6 +18,8 @@ from hfseq.cli.plan.options import Options
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError, nearest
 from hfseq.nn import attention, sharding
+from hfseq.nn.scores import softmax_scale
+from hfseq.nn.visible import Visible
 from hfseq.training.arguments import parse
 from hfseq.training.checkpointer import Progress
 from hfseq.training.setup import Run, build_run
@@ -197,9 +199,10 @@ def flash_attention(
     @jax.checkpoint
     def one(start: jax.Array) -> jax.Array:
         part = jax.lax.dynamic_slice_in_dim(query, start, block, axis=1)
-        return attention.eager_attention(
-            part, key, value, cut(bias, start), cut(mask, start), scale=scale
-        )
+        return attention.explicit_attention(
+            part, key, value, Visible(dense=cut(mask, start)), bias=cut(bias, start),
+            scale=softmax_scale(scale, query),
+        )  # fmt: skip
 
     if block == length:
         return one(jnp.int32(0))

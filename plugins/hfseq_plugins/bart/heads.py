@@ -65,7 +65,7 @@ class BartModule(nnx.Module):
         """Run the decoder on the encoder's output."""
         return self.decoder(
             self.shared, decoder_input_ids, decoder_attention_mask, encoder_hidden_states,
-            nn.cross_attention_mask(encoder_attention_mask, segment_ids, decoder_segment_ids),
+            nn.visible_across(encoder_attention_mask, segment_ids, decoder_segment_ids),
             decoder_position_ids, decoder_segment_ids, rngs=rngs,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
@@ -263,7 +263,7 @@ class CausalLM(nnx.Module):
     ):  # fmt: skip
         output = self.model.decoder(
             None, input_ids, attention_mask, encoder_hidden_states,
-            nn.attention_mask(encoder_attention_mask), position_ids, segment_ids, rngs=rngs,
+            nn.visible(encoder_attention_mask), position_ids, segment_ids, rngs=rngs,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         head = self.model.decoder.embed_tokens.attend if self.lm_head is None else self.lm_head

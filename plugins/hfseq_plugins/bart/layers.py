@@ -255,7 +255,7 @@ class Encoder(Side):
     ):  # fmt: skip
         x, weights, inputs = self.run(
             self.embed(shared, ids, positions, segments, rngs),
-            nn.attention_mask(mask, segments),
+            nn.visible(mask, segments),
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip
         return out.FlaxBaseModelOutput(
@@ -281,7 +281,7 @@ class Decoder(Side):
     ):  # fmt: skip
         x, weights, inputs = self.run(
             self.embed(shared, ids, positions, segments, rngs),
-            nn.attention_mask(mask, segments), encoded, encoded_mask,
+            nn.visible(mask, segments), encoded, encoded_mask,
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip
         crossed = output_attentions and encoded is not None

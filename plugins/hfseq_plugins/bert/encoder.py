@@ -199,8 +199,8 @@ class BertModule(nnx.Module):
         x = self.embeddings(input_ids, types, positions, rngs)
         x, weights, inputs = nn.run_layers(
             self.encoder.layer, x,
-            nn.attention_mask(attention_mask, segment_ids),
-            encoder_hidden_states, nn.attention_mask(encoder_attention_mask),
+            nn.visible(attention_mask, segment_ids),
+            encoder_hidden_states, nn.visible(encoder_attention_mask),
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
             per_layer=None if head_mask is None else {"head_mask": head_mask},
         )  # fmt: skip

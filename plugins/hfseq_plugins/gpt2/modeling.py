@@ -140,8 +140,8 @@ class Transformer(nnx.Module):
             raise UsageError("encoder_hidden_states need a model with add_cross_attention=True")
         x, weights, inputs = nn.run_layers(
             self.h, self.embed(input_ids, position_ids, segment_ids, rngs),
-            nn.attention_mask(attention_mask, segment_ids),
-            encoder_hidden_states, nn.attention_mask(encoder_attention_mask),
+            nn.visible(attention_mask, segment_ids),
+            encoder_hidden_states, nn.visible(encoder_attention_mask),
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
             per_layer=self.damping(),
         )  # fmt: skip

@@ -34,7 +34,7 @@ class EncoderOnly(nnx.Module):
     ):  # fmt: skip
         """Run the encoder."""
         return self.encoder(
-            self.shared(input_ids), nn.attention_mask(attention_mask, segment_ids), rngs=rngs,
+            self.shared(input_ids), nn.visible(attention_mask, segment_ids), rngs=rngs,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
 
@@ -58,9 +58,9 @@ class EncoderDecoder(EncoderOnly):
         """Run the decoder, and the head where there is one, on the encoder's hidden states."""
         decoded = self.decoder(
             self.shared(decoder_input_ids),
-            nn.attention_mask(decoder_attention_mask, decoder_segment_ids),
+            nn.visible(decoder_attention_mask, decoder_segment_ids),
             encoder_hidden_states,
-            nn.cross_attention_mask(encoder_attention_mask, segment_ids, decoder_segment_ids),
+            nn.visible_across(encoder_attention_mask, segment_ids, decoder_segment_ids),
             rngs=rngs, output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
         )  # fmt: skip

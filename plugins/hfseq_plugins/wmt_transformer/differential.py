@@ -14,7 +14,8 @@ from flax import nnx
 
 from hfseq import nn
 from hfseq.nn.layers import dropout
-from hfseq.nn.scores import attention_weights, sees_any
+from hfseq.nn.scores import attention_weights, softmax_scale
+from hfseq.nn.visible import as_visible
 
 if TYPE_CHECKING:
     from hfseq_plugins.bart.layers import Attention
@@ -56,11 +57,12 @@ class DifferentialMix:
         """
         rows, keys = key.shape[:2]
         folded = query.reshape(rows, -1, *query.shape[2:])
-        maps = attention_weights(folded, key, mask=mask, causal=causal)
+        visible = as_visible(mask, causal)
+        maps = attention_weights(folded, key, visible, scale=softmax_scale(None, query))
         first, second = maps[:, 0::2], maps[:, 1::2]
         weights = first - self.strength(initial).astype(maps.dtype) * second
         weights = dropout(weights, dropout_rate, rngs)
-        seeing = sees_any(mask, causal)
+        seeing = visible.sees_any(folded.shape[1], keys)
         if seeing is not None:
             weights = jnp.where(seeing, weights, 0)
         pairs = value.reshape(rows, keys, -1, 2 * self.head_dim)
