@@ -88,10 +88,12 @@ def flash_attention(
     if key_segments is None:
         key_segments = visible.query_segments
     lengths = visible.key_lengths
+    if lengths is not None:
+        lengths = jnp.minimum(lengths, key.shape[1]).astype(jnp.int32)[:, None]
     rows: flash_tiles.Rows[jax.Array] = flash_tiles.Rows(
         queries=visible.query_segments,
         keys=key_segments,
-        lengths=None if lengths is None else lengths[:, None].astype(jnp.int32),
+        lengths=lengths,
         seeds=drawn.seeds() if drawn is not None and threshold else None,
     )
     if mesh is None or mesh.size == 1:

@@ -307,37 +307,42 @@ class _Tiles:
                 precision = jax.lax.Precision.HIGHEST
         return triton.dot(left, right, trans_b=turned, precision=precision)
 
-    def seen(
-        self, query_at: jax.Array, key_at: jax.Array, rows: Rows[Any], query: Any, key: Any
-    ) -> jax.Array:
-        """Return which keys which queries see; positions and segments broadcast to a tile."""
-        seen = key_at < (self.keys if rows.lengths is None else rows.lengths[0])
-        own = query_at + (self.keys - self.queries)
-        if self.form.before is not None:
-            seen = seen & (key_at >= own - self.form.before)
-        if self.form.after is not None:
-            seen = seen & (key_at <= own + self.form.after)
-        if rows.queries is not None:
-            seen = seen & (query == key)
-        elif rows.keys is not None:
-            seen = seen & (key != 0)
-        return seen
+    def hide(
+        self, scores: jax.Array, query_at: jax.Array, key_at: jax.Array, rows: Rows[Any],
+        query: Any, key: Any,
+    ) -> jax.Array:  # fmt: skip
+        """Set the scores of keys that are not seen to -inf.
 
-    def kept(
-        self,
-        weights: jax.Array,
-        rows: Rows,
-        head: jax.Array,
-        query_at: jax.Array,
-        key_at: jax.Array,
-    ) -> jax.Array:
-        """Return ``weights`` without those that are dropped."""
+        Positions and segments broadcast to a tile, of either orientation.
+        """
+        own = query_at + (self.keys - self.queries)
+        seen = []
+        if rows.lengths is not None:
+            seen.append(key_at < rows.lengths[0])
+        elif self.keys % self.block_k:
+            seen.append(key_at < self.keys)
+        if self.form.before is not None:
+            seen.append(key_at >= own - self.form.before)
+        if self.form.after is not None:
+            seen.append(key_at <= own + self.form.after)
+        if rows.queries is not None:
+            seen.append(query == key)
+        elif rows.keys is not None:
+            seen.append(key != 0)
+        for each in seen:
+            scores = jnp.where(each, scores, -jnp.inf)
+        return scores
+
+    def keep(
+        self, rows: Rows[Any], head: jax.Array, query_at: jax.Array, key_at: jax.Array
+    ) -> jax.Array | bool:
+        """Return which weights of a tile are not dropped."""
         if rows.seeds is None:
-            return weights
+            return True
         row = (head * self.queries + query_at).astype(jnp.uint32) * jnp.uint32(self.keys)
         index = row + key_at.astype(jnp.uint32) + rows.seeds[2]
         bits = element_bits(index, rows.seeds[0], rows.seeds[1])
-        return jnp.where(bits >= jnp.uint16(self.form.threshold), weights, 0.0)
+        return bits >= jnp.uint16(self.form.threshold)
 
     @property
     def raised(self) -> float:
@@ -386,15 +391,15 @@ def _forward_kernel(
         key = tiles.read(key_ref.at[cut, :], key_at, tiles.keys)
         segments = None if rows.keys is None else rows.keys[cut][None, :]
         scores = tiles.dot(query, key, turned=True) * (tiles.form.scale * _LOG2_E)
-        seen = tiles.seen(at[:, None], key_at[None, :], rows, own, segments)
-        scores = jnp.where(seen, scores, -jnp.inf)
+        scores = tiles.hide(scores, at[:, None], key_at[None, :], rows, own, segments)
         new = jnp.maximum(most, scores.max(1))
         # Of a query that has seen nothing yet the greatest score is -inf: nothing to subtract.
         base = jnp.where(new == -jnp.inf, 0.0, new)
         weights = jnp.exp2(scores - base[:, None])
         shrunk = jnp.exp2(most - base)
         total = total * shrunk + weights.sum(1)
-        weights = tiles.kept(weights, rows, head, at[:, None], key_at[None, :])
+        keep = tiles.keep(rows, head, at[:, None], key_at[None, :])
+        weights = jnp.where(keep, weights, 0.0)
         value = tiles.read(value_ref.at[cut, :], key_at, tiles.keys)
         out = out * shrunk[:, None] + tiles.dot(weights.astype(value.dtype), value)
         return out, new, total
@@ -432,12 +437,11 @@ def _query_kernel(
         key = tiles.read(key_ref.at[cut, :], key_at, tiles.keys)
         value = tiles.read(value_ref.at[cut, :], key_at, tiles.keys)
         segments = None if rows.keys is None else rows.keys[cut][None, :]
-        seen = tiles.seen(at[:, None], key_at[None, :], rows, own, segments)
         scores = tiles.dot(query, key, turned=True) * (tiles.form.scale * _LOG2_E)
-        weights = jnp.exp2(jnp.where(seen, scores, -jnp.inf) - log_sum)
+        scores = tiles.hide(scores, at[:, None], key_at[None, :], rows, own, segments)
         of_weights = tiles.dot(change, value, turned=True) * tiles.raised
-        of_weights = tiles.kept(of_weights, rows, head, at[:, None], key_at[None, :])
-        of_scores = weights * (of_weights - common)
+        keep = tiles.keep(rows, head, at[:, None], key_at[None, :])
+        of_scores = jnp.exp2(scores - log_sum) * (jnp.where(keep, of_weights, 0.0) - common)
         return total + tiles.dot(of_scores.astype(key.dtype), key)
 
     start = jnp.zeros((tiles.block_q, tiles.width), jnp.float32)
@@ -471,17 +475,17 @@ def _key_kernel(
         log_sum = triton.load(log_sum_ref.at[head, cut], mask=there, other=jnp.inf)[None, :]
         common = triton.load(common_ref.at[head, cut], mask=there, other=0.0)[None, :]
         own = None if rows.queries is None else rows.queries[cut][None, :]
-        seen = tiles.seen(query_at[None, :], at[:, None], rows, own, segments)
         scores = tiles.dot(key, query, turned=True) * (tiles.form.scale * _LOG2_E)
-        weights = jnp.exp2(jnp.where(seen, scores, -jnp.inf) - log_sum)
-        place = rows, first_head + head, query_at[None, :], at[:, None]
-        kept = tiles.kept(weights, *place) * tiles.raised
+        scores = tiles.hide(scores, query_at[None, :], at[:, None], rows, own, segments)
+        weights = jnp.exp2(scores - log_sum)
+        keep = tiles.keep(rows, first_head + head, query_at[None, :], at[:, None])
+        kept = jnp.where(keep, weights, 0.0)
         of_value = of_value + tiles.dot(kept.astype(change.dtype), change)
         of_weights = tiles.dot(value, change, turned=True) * tiles.raised
-        of_scores = weights * (tiles.kept(of_weights, *place) - common)
+        of_scores = weights * (jnp.where(keep, of_weights, 0.0) - common)
         return of_key + tiles.dot(of_scores.astype(query.dtype), query), of_value
 
     start = jnp.zeros((tiles.block_k, tiles.width), jnp.float32)
     of_key, of_value = jax.lax.fori_loop(0, tiles.group * count, tile, (start, start))
     tiles.write(key_out, of_key * tiles.form.scale, at, tiles.keys)
-    tiles.write(value_out, of_value, at, tiles.keys)
+    tiles.write(value_out, of_value * tiles.raised, at, tiles.keys)
