@@ -21,9 +21,13 @@ HEADS = 12
 
 def program(
     length: int, *, rate: float = 0.1, width: int = 64, kv_heads: int = HEADS, batch: int = 2,
-    dtype: str = "bfloat16", keys: int | None = None, over: tuple[int, int] = (1, 1), **band,
+    dtype: str = "bfloat16", keys: int | None = None, over: tuple[int, int] = (1, 1),
+    bias: bool = False, learned: int = 3, **band,
 ) -> jax.stages.Compiled:  # fmt: skip
-    """The gradients of packed rows, for as many devices as ``over`` has (data, tensor)."""
+    """The gradients of packed rows, for as many devices as ``over`` has (data, tensor).
+
+    Those of the first ``learned`` of query, key, value and bias.
+    """
     if reason := described.missing("h200"):
         pytest.skip(reason)
     devices = described.describe("h200", over[0] * over[1])
@@ -35,19 +39,24 @@ def program(
         sharding = NamedSharding(mesh, PartitionSpec(*axes))
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    def total(query, key, value, segments, key_segments, words, use):
+    def total(query, key, value, bias, segments, key_segments, words, use):
         drawn = Drawn(words, use, (batch, HEADS, length, keys))
         visible = Visible(query_segments=segments, key_segments=key_segments, **band)
         attended = flash_attention(
-            *(query, key, value, visible), scale=0.1, rate=rate, drawn=drawn, mesh=mesh
+            *(query, key, value, visible), bias=bias, scale=0.1, rate=rate, drawn=drawn, mesh=mesh
         )
         return attended.astype(jnp.float32).sum()
 
     segments = [laid(batch, size, dtype=jnp.int32) for size in (length, keys)]
     random = laid(batch, 2, dtype=jnp.uint32), laid(dtype=jnp.uint32)
     key = laid(batch, keys, kv_heads, width)
-    arguments = (laid(batch, length, HEADS, width), key, key, *segments, *random)
-    step = jax.jit(jax.grad(total, argnums=(0, 1, 2)))
+    added = jax.ShapeDtypeStruct(
+        (1, HEADS, length, keys), dtype, sharding=NamedSharding(mesh, PartitionSpec(None, "tensor"))
+    )
+    arguments = (
+        laid(batch, length, HEADS, width), key, key, added if bias else None, *segments, *random
+    )  # fmt: skip
+    step = jax.jit(jax.grad(total, argnums=tuple(range(learned))))
     return described.compile_for(devices[0], step, *arguments)
 
 
@@ -91,11 +100,19 @@ def test_memory_grows_as_the_row_does(rate, lengths):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("width", [16, 64, 128, 256])
-@pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_the_tiles_of_every_width_fit_the_shared_memory(width, dtype, rate):
+@pytest.mark.parametrize(("rate", "learned"), [(0.0, 3), (0.1, 3), (0.1, 4)])
+def test_the_tiles_of_every_width_fit_the_shared_memory(width, dtype, rate, learned):
     """The compiler refuses those that do not."""
-    text = program(512, width=width, dtype=dtype, rate=rate).as_text()
+    bias = learned == 4
+    compiled = program(512, width=width, dtype=dtype, rate=rate, bias=bias, learned=learned)
+    assert compiled.as_text().count(f'custom_call_target="{KERNEL}"') == learned
+
+
+@pytest.mark.slow
+def test_a_bias_that_is_not_learned_has_no_gradients_kernel():
+    text = program(512, bias=True).as_text()
     assert text.count(f'custom_call_target="{KERNEL}"') == 3
+    assert set(twice(text, 512)) == {f"1,{HEADS},512,512"}
 
 
 def test_a_mesh_adds_no_exchange():

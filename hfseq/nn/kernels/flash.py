@@ -2,7 +2,8 @@
 
 What cuDNN's does not do: padding anywhere, windows that look ahead, any number of documents in a
 row, float32, and dropping the very weights that the explicit form drops. Memory is linear in the
-number of positions: beside the arguments the output and a number of each head's query are kept.
+number of positions: beside the arguments the output and a number of each head's query are kept. A
+bias is as large as the scores of a row, and so is its gradient, which has a kernel of its own.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def refuses(facts: Facts) -> str | None:
         return f"a head of {facts.head_dim} is wider than {widest}, what this GPU's blocks can hold"
     if facts.mask is not None:
         return "a dense mask would be read from memory"
-    if facts.bias is not None:
-        return "a bias on the scores is not supported"
+    if facts.bias is not None and not _is_whole(facts):
+        return f"a bias of {facts.bias} is not written out for all heads, queries and keys"
     if facts.dropout >= 1.0:
         return "a dropout of 1 leaves nothing to compute"
     if facts.ways(SEQUENCE) > 1:
@@ -43,6 +44,12 @@ def refuses(facts: Facts) -> str | None:
     if facts.heads % facts.ways(TENSOR):
         return f"{facts.ways(TENSOR)} devices do not divide {facts.heads} heads"
     return None
+
+
+def _is_whole(facts: Facts) -> bool:
+    """Tell whether the bias has all sizes of the scores, but for the batch's."""
+    sizes = (facts.heads, facts.queries, facts.keys)
+    return facts.bias in ((1, *sizes), (facts.batch, *sizes))
 
 
 def _widest(capability: tuple[int, int], half: bool) -> int:
@@ -71,16 +78,23 @@ def flash_attention(
     float32 inputs have float32's error, in three TF32 products each.
 
     **Arguments:** ``query`` (batch, queries, heads, head_dim); ``key``, ``value`` (batch, keys,
-    kv_heads, head_dim); any lengths. A weight is dropped with probability ``rate`` by its bits of
-    ``drawn``, whose shape is (batch, heads, queries, keys). Over a ``mesh`` each device attends to
-    its rows and heads, without an exchange. ``interpret`` runs the kernels as plain jax, anywhere.
+    kv_heads, head_dim); any lengths. ``bias`` (1 or batch, heads, queries, keys) is added to the
+    scores. A weight is dropped with probability ``rate`` by its bits of ``drawn``, whose shape is
+    (batch, heads, queries, keys). Over a ``mesh`` each device attends to its rows and heads, and
+    nothing is exchanged but the gradient of a bias that rows share. ``interpret`` runs the kernels
+    as plain jax, anywhere.
 
     **Returns:** (batch, queries, heads, head_dim) in the type of ``value``.
     """
     from hfseq.nn.kernels import flash_tiles
 
-    if bias is not None or visible.dense is not None:
-        raise ValueError("flash: neither a bias nor a dense mask is supported")
+    if visible.dense is not None:
+        raise ValueError("flash: a dense mask is not supported")
+    if bias is not None:
+        bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+        whole = (query.shape[2], query.shape[1], key.shape[1])
+        if bias.shape not in ((1, *whole), (len(query), *whole)):
+            raise ValueError(f"flash: a bias of {bias.shape} is not written out for {whole}")
     threshold = min(round(rate * 65536), 65535) if drawn is not None else 0
     before, after = visible.window or (None, None)
     form = flash_tiles.Form(scale, before, 0 if visible.causal else after, threshold, interpret)
@@ -95,6 +109,7 @@ def flash_attention(
         keys=key_segments,
         lengths=lengths,
         seeds=drawn.seeds() if drawn is not None and threshold else None,
+        bias=bias,
     )
     if mesh is None or mesh.size == 1:
         return flash_tiles.attention(form, query, key, value, rows)
@@ -116,6 +131,8 @@ def flash_attention(
 
     batch = tuple(axis for axis in BATCH if axis in mesh.axis_names) or None
     split = PartitionSpec(batch, None, TENSOR if TENSOR in mesh.axis_names else None)
-    specs = (split, split, split, PartitionSpec(batch))
+    own = PartitionSpec(batch)
+    added = None if bias is None else PartitionSpec(batch if len(bias) > 1 else None, split[2])
+    specs = (split, split, split, flash_tiles.Rows(own, own, own, own, added))
     run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
     return run(query, key, value, rows)

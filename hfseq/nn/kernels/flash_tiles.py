@@ -1,10 +1,10 @@
-"""The Triton kernels of flash attention, through Pallas: forward, and two for the backward pass.
+"""The Triton kernels of flash attention, through Pallas: forward, and those of the backward pass.
 
 Attention is computed in tiles of some queries and some keys, with a running softmax (Dao 2023,
 FlashAttention-2), so nothing of the size queries x keys is ever kept. Which tiles there are to
 compute is found out before the kernels start: each block of queries meets the keys' blocks of one
 range, and each block of keys the queries' of one range. Tiles make the random bits of their own
-elements, as :func:`hfseq.nn.random.element_bits` numbers them, in all three kernels.
+elements, as :func:`hfseq.nn.random.element_bits` numbers them, in all kernels.
 
 This module imports Pallas; :mod:`hfseq.nn.kernels.flash` is what others import.
 """
@@ -30,12 +30,42 @@ Leaf = TypeVar("Leaf")
 # bytes of the type and the width of a head. Half types: as published for such kernels, where that
 # compiles without keeping registers in memory; float32 takes three times as many registers.
 _SIZES: dict[tuple[int, int], dict[str, tuple[int, int, int, int]]] = {
-    (2, 64): {"forward": (128, 64, 4, 3), "query": (64, 64, 4, 3), "key": (128, 64, 8, 3)},
-    (2, 128): {"forward": (128, 64, 8, 2), "query": (64, 64, 4, 2), "key": (128, 32, 8, 2)},
-    (2, 256): {"forward": (128, 64, 8, 2), "query": (128, 32, 8, 2), "key": (64, 32, 8, 2)},
-    (4, 64): {"forward": (64, 32, 4, 2), "query": (64, 32, 4, 2), "key": (64, 32, 8, 2)},
-    (4, 128): {"forward": (64, 32, 4, 1), "query": (64, 32, 8, 2), "key": (32, 32, 8, 2)},
-    (4, 256): {"forward": (64, 32, 8, 1), "query": (16, 32, 8, 1), "key": (16, 32, 8, 1)},
+    (2, 64): {
+        "forward": (128, 64, 4, 3),
+        "query": (64, 64, 4, 3),
+        "key": (128, 64, 8, 3),
+        "bias": (64, 64, 4, 2),
+    },
+    (2, 128): {
+        "forward": (128, 64, 8, 2),
+        "query": (64, 64, 4, 2),
+        "key": (128, 32, 8, 2),
+        "bias": (64, 64, 4, 2),
+    },
+    (2, 256): {
+        "forward": (128, 64, 8, 2),
+        "query": (128, 32, 8, 2),
+        "key": (64, 32, 8, 2),
+        "bias": (64, 64, 8, 1),
+    },
+    (4, 64): {
+        "forward": (64, 32, 4, 2),
+        "query": (64, 32, 4, 2),
+        "key": (64, 32, 8, 2),
+        "bias": (64, 32, 4, 1),
+    },
+    (4, 128): {
+        "forward": (64, 32, 4, 1),
+        "query": (64, 32, 8, 2),
+        "key": (32, 32, 8, 2),
+        "bias": (64, 32, 8, 1),
+    },
+    (4, 256): {
+        "forward": (64, 32, 8, 1),
+        "query": (16, 32, 8, 1),
+        "key": (16, 32, 8, 1),
+        "bias": (16, 32, 8, 1),
+    },
 }
 
 
@@ -58,13 +88,15 @@ class Rows(NamedTuple, Generic[Leaf]):
     """What is known of each row of a batch, int32: segments (batch, queries) and (batch, keys).
 
     Without segments of queries the keys of segment 0 are hidden. ``lengths`` (batch, 1) counts the
-    keys that are there; ``seeds`` (batch, 3) are :meth:`hfseq.nn.random.Drawn.seeds`.
+    keys that are there; ``seeds`` (batch, 3) are :meth:`hfseq.nn.random.Drawn.seeds`. ``bias`` (1
+    or batch, heads, queries, keys), of any type, is added to the scores and has a gradient.
     """
 
     queries: Leaf | None = None
     keys: Leaf | None = None
     lengths: Leaf | None = None
     seeds: Leaf | None = None
+    bias: Leaf | None = None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -120,7 +152,59 @@ def _backward(form: Form, kept: tuple[Any, ...], change: jax.Array) -> tuple[Any
         [specs.key, specs.key],
         [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (key, value)],
     )
-    return d_query, d_key, d_value, None
+    return d_query, d_key, d_value, Rows(bias=_bias_gradient(form, arrays, rows))
+
+
+def _bias_gradient(form: Form, arrays: list[jax.Array], rows: Rows[jax.Array]) -> jax.Array | None:
+    """Return the gradient of the bias, if there is one, summed over the rows that share it."""
+    if rows.bias is None:
+        return None
+    tiles = _Tiles.of(form, "bias", *arrays[:2])
+    shared = tiles.batch // len(rows.bias)  # rows that a program sums
+    heads, group, block_q, block_k = tiles.heads, tiles.group, tiles.block_q, tiles.block_k
+
+    def row(n: jax.Array) -> jax.Array:
+        return jax.lax.div(n, heads)
+
+    def head(n: jax.Array) -> jax.Array:
+        return jax.lax.rem(n, heads)
+
+    query = pl.BlockSpec(
+        (shared, block_q, None, tiles.width), lambda i, j, n: (row(n), i, head(n), 0)
+    )
+    key = pl.BlockSpec(
+        (shared, block_k, None, tiles.width),
+        lambda i, j, n: (row(n), j, jax.lax.div(head(n), group), 0),
+    )
+    number = pl.BlockSpec((shared, None, block_q), lambda i, j, n: (row(n), head(n), i))
+    bias = pl.BlockSpec((None, None, block_q, block_k), lambda i, j, n: (row(n), head(n), i, j))
+    known = Rows(
+        queries=pl.BlockSpec((shared, block_q), lambda i, j, n: (row(n), i)),
+        keys=pl.BlockSpec((shared, block_k), lambda i, j, n: (row(n), j)),
+        lengths=pl.BlockSpec((shared, 1), lambda i, j, n: (row(n), 0)),
+        seeds=pl.BlockSpec((shared, 3), lambda i, j, n: (row(n), 0)),
+        bias=bias,
+    )
+    (out,) = pl.pallas_call(
+        functools.partial(_bias_kernel, tiles, shared),
+        grid=(
+            pl.cdiv(tiles.queries, block_q),
+            pl.cdiv(tiles.keys, block_k),
+            heads * len(rows.bias),
+        ),
+        in_specs=[query, key, key, query, number, number, _present(known, rows)],
+        out_specs=[bias],
+        out_shape=[jax.ShapeDtypeStruct(rows.bias.shape, rows.bias.dtype)],
+        name="flash_bias_kernel",
+        **tiles.options,
+    )(*arrays, rows)
+    return out
+
+
+def _present(specs: Rows[pl.BlockSpec], rows: Rows[jax.Array]) -> Rows[pl.BlockSpec]:
+    """Return the specs of what is there."""
+    pairs = zip(specs, rows, strict=True)
+    return Rows(*(None if leaf is None else spec for spec, leaf in pairs))
 
 
 attention.defvjp(_forward, _backward)
@@ -158,7 +242,7 @@ class _Tiles:
 
     @classmethod
     def of(cls, form: Form, kernel: str, query: jax.Array, key: jax.Array) -> _Tiles:
-        """Choose the tiles of a kernel: "forward", "query" or "key" (whose gradients it makes)."""
+        """Choose the tiles of a kernel: "forward", or whose gradients it makes."""
         batch, queries, heads, head_dim = query.shape
         keys, kv_heads = key.shape[1:3]
         outer, inner, warps, stages = _sizes(
@@ -184,6 +268,12 @@ class _Tiles:
         """Return the shape of what is kept of each query, float32."""
         return jax.ShapeDtypeStruct((self.batch, self.heads, self.queries), jnp.float32)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return how Pallas compiles the kernel."""
+        params = triton.CompilerParams(num_warps=self.warps, num_stages=self.stages)
+        return {"compiler_params": params, "interpret": self.form.interpret}
+
     def call(
         self, kernel: Any, over: str, in_specs: list[pl.BlockSpec], rows: Rows[jax.Array],
         arrays: list[jax.Array], out_specs: list[pl.BlockSpec], out: list[jax.ShapeDtypeStruct],
@@ -191,27 +281,27 @@ class _Tiles:
         """Run a program for each block of ``over``, "queries" or "keys", each head and row."""
         spans = self.spans(rows, over)
         heads = self.heads if over == "queries" else self.kv_heads
-        known = [
-            spec if leaf is not None else None
-            for spec, leaf in zip(self.specs(over).rows, rows, strict=True)
-        ]
         return pl.pallas_call(
             functools.partial(kernel, self),
             grid=(spans.shape[1], heads, self.batch),
             in_specs=[
                 *in_specs,
                 pl.BlockSpec((None, None, 2), lambda i, h, b: (b, i, 0)),
-                Rows(*known),
+                _present(
+                    self.specs(over, len(rows.bias) if rows.bias is not None else 1).rows, rows
+                ),
             ],
             out_specs=out_specs,
             out_shape=out,
-            compiler_params=triton.CompilerParams(num_warps=self.warps, num_stages=self.stages),
-            interpret=self.form.interpret,
-            name=f"flash_{kernel.__name__.strip('_')}",
+            name=f"flash{kernel.__name__}",
+            **self.options,
         )(*arrays, spans, rows)
 
-    def specs(self, over: str) -> _Specs:
-        """Return the parts of programs that have a block of ``over`` and all of the others."""
+    def specs(self, over: str, biases: int = 1) -> _Specs:
+        """Return the parts of programs that have a block of ``over`` and all of the others.
+
+        ``biases`` is how many rows of the batch have a bias of their own, or 1.
+        """
         block_q, block_k, group = self.block_q, self.block_k, self.group
         row: Rows[pl.BlockSpec] = Rows(
             lengths=pl.BlockSpec((None, 1), lambda i, h, b: (b, 0)),
@@ -223,12 +313,16 @@ class _Tiles:
                 pl.BlockSpec((None, block_q, None, self.width), lambda i, h, b: (b, i, h, 0)),
                 pl.BlockSpec(
                     (None, keys, None, self.width),
-                    lambda i, h, b: (b, 0, jax.lax.div(h, jnp.int32(group)), 0),
+                    lambda i, h, b: (b, 0, jax.lax.div(h, group), 0),
                 ),
                 pl.BlockSpec((None, None, block_q), lambda i, h, b: (b, h, i)),
                 row._replace(
                     queries=pl.BlockSpec((None, block_q), lambda i, h, b: (b, i)),
                     keys=pl.BlockSpec((None, keys), lambda i, h, b: (b, 0)),
+                    bias=pl.BlockSpec(
+                        (None, None, block_q, keys),
+                        lambda i, h, b: (b if biases > 1 else 0, h, i, 0),
+                    ),
                 ),
             )
         queries = pl.cdiv(self.queries, block_q) * block_q
@@ -239,6 +333,10 @@ class _Tiles:
             row._replace(
                 queries=pl.BlockSpec((None, queries), lambda i, h, b: (b, 0)),
                 keys=pl.BlockSpec((None, block_k), lambda i, h, b: (b, i)),
+                bias=pl.BlockSpec(
+                    (None, group, queries, block_k),
+                    lambda i, h, b: (b if biases > 1 else 0, h, 0, i),
+                ),
             ),
         )
 
@@ -306,6 +404,14 @@ class _Tiles:
             if self.form.interpret:
                 precision = jax.lax.Precision.HIGHEST
         return triton.dot(left, right, trans_b=turned, precision=precision)
+
+    def read_bias(self, ref: Any, query_at: jax.Array, key_at: jax.Array) -> jax.Array:
+        """Load the tile (queries, keys) of a bias."""
+        there = None
+        if self.queries % self.block_q or self.keys % self.block_k:
+            there = (query_at < self.queries)[:, None] & (key_at < self.keys)[None, :]
+        tile = triton.load(ref, mask=there, other=None if there is None else 0.0)
+        return tile.astype(jnp.float32) * _LOG2_E
 
     def hide(
         self, scores: jax.Array, query_at: jax.Array, key_at: jax.Array, rows: Rows[Any],
@@ -391,6 +497,8 @@ def _forward_kernel(
         key = tiles.read(key_ref.at[cut, :], key_at, tiles.keys)
         segments = None if rows.keys is None else rows.keys[cut][None, :]
         scores = tiles.dot(query, key, turned=True) * (tiles.form.scale * _LOG2_E)
+        if rows.bias is not None:
+            scores = scores + tiles.read_bias(rows.bias.at[:, cut], at, key_at)
         scores = tiles.hide(scores, at[:, None], key_at[None, :], rows, own, segments)
         new = jnp.maximum(most, scores.max(1))
         # Of a query that has seen nothing yet the greatest score is -inf: nothing to subtract.
@@ -438,6 +546,8 @@ def _query_kernel(
         value = tiles.read(value_ref.at[cut, :], key_at, tiles.keys)
         segments = None if rows.keys is None else rows.keys[cut][None, :]
         scores = tiles.dot(query, key, turned=True) * (tiles.form.scale * _LOG2_E)
+        if rows.bias is not None:
+            scores = scores + tiles.read_bias(rows.bias.at[:, cut], at, key_at)
         scores = tiles.hide(scores, at[:, None], key_at[None, :], rows, own, segments)
         of_weights = tiles.dot(change, value, turned=True) * tiles.raised
         keep = tiles.keep(rows, head, at[:, None], key_at[None, :])
@@ -476,6 +586,8 @@ def _key_kernel(
         common = triton.load(common_ref.at[head, cut], mask=there, other=0.0)[None, :]
         own = None if rows.queries is None else rows.queries[cut][None, :]
         scores = tiles.dot(key, query, turned=True) * (tiles.form.scale * _LOG2_E)
+        if rows.bias is not None:
+            scores = scores + tiles.read_bias(rows.bias.at[head, cut, :], query_at, at).T
         scores = tiles.hide(scores, query_at[None, :], at[:, None], rows, own, segments)
         weights = jnp.exp2(scores - log_sum)
         keep = tiles.keep(rows, first_head + head, query_at[None, :], at[:, None])
@@ -489,3 +601,40 @@ def _key_kernel(
     of_key, of_value = jax.lax.fori_loop(0, tiles.group * count, tile, (start, start))
     tiles.write(key_out, of_key * tiles.form.scale, at, tiles.keys)
     tiles.write(value_out, of_value * tiles.raised, at, tiles.keys)
+
+
+def _bias_kernel(
+    tiles: _Tiles, shared: int, query_ref: Any, key_ref: Any, value_ref: Any, change_ref: Any,
+    log_sum_ref: Any, common_ref: Any, rows: Rows[Any], out_ref: Any,
+) -> None:  # fmt: skip
+    """Make the gradient of a tile of the bias, summed over the ``shared`` rows it is added to."""
+    head = jax.lax.rem(pl.program_id(2), tiles.heads)
+    at = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
+    key_at = pl.program_id(1) * tiles.block_k + jnp.arange(tiles.block_k)
+    bias = tiles.read_bias(rows.bias, at, key_at)
+
+    def one(row: jax.Array, total: jax.Array) -> jax.Array:
+        query = tiles.read(query_ref.at[row, :, :], at, tiles.queries)
+        key = tiles.read(key_ref.at[row, :, :], key_at, tiles.keys)
+        value = tiles.read(value_ref.at[row, :, :], key_at, tiles.keys)
+        change = tiles.read(change_ref.at[row, :, :], at, tiles.queries)
+        there = at < tiles.queries
+        log_sum = triton.load(log_sum_ref.at[row, :], mask=there, other=jnp.inf)[:, None]
+        common = triton.load(common_ref.at[row, :], mask=there, other=0.0)[:, None]
+        of_row = rows._replace(
+            lengths=None if rows.lengths is None else [rows.lengths[row, 0]],
+            seeds=None if rows.seeds is None else [rows.seeds[row, n] for n in range(3)],
+        )
+        own = None if rows.queries is None else rows.queries[row, :][:, None]
+        segments = None if rows.keys is None else rows.keys[row, :][None, :]
+        scores = tiles.dot(query, key, turned=True) * (tiles.form.scale * _LOG2_E) + bias
+        scores = tiles.hide(scores, at[:, None], key_at[None, :], of_row, own, segments)
+        of_weights = tiles.dot(change, value, turned=True) * tiles.raised
+        keep = tiles.keep(of_row, head, at[:, None], key_at[None, :])
+        of_weights = jnp.where(keep, of_weights, 0.0)
+        return total + jnp.exp2(scores - log_sum) * (of_weights - common)
+
+    total = jnp.zeros((tiles.block_q, tiles.block_k), jnp.float32)
+    total = jax.lax.fori_loop(0, shared, one, total)
+    there = (at < tiles.queries)[:, None] & (key_at < tiles.keys)[None, :]
+    triton.store(out_ref, total.astype(out_ref.dtype), mask=there)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -76,10 +77,10 @@ def bits(queries: int = LENGTH, keys: int = LENGTH, per_row: bool = True) -> Dra
     return chosen.draw((BATCH, HEADS, queries, keys))
 
 
-def dense(query, key, value, visible, *, scale, rate, drawn):
+def dense(query, key, value, visible, *, scale, rate, drawn, bias=0.0):
     shared = query.shape[2] // key.shape[2]
     key, value = (jnp.repeat(leaf, shared, axis=2) for leaf in (key, value))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, precision="highest") * scale
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, precision="highest") * scale + bias
     mask = visible.array(query.shape[1], key.shape[1])
     mask = jnp.ones((1, 1, 1, 1), bool) if mask is None else mask
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1)
@@ -105,8 +106,26 @@ def results(attend, inputs, visible, rate=0.0, drawn=None, **options) -> list[np
     return [np.asarray(leaf, np.float32) for leaf in both(parts, counts)]
 
 
+def gradients_with(bias, attend, inputs, visible, rate, drawn, **options) -> list[np.ndarray]:
+    """What is attended to with a bias, and the gradients of query, key, value and the bias."""
+    *parts, counts = inputs
+
+    @jax.jit
+    def both(bias, parts, counts):
+        def attended(bias, *parts):
+            return attend(
+                *parts, visible, bias=bias, scale=SCALE, rate=rate, drawn=drawn, **options
+            )
+
+        out, back = jax.vjp(attended, bias, *parts)
+        of_bias, *others = back(counts)
+        return out, *others, of_bias
+
+    return [np.asarray(leaf) for leaf in both(bias, parts, counts)]
+
+
 def assert_close(ours, theirs, forward: float, backward: float) -> None:
-    tolerances = (forward, backward, backward, backward)
+    tolerances = [forward, *[backward] * (len(ours) - 1)]
     for mine, other, tolerance in zip(ours, theirs, tolerances, strict=True):
         assert np.isfinite(mine).all()
         np.testing.assert_allclose(mine, other, rtol=0, atol=tolerance * abs(other).max())
@@ -135,6 +154,22 @@ def test_half_types_round_and_no_more(dtype, width):
     ours = results(flash.flash_attention, inputs, visible, 0.1, drawn, interpret=True)
     wide = [leaf.astype(jnp.float32) for leaf in inputs]
     assert_close(ours, results(dense, wide, visible, 0.1, drawn), 2e-2, 4e-2)
+
+
+@pytest.mark.parametrize(
+    ("own", "hidden", "band", "rate"),
+    [
+        (1, "padding", "full", 0.1),
+        pytest.param(1, "lengths", "causal", 0.0, marks=pytest.mark.slow),
+        pytest.param(BATCH, "packed", "both sides", 0.1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_bias_is_added_and_has_a_gradient(own, hidden, band, rate):
+    visible, inputs = Visible(**HIDDEN[hidden], **BANDS[band]), arrays(2)
+    bias = jax.random.normal(jax.random.key(8), (own, HEADS, LENGTH, LENGTH))
+    given = inputs, visible, rate, bits() if rate else None
+    ours = gradients_with(bias, flash.flash_attention, *given, interpret=True)
+    assert_close(ours, gradients_with(bias, dense, *given), 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize("band", ["causal", pytest.param("both sides", marks=pytest.mark.slow)])
@@ -216,6 +251,18 @@ def test_a_mesh_divides_rows_and_heads_and_changes_nothing(kv_heads):
     assert not [word for word in ("all-reduce", "all-gather", "all-to-all") if word in text]
 
 
+@pytest.mark.parametrize("own", [1, pytest.param(BATCH, marks=pytest.mark.slow)])
+def test_over_a_mesh_the_gradient_of_a_bias_is_that_of_all_rows(own):
+    mesh = jax.make_mesh(
+        (2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4]
+    )
+    bias = jax.random.normal(jax.random.key(8), (own, HEADS, LENGTH, LENGTH))
+    given = arrays(2), Visible(key_segments=THERE), 0.1, bits()
+    whole = gradients_with(bias, flash.flash_attention, *given, interpret=True)
+    parts = gradients_with(bias, flash.flash_attention, *given, interpret=True, mesh=mesh)
+    assert_close(parts, whole, 1e-6, 1e-6)
+
+
 SERVED = Facts(
     *("cuda", 8, 512, 512, 12, 4, 64, "bfloat16"), capability=(9, 0), causal=True, window=(5, 9),
     segments="same", lengths=True, dropout=0.1, mesh=(("data", 4), ("fsdp", 2), ("tensor", 4)),
@@ -237,7 +284,9 @@ SERVED = Facts(
         ({"head_dim": 160, "capability": (8, 0)}, "wider than 128"),
         ({"head_dim": 80, "dtype": "float32", "capability": (8, 9)}, "wider than 64"),
         ({"mask": (8, 1, 512, 512)}, "dense mask"),
-        ({"bias": (1, 12, 512, 512)}, "bias"),
+        ({"bias": (1, 12, 512, 512)}, None),
+        ({"bias": (8, 12, 512, 512)}, None),
+        ({"bias": (1, 12, 1, 512)}, "bias"),
         ({"dropout": 1.0}, "nothing"),
         ({"mesh": (("data", 2), ("sequence", 2))}, "cuts sequences"),
         ({"batch": 12}, "8 devices do not divide a batch of 12"),
@@ -249,10 +298,10 @@ def test_what_it_cannot_serve_it_refuses_with_the_reason(change, reason):
     assert said is None if reason is None else said is not None and reason in said
 
 
-@pytest.mark.parametrize("given", ["bias", "dense"])
-def test_what_it_would_not_see_is_never_passed_over(given):
-    mask = jnp.ones((1, 1, LENGTH, LENGTH), bool)
-    visible = Visible(dense=mask if given == "dense" else None)
-    bias = mask.astype(jnp.float32) if given == "bias" else None
-    with pytest.raises(ValueError, match="neither a bias nor a dense mask"):
-        flash.flash_attention(*arrays()[:3], visible, bias=bias, scale=SCALE, interpret=True)
+def test_what_it_would_not_see_is_never_passed_over():
+    whole = jnp.ones((1, 1, LENGTH, LENGTH), bool)
+    attend = functools.partial(flash.flash_attention, *arrays()[:3], scale=SCALE, interpret=True)
+    with pytest.raises(ValueError, match="dense mask"):
+        attend(Visible(dense=whole))
+    with pytest.raises(ValueError, match=r"bias of \(1, 1, 150, 150\)"):
+        attend(Visible(), bias=whole.astype(jnp.float32))
