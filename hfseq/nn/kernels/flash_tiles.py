@@ -110,7 +110,7 @@ def attention(
 def _forward(
     form: Form, query: jax.Array, key: jax.Array, value: jax.Array, rows: Rows[jax.Array]
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    tiles = _Tiles.of(form, "forward", query, key)
+    tiles = _Tiles.of(form, "forward", query, key, rows)
     specs = tiles.specs("queries")
     out, log_sum = tiles.call(
         _forward_kernel,
@@ -130,7 +130,7 @@ def _backward(form: Form, kept: tuple[Any, ...], change: jax.Array) -> tuple[Any
     common = (out.astype(jnp.float32) * change.astype(jnp.float32)).sum(-1).swapaxes(1, 2)
     arrays = [query, key, value, change.astype(value.dtype), log_sum, common]
 
-    tiles = _Tiles.of(form, "query", query, key)
+    tiles = _Tiles.of(form, "query", query, key, rows)
     specs = tiles.specs("queries")
     (d_query,) = tiles.call(
         _query_kernel,
@@ -141,7 +141,7 @@ def _backward(form: Form, kept: tuple[Any, ...], change: jax.Array) -> tuple[Any
         [specs.query],
         [jax.ShapeDtypeStruct(query.shape, query.dtype)],
     )
-    tiles = _Tiles.of(form, "key", query, key)
+    tiles = _Tiles.of(form, "key", query, key, rows)
     specs = tiles.specs("keys")
     d_key, d_value = tiles.call(
         _key_kernel,
@@ -159,7 +159,7 @@ def _bias_gradient(form: Form, arrays: list[jax.Array], rows: Rows[jax.Array]) -
     """Return the gradient of the bias, if there is one, summed over the rows that share it."""
     if rows.bias is None:
         return None
-    tiles = _Tiles.of(form, "bias", *arrays[:2])
+    tiles = _Tiles.of(form, "bias", *arrays[:2], rows)
     shared = tiles.batch // len(rows.bias)  # rows that a program sums
     heads, group, block_q, block_k = tiles.heads, tiles.group, tiles.block_q, tiles.block_k
 
@@ -241,13 +241,18 @@ class _Tiles:
     exact: bool
 
     @classmethod
-    def of(cls, form: Form, kernel: str, query: jax.Array, key: jax.Array) -> _Tiles:
+    def of(
+        cls, form: Form, kernel: str, query: jax.Array, key: jax.Array, rows: Rows[jax.Array]
+    ) -> _Tiles:
         """Choose the tiles of a kernel: "forward", or whose gradients it makes."""
         batch, queries, heads, head_dim = query.shape
         keys, kv_heads = key.shape[1:3]
-        outer, inner, warps, stages = _sizes(
-            kernel, _width(head_dim), query.dtype.itemsize, form.threshold > 0
-        )
+        width, itemsize = _width(head_dim), query.dtype.itemsize
+        outer, inner, warps, stages = _SIZES[itemsize, max(width, 64)][kernel]
+        if kernel == "forward" and rows.seeds is not None and width <= 64 and itemsize == 2:
+            outer = 64  # to hash takes registers
+        if rows.bias is not None:
+            stages = max(1, stages - 1)  # its tiles take the shared memory of one
         block_q, block_k = (inner, outer) if kernel == "key" else (outer, inner)
         return cls(
             form, batch, queries, keys, heads, kv_heads, head_dim,
@@ -454,13 +459,6 @@ class _Tiles:
     def raised(self) -> float:
         """By how much the weights that are kept grow."""
         return 1.0 / (1.0 - self.form.threshold / 65536)
-
-
-def _sizes(kernel: str, width: int, itemsize: int, drops: bool) -> tuple[int, int, int, int]:
-    """Return a kernel's blocks of the outer and the inner loop, its warps and its stages."""
-    if kernel == "forward" and drops and width <= 64 and itemsize == 2:
-        return (64, 64, 4, 3)
-    return _SIZES[itemsize, max(width, 64)][kernel]
 
 
 def _width(size: int) -> int:
