@@ -159,7 +159,7 @@ def _bias_gradient(form: Form, arrays: list[jax.Array], rows: Rows[jax.Array]) -
     """Return the gradient of the bias, if there is one, summed over the rows that share it."""
     if rows.bias is None:
         return None
-    tiles = _Tiles.of(form, "bias", *arrays[:2], rows)
+    tiles = _Tiles.of(form, "bias", arrays[0], arrays[1], rows)
     shared = tiles.batch // len(rows.bias)  # rows that a program sums
     heads, group, block_q, block_k = tiles.heads, tiles.group, tiles.block_q, tiles.block_k
 
