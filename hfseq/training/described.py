@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator
 from importlib import metadata, resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hfseq.errors import HfseqError, UsageError, first_line
@@ -64,7 +65,9 @@ def parse(text: str) -> tuple[Accelerator, int]:
     """
     name, colon, number = text.partition(":")
     if colon and not re.fullmatch(r"[1-9]\d*", number):
-        raise UsageError(f"{text}: give an accelerator and a number, e.g. h200:64 or v5e:4")
+        raise UsageError(
+            f"--devices {text}: give an accelerator and a number, e.g. h200:64 or v5e:4"
+        )
     return hardware.named(name), int(number or 1)
 
 
@@ -112,6 +115,17 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
             ) from error
         raise NoCompiler(f"{device.name} cannot be described: {first_line(error)}") from error
     return list(found[:count])
+
+
+def outline(name: str) -> Any:
+    """Return what can be traced for as if it were a device of ``name``, without any compiler."""
+    device = hardware.named(name)
+    kind = device.kinds[0]
+    if device.capability:
+        return SimpleNamespace(
+            platform="gpu", device_kind=kind, compute_capability=device.capability
+        )
+    return SimpleNamespace(platform="tpu", device_kind=kind)
 
 
 def environment() -> dict[str, str]:
@@ -189,16 +203,20 @@ def compiling_for(device: jax.Device) -> Iterator[None]:
 
 
 def compile_for(
-    device: jax.Device, step: Any, *arguments: Any, structure_only: bool = False
+    device: jax.Device,
+    step: Any,
+    *arguments: Any,
+    structure_only: bool = False,
+    traced_for: jax.Device | None = None,
 ) -> jax.stages.Compiled:
     """Compile the jitted ``step`` for devices like ``device``, on which ``arguments`` are laid.
 
     Arguments are ``jax.ShapeDtypeStruct`` with shardings over described devices. With
     ``structure_only`` the compiler optimises little: the same kernels and collectives in a quarter
-    of the time, but other temporary memory.
+    of the time, but other temporary memory. Choices are made for ``traced_for``, if it is another.
     """
-    platform = "tpu" if device.platform == "tpu" else "cuda"
-    with compiling_for(device):
+    platform = "cuda" if device.platform == "gpu" else device.platform
+    with compiling_for(traced_for or device):
         lowered = step.trace(*arguments).lower(lowering_platforms=(platform,))
     with _without_cache():
         program: jax.stages.Compiled = lowered.compile(STRUCTURE_ONLY if structure_only else None)

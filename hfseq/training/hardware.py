@@ -40,6 +40,17 @@ class Accelerator:
         """Return the peak of products of a type of ``itemsize`` bytes, FLOP/s."""
         return self.half if itemsize < 4 else self.single
 
+    @property
+    def capability(self) -> str:
+        """CUDA's compute capability, as jax writes it; empty for TPUs."""
+        return _CAPABILITIES.get(self.name.partition("-")[0], "")
+
+
+_CAPABILITIES = {
+    "b200": "10.0", "h200": "9.0", "h100": "9.0", "a100": "8.0", "l4": "8.9", "t4": "7.5",
+    "v100": "7.0",
+}  # fmt: skip
+
 
 def _tpu(
     name: str, half: float, fp8: float, memory: float, bandwidth: float, link: float, *kinds: str

@@ -21,10 +21,7 @@ PARTS = {
     "batch": "batch",
 }
 CHOICES = {"kept": "without gradient checkpointing", "recomputed": "with gradient checkpointing"}
-EXCHANGES = {
-    "rules": "What devices exchange in a step, by the sharding rules",
-    "compiled": "The same in the compiled step (XLA for CPUs sums where others scatter)",
-}
+REMAT = {False: CHOICES["kept"], True: CHOICES["recomputed"]}
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -114,34 +111,51 @@ def describe(plan: dict[str, Any]) -> Iterator[str]:
         ),
         ("parameters and moments that no axis splits", "", size(parts["whole"]["device"])),
         *(
-            (f"kept for the backward pass, {text}", "", size(plan["activations"][key]))
-            for key, text in CHOICES.items()
+            (f"kept for the backward pass, {CHOICES[key]}, by the trace", "", size(amount))
+            for key, amount in plan["activations"].items()
         ),
     )  # fmt: skip
-    if devices["mesh"]["tensor"] > 1:
+    if devices["mesh"]["tensor"] > 1 and plan["activations"]:
         yield "  (tensor divides a part of what is kept, which is not taken off here)"
+    if plan["attention"]:
+        yield ""
+        yield "Attention"
+        for one in plan["attention"]:
+            yield f"  {one['of']}: {one['name']}"
+            yield from (f"    not {name}: {why}" for name, why in one["refused"].items())
     if compiled["programs"]:
+        place = "" if compiled["real"] else f" as {devices['count']} host devices"
         yield from _titled(
-            f"The step compiled for {devices['count']} host devices, bytes a device",
-            ("", "rows", "state and batch", "temporary", "both", "seconds"),
+            f"The step compiled by {compiled['compiler']}{place}, bytes a device",
+            ("", "rows", "state and batch", "temporary", "both", "peak", "seconds"),
             *(
-                (CHOICES["recomputed" if one["remat"] else "kept"], str(one["rows"]),
-                 size(one["arguments"]), size(one["temporary"]),
-                 size(one["arguments"] + one["temporary"]), f"{one['seconds']:.0f}")
+                (REMAT[one["remat"]], str(one["rows"]), size(one["arguments"]),
+                 size(one["temporary"]), size(one["arguments"] + one["temporary"]),
+                 size(one["peak"]) if one["peak"] else "unknown", f"{one['seconds']:.0f}")
                 for one in compiled["programs"]
             ),
         )  # fmt: skip
         if compiled["problem"]:
             yield f"  {compiled['problem']}"
-        if run["attention"] == "cudnn":
-            yield "  (cuDNN's attention is stood in for by one that keeps the same)"
+        if any(one.get("cudnn") for one in compiled["programs"]):
+            yield "  (cuDNN's own workspace is not included)"
+        if not compiled["real"]:
+            yield (
+                "  (a CPU's program: attention is stood in for by one that keeps as little; the "
+                f"accelerator's own compiler was not asked: {compiled['passed_over']})"
+            )
     else:
+        reasons = "; ".join(filter(None, (compiled["passed_over"], compiled["problem"])))
         yield ""
-        yield f"Not compiled ({compiled['problem']}): what is needed is estimated from the trace"
+        yield f"Not compiled ({reasons}): what is needed is estimated from the trace"
     if not exchange["rules"]:
         yield ""
         yield "The devices exchange nothing that a rule asks for"
-    for key, title in EXCHANGES.items():
+    remark = "" if compiled["real"] else " (XLA for CPUs sums where others scatter)"
+    for key, title in (
+        ("rules", "What devices exchange in a step, by the sharding rules"),
+        ("compiled", f"The same in the compiled step{remark}"),
+    ):
         if exchange[key]:
             yield from _titled(
                 title,
@@ -167,11 +181,13 @@ def describe(plan: dict[str, Any]) -> Iterator[str]:
         f"needed: {size(fit['needed'])} of {size(devices['usable'])} usable, "
         f"{size(abs(fit['left']))} {word}"
     )
-    how = "a line through two programs" if fit["source"] == "compiled" else "the trace"
+    speaker = compiled["compiler"] if fit["source"] == "compiled" else "the rules and the trace"
+    how = "a line through two programs" if fit["row_source"] == "compiled" else "the trace"
     yield (
         f"largest batch: {fit['largest_rows_a_shard']} rows a data shard and micro-batch "
         f"({size(fit['row'])} a row; by {how})"
     )
+    yield f"memory is that of {speaker}"
 
 
 def _titled(title: str, *rows: Sequence[str]) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,10 +16,10 @@ from jax.typing import DTypeLike
 from hfseq.checkpoints.config import building
 from hfseq.cli.plan import compile
 from hfseq.cli.plan.options import Options
-from hfseq.cli.plan.run import abstract_batch, abstract_mesh, build, local_rows
+from hfseq.cli.plan.run import abstract_batch, abstract_mesh, build, choices, local_rows
 from hfseq.nn.random import batch_keys
 from hfseq.nn.sharding import AXES
-from hfseq.training import throughput
+from hfseq.training import described, throughput
 from hfseq.training.hardware import Accelerator
 from hfseq.training.setup import Run, shapes_of
 from hfseq.training.state import Batch, Tree
@@ -153,7 +152,9 @@ def make_plan(options: Options) -> dict[str, Any]:
     Raises:
         UsageError: what the training loop would refuse, and unknown devices or models.
     """
-    run = build(options, abstract_mesh(options.mesh, options.count))
+    target = described.outline(options.accelerator.name)
+    with described.compiling_for(target):
+        run = build(options, abstract_mesh(options.mesh, options.count))
     model, arguments, rows = run.model, run.arguments, local_rows(run)
     remat = arguments.model.gradient_checkpointing
     device = options.accelerator
@@ -175,7 +176,6 @@ def make_plan(options: Options) -> dict[str, Any]:
             "optimizer": arguments.training.optim,
             "gradient_checkpointing": remat,
             "scan_layers": arguments.model.scan_layers,
-            "attention": arguments.model.attn_implementation or "xla",
         },
         "devices": {
             "name": device.name,
@@ -187,23 +187,37 @@ def make_plan(options: Options) -> dict[str, Any]:
         },
         "bytes": _bytes(run),
     }
-    kept = {choice: trace(options, choice) for choice in (False, True)}
-    plan["activations"] = {
-        name: round(kept[choice].of(rows) / run.mesh.shape["sequence"])
-        for name, choice in (("kept", False), ("recomputed", True))
-    }
-    programs: list[dict[str, Any]] = []
-    problem = "--no_compile"
+    programs = compile.Programs(problem="--no_compile")
     if not options.no_compile:
-        text = f"compiling the step for {options.count} host devices, three times"
-        print(text, file=sys.stderr, flush=True)
         # The run itself, with twice as many rows, and with the other choice of remat.
         variants = ((rows, remat), (2 * rows, remat), (rows, not remat))
         wanted = [{"rows": count, "remat": choice} for count, choice in variants]
-        programs, problem = compile.measure_apart(options, wanted)
-    plan["compiled"] = {"programs": programs, "problem": problem}
+        programs = compile.measure_apart(options, wanted)
+    kept: dict[bool, Kept] = {}
+    if not programs.problem:
+        chosen = programs.found[0]["attention"]
+    else:  # rules have to say what compilers do not
+        with choices() as chosen, described.compiling_for(target):
+            kept = {choice: trace(options, choice) for choice in (False, True)}
+    plan["attention"] = chosen
+    names = dict.fromkeys(one["name"] for one in chosen)
+    plan["run"]["attention"] = ", ".join(names) or arguments.model.attn_implementation or "none"
+    plan["activations"] = {
+        name: round(kept[choice].of(rows) / run.mesh.shape["sequence"])
+        for name, choice in (("kept", False), ("recomputed", True))
+        if kept
+    }
+    plan["compiled"] = {
+        "compiler": programs.compiler,
+        "real": programs.real,
+        "programs": programs.found,
+        "problem": programs.problem,
+        "passed_over": programs.passed_over,
+    }
     plan["fit"] = _fit(plan, kept, run)
-    compiled: list[Any] = next((x["collectives"] for x in programs if x["remat"] == remat), [])
+    compiled: list[Any] = next(
+        (x["collectives"] for x in programs.found if x["remat"] == remat), []
+    )
     network = options.network_gbs and options.network_gbs * 1e9
     plan["exchange"] = {
         name: [
@@ -212,7 +226,8 @@ def make_plan(options: Options) -> dict[str, Any]:
         ]
         for name, exchange in (("rules", by_rules(run)), ("compiled", compiled))
     }
-    wires = [one["seconds"] for one in plan["exchange"]["rules"]]
+    exchange = plan["exchange"]["compiled" if programs.real and compiled else "rules"]
+    wires = [one["seconds"] for one in exchange]
     tokens = run.batch.rows * run.batch.length
     flops = throughput.run_flops(model, run.objective, run.batch.rows, run.batch.length)
     peak = device.peak(_itemsize(model.precision.compute_dtype))
@@ -264,22 +279,25 @@ def _fit(plan: dict[str, Any], kept: dict[bool, Kept], run: Run) -> dict[str, An
         p["rows"]: p["arguments"] + p["temporary"]
         for p in plan["compiled"]["programs"] if p["remat"] == remat
     }  # fmt: skip
-    if len(sizes) == 2:
-        source, needed = "compiled", sizes[rows]
-        slope = (sizes[2 * rows] - sizes[rows]) / rows
-    else:
+    slope = 1.0
+    if kept:
         parts = plan["bytes"]
-        source = "traced"
         fixed = sum(parts[name]["device"] for name in ("parameters", "optimizer", "gradients"))
         layers = getattr(run.model.config, "num_hidden_layers", 0) or 1
         row = kept[remat].row + (kept[False].row / layers if remat else 0)
         slope = row / run.mesh.shape["sequence"] + parts["batch"]["device"] / rows
         needed = fixed + kept[remat].fixed + slope * rows
+    if rows in sizes:
+        needed = sizes[rows]
+    if 2 * rows in sizes:
+        slope = (sizes[2 * rows] - sizes[rows]) / rows
     slope = max(slope, 1.0)
     smallest = needed - slope * (rows - 1)
     largest = max(int(rows + (usable - needed) // slope), 0)
     return {
-        "source": source, "needed": round(needed), "row": round(slope),
+        "source": "compiled" if rows in sizes else "traced",
+        "row_source": "compiled" if 2 * rows in sizes else "traced",
+        "needed": round(needed), "row": round(slope),
         "left": round(usable - needed), "one_row": round(smallest),
         "largest_rows_a_shard": largest if smallest <= usable else 0,
     }  # fmt: skip

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Annotated, Any
 
 from hfseq.data.arguments import Allowed, CheckedArguments, Count
 from hfseq.errors import UsageError, nearest
-from hfseq.training import hardware
+from hfseq.training import described
 
 OBJECTIVES = ("mlm", "clm", "span_mlm", "denoising", "translation")
 
@@ -33,7 +32,7 @@ class Options(CheckedArguments):
     config: str = flag(
         "model", "MODEL", "a directory, a JSON file, a Hub name or a model type, e.g. gpt2", MISSING
     )
-    devices: str = flag("devices", "NAME:N", "accelerator and how many, e.g. h200:64", MISSING)
+    devices: str = flag("devices", "NAME:N", "accelerator and how many: h200:64, v5e:4", MISSING)
     preset: str | None = flag("model", "NAME", "a size that the architecture names")
     config_overrides: str | None = flag("model", "A=1,B=2", "changes to the configuration")
     mesh: str | None = flag("devices", "MESH", "e.g. data=8,fsdp=8; default: all on data")
@@ -56,7 +55,7 @@ class Options(CheckedArguments):
     optim: str = flag("run", "NAME", "optimizer (adamw)", "adamw")
     precision: str = flag("run", "NAME", "(bfloat16)", "bfloat16")
     param_dtype: str = flag("run", "TYPE", "(float32)", "float32")
-    attn_implementation: str | None = flag("run", "NAME", "xla (default), cudnn, yours")
+    attn_implementation: str | None = flag("run", "NAME", "auto (default), a kernel, yours")
     gradient_checkpointing: bool = flag("run", None, "recompute layers in the backward pass", False)
     scan_layers: bool = flag("run", None, "scan the layers; compiles much faster", False)
     sequence_parallel: bool = flag("run", None, "split hidden states over tensor, too", False)
@@ -69,12 +68,7 @@ class Options(CheckedArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name, colon, number = self.devices.partition(":")
-        if colon and not re.fullmatch(r"[1-9]\d*", number):
-            raise UsageError(
-                f"--devices {self.devices}: give an accelerator and a number, e.g. h200:64"
-            )
-        self.accelerator, self.count = hardware.named(name), int(number or 1)
+        self.accelerator, self.count = described.parse(self.devices)
 
     def problems(self) -> Iterator[str]:
         """Add an objective that cannot be planned."""

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from hfseq import plugins
 from hfseq.checkpoints.config import auto_config, building, override, parse_overrides, preset_values
 from hfseq.cli.plan.options import Options
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError, nearest
-from hfseq.nn import attention, sharding
-from hfseq.nn.scores import softmax_scale
+from hfseq.nn import attention, choice, sharding
+from hfseq.nn.layers import drop
+from hfseq.nn.random import Drawn
+from hfseq.nn.scores import attention_weights, mix_values
 from hfseq.nn.visible import Visible
 from hfseq.training.arguments import parse
 from hfseq.training.checkpointer import Progress
@@ -53,20 +57,63 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
     tokenizer = make_tokenizer(config, sentinels=name == "span_mlm")
     plugins.load().objectives.get(name).configure(config, tokenizer, False)
     arguments.training.mesh = options.mesh
-    chosen, arguments.model.attn_implementation = arguments.model.attn_implementation, None
     with building(options.config):
         run = build_run(
             arguments, name, Path(arguments.training.output_dir), Progress(), devices,
             tokenizer=tokenizer, config=config, with_data=False,
         )  # fmt: skip
         run.abstract_state()
-    if chosen:
-        arguments.model.attn_implementation = chosen
-        implementation = plugins.load().attention.get(chosen)  # refuses unknown names
-        if chosen == "cudnn":  # which only accelerators have
-            implementation = flash_attention
-        run.model._options = dataclasses.replace(run.model._options, attention=implementation)
     return run
+
+
+def for_host(run: Run) -> Run:
+    """Return the run with attention that CPUs can be compiled for, to be traced for an accelerator.
+
+    Where a kernel of the accelerator's serves, it is one that keeps as little (:func:`in_blocks`).
+    """
+    named = run.model._options.attention
+
+    def attend(
+        query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, *,
+        bias: jax.Array | None, scale: float, rate: float, drawn: Drawn | None, mesh: Mesh | None,
+    ) -> jax.Array:  # fmt: skip
+        facts = attention.facts_of(query, key, visible, bias, rate)
+        serves = attention.chosen(facts, named)
+        product = in_blocks if serves.name in KERNELS else serves.attend
+        return product(
+            query, key, value, visible, bias=bias, scale=scale, rate=rate, drawn=drawn, mesh=mesh
+        )
+
+    stand_in = attention.Implementation("XLA for CPUs", attend)
+    run.model._options = dataclasses.replace(run.model._options, attention=stand_in)
+    return run
+
+
+@contextlib.contextmanager
+def choices() -> Iterator[list[dict[str, Any]]]:
+    """Collect what is chosen for attention while models are traced: each kind of call once.
+
+    An entry says ``of`` what shapes, the ``name``, and why others do not serve (``refused``).
+    """
+    found: list[dict[str, Any]] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            arguments: Any = record.args
+            facts, _, taken = arguments
+            found.append({"of": str(facts), "name": taken.name, "refused": dict(taken.reasons)})
+
+    listener, level, shown = Listener(), choice.logger.level, choice.logger.propagate
+    choice.tell.cache_clear()  # what was said before is said again
+    choice.logger.addHandler(listener)
+    choice.logger.setLevel(logging.INFO)
+    choice.logger.propagate = False
+    try:
+        yield found
+    finally:
+        choice.logger.removeHandler(listener)
+        choice.logger.setLevel(level)
+        choice.logger.propagate = shown
 
 
 def local_rows(run: Run) -> int:
@@ -147,7 +194,9 @@ def choose_objective(options: Options, config: PreTrainedConfig) -> str:
 
 SENTINELS = 100
 ENTRIES = 2**20  # beyond that a vocabulary of placeholders fills the memory
-BLOCK = 128  # queries that flash_attention looks at together
+BLOCK = 128  # queries that in_blocks looks at together
+#: What keeps no square of scores for the backward pass.
+KERNELS = ("cudnn", "cudnn_packed", "cudnn_bias", "flash", "splash")
 
 
 def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedTokenizerBase:
@@ -171,40 +220,39 @@ def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedToken
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **special)
 
 
-def flash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    *,
-    scale: float | None = None,
-    is_causal: bool = False,
-) -> jax.Array:
+def in_blocks(
+    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, *,
+    bias: jax.Array | None, scale: float, rate: float, drawn: Drawn | None, mesh: Mesh | None,
+) -> jax.Array:  # fmt: skip
     """Attention that keeps what a flash kernel keeps, in programs for a CPU: no square of scores.
 
-    A block of queries at a time, computed again in the backward pass. Slow, and never run.
+    A block of queries at a time, computed again in the backward pass. Slow, and never run: of
+    dropout and of who sees whom it has the work, not the numbers.
     """
-    length = query.shape[1]
-    block = BLOCK if length % BLOCK == 0 else length
-    if is_causal:
-        below = jnp.tril(jnp.ones((length, key.shape[1]), bool), key.shape[1] - length)
-        mask = below[None, None] if mask is None else mask & below
-
-    def cut(x: jax.Array | None, start: jax.Array) -> jax.Array | None:
-        if x is None or x.shape[2] == 1:
-            return x
-        return jax.lax.dynamic_slice_in_dim(x, start, block, axis=2)
+    queries, keys = query.shape[1], key.shape[1]
+    block = BLOCK if queries % BLOCK == 0 else queries
 
     @jax.checkpoint
     def one(start: jax.Array) -> jax.Array:
         part = jax.lax.dynamic_slice_in_dim(query, start, block, axis=1)
-        return attention.explicit_attention(
-            part, key, value, Visible(dense=cut(mask, start)), bias=cut(bias, start),
-            scale=softmax_scale(scale, query),
-        )  # fmt: skip
+        added = bias
+        if bias is not None and bias.shape[2] > 1:
+            added = jax.lax.dynamic_slice_in_dim(bias, start, block, axis=2)
+        seen = visible
+        if visible.query_segments is not None:
+            segments = jax.lax.dynamic_slice_in_dim(visible.query_segments, start, block, axis=1)
+            other = visible.query_segments if visible.key_segments is None else visible.key_segments
+            seen = dataclasses.replace(visible, query_segments=segments, key_segments=other)
+        if visible.dense is not None and visible.dense.shape[-2] > 1:
+            dense = jax.lax.dynamic_slice_in_dim(visible.dense, start, block, axis=-2)
+            seen = dataclasses.replace(seen, dense=dense)
+        weights = attention_weights(part, key, seen, bias=added, scale=scale)
+        if drawn is not None:
+            shape = (*drawn.shape[:2], block, keys)
+            weights = drop(weights, rate, drawn._replace(shape=shape).all())
+        return mix_values(weights, value)
 
-    if block == length:
+    if block == queries:
         return one(jnp.int32(0))
-    found = jax.lax.map(one, jnp.arange(0, length, block))
-    return jnp.moveaxis(found, 0, 1).reshape(query.shape[0], length, *found.shape[3:])
+    found = jax.lax.map(one, jnp.arange(0, queries, block))
+    return jnp.moveaxis(found, 0, 1).reshape(query.shape[0], queries, *found.shape[3:])
