@@ -17,6 +17,7 @@ from hfseq.cli.text import add_json, print_json
 from hfseq.errors import UsageError
 from hfseq.plugins import __version__, manager
 from hfseq.plugins.registry import describe
+from hfseq.training import accelerator_flags
 
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers"),
@@ -45,6 +46,10 @@ def run_env(arguments: argparse.Namespace) -> int:
         "packages": dict.fromkeys(PACKAGES),
         "plugins": {info.name: info.version for info in loaded.infos},
         "errors": {name: describe(error) for name, error in loaded.errors.items()},
+        "accelerator_flags": {
+            "set": accelerator_flags.current(),
+            "recommended": list(accelerator_flags.recommended()),
+        },
     }
     for name in PACKAGES:
         try:
@@ -59,6 +64,9 @@ def run_env(arguments: argparse.Namespace) -> int:
     names = [f"{n} {v}" if v else n for n, v in report["plugins"].items()]
     rows += [("plugins", ", ".join(names))]
     rows += [("broken plugin", error) for error in report["errors"].values()]
+    flags = report["accelerator_flags"]
+    rows += list(flags["set"].items())
+    rows += [("flags to try", " ".join(flags["recommended"]) or "none (one device, or none)")]
     for name, value in rows:
         print(f"{name:18}{value}")
     if not arguments.no_devices:

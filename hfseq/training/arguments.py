@@ -29,6 +29,7 @@ from hfseq.data.arguments import (
     option,
 )
 from hfseq.errors import UsageError, nearest, redact, redact_values
+from hfseq.training import accelerator_flags
 
 #: Flags of other programs that take, or ask for, a token of the Hub.
 SECRETS = ("__token", "__hub_token", "__use_auth_token", "__push_to_hub_token")
@@ -459,6 +460,11 @@ class TrainingArguments(CheckedArguments):
     compilation_cache_dir: str | None = option(
         None, "Persistent compilation cache; by default ~/.cache/hfseq/xla, 'none' turns it off."
     )
+    accelerator_flags: str = option(
+        "none",
+        "XLA's flags for the accelerators: recommended (for several of them; tried first), none, "
+        "or flags in quotes.",
+    )
     sigterm_exit_code: int = option(
         0, "Exit code after SIGTERM; 143 makes schedulers such as Kubernetes start the job again."
     )
@@ -498,6 +504,8 @@ class TrainingArguments(CheckedArguments):
         """Add what is missing, and flags that exclude or need each other."""
         if not self.output_dir:
             yield "--output_dir is required"
+        if problem := accelerator_flags.problem_with(self.accelerator_flags):
+            yield problem
         if self.average_checkpoints and self.load_best_model_at_end:
             yield "--average_checkpoints and --load_best_model_at_end exclude each other: give one"
         if (self.average_checkpoints or 0) > (self.save_total_limit or math.inf):

@@ -14,6 +14,7 @@ import importlib.util
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator
 from importlib import metadata, resources
 from pathlib import Path
@@ -156,6 +157,15 @@ def only_compilers() -> bool:
             return False
     vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
     return not any(vendor.read_text().strip() == "0x1ae0" for vendor in vendors)
+
+
+def jax_has_started() -> bool:
+    """Tell whether jax has devices in this process, and so has read all flags."""
+    if "jax" not in sys.modules:
+        return False
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
 
 
 def missing(name: str) -> str:

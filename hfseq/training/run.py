@@ -14,7 +14,7 @@ import jax
 
 from hfseq import plugins
 from hfseq.checkpoints import hub, network
-from hfseq.training import output, processes
+from hfseq.training import accelerator_flags, output, processes
 from hfseq.training.arguments import Arguments, with_data_of
 from hfseq.training.callbacks import (
     Calibrate,
@@ -83,6 +83,7 @@ def main(
     """
     arguments = with_data_of(objective, arguments)
     training = arguments.training
+    accelerator_flags.apply(training.accelerator_flags)
     with contextlib.ExitStack() as stack:
         # -- where: processes, plugins, the output directory, devices
         stack.enter_context(processes.session(arguments.processes))
