@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from hfseq.nn import cpu
 from hfseq.nn.choice import Facts, Implementation, choose, tell
 from hfseq.nn.context import capability, current_options, platform, target_device
-from hfseq.nn.kernels import cudnn, flash
+from hfseq.nn.kernels import cudnn, flash, splash
 from hfseq.nn.layers import drop
 from hfseq.nn.random import Drawn, Keys
 from hfseq.nn.scores import attention_weights, mix_values, softmax_scale
@@ -198,10 +198,12 @@ AUTO = ()
 EXPLICIT = EAGER = Implementation("explicit", explicit_attention)
 XLA = (Implementation("xla", xla_attention, _xla_refuses), EXPLICIT)
 FLASH = Implementation("flash", flash.flash_attention, flash.refuses, blind=True)
+SPLASH = Implementation("splash", splash.splash_attention, splash.refuses)
 CUDNN = (
     Implementation("cudnn", cudnn.cudnn_attention, cudnn.refuses),
     Implementation("cudnn_packed", cudnn.packed_attention, cudnn.refuses_packed),
     Implementation("cudnn_bias", cudnn.bias_attention, cudnn.refuses_bias),
+    Implementation("cudnn_mask", cudnn.bias_attention, cudnn.refuses_mask),
 )
 CPU = (
     Implementation("few_queries", cpu.few_queries_attention, cpu.refuses_few_queries),
@@ -212,8 +214,8 @@ CPU = (
 #: What is asked on each platform, in this order; the last one never refuses.
 ORDER: Mapping[str, tuple[Implementation, ...]] = {
     "cpu": (*CPU, *XLA),
-    "cuda": (*CUDNN[:2], FLASH, CUDNN[2], EXPLICIT),
-    "tpu": (EXPLICIT,),
+    "cuda": (*CUDNN[:3], FLASH, CUDNN[3], EXPLICIT),
+    "tpu": (SPLASH, EXPLICIT),
 }
 # A step of decoding has fewer queries than a kernel is made for.
 FEW_QUERIES = 4

@@ -80,24 +80,51 @@ class Visible:
         return band if self.window is None else band & (key >= own - left)
 
     def sees_any(self, queries: int, keys: int) -> jax.Array | None:
-        """Tell which queries see a key, (batch, heads, queries, 1); None where all of them do."""
-        if (
-            self.segments == "same"
-            and queries == keys
-            and self.key_lengths is None
-            and self.dense is None
-        ):
-            return None
-        if (
-            self.segments == ""
-            and self.key_lengths is None
-            and self.dense is None
-            and not (self.causal and queries > keys)
-        ):
-            return None
+        """Tell which queries see a key, (batch, heads, queries, 1) or 1 for each; None if all do.
+
+        Without an array of all queries and keys, but where segments of both meet a window or
+        ``causal``, or a mask is dense.
+        """
+        banded, whole = self.causal or self.window is not None, self.key_lengths is None
+        if self.dense is None and self.segments == "same" and queries == keys and whole:
+            return None  # each sees itself
+        if self.dense is None and self.segments in ("", "keys"):
+            return self._sees_any_there(queries, keys)
+        if self.dense is None and not banded:
+            return self._sees_own_segment(keys)
         mask = self.array(queries, keys)
         assert mask is not None
         return mask.any(-1, keepdims=True)
+
+    def _sees_any_there(self, queries: int, keys: int) -> jax.Array | None:
+        """Tell it of keys that are there or not, by counting those of each query's band."""
+        described = dataclasses.replace(self, causal=False, window=None)
+        there = described.without_band(keys)
+        if not self.causal and self.window is None:
+            return None if there is None else there.any(-1, keepdims=True)
+        if there is None and queries <= keys:
+            return None
+        own = jnp.arange(queries) + keys - queries
+        before, after = self.window or (queries + keys, queries + keys)
+        low = jnp.clip(own - before, 0, keys)
+        high = jnp.clip(own + (0 if self.causal else after) + 1, 0, keys)
+        if there is None:
+            return (high > low)[None, None, :, None]
+        counts = jnp.cumsum(there[:, 0, 0], -1, dtype=jnp.int32)
+        counts = jnp.pad(counts, ((0, 0), (1, 0)))
+        return (counts[:, high] > counts[:, low])[:, None, :, None]
+
+    def _sees_own_segment(self, keys: int) -> jax.Array:
+        """Tell whose segment is among those of the keys, which are sorted to find it."""
+        assert self.query_segments is not None
+        other = self.query_segments if self.key_segments is None else self.key_segments
+        if self.key_lengths is not None:
+            within = jnp.arange(keys) < self.key_lengths[:, None]
+            other = jnp.where(within, other, jnp.iinfo(jnp.int32).min)
+        other = jnp.sort(other, axis=-1)
+        place = jax.vmap(jnp.searchsorted)(other, self.query_segments)
+        found = jnp.take_along_axis(other, jnp.minimum(place, keys - 1), axis=-1)
+        return (found == self.query_segments)[:, None, :, None]
 
     def part(self, start: int, stop: int, keys: int) -> Visible:
         """Return what the queries from ``start`` to ``stop`` see of the first ``keys`` keys.

@@ -39,7 +39,7 @@ def register_tokenizers(register: Register) -> None:
 @hookimpl
 def register_attention(register: Register) -> None:
     """The choice by platform and shape, and the names of all that it chooses among."""
-    for name in ("auto", "explicit", "eager", "xla", "cudnn", "flash"):
+    for name in ("auto", "explicit", "eager", "xla", "cudnn", "flash", "splash"):
         register(name, f"hfseq.nn.attention:{name.upper()}")
 
 

@@ -228,9 +228,27 @@ def compile_for(
     platform = "cuda" if device.platform == "gpu" else device.platform
     with compiling_for(traced_for or device):
         lowered = step.trace(*arguments).lower(lowering_platforms=(platform,))
-    with _without_cache():
+    flags = _without_flags() if platform == "tpu" else contextlib.nullcontext()
+    with _without_cache(), flags:
         program: jax.stages.Compiled = lowered.compile(STRUCTURE_ONLY if structure_only else None)
     return program
+
+
+@contextlib.contextmanager
+def _without_flags() -> Iterator[None]:
+    """Compile what is inside without ``XLA_FLAGS``: libtpu ends the process at a CPU's flag.
+
+    jax's own has read them before.
+    """
+    import jax
+
+    jax.devices()
+    flags = os.environ.pop("XLA_FLAGS", None)
+    try:
+        yield
+    finally:
+        if flags is not None:
+            os.environ["XLA_FLAGS"] = flags
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hfseq import nn
+from hfseq.nn.attention import CUDNN
 from hfseq.nn.context import Options
 from hfseq.training import described
 
@@ -20,7 +21,7 @@ INTS = jnp.int32
 
 def program(
     heads: int = N, keys: int = T, biased: bool = False, dtype: str = "bfloat16", count: int = 1,
-    rate: float = 0.0, **given,
+    rate: float = 0.0, named: tuple = (), **given,
 ) -> str:  # fmt: skip
     """The gradients of attention as text; ``given`` are dtypes of what is visible, and values."""
     if reason := described.missing("h200"):
@@ -42,7 +43,7 @@ def program(
     def total(parts, bias, shown):
         visible = nn.Visible(**shown, **given)
         rngs = nn.make_keys(jax.random.key(0)) if rate else None
-        with nn.options(Options(mesh=mesh)):
+        with nn.options(Options(mesh=mesh, attention=named)):
             mixed, _ = nn.attend(*parts, mask=visible, bias=bias, dropout_rate=rate, rngs=rngs)
         return mixed.astype(jnp.float32).sum()
 
@@ -116,6 +117,12 @@ def test_what_cudnn_refuses_our_own_kernel_takes(options):
     assert text.count('custom_call_target="__gpu$xla.gpu.triton"') == 3
 
 
-def test_a_bias_with_dropout_falls_back_on_the_explicit_form():
-    text = program(biased=True, rate=0.1)
-    assert calls(text) == [] and "triton" not in "".join(calls(text)) and squares(text)
+@pytest.mark.slow
+def test_a_dense_mask_with_dropout_falls_back_on_the_explicit_form():
+    text = program(seen=["dense"], rate=0.1)
+    assert calls(text) == [] and "xla.gpu.triton" not in text and squares(text)
+
+
+def test_cudnn_that_was_named_takes_padding_anywhere_as_a_mask():
+    text = program(seen=["key_segments"], named=CUDNN)
+    assert calls(text) == BIASED and squares(text)

@@ -52,7 +52,19 @@ def refuses_packed(facts: Facts) -> str | None:
 
 
 def refuses_bias(facts: Facts) -> str | None:
-    """Return why cuDNN does not serve with a mask or a bias of all queries and keys, or None."""
+    """Return why cuDNN does not serve with the bias or the dense mask that was asked for, or None.
+
+    What else is hidden comes as a mask of all rows, queries and keys: :func:`refuses_mask`.
+    """
+    if facts.mask is None and facts.bias is None:
+        return "neither a bias nor a dense mask is there"
+    if facts.segments or facts.lengths:
+        return "padding and documents would be written down as a mask of all queries and keys"
+    return refuses_mask(facts)
+
+
+def refuses_mask(facts: Facts) -> str | None:
+    """Return why cuDNN does not serve with all that is hidden as a mask, or None."""
     if facts.queries % 2 or facts.keys % 2:
         return f"{facts.queries} queries and {facts.keys} keys must both be even"
     if facts.window is not None:

@@ -14,7 +14,7 @@ from hfseq.nn.kernels import cudnn
 FACTS = Facts("cuda", 8, 512, 512, 12, 12, 64, "bfloat16", capability=(9, 0))
 
 
-@pytest.mark.parametrize("refuses", [cudnn.refuses, cudnn.refuses_packed, cudnn.refuses_bias])
+@pytest.mark.parametrize("refuses", [cudnn.refuses, cudnn.refuses_packed, cudnn.refuses_mask])
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -47,14 +47,20 @@ def test_what_no_form_serves_is_refused_with_the_reason(refuses, changes, why):
         (cudnn.refuses, {"window": (64, 0), "causal": True, "lengths": True}, "beside lengths"),
         (cudnn.refuses_packed, {"segments": "keys", "max_runs": 8}, "packed"),
         (cudnn.refuses_packed, {"segments": "same"}, "nobody counted"),
-        (cudnn.refuses_packed, {"segments": "same", "max_runs": 99, "memory": 1e8}, "10% of the memory"),
+        (
+            cudnn.refuses_packed,
+            {"segments": "same", "max_runs": 99, "memory": 1e8},
+            "10% of the memory",
+        ),
         (
             cudnn.refuses_packed,
             {"segments": "same", "max_runs": 8, "capability": (8, 0)},
             "9.0 or more",
         ),
-        (cudnn.refuses_bias, {"queries": 511, "keys": 511}, "even"),
-        (cudnn.refuses_bias, {"window": (64, 0), "causal": True}, "no window"),
+        (cudnn.refuses_bias, {}, "neither"),
+        (cudnn.refuses_bias, {"bias": (1, 12, 512, 512), "segments": "same"}, "as a mask"),
+        (cudnn.refuses_mask, {"queries": 511, "keys": 511}, "even"),
+        (cudnn.refuses_mask, {"window": (64, 0), "causal": True}, "no window"),
     ],
 )
 def test_each_form_says_what_it_is_not_for(refuses, changes, why):

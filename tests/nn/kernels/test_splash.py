@@ -1,0 +1,116 @@
+"""TPU's splash attention, run as plain jax, against scores in float32; and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hfseq.nn.choice import Facts
+from hfseq.nn.kernels import splash
+from hfseq.nn.visible import Visible
+from tests.support.tiers import first
+
+FACTS = Facts("tpu", 8, 512, 512, 12, 12, 64, "bfloat16")
+
+
+def segments(kind: str, length: int, rows: int = 2) -> jax.Array:
+    """Documents, padding at either end, or holes; the last row has nothing hidden."""
+    made = np.ones((rows, length), np.int32)
+    if kind == "documents":
+        made[0, length // 3 :] = 2
+        made[0, length // 2 :] = 3
+    hidden = {"left": slice(0, 30), "right": slice(length - 30, None), "holes": slice(5, 60, 4)}
+    made[0, hidden.get("right" if kind == "documents" else kind, slice(0, 0))] = 0
+    return jnp.asarray(made)
+
+
+CASES = {
+    "documents, causal, grouped": ("documents", {"causal": True}, 2, 128, 128),
+    "holes, window": ("holes", {"window": (9, 20)}, 4, 128, 128),
+    "documents": ("documents", {}, 4, 200, 200),
+    "documents, window, grouped": ("documents", {"window": (16, 16)}, 2, 256, 256),
+    "documents, causal window": ("documents", {"causal": True, "window": (16, 0)}, 4, 150, 150),
+    "left, causal": ("left", {"causal": True}, 4, 256, 256),
+    "right, causal, grouped": ("right", {"causal": True}, 1, 130, 130),
+    "left, window": ("left", {"window": (40, 3)}, 4, 256, 256),
+    "right": ("right", {}, 2, 256, 256),
+    "plain": ("none", {}, 4, 256, 256),
+    "plain, causal, of no whole block": ("none", {"causal": True}, 4, 200, 200),
+    "to a padded source": ("right", {}, 4, 128, 256),
+    "fewer queries, causal": ("right", {"causal": True}, 4, 128, 250),
+    "more queries, causal": ("right", {"causal": True}, 4, 256, 128),
+}
+
+
+@pytest.mark.parametrize("name", first(CASES, "documents, causal, grouped", "holes, window"))
+def test_outputs_and_gradients_are_those_of_all_scores(name):
+    kind, band, kv_heads, queries, keys = CASES[name]
+    random = np.random.default_rng(0)
+    q, k, v, change = (
+        jnp.asarray(random.normal(size=(2, n, heads, 32)), jnp.float32)
+        for n, heads in ((queries, 4), (keys, kv_heads), (keys, kv_heads), (queries, 4))
+    )
+    shown = segments(kind, keys)
+    if kind == "documents":
+        visible = Visible(query_segments=shown, **band)
+    else:
+        visible = Visible(key_segments=None if kind == "none" else shown, **band)
+    mask = visible.array(queries, keys)
+    mask = jnp.ones((1, 1, queries, keys), bool) if mask is None else mask
+    seeing = visible.sees_any(queries, keys)
+
+    def ours(q, k, v):
+        mixed = splash.splash_attention(q, k, v, visible, scale=0.3, interpret=True)
+        return mixed if seeing is None else jnp.where(seeing.swapaxes(1, 2), mixed, 0)
+
+    def reference(q, k, v):
+        k, v = (jnp.repeat(x, 4 // kv_heads, axis=2) for x in (k, v))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision="highest") * 0.3
+        weights = jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, -1e30)), 0)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, v, precision="highest")
+
+    def both(attend):
+        mixed, back = jax.vjp(attend, q, k, v)
+        return mixed, *back(change)
+
+    for found, wanted in zip(jax.jit(lambda: both(ours))(), both(reference), strict=True):
+        scale = max(1.0, float(abs(wanted).max()))
+        np.testing.assert_allclose(found, wanted, atol=1e-5 * scale)
+
+
+@pytest.mark.slow
+def test_a_document_does_not_see_another_to_the_last_bit():
+    shown = segments("documents", 128)
+    random = np.random.default_rng(1)
+    q, k, v = (jnp.asarray(random.normal(size=(2, 128, 2, 32)), jnp.float32) for _ in range(3))
+    run = jax.jit(
+        lambda k, v: splash.splash_attention(
+            q, k, v, Visible(query_segments=shown), scale=1.0, interpret=True
+        )
+    )
+    before, after = run(k, v), run(k.at[0, 10].add(3.0), v.at[0, 10].add(3.0))
+    changed = np.asarray((before != after).any((2, 3)))
+    assert changed[0, :42].all() and not changed[0, 42:].any() and not changed[1].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"platform": "cuda"}, "TPUs only"),
+        ({"bias": (1, 12, 512, 512)}, "bias"),
+        ({"dropout": 0.1}, "dropout"),
+        ({"mask": (8, 1, 1, 512)}, "mask"),
+        ({"queries": 64}, "mostly padding"),
+        ({"segments": "both", "causal": True}, "see nothing"),
+        ({"segments": "same", "lengths": True, "window": (3, 3)}, "see nothing"),
+        ({"mesh": (("sequence", 2),)}, "cuts sequences"),
+        ({"mesh": (("data", 16),)}, "does not divide"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_the_reason(changes, why):
+    assert splash.refuses(FACTS) is None
+    assert why in (splash.refuses(dataclasses.replace(FACTS, **changes)) or "")

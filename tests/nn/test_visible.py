@@ -1,0 +1,113 @@
+"""What is visible: the mask that a description means, and what can be told without it."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hfseq import nn
+from hfseq.nn.context import Rows
+from hfseq.nn.visible import Visible, as_visible
+
+BATCH = 3
+
+
+def described(queries, keys, *, segments, lengths=False, dense=False, causal=False, window=None):
+    """A description and, by a loop in NumPy, the mask that it means."""
+    random = np.random.default_rng(queries * 31 + keys)
+    own, other = (np.sort(random.integers(0, 4, (BATCH, n)), axis=1) for n in (queries, keys))
+    if segments == "keys":
+        other = random.integers(0, 2, (BATCH, keys))
+    other[0] = 0  # nothing is there, or nothing but padding
+    counts, mask = np.array([0, 2, keys]), random.random((BATCH, 1, 1, keys)) < 0.5
+    visible = Visible(
+        causal=causal, window=window,
+        query_segments=jnp.asarray(own) if segments in ("same", "both") else None,
+        key_segments=jnp.asarray(other) if segments in ("keys", "both") else None,
+        key_lengths=jnp.asarray(counts) if lengths else None,
+        dense=jnp.asarray(mask) if dense else None,
+    )  # fmt: skip
+    meant = np.zeros((BATCH, queries, keys), bool)
+    for row, query, key in itertools.product(range(BATCH), range(queries), range(keys)):
+        place = query + keys - queries
+        before, after = window or (99, 99)
+        meant[row, query, key] = (
+            (segments != "keys" or other[row, key] != 0)
+            and (segments != "both" or own[row, query] == other[row, key])
+            and (segments != "same" or own[row, query] == own[row, key])
+            and (not lengths or key < counts[row])
+            and (not dense or mask[row, 0, 0, key])
+            and (not causal or key <= place)
+            and place - before <= key <= place + after
+        )
+    return visible, meant
+
+
+CASES = [
+    {"segments": segments, "lengths": lengths, "dense": dense, "causal": causal, "window": window}
+    for segments in ("", "keys", "same", "both")
+    for lengths, dense in ((False, False), (True, False), (False, True))
+    for causal, window in ((False, None), (True, None), (False, (2, 1)), (True, (1, 0)))
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_description_means_its_mask_and_knows_who_sees_nothing(case):
+    sizes = [(7, 7)] if case["segments"] == "same" else [(7, 7), (5, 8), (8, 5)]
+    for queries, keys in sizes:
+        visible, meant = described(queries, keys, **case)
+        array = visible.array(queries, keys)
+        whole = np.ones((BATCH, 1, queries, keys), bool)
+        array = whole if array is None else np.broadcast_to(array, whole.shape)
+        np.testing.assert_array_equal(array[:, 0], meant)
+        seeing = visible.sees_any(queries, keys)
+        seeing = True if seeing is None else np.broadcast_to(seeing, (BATCH, 1, queries, 1))
+        np.testing.assert_array_equal(np.broadcast_to(seeing, (BATCH, 1, queries, 1))[:, 0, :, 0],
+                                      meant.any(-1))  # fmt: skip
+        part = visible.part(1, 4, 4).without_band(4)
+        band = visible.band(3, 4, keys - queries + 1)
+        cut = np.ones((BATCH, 3, 4), bool) if part is None else np.broadcast_to(
+            part, (BATCH, 1, 3, 4))[:, 0]  # fmt: skip
+        cut = cut if band is None else cut & np.asarray(band)
+        np.testing.assert_array_equal(cut, meant[:, 1:4, :4])
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case["dense"]], ids=str)
+def test_who_sees_nothing_is_told_without_all_pairs_but_where_segments_meet_a_band(case):
+    size = 37
+    visible, _ = described(size, size, **case)
+    text = str(jax.make_jaxpr(lambda shown: shown.sees_any(size, size))(visible))
+    banded = case["causal"] or case["window"]
+    needs_all = banded and (
+        case["segments"] == "both" or (case["segments"] == "same" and case["lengths"])
+    )
+    assert (f"{size},{size}]" in text) == bool(needs_all)
+
+
+def test_models_describe_padding_documents_and_both():
+    mask, segments = jnp.array([[1, 0, 1]]), jnp.array([[1, 1, 2]])
+    assert nn.visible(None) is None
+    padded = nn.visible(mask)
+    assert padded.segments == "keys" and padded.key_lengths is None
+    assert nn.visible(None, segments).segments == "same"
+    both = nn.visible(mask, segments)
+    expected = [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
+    assert np.array_equal(both.array(3, 3)[0, 0], np.array(expected, bool))
+    per_query = nn.visible(jnp.ones((2, 4, 3)))
+    assert per_query.dense.shape == (2, 1, 4, 3)
+    assert as_visible(per_query, causal=True).causal
+
+
+def test_what_is_known_of_rows_makes_lengths_of_masks_and_bounds_documents():
+    mask, segments = jnp.array([[1, 1, 0]]), jnp.array([[1, 2, 0]])
+    with nn.knowing(Rows(max_runs=3)):
+        padded, packed = nn.visible(mask), nn.visible(mask, segments)
+        crossed = nn.visible_across(mask, segments, segments)
+    assert padded.key_lengths.tolist() == [2] and padded.segments == ""
+    assert (packed.segments, packed.max_runs) == ("same", 3)
+    assert crossed.key_segments.tolist() == segments.tolist()
+    assert nn.visible(mask).key_lengths is None  # outside nothing is known
