@@ -163,4 +163,3 @@ def _together(flags: Sequence[str]) -> dict[str, str]:
 def _chips() -> list[Path]:
     """Return the device files of TPU chips."""
     return [*Path("/dev").glob("accel*"), *Path("/dev/vfio").glob("[0-9]*")]
-

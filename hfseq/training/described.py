@@ -107,7 +107,8 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
             "topology": f"1x{-(-count // machine)}x{machine}",
         }
     try:
-        found = topologies.get_topology_desc(**arguments).devices
+        with _flags_hidden():
+            found = topologies.get_topology_desc(**arguments).devices
     except Exception as error:  # jax's own, of every kind
         if "lockfile" in str(error):
             raise NoCompiler(
@@ -228,21 +229,20 @@ def compile_for(
     platform = "cuda" if device.platform == "gpu" else device.platform
     with compiling_for(traced_for or device):
         lowered = step.trace(*arguments).lower(lowering_platforms=(platform,))
-    flags = _without_flags() if platform == "tpu" else contextlib.nullcontext()
-    with _without_cache(), flags:
+    with _without_cache(), _flags_hidden():
         program: jax.stages.Compiled = lowered.compile(STRUCTURE_ONLY if structure_only else None)
     return program
 
 
 @contextlib.contextmanager
-def _without_flags() -> Iterator[None]:
-    """Compile what is inside without ``XLA_FLAGS``: libtpu ends the process at a CPU's flag.
+def _flags_hidden() -> Iterator[None]:
+    """Hide XLA_FLAGS from libtpu, which ends the process at those that its own XLA has not.
 
-    jax's own has read them before.
+    It reads them as it is loaded, or compiles for the first time.
     """
     import jax
 
-    jax.devices()
+    jax.devices("cpu")  # jax's own XLA has read them
     flags = os.environ.pop("XLA_FLAGS", None)
     try:
         yield

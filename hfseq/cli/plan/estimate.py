@@ -197,8 +197,11 @@ def make_plan(options: Options) -> dict[str, Any]:
     if not programs.problem:
         chosen = programs.found[0]["attention"]
     else:  # rules have to say what compilers do not
-        with choices() as chosen, described.compiling_for(target):
+        with described.compiling_for(target):
             kept = {choice: trace(options, choice) for choice in (False, True)}
+            with choices() as chosen, building(options.config):
+                batch = abstract_batch(run, rows)
+                jax.eval_shape(run.step_function(), run.abstract_state(), run.frozen, batch)
     plan["attention"] = chosen
     names = dict.fromkeys(one["name"] for one in chosen)
     plan["run"]["attention"] = ", ".join(names) or arguments.model.attn_implementation or "none"

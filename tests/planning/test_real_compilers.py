@@ -1,0 +1,139 @@
+"""Plans by the accelerators' own compilers, without a device; who answers where they do not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hfseq import cli
+from hfseq.cli.plan import compile
+from hfseq.cli.plan.compile import Programs
+from hfseq.cli.plan.estimate import make_plan
+from hfseq.cli.plan.run import KERNELS
+from hfseq.training import described
+
+#: Base sizes with their scripts' objectives.
+FAMILIES = {
+    "bart": None,
+    "bert": None,
+    "gpt2": None,
+    "roberta": "max_position_embeddings=514",
+    "t5": "d_model=768,d_ff=3072,num_layers=12,num_decoder_layers=12,num_heads=12",
+}
+
+
+def needs(name: str) -> None:
+    if reason := described.missing(name):
+        pytest.skip(reason)
+
+
+def test_attention_is_chosen_for_the_devices_of_the_plan(options, monkeypatch):
+    found = {
+        name: make_plan(options(devices=name, no_compile=True, precision="bfloat16"))["attention"]
+        for name in ("h200:8", "tpu-v5e:8")
+    }
+    (on_gpu,), (on_tpu,) = found.values()
+    assert on_gpu["name"] in KERNELS and on_tpu["name"] not in ("few_queries", "blocked", "xla")
+    assert on_gpu["of"].startswith("16 x 4 heads of 8 in bfloat16, 16 queries")
+    assert all(why for one in (on_gpu, on_tpu) for why in one["refused"].values())
+
+
+def test_attention_that_was_named_and_cannot_serve_is_wrong_usage(capsys):
+    words = ["plan", "--config", "gpt2", "--config_overrides", "n_layer=1,n_embd=32,n_head=4",
+             "--length", "16", "--no_compile", "--devices", "v5e",
+             "--attn_implementation"]  # fmt: skip
+    assert cli.main([*words, "flash"]) == 2
+    assert "attn_implementation 'flash' cannot serve" in capsys.readouterr().err
+    assert cli.main([*words, "explicit"]) == 0
+    assert "attention explicit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("real", "host", "speaker"), [
+    ([1, 2, 3], [], "real"), ([], [1, 2, 3], compile.HOST), ([], [], ""),
+])  # fmt: skip
+def test_who_is_asked_next_says_why_the_first_did_not_speak(
+    options, monkeypatch, real, host, speaker
+):
+    asked = []
+
+    def compiled(options, variants, compiler, end):
+        asked.append(compiler)
+        found = real if compiler == "real" else host
+        programs = [
+            variants[i] | {"arguments": 100, "temporary": 10 * variants[i]["rows"], "peak": None,
+                           "collectives": [], "attention": [], "seconds": 1.0}
+            for i, _ in enumerate(found)
+        ]  # fmt: skip
+        return Programs(programs, compiler, "" if found else f"{compiler} failed")
+
+    monkeypatch.setattr(compile, "compiler_for", lambda accelerator: "real")
+    monkeypatch.setattr(compile, "_measure_apart", compiled)
+    plan = make_plan(options())
+    assert asked == (["real"] if real else ["real", compile.HOST])
+    if speaker:
+        assert plan["compiled"]["compiler"] == speaker
+        assert (plan["fit"]["needed"], plan["fit"]["row"]) == (120, 10)
+    else:
+        assert plan["fit"]["source"] == "traced" and plan["activations"]
+        assert plan["compiled"]["problem"] == f"{compile.HOST} failed"
+    assert plan["compiled"]["passed_over"] == ("" if real else "real failed")
+    text = "\n".join(cli.plan.describe(plan))
+    assert f"memory is that of {speaker or 'the rules and the trace'}" in text
+    assert ("real failed" in text) == (not real)
+
+
+def test_without_the_packages_the_reason_is_told(options, monkeypatch):
+    monkeypatch.setattr(described, "_place", lambda module: None)
+    monkeypatch.setattr(compile, "_measure_apart", lambda *_: Programs(problem="slow"))
+    found = compile.measure_apart(options(), [])
+    assert "pip install 'hfseq[aot]'" in found.passed_over and found.problem == "slow"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", ["h200:4", "v5e:4"])
+def test_the_real_compiler_answers(devices, capsys):
+    needs(devices.partition(":")[0])
+    words = ["plan", "--config", "gpt2", "--length", "128", "--batch", "2",
+             "--mesh", "data=2,fsdp=2", 
+             "n_embd=64,n_layer=1,n_head=4,n_positions=128,vocab_size=512,bos_token_id=0,eos_token_id=0",
+             "--devices", devices]  # fmt: skip
+    assert cli.main([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["compiled"]["real"] and not plan["compiled"]["problem"]
+    assert plan["compiled"]["compiler"] == compile.compiler_for(
+        {"h": "h200", "v": "tpu-v5e"}[devices[0]]
+    )
+    first = plan["compiled"]["programs"][0]
+    state = sum(plan["bytes"][name]["device"] for name in ("parameters", "optimizer", "batch"))
+    assert first["arguments"] == pytest.approx(state, rel=0.05)
+    assert 0 < first["alias"] <= first["arguments"]
+    assert {tuple(one["axes"]) for one in plan["exchange"]["compiled"]} >= {("fsdp",)}
+    assert plan["attention"] and not plan["activations"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rules_agree_with_the_compiler_within_a_tenth(family, options):
+    needs("h200")
+    run = options(
+        config=family, config_overrides=FAMILIES[family], devices="h200:1", length=512,
+        per_device_train_batch_size=16, precision="bfloat16", scan_layers=True, no_compile=True,
+    )  # fmt: skip
+    compiled = compile.measure_apart(run, [{"rows": 16, "remat": False}])
+    assert compiled.real and not compiled.problem
+    needed = compiled.found[0]["arguments"] + compiled.found[0]["temporary"]
+    assert make_plan(run)["fit"]["needed"] == pytest.approx(needed, rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_program_that_is_larger_than_a_tpu_is_measured_all_the_same(options):
+    needs("v5e")
+    run = options(
+        config_overrides="n_embd=1024,n_layer=1,n_head=8,n_positions=1024,vocab_size=50257",
+        devices="v5e:1", length=1024, per_device_train_batch_size=64, precision="bfloat16",
+    )  # fmt: skip
+    found = compile.measure_apart(run, [{"rows": 64, "remat": False}])
+    assert found.real and not found.problem
+    (program,) = found.found
+    assert program["arguments"] + program["temporary"] > 15.75 * 2**30
