@@ -294,7 +294,7 @@ class ModelArguments(CheckedArguments):
         False, "Stack the layers and scan them: compile time independent of depth."
     )
     attn_implementation: str | None = option(
-        None, "Attention by name: xla (default), cudnn, eager, yours."
+        None, "Attention by name: auto (default), cudnn, flash, splash, explicit, xla, yours."
     )
 
     def problems(self) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import jax
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from hfseq import nn
+from hfseq.errors import UsageError
 from hfseq.nn import cpu
-from hfseq.nn.attention import CPU, EAGER, XLA
+from hfseq.nn.attention import CPU, EAGER, SPLASH, XLA, chosen
+from hfseq.nn.choice import Facts
 from hfseq.nn.context import Options
 from hfseq.nn.scores import attention_weights
 from hfseq.nn.visible import Visible
@@ -257,3 +260,65 @@ def test_beams_that_look_at_one_source_are_causal_each():
 def test_a_row_whose_keys_have_no_length_gives_zero():
     mixed = nn.dot_product(QUERY, KEY, VALUE, key_value_seq_lengths=jnp.array([0, 3], jnp.int32))
     assert not np.asarray(mixed[0]).any() and np.asarray(mixed[1]).any()
+
+
+def test_an_implementation_of_a_plugin_gets_what_is_visible_and_its_refusal_is_told():
+    shown = []
+
+    def attend(query, key, value, visible, *, bias, scale, rate, drawn, mesh):
+        shown.append((visible.segments, visible.causal, scale))
+        return jax.nn.dot_product_attention(
+            query, key, value, mask=visible.array(query.shape[1], key.shape[1]), scale=scale
+        )
+
+    mine = nn.Implementation(
+        "mine", attend, lambda facts: "it drops nothing" if facts.dropout else None
+    )
+    mask = nn.visible(jnp.ones((2, 7), jnp.int32).at[0, 5:].set(0), causal=True)
+    with nn.options(Options(attention=mine)):
+        mixed, _ = nn.attend(KEY, KEY, VALUE, mask=mask)
+        with pytest.raises(UsageError, match=r"'mine' cannot serve .*mine: it drops nothing"):
+            nn.attend(KEY, KEY, VALUE, dropout_rate=0.5, rngs=nn.make_keys(jax.random.key(0)))
+    assert shown == [("keys", True, 8**-0.5)]
+    assert close(mixed, nn.attend(KEY, KEY, VALUE, mask=mask)[0], 1e-6)
+
+
+def test_a_kernel_that_was_named_and_is_not_for_this_platform_says_so():
+    with nn.options(Options(attention=SPLASH)):
+        with pytest.raises(UsageError, match=r"'splash' cannot serve .* on cpu .*TPUs only"):
+            nn.attend(QUERY, KEY, VALUE)
+
+
+def test_the_choice_is_a_table_of_facts():
+    base = Facts("cuda", 8, 512, 512, 12, 12, 64, "bfloat16", capability=(9, 0))
+
+    def name(**changes):
+        return chosen(dataclasses.replace(base, **changes), None).name
+
+    packed = {"segments": "same", "max_runs": 16}
+    bias = {"bias": (1, 12, 512, 512)}
+    assert [
+        name(), name(causal=True, window=(64, 0)), name(lengths=True), name(**packed),
+        name(**packed, dropout=0.1), name(segments="same"), name(segments="keys"),
+        name(dtype="float32"), name(**bias), name(**bias, dropout=0.1), name(mask=(8, 1, 512, 512)),
+        name(mask=(8, 1, 512, 512), dropout=0.1), name(window=(64, 64)), name(queries=1),
+        name(**packed, capability=(8, 0)), name(capability=(7, 0)), name(mesh=(("sequence", 2),)),
+    ] == [
+        "cudnn", "cudnn", "cudnn", "cudnn_packed",
+        "flash", "flash", "flash",
+        "flash", "cudnn_bias", "flash", "cudnn_bias",
+        "explicit", "flash", "explicit",
+        "flash", "explicit", "explicit",
+    ]  # fmt: skip
+    tpu = {"platform": "tpu", "capability": None}
+    assert [
+        name(**tpu), name(**tpu, **packed, causal=True), name(**tpu, window=(64, 64)),
+        name(**tpu, dropout=0.1), name(**tpu, **bias), name(**tpu, queries=64),
+        name(**tpu, queries=1),
+    ] == ["splash"] * 3 + ["explicit"] * 4  # fmt: skip
+    one, many = {"platform": "cpu", "devices": 1}, {"platform": "cpu", "devices": 8}
+    single = {"dtype": "float32", "capability": None}
+    assert [
+        name(**one, **single), name(**one, **single, batch=1, queries=64, keys=64),
+        name(**one, queries=1), name(**many, **single), name(**many), name(platform="rocm"),
+    ] == ["blocked", "direct", "few_queries", "xla", "explicit", "xla"]  # fmt: skip
