@@ -279,7 +279,7 @@ def test_an_implementation_of_a_plugin_gets_what_is_visible_and_its_refusal_is_t
         mixed, _ = nn.attend(KEY, KEY, VALUE, mask=mask)
         with pytest.raises(UsageError, match=r"'mine' cannot serve .*mine: it drops nothing"):
             nn.attend(KEY, KEY, VALUE, dropout_rate=0.5, rngs=nn.make_keys(jax.random.key(0)))
-    assert shown == [("keys", True, 8**-0.5)]
+    assert shown == [("keys", True, 1 / 8**0.5)]
     assert close(mixed, nn.attend(KEY, KEY, VALUE, mask=mask)[0], 1e-6)
 
 
