@@ -125,9 +125,9 @@ def _size(count: float) -> str:
 def compile_problems(rows: Rows) -> list[str]:
     """Say where scores of all pairs are written down; T5's learned bias is such an array."""
     return [
-        f"{row['name']}: {row['values'][-1]['squares']} results of all pairs in {row['group']}"
+        f"{row['name']}: {row['values'][-1]['squares']} results of all pairs in {row['case']}"
         for row in rows
-        if row["values"] and row["values"][-1]["squares"] and not row["group"].startswith("T5")
+        if row["values"] and row["values"][-1]["squares"] and not row["case"].startswith("T5")
     ]
 
 

@@ -344,7 +344,7 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(train, reference
         ({"config_overrides": "hiden_size=3"}, "hiden_size"),
         ({"model_type": "robrta"}, "did you mean 'roberta'"),
         ({"report_to": "tensorbord"}, "did you mean 'tensorboard'"),
-        ({"attn_implementation": "flash"}, "unknown attention"),
+        ({"attn_implementation": "flsh"}, "unknown attention"),
         ({"metric_for_best_model": "bleu"}, "there is only eval_"),
         ({"profile": "ten"}, "give first-last"),
     ],
