@@ -53,6 +53,8 @@ def _child(todo: list[tuple[str, int]], folder: Path) -> Iterator[Outcome]:
         "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
         "ARROW_DEFAULT_MEMORY_POOL": "system", "HFSEQ_CACHE": str(folder / "made" / "cache"),
         "MPLCONFIGDIR": str(folder / "made" / "matplotlib"), "JAX_PLATFORMS": "cpu",
+        # That of the tests lies outside of the folder, where nothing may be written.
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "made" / "jax"),
     }  # fmt: skip
     command = [sys.executable, "-m", "tests.hostile.child", str(folder)]
     pipe = subprocess.PIPE
