@@ -33,6 +33,11 @@ def packages_on_disk() -> set[str]:
     return found
 
 
+def data_files() -> set[Path]:
+    found = {path for path in (ROOT / "hfseq").rglob("*") if path.is_file()}
+    return {path for path in found if path.suffix != ".py" and "__pycache__" not in path.parts}
+
+
 def test_every_package_on_disk_is_listed():
     assert set(listed("options", "packages")) == packages_on_disk()
 
@@ -54,12 +59,8 @@ def test_every_in_tree_plugin_has_an_entry_point():
 
 def test_every_data_file_is_packaged():
     patterns = listed("options.package_data", "hfseq")
-    folder = ROOT / "hfseq"
-    packaged = {path for pattern in patterns for path in folder.glob(pattern)}
-    present = {
-        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    }
-    assert {path for path in present if path.suffix != ".py"} == packaged
+    packaged = {path for pattern in patterns for path in (ROOT / "hfseq").glob(pattern)}
+    assert data_files() == packaged
 
 
 def test_pytorch_is_no_requirement_of_the_core():
@@ -96,7 +97,8 @@ def test_the_wheel_has_every_module_and_finds_its_plugins(tmp_path):
     for root, package in ((ROOT, "hfseq"), (ROOT / "plugins", "hfseq_plugins")):
         for file in (root / package).rglob("*.py"):
             assert file.relative_to(root).as_posix() in names
-    assert {"hfseq/py.typed", "hfseq/templates/new_architecture.py.txt"} <= names
+    data = {file.relative_to(ROOT).as_posix() for file in data_files()}
+    assert "hfseq/py.typed" in data and data <= names
     target = tmp_path / "site"
     subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True)
     environment = {**os.environ, "PYTHONPATH": str(target)}
