@@ -234,7 +234,7 @@ PROMPT = 5
 def cached_decoding(case: Case) -> None:
     """Feeding a prompt and then token by token through the cache gives the full forward pass."""
     ids = case.inputs[case.sides[-1].ids]
-    positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+    positions = np.broadcast_to(np.arange(ids.shape[-1], dtype=np.int32), ids.shape)
     begin = _source_and_target if len(case.sides) == 2 else _one_sequence
     full, cache, step = begin(case, ids, positions)
 

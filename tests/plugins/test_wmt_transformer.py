@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from hfseq.checkpoints.config import override
 from hfseq.errors import UsageError
@@ -13,6 +14,7 @@ from hfseq.testing import case, check_architecture
 from hfseq.testing import checks as testing_checks
 from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
 from hfseq_plugins.wmt_transformer.differential import initial_lambdas
+from hfseq_plugins.wmt_transformer.layers import DifferentialAttention
 from hfseq_plugins.wmt_transformer.modeling import (
     FlaxWMTTransformerForConditionalGeneration,
     FlaxWMTTransformerModel,
@@ -207,6 +209,21 @@ def test_first_layer_subtracts_one_map_from_the_other(differential):
     for pair in range(2):
         expected = softmax_map(2 * pair) - (one - two + 0.2) * softmax_map(2 * pair + 1)
         assert close(states.attentions[0][0, pair], expected)
+
+
+def test_a_query_that_sees_nothing_gives_zero_and_has_no_gradient():
+    config = wmt_transformer_config(**DIFFERENTIAL)
+    layer = DifferentialAttention(config, 4, nnx.Rngs(0))
+    query, key, value = jax.random.normal(jax.random.key(1), (3, 2, 3, 4, layer.head_dim))
+    mask = jnp.array([[1, 1, 0], [0, 0, 0]])[:, None, None] == 1
+
+    def mixed(query):
+        return layer.mix(query, key, value, initial=0.2, mask=mask, return_weights=True)
+
+    found, weights = mixed(query)
+    gradient = jax.grad(lambda query: (mixed(query)[0] ** 3).sum())(query)
+    for part in (found, weights, gradient):
+        assert jnp.isfinite(part).all() and part[0].any() and not part[1].any()
 
 
 @pytest.mark.slow

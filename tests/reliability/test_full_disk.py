@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def volume(tmp_path):
 
     yield mount
     if folder.is_mount():
+        gc.collect()  # what maps a file of the volume, a model that nobody holds, lets go of it
         subprocess.run(["umount", str(folder)], check=True)
 
 

@@ -143,8 +143,8 @@ def test_a_run_goes_on_from_devices_to_processes_and_back(train, notes, processe
 def test_every_row_of_an_epoch_is_read_once_through_a_change(train, notes, tmp_path):
     """Over a whole epoch the rows of all parts together are the corpus, each row once."""
     first = train("parts", devices=1, max_steps=2, **OPTIONS)
-    epoch = len(first.data.train)
+    epoch = len(first.run.data.train)
     train("parts", devices=4, mesh="data=2,tensor=2", max_steps=epoch, **OPTIONS)
     read = [digest for line in notes("here") for digest in line["rows"]]
-    rows = len(first.data.train.rows)
+    rows = len(first.run.data.train.rows)
     assert len(set(read[:rows])) == rows  # beyond: the rows that fill up the last batch

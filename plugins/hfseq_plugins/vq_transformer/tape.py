@@ -226,11 +226,14 @@ class Tape:
         return out[:, :, :, : self.tokens]
 
     def end(self, state: State, cache: Cache) -> State:
-        """Return the state after the call, whose cache is ``cache``."""
+        """Return the state after the call, whose cache is ``cache``.
+
+        With ``stop_gradient`` nothing is learned through it, by whatever pieces it was computed.
+        """
         new = self.tokens if self.lengths is None else self.lengths
         position = state.position + new
         places = as_ring(position, self.how.window) + jnp.broadcast_to(new, position.shape)[:, None]
-        return State(
+        after = State(
             take(self.key, places),
             take(self.value, places).astype(state.window_value.dtype),
             take(self.code, places),
@@ -238,6 +241,7 @@ class Tape:
             cache.count,
             position,
         )
+        return jax.tree.map(lax.stop_gradient, after) if self.how.stop_gradient else after
 
 
 def attend_in_blocks(tape: Tape, terms: Terms, how: How) -> tuple[jax.Array, Cache]:

@@ -62,12 +62,13 @@ class DifferentialMix:
         first, second = maps[:, 0::2], maps[:, 1::2]
         weights = first - self.strength(initial).astype(maps.dtype) * second
         weights = dropout(weights, dropout_rate, rngs)
-        seeing = visible.sees_any(folded.shape[1], keys)
-        if seeing is not None:
-            weights = jnp.where(seeing, weights, 0)
         pairs = value.reshape(rows, keys, -1, 2 * self.head_dim)
         mixed = jnp.einsum("bhqs,bshd->bqhd", weights, pairs, preferred_element_type=jnp.float32)
         mixed = self.head_norm(mixed) * (1.0 - initial)
+        seeing = visible.sees_any(folded.shape[1], keys)
+        if seeing is not None:  # as in attend: between dropout and product it costs bits
+            mixed = jnp.where(seeing.swapaxes(1, 2), mixed, 0)
+            weights = jnp.where(seeing, weights, 0) if return_weights else weights
         mixed = mixed.astype(value.dtype).reshape(query.shape)
         return mixed, self._by_query(weights, query) if return_weights else None
 
