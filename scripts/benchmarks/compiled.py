@@ -136,8 +136,8 @@ COMPILE = Suite(
     "Training steps compiled for accelerators that are not here",
     "The loop's own step by the real compilers (extra `aot`), rows packed with up to 16 documents, "
     "bfloat16, AdamW, layers scanned; GPUs by data, TPUs by fsdp: bytes a device, the "
-    "kernels of attention in the program (layers are one scanned one), what devices exchange. Without cuDNN's workspace. TPUs' are "
-    "compiled for their structure, which says nothing of temporary memory. No device has run them.",
+    "kernels of attention in the program (layers are one scanned one), what devices exchange. "
+    "Without cuDNN's workspace. TPUs' are compiled for their structure, which says nothing of temporary memory. No device has run them.",
     compile_cases,
     (harness.CASE,
      ("state and batch", _value("arguments", _size)),
