@@ -137,7 +137,8 @@ COMPILE = Suite(
     "The loop's own step by the real compilers (extra `aot`), rows packed with up to 16 documents, "
     "bfloat16, AdamW, layers scanned; GPUs by data, TPUs by fsdp: bytes a device, the "
     "kernels of attention in the program (layers are one scanned one), what devices exchange. "
-    "Without cuDNN's workspace. TPUs' are compiled for their structure, which says nothing of temporary memory. No device has run them.",
+    "Without cuDNN's workspace. TPUs' are compiled for their structure, which says nothing of "
+    "temporary memory. No device has run them.",
     compile_cases,
     (harness.CASE,
      ("state and batch", _value("arguments", _size)),

@@ -1059,19 +1059,19 @@ def described_gpu(options: argparse.Namespace) -> Any:
 
 def compile_for(gpu: Any, prepared: Prepared, options: dict[str, Any]) -> Any:
     """Compile a step for the GPU at the sharding ``gpu``; returns the program."""
-    from unittest import mock
-
     import jax
+
+    from hfseq.training import described
 
     def there(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=gpu)
 
     abstract = jax.eval_shape(prepared.random_state, jax.random.key(0))
     arguments = jax.tree.map(there, (abstract, prepared.batches[0]))
-    # Some code has a form for CPUs alone.
-    with mock.patch.object(jax, "default_backend", lambda: "gpu"):
+    with described.compiling_for(gpu.mesh.devices.flat[0]):
         traced = jax.jit(prepared.step, donate_argnums=0).trace(*arguments)
-    return traced.lower(lowering_platforms=("cuda",)).compile(compiler_options=options)
+        lowered = traced.lower(lowering_platforms=("cuda",))
+    return lowered.compile(compiler_options=options)
 
 
 def h200_command(

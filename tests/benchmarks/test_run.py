@@ -78,6 +78,7 @@ RUN = {
     "memory": "RoBERTa.*recomputed",
     "scaling": "batch [12]/hfseq",
     "data_scale": "",
+    "compile": "dropout 0.1/H200",
 }
 
 
