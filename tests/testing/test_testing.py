@@ -245,6 +245,14 @@ def test_a_model_that_generates_needs_a_cache(registered):
         check_architecture("faulty", config, checks=["cached_decoding"])
 
 
+def test_a_head_that_reads_several_sequences_a_row_needs_no_cache():
+    config = bert_config(num_hidden_layers=1)
+    with pytest.raises(AssertionError, match="skipped .*FlaxBertForMultipleChoice has no cache"):
+        check_architecture(
+            "bert", config, heads=["ForMultipleChoice"], checks=["cached_decoding"], torch=False
+        )
+
+
 def test_names_and_shapes_are_compared_where_templates_exist(registered):
     pytest.importorskip("torch")
     from hfseq_plugins.bert.modeling import TokenClassification
