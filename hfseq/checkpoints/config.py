@@ -10,6 +10,8 @@ import logging
 import math
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ from hfseq.errors import (
     nearest,
     one_line,
     parse_json,
+    write_whole,
 )
 
 if TYPE_CHECKING:
@@ -462,17 +465,25 @@ def write_config(config: PreTrainedConfig, folder: str | Path) -> None:
     Transformers 5 has ``rope_parameters`` alone. Transformers 4, and converters and servers that
     read as it does, ignore those and take the defaults of the class, without a word: the same
     weights are another model. Reading needs nothing here: configuration classes of Transformers 5
-    take both spellings, and ``rope_parameters`` is what a model reads.
+    take both spellings, and ``rope_parameters`` is what a model reads. A failure leaves the file
+    that was there.
     """
-    config.save_pretrained(folder)
-    path = Path(folder, "config.json")
-    described = json.loads(path.read_bytes())
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryDirectory() as written:
+        config.save_pretrained(written)
+        # What else there is: the code of a class that asks for its being saved.
+        shutil.copytree(
+            written, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("config.json")
+        )
+        text = Path(written, "config.json").read_text(encoding="utf-8")
+    described = json.loads(text)
     both = with_legacy_keys(described)
     read = [type(config).from_dict(copy.deepcopy(stored)) for stored in (described, both)]
     if read[0].__dict__.get("rope_parameters") != read[1].__dict__.get("rope_parameters"):
         logger.warning("%s", _UNKNOWN_TO_4.format(config.model_type))
-        return
-    path.write_text(json.dumps(both, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    else:
+        text = json.dumps(both, indent=2, sort_keys=True) + "\n"
+    write_whole(Path(folder, "config.json"), text)
 
 
 def with_legacy_keys(described: Mapping[str, Any]) -> dict[str, Any]:

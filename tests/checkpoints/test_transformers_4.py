@@ -6,6 +6,7 @@ one with pip.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -98,6 +99,25 @@ def rotary_config(name):
 def written(config, folder):
     write_config(config, folder)
     return json.loads((folder / "config.json").read_bytes())
+
+
+def test_a_configuration_that_cannot_be_written_leaves_the_one_that_was_there(
+    tmp_path, monkeypatch
+):
+    config = rotary_config("llama")
+    before = written(config, tmp_path)
+
+    def full(self, text, **options):
+        self.write_bytes(text[:9].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config.hidden_size *= 2
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_config(config, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert json.loads((tmp_path / "config.json").read_bytes()) == before
 
 
 @pytest.mark.parametrize("name", ROTARY)
