@@ -95,7 +95,7 @@ def test_language_modelling_script(auto, config, loss_fn, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [pytest.param(t5_config, marks=pytest.mark.slow), bart_config])
+@pytest.mark.parametrize("config", [t5_config, bart_config])
 def test_summarization_script(config, tmp_path):
     model = hfseq.FlaxAutoModelForSeq2SeqLM.from_config(config(), seed=42)
     module = __import__(model.__module__, fromlist=["shift_tokens_right"])

@@ -70,7 +70,7 @@ def test_layers_and_dropout_reach_every_stack():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["roberta", "gpt2", pytest.param("bart", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["roberta", "gpt2", "bart"])
 def test_both_sides_step_to_the_same_losses(name, weights):
     pytest.importorskip("torch")
     settings = {

@@ -244,9 +244,9 @@ OTHERS = [
     ("name", "recipe"),
     [
         ("bert", "fp8_delayed"), ("bert", "fp8_current"), ("gpt2", "fp8_delayed"),
-        *(pytest.param(n, "fp8_current", marks=pytest.mark.slow) for n in ("gpt2", "t5", "bart")),
-        *(pytest.param(n, "fp8_delayed", marks=pytest.mark.slow) for n in ("t5", "bart", *OTHERS)),
-        *(pytest.param(n, "fp8_current", marks=pytest.mark.slow) for n in OTHERS),
+        *((n, "fp8_current") for n in ("gpt2", "t5", "bart")),
+        *((n, "fp8_delayed") for n in ("t5", "bart", *OTHERS)),
+        *((n, "fp8_current") for n in OTHERS),
     ],
 )  # fmt: skip
 def test_all_three_products_of_every_targeted_linear_are_lowered_to_fp8_for_cuda(name, recipe):

@@ -21,6 +21,8 @@ import harness
 import inference
 import training
 
+from tests.support.tiers import first
+
 TINY = harness.Options(profile="tiny")
 
 
@@ -84,12 +86,7 @@ RUN = {
 
 @pytest.mark.parametrize(
     "suite",
-    [
-        suite
-        if suite in ("limits", "inference", "data_scale")
-        else pytest.param(suite, marks=pytest.mark.slow)
-        for suite in harness.SUITES
-    ],
+    first(harness.SUITES, "limits", "inference", "data_scale"),
 )
 def test_a_suite_runs_tiny_and_its_table_is_well_formed(
     suite, inline, tmp_path, capfd, monkeypatch

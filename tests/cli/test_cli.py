@@ -195,13 +195,7 @@ def test_new_writes_a_plugin_that_is_found(capsys, project):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kind if kind == "decoder" else pytest.param(kind, marks=pytest.mark.slow)
-        for kind in environment.KINDS
-    ],
-)
+@pytest.mark.parametrize("kind", environment.KINDS)
 def test_new_writes_an_architecture_that_passes_the_battery(kind, project):
     from hfseq.testing import check_architecture
 

@@ -15,6 +15,7 @@ from hfseq.checkpoints.config import open_source
 from hfseq.cli import convert
 from hfseq.errors import CheckpointError, UsageError, WeightsError
 from tests.support import models
+from tests.support.tiers import first
 
 FAMILIES = {
     "bert": ("FlaxBertForMaskedLM", models.bert_config),
@@ -70,10 +71,7 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(f, marks=[pytest.mark.slow] * (f in OTHERS_COVER)) for f in FAMILIES],
-)
+@pytest.mark.parametrize("family", first(FAMILIES, *(FAMILIES.keys() - OTHERS_COVER)))
 def test_safetensors_to_msgpack_and_back_is_the_same_to_the_bit(saved, family, tmp_path, capsys):
     model, source = saved(family)
     flax, back = tmp_path / "flax", tmp_path / "back"

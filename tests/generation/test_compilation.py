@@ -39,15 +39,13 @@ def test_buckets():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lengths", [pytest.param({"max_length": 30}, marks=pytest.mark.slow), {"max_new_tokens": 12}]
-)
+@pytest.mark.parametrize("lengths", [{"max_length": 30}, {"max_new_tokens": 12}])
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        pytest.param("llama", {}, marks=pytest.mark.slow),
+        ("llama", {}),
         ("llama", {"num_beams": 2, "repetition_penalty": 1.2}),
-        pytest.param("t5", {}, marks=pytest.mark.slow),
+        ("t5", {}),
     ],
 )
 def test_prompt_lengths_of_a_bucket_share_a_program(family, options, lengths):

@@ -37,8 +37,8 @@ def tokens(model, ids=IDS, **options):
     [
         ("llama", "sample"),
         ("t5", "beam"),
-        *(pytest.param("llama", name, marks=pytest.mark.slow) for name in ("greedy", "beam")),
-        *(pytest.param("t5", name, marks=pytest.mark.slow) for name in ("greedy", "sample")),
+        *(("llama", name) for name in ("greedy", "beam")),
+        *(("t5", name) for name in ("greedy", "sample")),
     ],
 )
 def test_jit_and_own_compilation_agree(family, name):
@@ -54,10 +54,7 @@ def test_jit_and_own_compilation_agree(family, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [name if name != "beam" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS],
-)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_python_loop_gives_the_same(name):
     model, options = families.model("llama"), {"max_length": 7, **OPTIONS[name]}
     assert (tokens(model, trace=False, **options) == tokens(model, **options)).all()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.generation import families
+from tests.support.tiers import first
 
 torch = pytest.importorskip("torch")
 
@@ -73,19 +74,11 @@ def _gap(row: int, found: np.ndarray, target: np.ndarray, mine: Any, wanted: Any
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        if name in ("greedy, penalties", "beams, early")
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in CONFIGURATIONS
-    ],
+    first(CONFIGURATIONS, "greedy, penalties", "beams, early"),
 )
 @pytest.mark.parametrize(
     "family",
-    [
-        family if family in ("roberta", "t5") else pytest.param(family, marks=pytest.mark.slow)
-        for family in (*families.DECODERS, *families.PAIRS)
-    ],
+    first((*families.DECODERS, *families.PAIRS), "roberta", "t5"),
 )
 def test_tokens_are_pytorchs(family, name):
     ids = families.prompts(8, 6, seed=len(name))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from hfseq import (
     FlaxT5ForConditionalGeneration,
 )
 from tests.support.models import bart_config, gpt2_config, ids, t5_config
+from tests.support.tiers import first
 
 MODELS = {
     "gpt2": (FlaxGPT2LMHeadModel, gpt2_config),
@@ -45,13 +48,8 @@ def configured(family, options):
 
 @pytest.mark.parametrize(
     ("options", "family"),
-    [
-        (options, family) if (options, family) in QUICK
-        else pytest.param(options, family, marks=pytest.mark.slow)
-        for options in OPTIONS
-        for family in MODELS
-    ],
-)  # fmt: skip
+    first(itertools.product(OPTIONS, MODELS), *QUICK),
+)
 def test_generate_equals_its_jitted_self_and_fills_max_length(family, options):
     model, length = configured(family, OPTIONS[options])
     tokens = jnp.asarray(ids(2, 7))
@@ -63,10 +61,7 @@ def test_generate_equals_its_jitted_self_and_fills_max_length(family, options):
 
 @pytest.mark.parametrize(
     "family",
-    [
-        family if family == "t5" else pytest.param(family, marks=pytest.mark.slow)
-        for family in MODELS
-    ],
+    first(MODELS, "t5"),
 )
 def test_a_mask_may_hide_the_first_token(family):
     model, _ = configured(family, {})

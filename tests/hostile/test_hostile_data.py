@@ -25,6 +25,7 @@ from hfseq.data.sources import load_splits
 from hfseq.data.tables import read_table
 from hfseq.errors import CheckpointError, DataError, HfseqError, UsageError
 from tests.data import test_tfds
+from tests.support.tiers import first
 
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 BOMB = 64 << 20  # bytes
@@ -66,13 +67,7 @@ def bomb():
     return {suffix: pack(b"a" * BOMB) for suffix, pack in PACK.items()}
 
 
-@pytest.mark.parametrize(
-    "suffix",
-    [
-        suffix if suffix == ".gz" else pytest.param(suffix, marks=pytest.mark.slow)
-        for suffix in PACK
-    ],
-)
+@pytest.mark.parametrize("suffix", first(PACK, ".gz"))
 def test_a_decompression_bomb_is_refused_before_it_has_unpacked(tmp_path, bomb, suffix, peak):
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(bomb[suffix])
@@ -100,13 +95,7 @@ def test_a_bomb_is_not_handed_to_others_that_unpack_it(tmp_path, bomb, streaming
         texts(path, streaming=streaming, data_cache_dir=str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize(
-    "suffix",
-    [
-        suffix if suffix == ".gz" else pytest.param(suffix, marks=pytest.mark.slow)
-        for suffix in PACK
-    ],
-)
+@pytest.mark.parametrize("suffix", first(PACK, ".gz"))
 def test_text_that_packs_well_is_read_whole(tmp_path, suffix):
     content = "".join(f"line {i % 700} of a log, time {i}\n" for i in range(60_000)).encode()
     path = tmp_path / f"a.txt{suffix}"

@@ -125,9 +125,7 @@ def test_sites_that_leave_one_out_leave_all_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "recipe", ["fp8_delayed", pytest.param("fp8_current", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("recipe", ["fp8_delayed", "fp8_current"])
 @pytest.mark.parametrize(("model_type", "head"), TARGETED)
 def test_on_a_gpu_every_targeted_product_is_three_of_fp8(model_type, head, recipe):
     """The program for CUDA has FP8 operands in every targeted product, forward and backward."""

@@ -72,10 +72,7 @@ def every_row(rows):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model_type",
-    [
-        *("bart", "wmt_transformer", "t5"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("marian", "pegasus")),
-    ],
+    ["bart", "wmt_transformer", "t5", "marian", "pegasus"],
 )
 def test_packed_losses_are_those_of_the_pairs_one_by_one(task_of, splits, model_type):
     task, model = task_of(model_type)

@@ -38,9 +38,7 @@ def texts_of(found: list[list[Hypothesis]]) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [pytest.param(GREEDY, marks=pytest.mark.slow), SEARCH], ids=["greedy", "beams"]
-)
+@pytest.mark.parametrize("options", [GREEDY, SEARCH], ids=["greedy", "beams"])
 def test_each_translation_is_that_of_generate_on_the_text_alone(tiny, options):
     model, tokenizer = tiny
     texts = TEXTS if options is GREEDY else TEXTS[:-1]

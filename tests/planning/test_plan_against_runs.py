@@ -41,7 +41,7 @@ def first_batch(loop):
     ("mesh", "objective", "optimizer"),
     [
         ("fsdp=8", "mlm", "adamw"),
-        pytest.param("data=2,fsdp=2,tensor=2", "span_mlm", "adafactor", marks=pytest.mark.slow),
+        ("data=2,fsdp=2,tensor=2", "span_mlm", "adafactor"),
     ],
 )
 def test_bytes_on_a_device_are_those_of_the_arrays_of_a_run(train, mesh, objective, optimizer):

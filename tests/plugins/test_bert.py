@@ -15,6 +15,7 @@ from hfseq_plugins.bert.modeling import (
 )
 from tests.support.models import bert_config, close, ids
 from tests.support.parity import compare
+from tests.support.tiers import first
 
 HEADS = (
     *("Model", "ForPreTraining", "ForMaskedLM", "ForCausalLM", "ForNextSentencePrediction"),
@@ -23,13 +24,7 @@ HEADS = (
 )
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        head if head == "ForMaskedLM" else pytest.param(head, marks=pytest.mark.slow)
-        for head in HEADS
-    ],
-)
+@pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))
 def test_battery(head):
     check_architecture("bert", bert_config(num_labels=2), heads=[head])
 

@@ -13,18 +13,13 @@ from hfseq.testing import check_architecture
 from hfseq_plugins.gpt2.modeling import FlaxGPT2LMHeadModel, FlaxGPT2Model
 from tests.support.models import close, gpt2_config, ids, rewrite, same
 from tests.support.parity import compare
+from tests.support.tiers import first
 
 HEADS = ("Model", "ForCausalLM")
 QUIET = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        head if head == "ForCausalLM" else pytest.param(head, marks=pytest.mark.slow)
-        for head in HEADS
-    ],
-)
+@pytest.mark.parametrize("head", first(HEADS, "ForCausalLM"))
 def test_battery(head):
     check_architecture("gpt2", gpt2_config(), heads=[head])
 

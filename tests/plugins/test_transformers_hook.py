@@ -48,7 +48,6 @@ ORDERS = {
         "from transformers import AutoConfig"
     ),
 }
-QUICK = ("hfseq first", "transformers first")
 USE = """
 from transformers.models.auto.modeling_auto import AutoModelForMaskedLM
 config = AutoConfig.from_pretrained("model", hidden_size=7)
@@ -62,13 +61,7 @@ print(type(config).__name__, type(model).__name__, made.config.hidden_size)
 @pytest.mark.parametrize(
     "torch", ["", "import sys; sys.modules['torch'] = None\n"], ids=["", "no torch"]
 )
-@pytest.mark.parametrize(
-    "order",
-    [
-        pytest.param(code, id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for name, code in ORDERS.items()
-    ],
-)
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 def test_transformers_knows_custom_types_whatever_is_imported_first(order, torch, project):
     (project / "hfseqfile.py").write_text(TOY)
     save_config(project / "model", model_type="toy")

@@ -176,14 +176,9 @@ def test_a_text_file_that_is_absent_or_empty_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        pytest.param(["--precision", "int8"], 2, "error: --precision int8", marks=pytest.mark.slow),
+        (["--precision", "int8"], 2, "error: --precision int8"),
         (["--num_rums", "3"], 2, "did you mean '--num_runs'?"),
-        pytest.param(
-            ["--model_name_or_path", "./absent"],
-            1,
-            "there is no such directory",
-            marks=pytest.mark.slow,
-        ),
+        (["--model_name_or_path", "./absent"], 1, "there is no such directory"),
     ],
 )
 def test_the_command_ends_with_an_exit_code_and_one_line(flags, code, message):

@@ -17,11 +17,6 @@ from tests.training.test_loop import assert_same, stop_at
 NEW = [name for name in OBJECTIVES if name != "mlm"]  # test_loop.py has the first
 
 
-def quick(*names):
-    """All new objectives; those that are not named are slow."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NEW]
-
-
 @pytest.fixture(scope="module")
 def references():
     """Losses and folder of six steps on one device, by objective."""
@@ -56,7 +51,7 @@ def test_neither_devices_nor_micro_batches_change_the_losses(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", quick("translation"))
+@pytest.mark.parametrize("objective", NEW)
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train, reference, objective):
     expected, whole = reference(objective)
     with pytest.raises(SystemExit):
@@ -84,7 +79,7 @@ def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", quick("clm")[:-1])  # streams hold no pairs
+@pytest.mark.parametrize("objective", NEW[:-1])  # streams hold no pairs
 def test_streaming_resumes_at_the_very_row(train, objective):
     options = {"streaming": True, "save_steps": 2, "max_steps": 4, "do_train": True}
     whole = losses(train("stream", 1, objective, **options).folder)
@@ -107,7 +102,7 @@ def test_lines_are_rows(train, objective):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", quick("clm"))
+@pytest.mark.parametrize("objective", NEW)
 def test_training_learns_and_pytorch_gives_the_same_logits(train, objective):
     loop = train("full", 1, objective, max_steps=40, logging_steps=10, learning_rate=1e-2)
     seen = losses(loop.folder)

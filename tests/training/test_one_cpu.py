@@ -14,14 +14,7 @@ from tests.support import parallel
 from tests.training.test_parallel_models import assert_same
 
 NAMES = sorted(plugins.load().architectures)
-IN_PIECES = {"bert", "gpt2", "t5"}  # the others are slow tests
-CASES = [
-    *((name, "direct") for name in NAMES),
-    *(
-        pytest.param(name, "pieces", marks=() if name in IN_PIECES else pytest.mark.slow)
-        for name in NAMES
-    ),
-]
+CASES = [(name, way) for way in ("direct", "pieces") for name in NAMES]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from hfseq import plugins
 from hfseq.training.collectives import collectives, unasked_gathers
 from tests.support import parallel
+from tests.support.tiers import first
 
 NAMES = sorted(plugins.load().architectures)
 ALL_AXES = "data=2,fsdp=2,tensor=2"
@@ -62,12 +63,7 @@ def test_nothing_is_gathered_that_no_rule_asks_for(name, mesh, split_length):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        if (name, "data=4,tensor=2", True) in DEFAULT
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in NAMES
-    ],
+    first(NAMES, *(name for name in NAMES if (name, "data=4,tensor=2", True) in DEFAULT)),
 )
 def test_neither_logits_nor_tables_of_words_come_together_on_a_device(name):
     """The vocabulary is split in the look-up, the head and the loss."""

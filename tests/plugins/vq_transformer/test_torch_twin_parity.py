@@ -12,6 +12,7 @@ from hfseq.testing.case import jit
 from hfseq_plugins.vq_transformer import modeling as ours_modeling
 from tests.plugins.vq_transformer import torch_twins, vq_cases
 from tests.plugins.vq_transformer.torch_twins import apart, ids, pair, tensors
+from tests.support.tiers import first
 
 HEADS = list(vq_cases.HEADS)
 OPTIONS = {
@@ -56,10 +57,7 @@ def test_logits_and_hidden_states_are_those_of_jax(head, changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "head",
-    [head if head == "gqa" else pytest.param(head, marks=pytest.mark.slow) for head in HEADS],
-)
+@pytest.mark.parametrize("head", HEADS)
 def test_gradients_commitment_and_statistics_are_those_of_jax(head):
     ours, params, extra, model = pair(head, sinusoid_base=100.0)
     tokens, counted = ids(4, 21), torch.from_numpy(MASK[::-1].copy())
@@ -85,10 +83,7 @@ def test_gradients_commitment_and_statistics_are_those_of_jax(head):
         assert apart(model.state_dict()[name], leaf) <= 1e-5, name
 
 
-@pytest.mark.parametrize(
-    "head",
-    [head if head == "shga" else pytest.param(head, marks=pytest.mark.slow) for head in HEADS],
-)
+@pytest.mark.parametrize("head", first(HEADS, "shga"))
 def test_states_are_those_of_jax(head):
     ours, params, extra, model = pair(head, window_size=3)
     tokens, mask = ids(4, 21), torch.from_numpy(MASK)

@@ -201,7 +201,7 @@ def test_every_reduction_gives_the_same(golden, reduction):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [pytest.param("opt/shga", marks=pytest.mark.slow), "opt/mqa"])
+@pytest.mark.parametrize("case", ["opt/shga", "opt/mqa"])
 def test_quadratic_baseline(golden, case):
     model, reference = model_of(golden, case, attention_type="full")
     output = model(golden["common/inputs"], params=reference.params, extra=reference.extra)[0]

@@ -15,11 +15,12 @@ from tests.plugins.vq_transformer.vq_cases import (
     assert_gradients_close,
     attentions,
 )
+from tests.support.tiers import first
 
 RESULTS = {}
 # One of each kind; the other cases take as long again.
 FEW = ("main/gau_l6_m3", "main/mhga", "opt/mqa")
-SOME = [case if case in FEW else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+SOME = first(CASES, *FEW)
 
 
 def evaluated(golden, case):
@@ -41,7 +42,7 @@ def evaluate(golden, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SOME)
+@pytest.mark.parametrize("case", CASES)
 def test_oracle_gives_the_numbers_of_the_reference(golden, case):
     main = case.startswith("main")
     chosen, ((loss, (token_loss, result)), gradients) = evaluated(golden, case)

@@ -14,6 +14,7 @@ from hfseq.nn import trees
 from hfseq.nn.sharding import Layout, batch_sharding, make_mesh
 from hfseq_plugins.vq_transformer.sharding import RULES
 from tests.plugins.vq_transformer import vq_cases
+from tests.support.tiers import first
 
 TOKENS = 32
 MESHES = [
@@ -85,11 +86,7 @@ QUICK = {("shga", "data=2,tensor=2,sequence=2")}
 
 @pytest.mark.parametrize(
     ("head", "layout"),
-    [
-        pytest.param(head, layout, marks=() if (head, layout) in QUICK else pytest.mark.slow)
-        for head in vq_cases.HEADS
-        for layout in MESHES
-    ],
+    first([(head, layout) for head in vq_cases.HEADS for layout in MESHES], *QUICK),
 )
 def test_losses_gradients_and_statistics_are_those_of_one_device(head, layout):
     assert_same(on_mesh(head, layout), on_one_device(head))
