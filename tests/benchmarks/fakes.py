@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import harness
 
@@ -22,18 +23,26 @@ def steady(loss: float = 1.0) -> harness.Running:
     return harness.Running(step, lambda: 3_000_000, {"device": "fake", **mark})
 
 
-def failing(after: int) -> harness.Running:
-    """Fails at a step."""
+def _after(steps: int, end: Callable[[], None]) -> harness.Running:
     done = 0
 
     def step() -> dict[str, float]:
         nonlocal done
         done += 1
-        if done > after:
-            raise ValueError("out of luck")
+        if done > steps:
+            end()
         return {"loss": 1.0}
 
     return harness.Running(step, lambda: 1)
+
+
+def failing(after: int) -> harness.Running:
+    """Fails at a step."""
+
+    def fail() -> None:
+        raise ValueError("out of luck")
+
+    return _after(after, fail)
 
 
 def broken() -> harness.Running:
@@ -59,13 +68,4 @@ def timed() -> harness.Running:
 
 def stuck(after: int) -> harness.Running:
     """Takes so many steps, and then one that does not end."""
-    done = 0
-
-    def step() -> dict[str, float]:
-        nonlocal done
-        done += 1
-        if done > after:
-            time.sleep(3600)
-        return {"loss": 1.0}
-
-    return harness.Running(step, lambda: 1)
+    return _after(after, lambda: time.sleep(3600))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from hfseq.checkpoints import hub as hub_background
 from hfseq.checkpoints.hub import BackgroundPusher
 from tests.support.fake_hub import FakeHub
-from tests.support.pushed_folder import PUSHED, commits
+from tests.support.pushed_folder import PUSHED, commits, pushed_in_a_process
 
 # huggingface_hub uploads files through a deprecated argument of its HTTP library.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -218,15 +216,5 @@ def test_what_is_left_to_do_names_the_checkpoint_too(hub: FakeHub, folder: Path)
 
 @pytest.mark.slow
 def test_a_process_that_ends_does_not_wait_for_a_push_that_hangs(folder: Path) -> None:
-    code = (
-        "import sys, time; from hfseq.checkpoints import hub\n"
-        "hub.push_folder = lambda *given, **options: time.sleep(600)\n"
-        "pusher = hub.BackgroundPusher(sys.argv[1], 'user/m'); pusher.push('step 1')\n"
-        "print(pusher.finish(timeout=0.1))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
-        env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0 and "it hangs" in done.stdout, done.stderr
+    hang = "hub.push_folder = lambda *given, **options: time.sleep(600)"
+    assert "it hangs" in pushed_in_a_process(folder, timeout=0.1, before=hang)

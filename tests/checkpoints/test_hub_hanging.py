@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from hfseq.checkpoints.storage import Workspace
 from hfseq.errors import CheckpointError
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_fixture import FastClock
-from tests.support.pushed_folder import commits
+from tests.support.pushed_folder import commits, pushed_in_a_process
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
@@ -114,17 +112,7 @@ def test_a_process_ends_whose_upload_was_cut_in_its_second_part_and_then_hangs(
     hub.multipart_over, hub.part_size = 1000, 4000
     hub.fail("PUT", "/lfs-part/.*/2", action="cut")
     hung = hub.fail("PUT", "/lfs-part/.*/2", times=99, action="hang")
-    code = (
-        "import sys; from hfseq.checkpoints.hub import BackgroundPusher\n"
-        "pusher = BackgroundPusher(sys.argv[1], 'user/m'); pusher.push('last')\n"
-        "print(pusher.finish(timeout=1.5))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
-        env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0 and "no bytes have moved" in done.stdout, done.stderr
+    assert "no bytes have moved" in pushed_in_a_process(folder, timeout=1.5)
     assert hung.met.is_set() and not hub.release.is_set()
 
 

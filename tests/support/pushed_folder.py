@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +46,22 @@ PUSHED = {
 
 def commits(hub: FakeHub, name: str = "user/m") -> list[str]:
     return [commit.title for commit in hub.repo(name).history()]
+
+
+def pushed_in_a_process(folder: Path, timeout: float, before: str = "") -> str:
+    """Push in a process of its own, which must end; returns what ``finish`` said.
+
+    ``before`` runs ahead of the push, and finds the module ``hub``.
+    """
+    code = (
+        f"import sys, time; from hfseq.checkpoints import hub; {before}\n"
+        "pusher = hub.BackgroundPusher(sys.argv[1], 'user/m'); pusher.push('last')\n"
+        f"print(pusher.finish(timeout={timeout}))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
