@@ -94,10 +94,10 @@ def test_without_the_packages_the_reason_is_told(options, monkeypatch):
 @pytest.mark.parametrize("devices", ["h200:4", "v5e:4"])
 def test_the_real_compiler_answers(devices, capsys):
     needs(devices.partition(":")[0])
-    words = ["plan", "--config", "gpt2", "--length", "128", "--batch", "2",
-             "--mesh", "data=2,fsdp=2", 
-             "n_embd=64,n_layer=1,n_head=4,n_positions=128,vocab_size=512,bos_token_id=0,eos_token_id=0",
-             "--devices", devices]  # fmt: skip
+    sizes = "n_embd=256,n_layer=1,n_head=4,n_positions=128,vocab_size=2048"  # whole tiles of a TPU
+    words = ["plan", "--config", "gpt2", "--length", "128", "--batch", "2", "--devices", devices,
+             "--mesh", "data=2,fsdp=2",
+             "--config_overrides", f"{sizes},bos_token_id=0,eos_token_id=0"]  # fmt: skip
     assert cli.main([*words, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["compiled"]["real"] and not plan["compiled"]["problem"]
@@ -131,9 +131,9 @@ def test_a_program_that_is_larger_than_a_tpu_is_measured_all_the_same(options):
     needs("v5e")
     run = options(
         config_overrides="n_embd=1024,n_layer=1,n_head=8,n_positions=1024,vocab_size=50257",
-        devices="v5e:1", length=1024, per_device_train_batch_size=64, precision="bfloat16",
+        devices="v5e:1", length=1024, per_device_train_batch_size=128, precision="bfloat16",
     )  # fmt: skip
-    found = compile.measure_apart(run, [{"rows": 64, "remat": False}])
+    found = compile.measure_apart(run, [{"rows": 128, "remat": False}])
     assert found.real and not found.problem
     (program,) = found.found
     assert program["arguments"] + program["temporary"] > 15.75 * 2**30

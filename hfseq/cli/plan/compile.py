@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     import jax
 
 _FORCED = re.compile(r"--xla_force_host_platform_device_count=\d+")
-_FULL = re.compile(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm")
+# How libtpu says that a program does not fit; the sum has arguments and results in it, too.
+_FULL = re.compile(
+    r"(?:Used |memory required for HLO temporaries \()([\d.]+)([KMGT]?)(?: of [\d.]+[KMGT]? hbm|\))"
+)
 HOST = "XLA for CPUs"
 
 
