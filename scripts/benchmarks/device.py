@@ -5,25 +5,30 @@ r"""What a device does with hfseq: is it right, and how fast.
     python scripts/benchmarks/device.py --only attention   # one of them
     python scripts/benchmarks/device.py --toy --output try # anywhere, in small
 
-Each part is a process with a time limit of its own. What it found is written at once to
-docs/benchmarks/device_KIND.json (or below --output), the table at the end to docs/benchmarks.md.
-Exit code 1 where a result is wrong or a part failed.
+Each part is a process with a time limit of its own, and no other holds the device meanwhile. Each
+row is written at once to docs/benchmarks/device_KIND.json (or below --output), beside what other
+parts found before, the table at the end to docs/benchmarks.md. Exit code 1 where a result is wrong
+or a part failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +86,21 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def attention(toy: bool) -> Rows:
-    """Every implementation of this platform against the explicit form in float32."""
+def attention(toy: bool) -> Iterator[dict[str, Any]]:
+    """Every implementation of this platform against the explicit form in float32.
+
+    Short rows first: what there is no time for is said.
+    """
     lengths, widths = ((64,), (16,)) if toy else ((512, 2048, 8192), (64, 128))
-    rows: Rows = []
+    time_left = harness.Allowance(3600 if toy else 0.85 * PARTS["attention"])
     for length, width, dtype, name in itertools.product(lengths, widths, LIMITS, SHAPES):
-        if dtype == "bfloat16" or length <= 2048:
-            rows += attention_case(length, width, dtype, name, rounds=1 if toy else 10)
-    return rows
+        if dtype == "float32" and length > 512:
+            continue
+        if time_left.left() > 0:
+            yield from attention_case(length, width, dtype, name, rounds=1 if toy else 10)
+        else:
+            yield {"shape": name, "length": length, "width": width, "dtype": dtype,
+                   "not_run": "no time was left"}  # fmt: skip
 
 
 def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) -> Rows:
@@ -131,53 +143,91 @@ def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) 
         return mixed, *back(change.astype(mixed.dtype))
 
     single = [leaf.astype(jnp.float32) for leaf in arrays]
-    with jax.default_matmul_precision("highest"):
-        wanted = jax.jit(functools.partial(run, (EXPLICIT,)))(*single)
+    candidates = (*ORDER.get(platform(), XLA)[:-1], EXPLICIT)
+    # By default GPUs multiply float32 in TF32, which is off by more than the limit.
+    exact = "highest" if dtype == "float32" and platform() == "cuda" else None
+
+    def compiled(job: tuple[Any, Any, str | None]) -> Any:
+        """Return the program, or why there is none; compilers work beside each other."""
+        implementation, given, precision = job
+        try:
+            with jax.default_matmul_precision(precision):
+                return jax.jit(functools.partial(run, (implementation,))).lower(*given).compile()
+        except Exception as error:
+            return error
+
+    jobs = [(EXPLICIT, single, "highest"), *((one, arrays, exact) for one in candidates)]
+    with ThreadPoolExecutor() as pool:
+        reference, *programs = pool.map(compiled, jobs)
     limits = LIMITS["bfloat16" if platform() == "tpu" else dtype]
+    case = {"shape": name, "length": length, "width": width, "dtype": dtype}
+    try:
+        if isinstance(reference, Exception):
+            raise reference
+        wanted = reference(*single)
+    except Exception as error:  # of the compiler, or memory
+        return [case | {"failed": f"the reference: {str(error).splitlines()[0][:200]}"}]
     rows: Rows = []
-    for candidate in (*ORDER.get(platform(), XLA)[:-1], EXPLICIT):
-        row = {"implementation": candidate.name, "shape": name, "length": length, "width": width,
-               "dtype": dtype}  # fmt: skip
+    for candidate, program in zip(candidates, programs, strict=True):
+        row = {"implementation": candidate.name} | case
         rows.append(row)
         try:
-            program = jax.jit(functools.partial(run, (candidate,))).lower(*arrays).compile()
-            found = program(*arrays)
+            if isinstance(program, Exception):
+                raise program
+            errors = [
+                float(abs(a.astype(jnp.float32) - b).max() / (abs(b).max() + 1e-9))
+                for a, b in zip(program(*arrays), wanted, strict=True)
+            ]
+            milliseconds = timed(functools.partial(program, *arrays), 2, rounds) * 1e3
         except UsageError as error:
             row["refused"] = str(error).split("(", 1)[-1].rsplit(");", 1)[0]
             continue
-        except Exception as error:  # of the compiler, or memory: the others go on
+        except Exception as error:
             row["failed"] = str(error).splitlines()[0][:200]
             continue
-        first, *others = (
-            float(abs(a.astype(jnp.float32) - b).max() / (abs(b).max() + 1e-9))
-            for a, b in zip(found, wanted, strict=True)
-        )
-        row |= {
-            "error": first, "gradient_error": max(others),
-            "right": first <= limits[0] and max(others) <= limits[1],
-            "ms": timed(functools.partial(program, *arrays), 2, rounds) * 1e3,
+        row |= judged(errors, limits) | {
+            "ms": milliseconds,
             "temporary_mb": program.memory_analysis().temp_size_in_bytes / 1e6,
-        }  # fmt: skip
+        }
     return rows
 
 
+def judged(errors: list[float], limits: tuple[float, float]) -> dict[str, Any]:
+    """Say whether the errors of the output and of all gradients are within their limits.
+
+    One that is no number is not, wherever it stands: ``max`` would pass over it.
+    """
+    first, *others = errors
+    right = first <= limits[0] and all(error <= limits[1] for error in others)
+    worst = next((error for error in others if error != error), max(others))
+    return {"error": first, "gradient_error": worst, "right": right}
+
+
 MODELS = {
-    "roberta": ("mlm", "attention_probs_dropout_prob", "hidden_size=64,num_hidden_layers=2,"
-                "num_attention_heads=2,intermediate_size=128,max_position_embeddings=130"),
-    "gpt2": ("clm", "attn_pdrop", "n_embd=64,n_layer=2,n_head=2,n_positions=128"),
+    "roberta": ("mlm", "hidden_size=64,num_hidden_layers=2,num_attention_heads=2,"
+                "intermediate_size=128,max_position_embeddings=130"),
+    "gpt2": ("clm", "n_embd=64,n_layer=2,n_head=2,n_positions=128"),
 }  # fmt: skip
 
 
-def training(toy: bool) -> Rows:
+#: Products of float32 as a CPU has them, and sums always in the same order.
+EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+ALWAYS_ALIKE = "--xla_gpu_deterministic_ops=true"
+
+
+def training(toy: bool) -> Iterator[dict[str, Any]]:
     """Losses of small models here and on the CPU, with and without dropout; a resumed run."""
-    rows: Rows = []
+    from hfseq.training import accelerator_flags
+
+    given = os.environ.get("XLA_FLAGS", "")
+    given += f" {ALWAYS_ALIKE}" if accelerator_flags.here() == "cuda" else ""
     for model, rate in itertools.product(list(MODELS)[: 1 if toy else None], (0.0, 0.1)):
         row: dict[str, Any] = {"model": model, "dropout": rate}
-        rows.append(row)
         told = json.dumps({"model": model, "rate": rate, "steps": 4 if toy else 20})
         found = []
         for platform in (None, "cpu"):
-            environment = os.environ | ({"JAX_PLATFORMS": platform} if platform else {})
+            environment = os.environ | EXACT | {"XLA_FLAGS": given}
+            environment |= {"JAX_PLATFORMS": platform} if platform else {}
             command = [sys.executable, __file__, "--losses", told]
             done = subprocess.run(command, capture_output=True, text=True, env=environment)
             if done.returncode:
@@ -186,10 +236,11 @@ def training(toy: bool) -> Rows:
             found.append(json.loads(done.stdout.splitlines()[-1]))
         else:
             (whole, resumed), (cpu, _) = found
-            row["against_cpu"] = max(abs(a - b) for a, b in zip(whole, cpu, strict=True))
+            far = [abs(a - b) for a, b in zip(whole, cpu, strict=True)]
+            row["against_cpu"] = next((x for x in far if x != x), max(far))
             row["resumed_equal"] = resumed == whole
             row["right"] = row["against_cpu"] <= 1e-4 and row["resumed_equal"]
-    return rows
+        yield row
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -207,13 +258,16 @@ def save_tokenizer(folder: Path) -> None:
 
 def losses(told: str) -> None:
     """Print the losses of a small run, and of the same one ended and resumed half way."""
+    from training import SUBJECTS as subjects
+
     from hfseq.training.arguments import parse
     from hfseq.training.callbacks import StepInfo
     from hfseq.training.run import main
 
     given = json.loads(told)
     model, steps = given["model"], given["steps"]
-    objective, flag, sizes = MODELS[model]
+    objective, sizes = MODELS[model]
+    rates = ",".join(f"{rate}={given['rate']}" for rate in subjects[model].rates)
     found: list[float] = []
 
     def note(info: StepInfo) -> None:
@@ -223,7 +277,7 @@ def losses(told: str) -> None:
     def train(folder: str, last: int) -> None:
         flags = [
             f"--output_dir={folder}", f"--train_file={text}", f"--tokenizer_name={words}",
-            f"--model_type={model}", f"--config_overrides={sizes},{flag}={given['rate']}",
+            f"--model_type={model}", f"--config_overrides={sizes},{rates}",
             f"--{'max_seq_length' if objective == 'mlm' else 'block_size'}=128",
             "--per_device_train_batch_size=4", f"--max_steps={last}", "--do_train",
             f"--save_steps={steps // 2}", "--report_to=none", "--lr_scheduler_type=constant",
@@ -246,17 +300,15 @@ def losses(told: str) -> None:
 
 def speed(toy: bool) -> Rows:
     """Training steps beside torch.compile: the benchmark's own suite, as JSON."""
-    return _suite("train", toy, "RoBERTa|GPT-2|T5")
+    return _suite("train", toy, "RoBERTa|GPT-2|T5", 0.75 * PARTS["speed"])
 
 
 def fp8(toy: bool) -> Rows:
     """FP8 recipes beside bfloat16, where the device has such units."""
-    import jax
-
-    if jax.devices()[0].platform != "gpu" and not toy:
-        return [{"refused": "no FP8 units"}]
     if toy:
         return [{"refused": "a toy run has no FP8 units"}]
+    if here()[0] != "gpu":
+        return [{"refused": "no FP8 units"}]
     command = [sys.executable, str(ROOT / "scripts/benchmarks/fp8.py"), "--models", "gpt2"]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([*command, "--output", folder], capture_output=True, text=True)
@@ -266,16 +318,22 @@ def fp8(toy: bool) -> Rows:
     return [row for table in tables for row in table.get("rows", [])]
 
 
-def _suite(name: str, toy: bool, only: str) -> Rows:
+def _suite(name: str, toy: bool, only: str, seconds: float) -> Rows:
+    """Run a suite of run.py for so many seconds; its problems are rows that failed."""
     command = [sys.executable, str(ROOT / "scripts/benchmarks/run.py"), name, "--only", only]
     with tempfile.TemporaryDirectory() as folder:
-        command += ["--output", folder, *(["--tiny"] if toy else ["--dtypes", "bfloat16"])]
+        command += [
+            "--output",
+            folder,
+            *(["--tiny"] if toy else ["--dtypes", "bfloat16", "--suite_time", f"{seconds:g}"]),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         tables = [json.loads(path.read_text()) for path in Path(folder).rglob("run_*.json")]
     if not tables:
         return [{"failed": (done.stderr.strip().splitlines() or ["?"])[-1][:200]}]
     keys = ("name", "case", "status", "median_seconds", "rate", "ratio", "peak_memory_gb")
-    return [{key: row.get(key) for key in keys} for table in tables for row in table["rows"]]
+    rows = [{key: row.get(key) for key in keys} for table in tables for row in table["rows"]]
+    return rows + [{"failed": told} for table in tables for told in table["problems"]]
 
 
 # -- all parts
@@ -331,6 +389,51 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines).strip()
 
 
+def here() -> tuple[str, str]:
+    """Return platform and kind of the first device; asked elsewhere, as a device has one holder."""
+    ask = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind, sep='|')"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit((done.stderr.strip().splitlines() or ["jax does not start"])[-1])
+    platform, _, kind = done.stdout.strip().splitlines()[-1].partition("|")
+    return platform, kind
+
+
+def run_part(part: str, toy: bool, result: dict[str, Any], keep: Callable[[], Any]) -> None:
+    """Add what a part says to ``result``, kept row by row; its whole family ends with its time."""
+    command = [sys.executable, __file__, "--part", part, *(["--toy"] if toy else [])]
+    started, over = time.perf_counter(), threading.Event()
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        ) as process,
+    ):
+
+        def end() -> None:
+            over.set()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(PARTS[part], end)
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{") and line.endswith("}\n"):
+                result["rows"].append(json.loads(line))
+                keep()
+        code = process.wait()
+        timer.cancel()
+        errors.seek(0)
+        if over.is_set():
+            result["problem"] = f"took more than {PARTS[part]} seconds"
+        elif code:
+            last = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
+            result["problem"] = last[:300]
+    result["seconds"] = time.perf_counter() - started
+    keep()
+
+
 def main(given: list[str] | None = None) -> int:
     """Run the parts, each in a process, and write what they found."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -345,32 +448,22 @@ def main(given: list[str] | None = None) -> int:
         losses(options.losses)
         return 0
     if options.part:
-        print(json.dumps(globals()[options.part](options.toy)))
+        for row in globals()[options.part](options.toy):
+            print(json.dumps(row), flush=True)
         return 0
-    import jax
-
-    toy = options.toy or jax.devices()[0].platform == "cpu"
+    platform, device = here()
+    toy = options.toy or platform == "cpu"
     if toy and not options.toy:
         print("no accelerator is here: a toy run, whose numbers mean nothing", flush=True)
-    kind = re.sub(r"\W+", "_", jax.devices()[0].device_kind.lower()).strip("_")
+    kind = re.sub(r"\W+", "_", device.lower()).strip("_")
     docs = options.output or (Path(tempfile.mkdtemp()) if toy else ROOT / "docs")
-    path, results = docs / "benchmarks" / f"device_{kind}.json", {}
+    path = docs / "benchmarks" / f"device_{kind}.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
     for part in options.only:
-        started = time.perf_counter()
-        command = [sys.executable, __file__, "--part", part, *(["--toy"] if toy else [])]
         results[part] = result = {"rows": []}
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PARTS[part])
-            if done.returncode:
-                last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-                result["problem"] = last[:300]
-            else:
-                result["rows"] = json.loads(done.stdout.strip().splitlines()[-1])
-        except subprocess.TimeoutExpired:
-            result["problem"] = f"took more than {PARTS[part]} seconds"
-        result["seconds"] = time.perf_counter() - started
-        harness.write_json(path, results)
-        print(f"{part}: {len(result['rows'])} rows in {result['seconds']:.0f} s", flush=True)
+        run_part(part, toy, result, functools.partial(harness.write_json, path, results))
+        told = f"{part}: {len(result['rows'])} rows in {result['seconds']:.0f} s"
+        print(told, flush=True)
     shown, problems = table(results), wrong(results)
     if shown:
         harness.write_section(docs / "benchmarks.md", f"device_{kind}", shown)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,65 @@ def test_a_part_that_takes_too_long_is_ended_and_the_others_go_on(tmp_path, monk
     assert json.loads(path.read_text())["fp8"]["rows"] == [
         {"refused": "a toy run has no FP8 units"}
     ]
+
+
+def test_a_gradient_that_is_no_number_is_wrong_wherever_it_stands():
+    limits = device.LIMITS["bfloat16"]
+    assert device.judged([1e-3, 1e-3, 2e-3, 1e-3], limits)["right"]
+    for place in range(4):
+        errors = [1e-3] * 4
+        errors[place] = math.nan
+        assert not device.judged(errors, limits)["right"]
+    assert math.isnan(device.judged([1e-3, 1e-3, math.nan, 1e-3], limits)["gradient_error"])
+
+
+def test_one_part_leaves_what_others_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "here", lambda: ("cpu", "a device"))
+    path = tmp_path / "benchmarks" / "device_a_device.json"
+    device.harness.write_json(path, {"training": {"rows": [], "seconds": 1.0}})
+    assert device.main(["--toy", "--only", "fp8", "--output", str(tmp_path)]) == 0
+    assert list(json.loads(path.read_text())) == ["training", "fp8"]
+
+
+def test_rows_before_the_end_of_the_time_are_kept_and_nothing_runs_on(tmp_path, monkeypatch):
+    child = tmp_path / "child"
+    script = tmp_path / "part.py"
+    script.write_text(
+        "import subprocess, sys, time\n"
+        "print('{\"right\": true}', flush=True)\n"
+        "asleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "started = subprocess.Popen(asleep, stdout=subprocess.DEVNULL)\n"
+        f"open({str(child)!r}, 'w').write(str(started.pid))\n"
+        "time.sleep(60)\n"
+    )
+    monkeypatch.setattr(device, "__file__", str(script))
+    monkeypatch.setattr(device, "PARTS", {"facts": 5})
+    result = {"rows": []}
+    kept = []
+    device.run_part("facts", True, result, lambda: kept.append(len(result["rows"])))
+    assert result["rows"] == [{"right": True}] and kept == [1, 1]
+    assert result["problem"] == "took more than 5 seconds"
+    for _ in range(50):
+        status = Path("/proc", child.read_text(), "stat")
+        if not status.exists() or status.read_text().split()[2] == "Z":
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(int(child.read_text()), 9)
+        pytest.fail("what a part started ran on after its end")
+
+
+def test_a_contestant_of_a_suite_that_failed_is_told(monkeypatch):
+    row = {"name": "hfseq", "case": "GPT-2", "status": "failed: no memory", "rate": None}
+
+    def run(command, **options):
+        folder = Path(command[command.index("--output") + 1])
+        problems = ["GPT-2: hfseq failed: no memory"]
+        (folder / "run_train.json").write_text(json.dumps({"rows": [row], "problems": problems}))
+
+    monkeypatch.setattr(device.subprocess, "run", run)
+    (told,) = device.wrong({"speed": {"rows": device.speed(toy=True)}})
+    assert "hfseq failed: no memory" in told
 
 
 @pytest.mark.slow
