@@ -1,0 +1,50 @@
+"""Files that the Flax classes of Transformers 4.57 wrote load (v4_files/make.py wrote them)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hfseq
+from hfseq.nn import trees
+from tests.support.tiers import first
+
+FILES = Path(__file__).parent / "v4_files"
+NAMES = first(sorted(path.parent.name for path in FILES.glob("*/config.json")), "clip")
+
+
+def model_class(folder):
+    (named,) = json.loads((folder / "config.json").read_bytes())["architectures"]
+    return getattr(hfseq, f"Flax{named}")
+
+
+def numbers(folder, part):
+    from safetensors.numpy import load_file
+
+    stored = load_file(folder / "numbers.safetensors")
+    return {k.removeprefix(f"{part}."): v for k, v in stored.items() if k.startswith(f"{part}.")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_of_version_4_keeps_its_tree_and_gives_pytorchs_numbers(name, tmp_path, caplog):
+    from flax.serialization import msgpack_restore
+
+    folder = FILES / name
+    model = model_class(folder).from_pretrained(folder)
+    stored = trees.flatten(msgpack_restore((folder / "flax_model.msgpack").read_bytes()))
+    ours = trees.flatten(model.params)
+    assert {path: leaf.shape for path, leaf in ours.items()} == {
+        path: leaf.shape for path, leaf in stored.items()
+    }
+    assert all(np.array_equal(ours[path], leaf) for path, leaf in stored.items())
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    for each in (model, again):
+        output = each(**numbers(folder, "input"))
+        for key, right in numbers(folder, "output").items():
+            found = np.asarray(output[key])
+            assert np.abs(found - right).max() <= 1e-5 * max(1, np.abs(right).max()), key

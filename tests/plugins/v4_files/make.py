@@ -1,0 +1,201 @@
+r"""Write a tiny model of every family with the Flax classes of Transformers 4.57 itself.
+
+Run in an environment of its own, once:
+
+    pip install transformers==4.57.6 torch==2.13.0 jax==0.10.2 flax==0.12.8 numpy
+    python tests/plugins/v4_files/make.py [NAME ...]
+
+Each folder gets config.json, flax_model.msgpack and numbers.safetensors: inputs, and what PyTorch's
+class of 4.57 makes of them and of these weights, which is right where Flax differs. How far the Flax
+class is from it is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import torch
+import transformers
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import save_file
+from transformers.modeling_flax_pytorch_utils import load_flax_weights_in_pytorch_model
+
+HERE = Path(__file__).parent
+_clip = jax.numpy.clip
+#: Its own name for the bound, which jax has removed since.
+jax.numpy.clip = lambda x, *args, a_max=None, **given: (
+    _clip(x, *args, max=a_max, **given) if (a_max is not None) else _clip(x, *args, **given)
+)
+SMALL = {
+    "vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 24, "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0,
+    "eos_token_id": 2,
+}  # fmt: skip
+BART = {
+    "vocab_size": 48, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24, "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0,
+    "eos_token_id": 2, "decoder_start_token_id": 2,
+}  # fmt: skip
+TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+         "num_attention_heads": 2}  # fmt: skip
+PICTURE = TOWER | {"image_size": 12, "patch_size": 4}
+WORDS = TOWER | {"vocab_size": 48, "max_position_embeddings": 20, "bos_token_id": 0,
+                 "eos_token_id": 47, "pad_token_id": 1}  # fmt: skip
+
+#: Folder: the class without "Flax", its configuration, and what it is given.
+MODELS = {
+    "albert": ("AlbertForPreTraining", "AlbertConfig",
+               SMALL | {"embedding_size": 12, "num_hidden_layers": 3, "inner_group_num": 2},
+               "ids types"),
+    "big_bird": ("BigBirdForMaskedLM", "BigBirdConfig",
+                 SMALL | {"attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1,
+                          "use_bias": True}, "ids types even"),
+    "big_bird_qa": ("BigBirdForQuestionAnswering", "BigBirdConfig",
+                    SMALL | {"attention_type": "original_full", "rescale_embeddings": True},
+                    "question"),
+    "blenderbot": ("BlenderbotForConditionalGeneration", "BlenderbotConfig", BART, "pairs"),
+    "blenderbot_small": ("BlenderbotSmallForConditionalGeneration", "BlenderbotSmallConfig", BART,
+                         "pairs"),
+    "bloom": ("BloomForCausalLM", "BloomConfig",
+              {"vocab_size": 48, "hidden_size": 16, "n_layer": 2, "n_head": 4, "pad_token_id": 3},
+              "ids"),
+    "clip": ("CLIPModel", "CLIPConfig",
+             {"text_config": WORDS, "vision_config": PICTURE, "projection_dim": 8}, "clip"),
+    "clip_text": ("CLIPTextModel", "CLIPTextConfig", WORDS | {"eos_token_id": 2}, "words"),
+    "clip_text_projection": ("CLIPTextModelWithProjection", "CLIPTextConfig",
+                             WORDS | {"projection_dim": 8}, "words"),
+    "clip_vision": ("CLIPVisionModel", "CLIPVisionConfig", PICTURE, "pictures"),
+    "distilbert": ("DistilBertForMaskedLM", "DistilBertConfig",
+                   {"vocab_size": 48, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24,
+                    "max_position_embeddings": 40}, "ids"),
+    "distilbert_sinusoidal": ("DistilBertForSequenceClassification", "DistilBertConfig",
+                              {"vocab_size": 48, "dim": 16, "n_layers": 1, "n_heads": 2,
+                               "hidden_dim": 24, "max_position_embeddings": 40,
+                               "sinusoidal_pos_embds": True}, "ids"),
+    "electra": ("ElectraForPreTraining", "ElectraConfig", SMALL | {"embedding_size": 12},
+                "ids types"),
+    "electra_generator": ("ElectraForMaskedLM", "ElectraConfig", SMALL | {"embedding_size": 12},
+                          "ids types"),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig",
+              SMALL | {"head_dim": 12, "num_key_value_heads": 1}, "decoded"),
+    "gpt_neo": ("GPTNeoForCausalLM", "GPTNeoConfig",
+                {"vocab_size": 48, "hidden_size": 16, "num_layers": 2, "num_heads": 2,
+                 "attention_types": [[["global", "local"], 1]], "window_size": 4,
+                 "max_position_embeddings": 40, "bos_token_id": 0, "eos_token_id": 2}, "decoded"),
+    "gptj": ("GPTJForCausalLM", "GPTJConfig",
+             {"vocab_size": 48, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4,
+              "n_positions": 40, "bos_token_id": 0, "eos_token_id": 2,
+              "tie_word_embeddings": False}, "decoded"),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", SMALL | {"num_key_value_heads": 1}, "decoded"),
+    "longt5": ("LongT5ForConditionalGeneration", "LongT5Config",
+               {"vocab_size": 48, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1,
+                "num_heads": 2, "local_radius": 3, "decoder_start_token_id": 0}, "pairs"),
+    "longt5_global": ("LongT5ForConditionalGeneration", "LongT5Config",
+                      {"vocab_size": 48, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1,
+                       "num_heads": 2, "local_radius": 3, "global_block_size": 4,
+                       "encoder_attention_type": "transient-global",
+                       "decoder_start_token_id": 0}, "pairs"),
+    "mbart": ("MBartForConditionalGeneration", "MBartConfig", BART | {"scale_embedding": True},
+              "pairs"),
+    "mistral": ("MistralForCausalLM", "MistralConfig",
+                SMALL | {"num_key_value_heads": 1, "sliding_window": 4}, "decoded"),
+    "mt5": ("MT5ForConditionalGeneration", "MT5Config",
+            {"vocab_size": 48, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1,
+             "num_heads": 2, "decoder_start_token_id": 0}, "pairs"),
+    "opt": ("OPTForCausalLM", "OPTConfig",
+            {"vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 2, "ffn_dim": 24,
+             "num_attention_heads": 2, "max_position_embeddings": 40, "word_embed_proj_dim": 12,
+             "do_layer_norm_before": True, "pad_token_id": 1, "bos_token_id": 0,
+             "eos_token_id": 2}, "ids"),
+    "roberta_prelayernorm": ("RobertaPreLayerNormForMaskedLM", "RobertaPreLayerNormConfig", SMALL,
+                             "ids"),
+    "roformer": ("RoFormerForMaskedLM", "RoFormerConfig", SMALL | {"rotary_value": True},
+                 "ids types"),
+    "vit": ("ViTForImageClassification", "ViTConfig", PICTURE | {"num_labels": 3}, "pictures"),
+    "xglm": ("XGLMForCausalLM", "XGLMConfig",
+             {"vocab_size": 48, "d_model": 16, "ffn_dim": 24, "num_layers": 2,
+              "attention_heads": 2, "max_position_embeddings": 40}, "decoded"),
+    "xlm_roberta": ("XLMRobertaForMaskedLM", "XLMRobertaConfig", SMALL, "ids"),
+}  # fmt: skip
+
+
+def inputs(kind: str) -> dict[str, np.ndarray]:
+    """Return what a model is given; padding on the right."""
+    random = np.random.default_rng(7)
+    kinds, length = kind.split(), 26 if "even" in kind else 13
+    if kind == "pictures":
+        return {"pixel_values": random.normal(size=(2, 3, 12, 12)).astype(np.float32)}
+    ids = random.integers(5, 46, (2, length))
+    mask = np.ones_like(ids)
+    if kind in ("clip", "words"):
+        ids[0, -4], ids[1, -1] = 47, 47  # the end of a text, which has the greatest number
+        pictures = inputs("pictures") if kind == "clip" else {}
+        return {"input_ids": ids, "attention_mask": mask} | pictures
+    mask[1, -3:] = 0
+    ids = np.where(mask, ids, 1)
+    given = {"input_ids": ids, "attention_mask": mask}
+    if kind == "question":
+        ids[:, 4] = 66 % 48
+        types = np.zeros_like(ids)
+        types[:, 5:] = 1
+        return given | {"token_type_ids": types}
+    if kind == "pairs":
+        return given | {"decoder_input_ids": random.integers(5, 46, (2, 9))}
+    if "types" in kinds:
+        given["token_type_ids"] = np.arange(length)[None].repeat(2, 0) % 2
+    if "decoded" in kinds:
+        given["position_ids"] = np.arange(length)[None].repeat(2, 0)
+    return given
+
+
+def arrays(output: object) -> dict[str, np.ndarray]:
+    """Return the named arrays of an output; nested outputs and caches are left out."""
+    wanted = ("logits", "last_hidden_state", "pooler_output", "start_logits", "end_logits",
+              "prediction_logits", "sop_logits", "logits_per_image", "text_embeds",
+              "image_embeds")  # fmt: skip
+    found = {name: output[name] for name in wanted if output.get(name) is not None}
+    return {name: np.asarray(getattr(x, "detach", lambda x=x: x)()) for name, x in found.items()}
+
+
+def make(name: str) -> None:
+    """Write the folder ``name``."""
+    named, config_name, sizes, kind = MODELS[name]
+    config = getattr(transformers, config_name)(**sizes)
+    model = getattr(transformers, f"Flax{named}")(config, seed=0)
+    random = np.random.default_rng(3)
+    leaves = {
+        path: (leaf + 0.1 * random.normal(size=leaf.shape)).astype(np.float32)
+        for path, leaf in sorted(flatten_dict(model.params).items())
+    }
+    model.params = jax.tree.map(jax.numpy.asarray, unflatten_dict(leaves))
+    folder = HERE / name
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    given = inputs(kind)
+    config._attn_implementation = "eager"
+    twin = getattr(transformers, named)(config)
+    load_flax_weights_in_pytorch_model(twin, model.params)
+    twin.tie_weights()
+    as_torch = {key: torch.tensor(value) for key, value in given.items()}
+    if name in ("opt", "bloom"):
+        as_torch.pop("position_ids", None)
+    with torch.no_grad():
+        right = arrays(twin.eval()(**as_torch, return_dict=True))
+    theirs = arrays(model(**given, return_dict=True))
+    print(name, {key: float(np.abs(theirs[key] - right[key]).max()) for key in right})
+    numbers = {f"input.{key}": value for key, value in given.items()}
+    numbers |= {f"output.{key}": np.ascontiguousarray(value) for key, value in right.items()}
+    save_file(numbers, folder / "numbers.safetensors")
+    stored = json.loads((folder / "config.json").read_text())
+    stored["architectures"] = [named]
+    (folder / "config.json").write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or MODELS:
+        make(chosen)
