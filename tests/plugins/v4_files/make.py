@@ -6,8 +6,8 @@ Run in an environment of its own, once:
     python tests/plugins/v4_files/make.py [NAME ...]
 
 Each folder gets config.json, flax_model.msgpack and numbers.safetensors: inputs, and what PyTorch's
-class of 4.57 makes of them and of these weights, which is right where Flax differs. How far the Flax
-class is from it is printed.
+class of 4.57 makes of them and of these weights, which is right where Flax differs. How far the
+Flax class is from it is printed.
 """
 
 from __future__ import annotations
