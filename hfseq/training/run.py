@@ -109,6 +109,7 @@ def main(
             arguments.as_dict() | {"total_steps": run.total_steps},
             progress.step if training.do_train else None,
         )  # fmt: skip
+        stack.callback(trackers.close)
         publisher = Publisher(training, workspace, checkpointer)
         metrics: dict[str, float] = {}
         evaluate = Evaluate(trackers)
@@ -162,7 +163,6 @@ def main(
                 publisher.finish("End of training", stop)
         finally:
             checkpointer.settle()
-            trackers.close()
         if stop.received:
             sys.exit(training.sigterm_exit_code if stop.received == signal.SIGTERM else 130)
     return Result(run, state, progress, metrics)

@@ -187,7 +187,7 @@ class Guarded:
                     raise
             if self._tracker is None:
                 return
-            if (step := self._resume_at) is not None:
+            if (step := self._resume_at) is not None and name != "close":
                 self._resume_at = None
                 try:
                     getattr(self._tracker, "resume", lambda step: None)(step)

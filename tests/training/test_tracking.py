@@ -163,7 +163,10 @@ def test_failed_rewrite_on_resume_keeps_the_log(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    jsonl(tmp_path, resume_step=1)
+    resumed = jsonl(tmp_path, resume_step=1)
+    held = len(os.listdir("/proc/self/fd"))
+    resumed.close()
+    assert len(os.listdir("/proc/self/fd")) == held - 1
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
 
