@@ -31,9 +31,11 @@ _PUBLIC = {
     "hfseq.generation": ["CausalGeneration", "FlaxGenerationMixin"],
     "hfseq.modeling": ["FlaxPreTrainedModel"],
     "hfseq.modeling.seq2seq": ["FlaxSeq2SeqPreTrainedModel", "shift_tokens_right"],
+    "hfseq.modeling.vision": ["FlaxVisionPreTrainedModel"],
     "hfseq.modeling.auto": [
         *(f"Flax{auto_class_name(task)}" for task in TASKS),
         *TASKS.values(),
+        "FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING",
     ],
     "hfseq.v4.pytorch_utils": [
         "convert_pytorch_state_dict_to_flax",

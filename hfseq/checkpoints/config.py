@@ -44,7 +44,7 @@ AFRESH = 2**24  # numbers that may be initialised beside those of a file, whatev
 _SIZES = re.compile(
     r"layers?$|heads$|_size$|_dim$|positions$|position_embeddings$|buckets$|^d_|^n_|^num_"
 )
-_LAYERS = re.compile(r"(^|_)layers?$")
+_LAYERS = re.compile(r"(^|_|\.)layers?$")
 WEIGHT_FILES = (".safetensors", ".msgpack", ".bin", ".index.json")
 
 
@@ -149,7 +149,7 @@ def check_numbers(config: PreTrainedConfig, place: str) -> None:
     ``MAX_LAYERS`` layers. **Raises:** :class:`~hfseq.errors.ConfigError` that names them all.
     """
     problems = []
-    for name, value in vars(config).items():
+    for name, value in _attributes(config):
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         size = _SIZES.search(name)
@@ -166,27 +166,38 @@ def check_numbers(config: PreTrainedConfig, place: str) -> None:
         )
 
 
+def _attributes(config: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a configuration and of its parts, such as CLIP's two."""
+    for name, value in vars(config).items():
+        yield name, value
+        if name in getattr(config, "sub_configs", {}) and hasattr(value, "__dict__"):
+            yield from ((f"{name}.{inner}", part) for inner, part in _attributes(value))
+
+
 def check_against_file(config: PreTrainedConfig, tensors: Mapping[str, Tensor], place: str) -> None:
     """Refuse a configuration of a model that is out of all proportion to its file.
 
     Laying out layers and computing tables of places takes time and memory by the configuration
     alone, before a tensor is found missing.
     """
-    numbers = {n: v for n, v in vars(config).items() if isinstance(v, int) and v is not True}
+    numbers = {n: v for n, v in _attributes(config) if isinstance(v, int) and v is not True}
     layers = max((value for name, value in numbers.items() if _LAYERS.search(name)), default=0)
     if layers > max(FREE_LAYERS, len(tensors)):
         raise WeightsError(
             f"the configuration beside {place} has {layers} layers, and the file {len(tensors)} "
             "tensors: they do not belong together"
         )
-    positions, width = numbers.get("max_position_embeddings", 0), getattr(config, "hidden_size", 0)
-    width = width if isinstance(width, int) else 0
     held = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    if positions * width > max(FREE_POSITIONS, 4 * held):
-        raise WeightsError(
-            f"the configuration beside {place} has {positions} places of {width} numbers, and the "
-            f"file holds {held} numbers in all: they do not belong together"
-        )
+    for name, positions in numbers.items():
+        if not name.endswith("max_position_embeddings"):
+            continue
+        width = numbers.get(name.replace("max_position_embeddings", "hidden_size"))
+        width = getattr(config, "hidden_size", 0) if width is None else width
+        if positions * (width if isinstance(width, int) else 0) > max(FREE_POSITIONS, 4 * held):
+            raise WeightsError(
+                f"the configuration beside {place} has {positions} places of {width} numbers, and "
+                f"the file holds {held} numbers in all: they do not belong together"
+            )
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
@@ -289,10 +300,19 @@ def load_config(
         check_mapping(stored, place)
         if native_type(stored) == cls.config_class.model_type:
             stored = native_description(stored)
+        stored = part_for(cls.config_class, stored)
         _check_family(cls, stored.get("model_type"), place)
         made, unused = cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
     check_numbers(made, place)
     return made, unused
+
+
+def part_for(kind: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a composite's config.json that a configuration class is for, if any."""
+    part = stored.get(getattr(kind, "base_config_key", "") or "")
+    if stored.get("model_type") == kind.model_type or not isinstance(part, Mapping):
+        return stored
+    return {"model_type": kind.model_type, **part}
 
 
 def native_type(stored: Mapping[str, Any]) -> str | None:

@@ -1,9 +1,10 @@
 """The two-way weight map between our parameter trees and PyTorch checkpoints.
 
 Attribute names equal the checkpoint's, so the map is a rule, not a table: the last component
-``kernel``, ``scale`` and ``embedding`` is ``weight`` in PyTorch, and kernels are transposed. A
-family declares what differs: aliases (ties), ignored names, and symmetric templates. Layers that
-are stacked for scanning map to one PyTorch tensor a layer.
+``kernel``, ``scale`` and ``embedding`` is ``weight`` in PyTorch, and the axes of kernels lie in
+another order there (:func:`torch_axes`). A family declares what differs: aliases (ties), ignored
+names, symmetric templates, and synonyms that are only read. Layers that are stacked for scanning
+map to one PyTorch tensor a layer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Path = tuple[str, ...]
 #: What is cut out of an array: slices, or ``...`` for all of it.
 Index = tuple[slice, ...] | EllipsisType
+Entry = TypeVar("Entry")
 _LEAF = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 _OLD_NAMES = ((".gamma", ".weight"), (".beta", ".bias"))
@@ -44,11 +46,14 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Where a parameter (or one layer of a stacked one) lies in a PyTorch checkpoint."""
+    """Where a parameter (or one layer of a stacked one) lies in a PyTorch checkpoint.
+
+    ``axes`` are those of PyTorch's tensor in the order of ours, or ``None`` where they are alike.
+    """
 
     path: Path
     name: str
-    transposed: bool
+    axes: tuple[int, ...] | None
     listed: Path
     layer: int | None = None
 
@@ -102,8 +107,10 @@ class WeightMap:
     **Arguments:** ``shapes`` maps every path of the tree to its shape; ``prefix`` is the base
     model's name, which checkpoints may lack or have; ``aliases`` maps other PyTorch names to the
     one used; ``ignored`` are regular expressions of names without weights of ours; ``templates``
-    are symmetric pairs such as ``"block.{}.norm": "layers.{}.ln"`` on dotted names; ``stacked``
-    maps the path prefix of scanned layers to the paths that they have one by one.
+    are symmetric pairs such as ``"block.{}.norm": "layers.{}.ln"`` on dotted names, ours to theirs;
+    ``synonyms`` are pairs such as ``"layers.{}": "encoder.layer.{}"``, which turn names that are
+    read into those that are written, one after the other; ``stacked`` maps the path prefix of
+    scanned layers to the paths that they have one by one.
     """
 
     def __init__(
@@ -115,16 +122,13 @@ class WeightMap:
         fallbacks: Mapping[str, str] | None = None,
         ignored: tuple[str, ...] = (),
         templates: Mapping[str, str] | None = None,
+        synonyms: Mapping[str, str] | None = None,
         stacked: Mapping[Path, Sequence[Path]] | None = None,
     ):
         self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
         self._fallbacks = dict(fallbacks or {})
-        self._templates: list[tuple[re.Pattern[str], str]] = []
-        for ours, theirs in (templates or {}).items():
-            pattern = re.escape(ours).replace(r"\{\}", r"([^.]+)")
-            first, *parts = theirs.split("{}")
-            replacement = first + "".join(rf"\{n}{part}" for n, part in enumerate(parts, 1))
-            self._templates.append((re.compile(rf"(?<![^.]){pattern}(?![^.])"), replacement))
+        self._templates = [_template(*pair) for pair in (templates or {}).items()]
+        self._synonyms = [_template(*pair) for pair in (synonyms or {}).items()]
         self.slots = [slot for path in self.shapes for slot in self._slots(path, stacked or {})]
         names = {slot.name for slot in self.slots}
         self.aliases = {
@@ -142,10 +146,10 @@ class WeightMap:
                 paths = [(*p, *path[len(head) :]) for p in layers[: self.shapes[path][0]]]
                 drawn = len(self.shapes[path]) - 1
                 return [
-                    Slot(path, self.torch_name(p), _swaps(p, drawn), p, layer)
+                    Slot(path, self.torch_name(p), torch_axes(p, drawn), p, layer)
                     for layer, p in enumerate(paths)
                 ]
-        return [Slot(path, self.torch_name(path), _swaps(path, len(self.shapes[path])), path)]
+        return [Slot(path, self.torch_name(path), torch_axes(path, len(self.shapes[path])), path)]
 
     def torch_name(self, path: Path) -> str:
         """Return the PyTorch name of the parameter at ``path``."""
@@ -157,6 +161,13 @@ class WeightMap:
         head, _, leaf = name.rpartition(".")
         return f"{head}.{_LEAF.get(leaf, leaf)}" if head else _LEAF.get(leaf, leaf)
 
+    def our_name(self, name: str) -> str:
+        """Return the name that this map has for a PyTorch name: without or with the prefix."""
+        for pattern, replacement in self._synonyms:
+            name = pattern.sub(replacement, name, count=1)
+        known = {slot.name for slot in self.slots}
+        return next((other for other in self._with_prefix(name) if other in known), name)
+
     def match(
         self, tensors: Mapping[str, Tensor], *, native: bool = False
     ) -> tuple[dict[Slot, Tensor], LoadReport]:
@@ -167,7 +178,10 @@ class WeightMap:
         cleaned = {}
         for name, tensor in tensors.items():
             old = next((pair for pair in _OLD_NAMES if name.endswith(pair[0])), ("", ""))
-            cleaned[name.removesuffix(old[0]) + old[1]] = name, tensor
+            renamed = name.removesuffix(old[0]) + old[1]
+            for pattern, replacement in () if native else self._synonyms:
+                renamed = pattern.sub(replacement, renamed, count=1)
+            cleaned[renamed] = name, tensor
         report, found, used = LoadReport(), {}, set()
         for slot in self.slots:
             key = self._find(slot, cleaned, native)
@@ -196,7 +210,7 @@ class WeightMap:
 
     def _expected(self, slot: Slot, native: bool) -> tuple[int, ...]:
         shape = self.shapes[slot.path] if slot.layer is None else self.shapes[slot.path][1:]
-        return shape if native or not slot.transposed else shape[::-1]
+        return shape if native else _in_torch(shape, slot.axes)
 
     def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> str | None:
         live = [alias for alias, name in self._live.items() if name == slot.name]
@@ -249,7 +263,9 @@ class WeightMap:
             slot = slots[name]
             leaf = params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
             array = np.asarray(leaf)
-            tensors[name] = np.asarray(array.T if slot.transposed else array, order="C")
+            if slot.axes:
+                array = array.transpose(np.argsort(slot.axes))
+            tensors[name] = np.asarray(array, order="C")
         return tensors
 
     def fill(
@@ -266,13 +282,32 @@ class WeightMap:
 
 
 def _read(slot: Slot, tensor: Tensor, index: Index, native: bool) -> np.ndarray:
-    if native or not slot.transposed:
+    if native or not slot.axes:
         return tensor.read(index)
-    return tensor.read(index if isinstance(index, EllipsisType) else index[::-1]).T
+    whole = isinstance(index, EllipsisType)
+    return tensor.read(index if whole else _in_torch(index, slot.axes)).transpose(slot.axes)
 
 
-def _swaps(path: Path, ndim: int) -> bool:
-    return path[-1] == "kernel" and ndim >= 2
+def torch_axes(path: Path, ndim: int) -> tuple[int, ...] | None:
+    """Return the axes of PyTorch's tensor in the order of the parameter at ``path``.
+
+    A kernel is (in, out) or (taps, ..., in, out), PyTorch's (out, in, taps, ...). ``None`` where
+    the axes are alike.
+    """
+    return (*range(2, ndim), 1, 0) if path[-1] == "kernel" and ndim >= 2 else None
+
+
+def _in_torch(entries: tuple[Entry, ...], axes: tuple[int, ...] | None) -> tuple[Entry, ...]:
+    """Bring what is known of each of our axes into the order of PyTorch's."""
+    return tuple(entries[at] for at in np.argsort(axes)) if axes else entries
+
+
+def _template(given: str, wanted: str) -> tuple[re.Pattern[str], str]:
+    """Return the pattern of names with ``given`` in them, and what replaces it."""
+    pattern = re.escape(given).replace(r"\{\}", r"([^.]+)")
+    first, *parts = wanted.split("{}")
+    replacement = first + "".join(rf"\{n}{part}" for n, part in enumerate(parts, 1))
+    return re.compile(rf"(?<![^.]){pattern}(?![^.])"), replacement
 
 
 def check(report: LoadReport, source: str, class_name: str, *, ignore_mismatched: bool) -> None:

@@ -176,6 +176,9 @@ FlaxAutoModelForTokenClassification = _auto_class("ForTokenClassification")
 FlaxAutoModelForQuestionAnswering = _auto_class("ForQuestionAnswering")
 FlaxAutoModelForMultipleChoice = _auto_class("ForMultipleChoice")
 FlaxAutoModelForNextSentencePrediction = _auto_class("ForNextSentencePrediction")
+FlaxAutoModelForImageClassification = _auto_class("ForImageClassification")
+FlaxAutoModelForVision2Seq = _auto_class("ForVision2Seq")
+FlaxAutoModelForSpeechSeq2Seq = _auto_class("ForSpeechSeq2Seq")
 
 
 FLAX_MODEL_MAPPING = FlaxAutoModel._model_mapping
@@ -192,6 +195,11 @@ FLAX_MODEL_FOR_MULTIPLE_CHOICE_MAPPING = FlaxAutoModelForMultipleChoice._model_m
 FLAX_MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING = (
     FlaxAutoModelForNextSentencePrediction._model_mapping
 )
+FLAX_MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING = FlaxAutoModelForImageClassification._model_mapping
+FLAX_MODEL_FOR_VISION_2_SEQ_MAPPING = FlaxAutoModelForVision2Seq._model_mapping
+FLAX_MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING = FlaxAutoModelForSpeechSeq2Seq._model_mapping
+# Transformers 4 had no Auto class of it.
+FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING = ArchitectureMapping("ForAudioClassification")
 
 
 def load(auto: Any, name: str, **options: Any) -> Any:

@@ -25,7 +25,7 @@ from hfseq.generation import FlaxGenerationMixin
 from hfseq.nn import kv_cache, sharding, trees
 from hfseq.nn.attention import resolve_attention
 from hfseq.nn.context import Options, options
-from hfseq.nn.layers import Dropout
+from hfseq.nn.layers import Dropout, height_and_width
 from hfseq.nn.precision import Precision, apply_precision, resolve_precision
 from hfseq.nn.random import Keys, make_keys
 from hfseq.nn.stack import stack_layers, stacked_layers
@@ -61,6 +61,8 @@ class FlaxModel(FlaxGenerationMixin):
     position_table: str | None = None
     # A cache whose size does not depend on the length, and which cannot be rewound.
     fixed_state: ClassVar[bool] = False
+    # The calls of the module: the whole, and what else the model class runs of it.
+    entries: ClassVar[tuple[str, ...]] = ("__call__", "encode", "decode")
     # Linears beside those in the layers that train in FP8 under its recipes, as expressions.
     precision_sites: ClassVar[tuple[str, ...]] = ()
     # The attributes of the configuration that count heads: each device gets whole ones.
@@ -76,7 +78,7 @@ class FlaxModel(FlaxGenerationMixin):
     def __init__(
         self,
         config: PreTrainedConfig,
-        input_shape: tuple[int, ...] = (1, 1),
+        input_shape: tuple[Any, ...] | None = None,
         seed: int = 0,
         dtype: DTypeLike = jnp.float32,
         _do_init: bool = True,
@@ -92,7 +94,7 @@ class FlaxModel(FlaxGenerationMixin):
             raise ValueError("config cannot be None")
         self._config: Any = config
         self._module_kwargs = module_kwargs
-        self.input_shape, self.seed, self.dtype = input_shape, seed, jnp.dtype(dtype)
+        self.seed, self.dtype = seed, jnp.dtype(dtype)
         self.key = jax.random.PRNGKey(seed)
         self.scan_layers = scan_layers
         self.precision = resolve_precision(precision, dtype)
@@ -111,9 +113,10 @@ class FlaxModel(FlaxGenerationMixin):
             self.position_table = "max_position_embeddings"
         self._accepted = {
             name: dict(inspect.signature(getattr(self.module_class, name)).parameters)
-            for name in ("__call__", "encode", "decode")
+            for name in self.entries
             if hasattr(self.module_class, name)
         }
+        self.input_shape = self._example_shape() if input_shape is None else input_shape
         self._has_dropout = any(
             isinstance(part, Dropout) and part.rate > 0 for _, part in nnx.iter_graph(module)
         )
@@ -203,7 +206,7 @@ class FlaxModel(FlaxGenerationMixin):
     def init_weights(
         self,
         rng: jax.Array,
-        input_shape: tuple[int, ...] = (1, 1),
+        input_shape: tuple[Any, ...] | None = None,
         params: trees.Params | None = None,
     ) -> dict[str, Any]:
         """Make a fresh parameter tree from ``rng``; with ``params`` only what is missing there."""
@@ -240,16 +243,21 @@ class FlaxModel(FlaxGenerationMixin):
         """Whether the length is split over ``tensor`` between the blocks."""
         return self._options.sequence_parallel
 
+    @property
+    def text_config(self) -> Any:
+        """The part of the configuration that describes what reads tokens: mostly all of it."""
+        return getattr(self._config, "text_config", self._config)
+
     def max_length(self) -> int | None:
         """The longest sequence that the position table allows; ``None`` where nothing limits it."""
-        return getattr(self._config, self.position_table or "max_position_embeddings", None)
+        return getattr(self.text_config, self.position_table or "max_position_embeddings", None)
 
     def _has_position_table(self) -> bool:
         """Tell whether an embedding has as many rows as the configuration has positions.
 
         A table that is named for its positions may have more: OPT's and BART's have two.
         """
-        size, words = getattr(self._config, "max_position_embeddings", None), self.vocabulary()
+        size, words = getattr(self.text_config, "max_position_embeddings", None), self.vocabulary()
         if not isinstance(size, int) or size < 1:
             return False
         tables = [
@@ -261,7 +269,27 @@ class FlaxModel(FlaxGenerationMixin):
 
     def vocabulary(self, name: str = "input_ids") -> int | None:
         """The number of tokens that ``input_ids`` or ``decoder_input_ids`` may hold."""
-        return getattr(self._config, "vocab_size", None)
+        return getattr(self.text_config, "vocab_size", None)
+
+    def picture_shape(self) -> tuple[int, int, int] | None:
+        """Channels, height and width that ``pixel_values`` must have; ``None`` for any."""
+        config = getattr(self._config, "vision_config", self._config)
+        size = getattr(config, "image_size", None)
+        if size is None:
+            return None
+        return getattr(config, "num_channels", 3), *height_and_width(size)
+
+    def _example_shape(self) -> tuple[Any, ...]:
+        """The ``input_shape`` of v4: of ids, of pictures with their channels last, or of both."""
+        if not self.reads("pixel_values"):
+            return (1, 1)
+        channels, *size = self.picture_shape() or (3, 224, 224)
+        pictures = (1, *size, channels)
+        return ((1, 1), pictures) if self.reads("input_ids") else pictures
+
+    def reads(self, name: str) -> bool:
+        """Tell whether ``input_ids`` or ``pixel_values`` are among the arguments of the model."""
+        return name in inspect.signature(self.__call__).parameters
 
     def takes(self, name: str, method: str = "__call__") -> bool:
         """Tell whether the module's call (or its ``encode``, ``decode``) accepts ``name``."""
@@ -420,6 +448,9 @@ class FlaxModel(FlaxGenerationMixin):
                     ) from None
             if name in ("input_ids", "decoder_input_ids"):
                 self._check_ids(name, value)
+            if name == "pixel_values":
+                self._check_pictures(value)
+                value = jnp.asarray(value, jnp.float32)  # as in v4, bytes too
             # Integers become int32, as in v4; types of tracers and floats stay.
             if jnp.issubdtype(getattr(value, "dtype", float), jnp.integer):
                 value = jnp.asarray(value, jnp.int32)
@@ -440,11 +471,33 @@ class FlaxModel(FlaxGenerationMixin):
             )
         limit = self.max_length() if self.position_table else None
         if limit is not None and length > limit:
-            table = f"{self.position_table}={getattr(self._config, self.position_table or '')}"
+            table = f"{self.position_table}={getattr(self.text_config, self.position_table or '')}"
             raise UsageError(
                 f"{name} have {length} tokens a row, {type(self).__name__} allows {limit} "
                 f"({table}): truncate the input or use a model with a longer table of positions"
             )
+
+    def _check_pictures(self, pictures: Any) -> None:
+        """Refuse pictures of another size, or with their channels last."""
+        wanted, shape, name = self.picture_shape(), np.shape(pictures), type(self).__name__
+        if len(shape) != 4:
+            raise UsageError(
+                f"pixel_values have shape {shape}; {name} takes (batch, channels, height, width): "
+                "one picture is a batch of one, pixel_values[None]"
+            )
+        if wanted is None or shape[1:] == wanted:
+            return
+        channels, height, width = wanted
+        if shape[1] != channels and shape[3] == channels:
+            remedy = "channels come first here: pixel_values.transpose(0, 3, 1, 2)"
+        elif shape[1] != channels:
+            remedy = f"this model reads {channels} channels: convert the pictures"
+        else:
+            remedy = f"resize them to {height} x {width}, as the checkpoint's image processor does"
+        raise UsageError(
+            f"pixel_values have shape {shape}; {name} takes (batch, {channels}, {height}, {width})"
+            f": {remedy}"
+        )
 
     # -- collections beside the parameters
 
@@ -558,8 +611,10 @@ class FlaxModule:
 
         ``rngs`` is a key or ``{"dropout": key}``; ``method`` is ``"encode"`` or ``"decode"``, or a
         function of that name; with ``mutable=["cache"]`` the result is a pair with the new cache.
+        Pictures have their channels last, as for v4's modules.
         """
         entry = method if isinstance(method, str) else getattr(method, "__name__", "__call__")
+        args, kwargs = self._channels_first(entry, args, kwargs)
         if variables.get("cache"):
             kwargs["past_key_values"] = variables["cache"]
         key = rngs.get("dropout") if isinstance(rngs, Mapping) else rngs
@@ -567,3 +622,18 @@ class FlaxModule:
             *args, params=variables["params"], train=not deterministic, dropout_rng=key, **kwargs
         )
         return (output, {"cache": output["past_key_values"]}) if mutable else output
+
+    def _channels_first(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Turn pictures from the layout of v4's modules to that of its model classes."""
+        names = list(inspect.signature(getattr(self.model, entry)).parameters)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        pictures = given.get("pixel_values")
+        if pictures is None:
+            return args, kwargs
+        turned = jnp.transpose(jnp.asarray(pictures), (0, 3, 1, 2))
+        at = names.index("pixel_values")
+        if at < len(args):
+            return (*args[:at], turned, *args[at + 1 :]), kwargs
+        return args, {**kwargs, "pixel_values": turned}

@@ -185,6 +185,8 @@ class FlaxPreTrainedModel(FlaxModel):
     )
     # Exceptions to the naming rule: symmetric templates, ours -> theirs (checkpoints/weights.py).
     weight_templates: ClassVar[Mapping[str, str]] = {}
+    # Names that are read too: templates, theirs -> the name that is written, one after the other.
+    weight_synonyms: ClassVar[Mapping[str, str]] = {}
     # What checkpoints hold of collections: name -> the last components of the variables stored.
     stored_collections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
@@ -286,6 +288,7 @@ class FlaxPreTrainedModel(FlaxModel):
             fallbacks=self.weight_fallbacks,
             ignored=(*self.ignored_weights, *(rf"(^|\.){name}$" for name in derived)),
             templates=self.weight_templates,
+            synonyms=self.weight_synonyms,
             stacked=self._stacked,
         )
 

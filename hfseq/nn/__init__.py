@@ -5,6 +5,7 @@ from hfseq.nn.choice import Facts, Implementation
 from hfseq.nn.context import current_options, knowing, options
 from hfseq.nn.kv_cache import CachedAttention, StateAttention, encoder_cache, extend_cache
 from hfseq.nn.layers import (
+    Conv,
     Conv1D,
     Dropout,
     Embed,
@@ -13,6 +14,8 @@ from hfseq.nn.layers import (
     RMSNorm,
     activation,
     dropout,
+    embed_patches,
+    height_and_width,
     normal,
 )
 from hfseq.nn.positions import (
@@ -35,6 +38,7 @@ from hfseq.nn.visible import (
 
 __all__ = [
     "CachedAttention",
+    "Conv",
     "Conv1D",
     "Dropout",
     "Embed",
@@ -56,9 +60,11 @@ __all__ = [
     "current_options",
     "dot_product",
     "dropout",
+    "embed_patches",
     "encoder_cache",
     "extend_cache",
     "gather_positions",
+    "height_and_width",
     "knowing",
     "make_keys",
     "normal",

@@ -7,7 +7,7 @@ computation is set afterwards by a precision recipe (:mod:`hfseq.nn.precision`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import jax
@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from hfseq.errors import UsageError, nearest
 from hfseq.nn import sharding
 from hfseq.nn.context import ConstructorSignature
-from hfseq.nn.precision import DotGeneral, FusedPart, add_bias
+from hfseq.nn.precision import DotGeneral, FusedPart, add_bias, low_precision_dot_general
 from hfseq.nn.random import Keys
 
 #: ``init(key, shape, dtype)``, as in ``jax.nn.initializers``.
@@ -91,6 +91,85 @@ class Conv1D(Linear):
     """The Linear of GPT-2: ``y = x @ kernel.T + bias``, ``kernel`` of shape (out, in) as in v4."""
 
     input_axis = 1
+
+
+class Conv(nnx.Module):
+    """A convolution, channels last: (batch, length, in) or (batch, height, width, in).
+
+    **Arguments:** ``in_features`` and ``out_features`` are the channels of what goes in and out;
+    ``kernel_size`` has a number for each axis that is convolved, and so do ``stride`` and
+    ``padding`` (zeros before and after), where one number stands for all; ``groups`` of channels
+    see one another alone; ``init(key, shape, dtype)`` makes ``kernel`` (taps, in / groups, out)
+    with a key of ``rngs``; without ``use_bias`` there is no ``bias``.
+    """
+
+    __signature__ = ConstructorSignature()
+    compute_dtype: DTypeLike | None = None
+    weight_axes: sharding.Axes | None = None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: Sequence[int],
+        init: Initializer,
+        rngs: nnx.Rngs,
+        *,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[tuple[int, int]] = 0,
+        groups: int = 1,
+        use_bias: bool = True,
+    ):
+        size = tuple(kernel_size)
+        if in_features % groups or out_features % groups:
+            raise UsageError(
+                f"{groups} groups do not divide {in_features} and {out_features} channels"
+            )
+        shape = (*size, in_features // groups, out_features)
+        self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(out_features)) if use_bias else nnx.data(None)
+        self.stride = (stride,) * len(size) if isinstance(stride, int) else tuple(stride)
+        both = isinstance(padding, int)
+        self.padding = ((padding, padding),) * len(size) if both else tuple(padding)
+        self.groups = groups
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map (batch, ..., in_features) to (batch, ..., out_features)."""
+        x = x.astype(self.compute_dtype or x.dtype)
+        kernel = sharding.weight(self.kernel[...], self.weight_axes).astype(x.dtype)
+        size = kernel.shape[:-2]
+        if size == self.stride and self.groups == 1 and not any(map(any, self.padding)):
+            # Taps that do not overlap are one product: faster than XLA's convolution on CPUs.
+            x, kernel = _blocks(x, size), kernel.reshape(-1, kernel.shape[-1])
+            y = low_precision_dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
+        else:
+            letters = "HW"[: len(size)]
+            y = lax.conv_general_dilated(
+                x, kernel, self.stride, self.padding, feature_group_count=self.groups,
+                dimension_numbers=(f"N{letters}C", f"{letters}IO", f"N{letters}C"),
+            )  # fmt: skip
+        return y if self.bias is None else add_bias(y, self.bias[...])
+
+
+def _blocks(x: jax.Array, size: Sequence[int]) -> jax.Array:
+    """Cut (batch, ..., channels) into blocks of ``size``, and put each block into one vector."""
+    counts = [length // taps for length, taps in zip(x.shape[1:], size, strict=False)]
+    kept = (slice(count * taps) for count, taps in zip(counts, size, strict=True))
+    pairs = [number for pair in zip(counts, size, strict=True) for number in pair]
+    x = x[:, *kept].reshape(x.shape[0], *pairs, x.shape[-1])
+    places, taps = range(1, x.ndim - 1, 2), range(2, x.ndim - 1, 2)
+    return x.transpose(0, *places, *taps, x.ndim - 1).reshape(x.shape[0], *counts, -1)
+
+
+def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return what a configuration gives as one number or as two, as two."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def embed_patches(conv: Conv, pixel_values: jax.Array) -> jax.Array:
+    """Map pictures (batch, channels, height, width) to (batch, patches, features), row by row."""
+    x = conv(pixel_values.transpose(0, 2, 3, 1))
+    return x.reshape(x.shape[0], -1, x.shape[-1])
 
 
 class Embed(nnx.Module):

@@ -28,6 +28,12 @@ class FlaxModelOutput:
         last_hidden_state: jax.Array
         pooler_output: jax.Array
         logits: jax.Array
+        logits_per_image: jax.Array
+        logits_per_text: jax.Array
+        text_embeds: jax.Array
+        image_embeds: jax.Array
+        text_model_output: FlaxModelOutput
+        vision_model_output: FlaxModelOutput
         start_logits: jax.Array
         end_logits: jax.Array
         prediction_logits: jax.Array
@@ -55,8 +61,8 @@ class FlaxModelOutput:
         jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """Return the fields that are set, in order."""
-        return tuple(self.values())
+        """Return the fields that are set, in order; outputs among them become tuples too."""
+        return tuple(v.to_tuple() if isinstance(v, FlaxModelOutput) else v for v in self.values())
 
     def keys(self) -> tuple[str, ...]:
         """Return the names of the fields that are set."""
@@ -113,6 +119,21 @@ FlaxBaseModelOutput = _output(
     "FlaxBaseModelOutput",
     "Hidden states of an encoder.",
     "last_hidden_state hidden_states attentions",
+)
+FlaxBaseModelOutputWithNoAttention = _output(
+    "FlaxBaseModelOutputWithNoAttention",
+    "Feature maps of a convolutional network.",
+    "last_hidden_state hidden_states",
+)
+FlaxBaseModelOutputWithPoolingAndNoAttention = _output(
+    "FlaxBaseModelOutputWithPoolingAndNoAttention",
+    "Feature maps of a convolutional network and their mean.",
+    "last_hidden_state pooler_output hidden_states",
+)
+FlaxImageClassifierOutputWithNoAttention = _output(
+    "FlaxImageClassifierOutputWithNoAttention",
+    "Logits (batch, labels) of a picture, from a convolutional network.",
+    "logits hidden_states",
 )
 FlaxBaseModelOutputWithPast = _output(
     "FlaxBaseModelOutputWithPast",
@@ -220,4 +241,16 @@ FlaxSeq2SeqQuestionAnsweringModelOutput = _output(
     "Logits (batch, length) of the first and the last token of the answer.",
     "start_logits end_logits past_key_values decoder_hidden_states decoder_attentions "
     "cross_attentions encoder_last_hidden_state encoder_hidden_states encoder_attentions",
+)
+FlaxCLIPTextModelOutput = _output(
+    "FlaxCLIPTextModelOutput",
+    "The projection of a text's end, and hidden states.",
+    "text_embeds last_hidden_state hidden_states attentions",
+)
+FlaxCLIPOutput = _output(
+    "FlaxCLIPOutput",
+    "How well pictures and texts fit, (pictures, texts) and (texts, pictures); their normalised "
+    "projections, and what both models return.",
+    "logits_per_image logits_per_text text_embeds image_embeds text_model_output "
+    "vision_model_output",
 )

@@ -4,9 +4,9 @@ Parameters by regular expressions on their paths: a rule is a pair (pattern, tac
 pattern found in a path decides, and a parameter that no rule matches is an error. Tactics:
 ``column`` and ``row`` (Megatron's split of a product's output and input), ``embedding`` (split by
 vocabulary), ``vocab`` (a vector over the vocabulary), ``column_bias`` (the bias of a column-split
-product), ``heads`` (a table with a column for each head), ``vector`` (norms and other biases) and
-``replicated``. ``fsdp`` splits what ``tensor`` leaves whole. Activations by the axes that split the
-weight of their layer.
+product), ``heads`` (a table with a column for each head), ``channels`` (the kernel of a
+convolution), ``vector`` (norms and other biases) and ``replicated``. ``fsdp`` splits what
+``tensor`` leaves whole. Activations by the axes that split the weight of their layer.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ TACTICS: dict[str, Axes] = {
     "vocab_row": (None, "tensor"),
     "column_bias": (("tensor", "fsdp"),),
     "heads": (None, "tensor"),
+    "channels": (None, None, None, "fsdp"),
     "vector": ("fsdp",),
     "replicated": (),
 }
@@ -134,8 +135,10 @@ def check_heads(model: HasHeads, mesh: Mesh) -> None:
         UsageError: the ``tensor`` axis does not divide a number of heads in the configuration.
     """
     ways, config = mesh.shape["tensor"], model.config.to_dict()
-    for name in model.head_counts:
-        heads = config.get(name)
+    parts = [part for part in config.values() if isinstance(part, dict) and "model_type" in part]
+    for name, heads in (
+        (name, c.get(name)) for c in (config, *parts) for name in model.head_counts
+    ):
         if heads and heads % ways:
             fits = [n for n in range(1, heads + 1) if heads % n == 0]
             raise UsageError(

@@ -28,12 +28,22 @@ TASKS = {
     "ForQuestionAnswering": "FLAX_MODEL_FOR_QUESTION_ANSWERING_MAPPING",
     "ForMultipleChoice": "FLAX_MODEL_FOR_MULTIPLE_CHOICE_MAPPING",
     "ForNextSentencePrediction": "FLAX_MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING",
+    "ForImageClassification": "FLAX_MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+    "ForVision2Seq": "FLAX_MODEL_FOR_VISION_2_SEQ_MAPPING",
+    "ForSpeechSeq2Seq": "FLAX_MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
 }
+#: Auto classes that Transformers 5 calls otherwise.
+_RENAMED = {"ForVision2Seq": "AutoModelForImageTextToText"}
 
 
 def auto_class_name(task: str) -> str:
     """Return the name of the Auto class of ``task`` without its prefix ``Flax``."""
     return "AutoModel" + task.removeprefix("Model")
+
+
+def torch_auto_class_name(task: str) -> str:
+    """Return the name of Transformers 5's own Auto class of ``task``."""
+    return _RENAMED.get(task, auto_class_name(task))
 
 
 def describe(error: BaseException) -> str:

@@ -21,7 +21,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hfseq.errors import HfseqError, UsageError
-from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, describe, target_name
+from hfseq.plugins.registry import (
+    TASKS,
+    ArchitectureSpec,
+    describe,
+    target_name,
+    torch_auto_class_name,
+)
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
@@ -127,7 +133,7 @@ def _extend(module: ModuleType) -> None:
         return
     stock = sys.modules[_EXTENDED[0]].CONFIG_MAPPING._mapping
     for task in TASKS:
-        mapping = getattr(module, auto_class_name(task))._model_mapping
+        mapping = getattr(module, torch_auto_class_name(task))._model_mapping
         if not isinstance(mapping._extra_content, ArchitectureMapping):
             extra = ArchitectureMapping(task, lambda spec: spec.model_type not in stock, _LazyClass)
             extra.update(mapping._extra_content)

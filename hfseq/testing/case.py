@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.nn import trees
+from hfseq.nn.outputs import FlaxModelOutput
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -116,7 +117,9 @@ class Case:
 
     @functools.cached_property
     def sides(self) -> tuple[Side, ...]:
-        """What the model reads: one side, or the source and the target of an encoder-decoder."""
+        """What reads tokens: one side, both of an encoder-decoder, none in models of pictures."""
+        if not self.model.reads(SOURCE.ids):
+            return ()
         both = getattr(self.config, "is_encoder_decoder", False)
         return (SOURCE, TARGET) if both and self.model.takes(TARGET.ids) else (SOURCE,)
 
@@ -125,18 +128,21 @@ class Case:
         """Eight rows, of which the second (of a target the third) is padded on the right."""
         random, config = np.random.default_rng(1), self.config
         choices = (2,) if self.task == "ForMultipleChoice" else ()
-        drawn = {SOURCE: ((ROWS, *choices, LENGTH), 1)}
+        drawn = {SOURCE: ((ROWS, *choices, LENGTH), 1)} if self.sides else {}
         if TARGET in self.sides:
             # A label is read where the source ends, at the same place of the target.
             alike = self.task == "ForSequenceClassification"
             drawn[TARGET] = ((ROWS, LENGTH), 1) if alike else ((ROWS, TARGET_LENGTH), 2)
         inputs: dict[str, np.ndarray] = {}
         for side, (shape, padded) in drawn.items():
-            low = 4 if config.vocab_size > 8 else 0
-            ids = random.integers(low, config.vocab_size, shape).astype(np.int32)
+            words = self.model.vocabulary(side.ids)
+            ids = random.integers(4 if words > 8 else 0, words, shape).astype(np.int32)
             mask = np.ones_like(ids)
             mask[padded, ..., 10:] = 0
             inputs |= {side.ids: self.ended(side, ids, mask), side.mask: mask}
+        if self.model.reads("pixel_values"):
+            shape = (ROWS, *(self.model.picture_shape() or (3, 32, 32)))
+            inputs["pixel_values"] = random.normal(size=shape).astype(np.float32)
         if getattr(config, "add_cross_attention", False):
             states = random.normal(size=(ROWS, 5, config.hidden_size))
             inputs["encoder_hidden_states"] = states.astype(np.float32)
@@ -146,7 +152,7 @@ class Case:
 
     def ended(self, side: Side, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Put padding where ``mask`` is 0, and give a source its <eos>."""
-        pad = getattr(self.config, "pad_token_id", None) or 0
+        pad = getattr(self.model.text_config, "pad_token_id", None) or 0
         ids = np.where(mask == 1, ids, pad).astype(np.int32)
         end = getattr(self.config, "eos_token_id", None)
         if len(self.sides) == 2 and side == SOURCE and isinstance(end, int):
@@ -191,8 +197,14 @@ class Case:
         """Return the side whose tokens an output describes."""
         return self.sides[0] if name.startswith("encoder_") else self.sides[-1]
 
+    def reads_tokens(self, name: str) -> bool:
+        """Tell whether an output is of a part of the model that reads tokens, not pictures."""
+        return bool(self.sides) and not name.startswith("vision_")
+
     def per_token(self, name: str) -> bool:
         """Tell whether an output has an entry for every token."""
+        if not self.reads_tokens(name):
+            return False
         shape = self.inputs[self.side(name).ids].shape
         return self.outputs[name].shape[: len(shape)] == shape
 
@@ -221,9 +233,15 @@ class Case:
         return self.train(self.variant(gradient_checkpointing=True), self.model.params)
 
 
-def arrays(output: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Return the outputs that are compared, by name."""
-    return {name: value for name, value in output.items() if not name.endswith(NOT_COMPARED)}
+def arrays(output: Any) -> dict[str, jax.Array]:
+    """Return the outputs that are compared, by name; of a part its ``last_hidden_state``."""
+    found = {}
+    for name, value in output.items():
+        if isinstance(value, FlaxModelOutput):
+            found[f"{name}.last_hidden_state"] = value.last_hidden_state
+        elif not name.endswith(NOT_COMPARED):
+            found[name] = value
+    return found
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:

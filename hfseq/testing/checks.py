@@ -150,6 +150,8 @@ def bfloat16(case: Case) -> None:
 
 def padding(case: Case) -> None:
     """Padding on the right, of source and of target, changes nothing about the real tokens."""
+    if not case.sides:
+        raise Skipped("the model reads no tokens")
     short, long, cuts = dict(case.inputs), dict(case.inputs), {}
     for side in case.sides:
         ids = case.inputs[side.ids]
@@ -172,6 +174,8 @@ def padding(case: Case) -> None:
 def packing(case: Case) -> None:
     """Documents packed into one row are computed as if each were alone."""
     # What training asks: a call with **kwargs says that it takes whatever the objectives give.
+    if not case.sides:
+        raise Skipped("the model reads no tokens")
     refused = [side.segments for side in case.sides if not case.model.takes(side.segments)]
     if refused:
         raise Skipped(f"the model's call takes no {', '.join(refused)}")
@@ -192,7 +196,7 @@ def packing(case: Case) -> None:
             padded, mask = np.zeros_like(ids), np.zeros_like(ids)
             length = ids[:, part].shape[1]
             padded[:, :length], mask[:, :length] = ids[:, part], 1
-            padded[mask == 0] = getattr(case.config, "pad_token_id", None) or 0
+            padded[mask == 0] = getattr(case.model.text_config, "pad_token_id", None) or 0
             inputs |= {side.ids: padded, side.mask: mask}
     packed = case.forward(case.model.params, rows)
     for number, inputs in enumerate(documents):
@@ -216,7 +220,7 @@ def devices(case: Case) -> None:
     mesh = make_mesh("data=2,fsdp=2,tensor=2" if rules else "data=2,fsdp=4", jax.devices()[:8])
     flat = trees.flatten(case.model.params)
     shapes = {path: leaf.shape for path, leaf in flat.items()}
-    layout = Layout(mesh, rules, case.config.vocab_size).shardings(shapes)
+    layout = Layout(mesh, rules, case.model.vocabulary()).shardings(shapes)
     params = trees.unflatten({path: jax.device_put(flat[path], layout[path]) for path in flat})
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     inputs = {name: jax.device_put(value, rows) for name, value in case.inputs.items()}
@@ -233,6 +237,8 @@ PROMPT = 5
 
 def cached_decoding(case: Case) -> None:
     """Feeding a prompt and then token by token through the cache gives the full forward pass."""
+    if not case.sides:
+        raise Skipped("the model reads no tokens")
     ids = case.inputs[case.sides[-1].ids]
     positions = np.broadcast_to(np.arange(ids.shape[-1], dtype=np.int32), ids.shape)
     begin = _source_and_target if len(case.sides) == 2 else _one_sequence
@@ -308,7 +314,7 @@ def _source_and_target(
 
 def long_rows(case: Case) -> None:
     """Rows as long as the model allows give numbers, and longer ones too or an error."""
-    limit = case.model.max_length()
+    limit = case.model.max_length() if case.sides else None
     if limit is None or limit > LONGEST:
         raise Skipped(f"max_length() is {limit}: rows of any length that is tried are allowed")
     for length in (limit, limit + 1):

@@ -5,12 +5,14 @@ PyTorch is imported in here and nowhere else; without it, or without such a clas
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hfseq.checkpoints.weights import torch_axes
 from hfseq.nn import trees
 from hfseq.testing.case import Case, NotRun, Skipped, assert_close, error, jit, leaves
 
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # In the order in which a model computes them.
-STATES = ("encoder_hidden_states", "hidden_states", "decoder_hidden_states")
+STATES = (
+    *("encoder_hidden_states", "hidden_states", "decoder_hidden_states"),
+    *("text_model_output.hidden_states", "vision_model_output.hidden_states"),
+)
 
 
 def torch_model(case: Case) -> PreTrainedModel:
@@ -71,15 +76,19 @@ def torch_tree(case: Case) -> None:
     unsaved = map(re.escape, getattr(model, "_keys_to_ignore_on_save", None) or ())
     ignored = (*case.model.weight_map.ignored, *unsaved)
     theirs = {
-        name: value
+        case.model.weight_map.our_name(name): (name, value)
         for name, value in (*model.named_parameters(), *(b for b in buffers if b[0] in saved))
         if name not in case.model.weight_map.aliases
         and not any(re.search(pattern, name) for pattern in ignored)
     }
     wrong = []
+
+    def axes(path: trees.Path, shape: tuple[int, ...]) -> Iterable[int]:
+        return torch_axes(path, len(shape)) or range(len(shape))
+
     for name in ours.keys() & theirs.keys():
-        path, shape = ours[name], tuple(theirs[name].shape)
-        owner, _, leaf = name.rpartition(".")
+        path, (own, value) = ours[name], theirs[name]
+        shape, (owner, _, leaf) = tuple(value.shape), own.rpartition(".")
         # Some norms keep PyTorch's name here too, as they did in Transformers 4.
         if leaf == "weight" != path[-1]:
             kind = type(model.get_submodule(owner)).__name__
@@ -87,7 +96,7 @@ def torch_tree(case: Case) -> None:
             leaf = "embedding" if "Embedding" in kind else norm
         if leaf != path[-1]:
             wrong.append(f"{trees.join(path)} should end with {leaf}")
-        elif shapes[path] != (shape := shape[::-1] if leaf == "kernel" else shape):
+        elif shapes[path] != (shape := tuple(shape[at] for at in axes(path, shape))):
             wrong.append(f"{trees.join(path)} has shape {shapes[path]}, PyTorch's is {shape}")
     missing, surplus = sorted(theirs.keys() - ours.keys()), sorted(ours.keys() - theirs.keys())
     assert not missing and not surplus and not wrong, (
@@ -106,7 +115,8 @@ def torch_parity(case: Case) -> None:
         return copied.long() if copied.dtype == torch.int32 else copied
 
     inputs = {name: tensor(value) for name, value in case.inputs.items()}
-    theirs = model(**inputs, output_hidden_states=True)
+    output = model(**inputs, output_hidden_states=True)
+    theirs = {name: operator.attrgetter(name)(output) for name in case.outputs}
     sum((theirs[name] * tensor(value)).sum() for name, value in case.weights.items()).backward()
     errors = {
         name: error(*(case.only_real(name, v) for v in (value, theirs[name].detach().numpy())))
@@ -114,12 +124,12 @@ def torch_parity(case: Case) -> None:
     }
     lines = [f"  {n}: {apart:.1e}" for n, apart in errors.items() if not apart <= case.tolerance]
     if lines:
-        lines.append(_first_layer(case, theirs))
+        lines.append(_first_layer(case, output))
     # What PyTorch keeps a copy or constant of has a gradient there that is ours only in part.
     derived = case.model.derived_weights()
     apart = {*derived, *(entry.value for entry in derived.values() if isinstance(entry.value, str))}
     gradients = {
-        name: parameter.grad.numpy()
+        case.model.weight_map.our_name(name): parameter.grad.numpy()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None and name not in apart
     }
@@ -142,14 +152,22 @@ def _first_layer(case: Case, theirs: Mapping[str, Any]) -> str:
 
     def states(inputs: Mapping[str, Any]) -> dict[str, Any]:
         output = case.model(**inputs, output_hidden_states=True)
-        return {name: output.get(name) or () for name in STATES}
+        return {name: found(output, name) for name in STATES}
+
+    def found(output: Any, name: str) -> tuple[Any, ...]:
+        try:
+            return operator.attrgetter(name)(output) or ()
+        except AttributeError:
+            return ()
 
     ours = jit(states)(case.inputs)
     for name in STATES:
-        mask = case.inputs[case.side(name).mask]
-        mask = mask.reshape(-1, mask.shape[-1], 1)
+        mask: Any = 1
+        if case.reads_tokens(name):
+            mask = case.inputs[case.side(name).mask]
+            mask = mask.reshape(-1, mask.shape[-1], 1)
         side = "" if name == "hidden_states" else f" of the {name.partition('_')[0]}"
-        for number, (a, b) in enumerate(zip(ours[name], theirs.get(name) or (), strict=False)):
+        for number, (a, b) in enumerate(zip(ours[name], found(theirs, name), strict=False)):
             apart = error(np.asarray(a) * mask, b.detach().numpy() * mask)
             if not apart <= case.tolerance:
                 where = ("the embeddings" if number == 0 else f"layer {number - 1}") + side

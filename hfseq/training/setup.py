@@ -398,8 +398,7 @@ def lay_out(
 ) -> sharding.Layout:
     """Pair the architecture's sharding rules with the mesh, and have the model compute on it."""
     rules = plugins.load().architectures.get(model.config.model_type).load_sharding()
-    vocab_size = getattr(model.config, "vocab_size", None)
-    layout = sharding.Layout(mesh, rules, vocab_size, tuple(model.stacked_prefixes))
+    layout = sharding.Layout(mesh, rules, model.vocabulary(), tuple(model.stacked_prefixes))
     sharding.check_heads(model, mesh)
     model.use_mesh(mesh, layout.axes(shapes_of(model)), sequence_parallel)
     return layout

@@ -144,8 +144,8 @@ def rename_key_and_reshape_tensor(
     for leaf in ("scale", "embedding", "weight", "kernel") if last == "weight" else (last,):
         for start in starts:
             if (*start, leaf) in random_flax_state_dict:
-                kernel = leaf == "kernel" and pt_tensor.ndim >= 2
-                return (*head, leaf), pt_tensor.T if kernel else pt_tensor
+                axes = weights.torch_axes((leaf,), pt_tensor.ndim)
+                return (*head, leaf), pt_tensor if axes is None else pt_tensor.transpose(axes)
     return (*head, last), pt_tensor
 
 

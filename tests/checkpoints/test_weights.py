@@ -109,6 +109,50 @@ def test_templates_rename_both_ways():
     assert equal(filled(names, tensors)[0], random_params(shapes))
 
 
+KERNELS = {
+    ("line", "kernel"): (3, 4, 6),
+    ("plane", "kernel"): (3, 5, 4, 6),
+    ("layer", "conv", "kernel"): (2, 5, 3, 4, 6),
+}
+NUMBERED = {("layer",): (("layer", "0"), ("layer", "1"))}
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_kernels_of_convolutions_have_pytorchs_order_whole_and_cut(native):
+    names, params = WeightMap(KERNELS, stacked=NUMBERED), random_params(KERNELS)
+    tensors = names.to_torch(params)
+    assert {name: value.shape for name, value in tensors.items()} == {
+        "line.weight": (6, 4, 3),
+        "plane.weight": (6, 4, 3, 5),
+        "layer.0.conv.weight": (6, 4, 5, 3),
+        "layer.1.conv.weight": (6, 4, 5, 3),
+    }
+    assert tensors["plane.weight"][5, 2, 1, 3] == params["plane", "kernel"][1, 3, 2, 5]
+    assert equal(filled(names, tensors)[0], params)
+    if native:
+        tensors = {".".join(path): value for path, value in names.listed(params).items()}
+    found, _ = names.match(as_file(tensors), native=native)
+    for path, shape in KERNELS.items():
+        index = tuple(slice(1, size - at % 2) for at, size in enumerate(shape))
+        part = names.fill(found, path, index, native=native)
+        assert np.array_equal(part, params[path][index])
+
+
+def test_synonyms_are_read_and_not_written():
+    shapes = {("base", "encoder", "layer", "0", "query", "kernel"): (3, 4)}
+    names = WeightMap(
+        shapes, prefix="base",
+        synonyms={"layers.{}": "encoder.layer.{}", "attention.q_proj": "query"},
+    )  # fmt: skip
+    tensors = names.to_torch(random_params(shapes))
+    assert list(tensors) == ["base.encoder.layer.0.query.weight"]
+    for name in ("base.layers.0.attention.q_proj.weight", "layers.0.attention.q_proj.weight"):
+        params, report = filled(names, {name: tensors["base.encoder.layer.0.query.weight"]})
+        assert equal(params, random_params(shapes)) and not report.unexpected
+        assert names.our_name(name) == "base.encoder.layer.0.query.weight"
+    assert names.our_name("head.weight") == "head.weight"
+
+
 STACKED = {("layer", "dense", "kernel"): (2, 3, 4), ("layer", "norm", "scale"): (2, 3)}
 
 

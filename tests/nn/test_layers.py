@@ -115,7 +115,7 @@ def test_layer_norm_leaves_out_its_bias_and_its_scale():
 
 def test_signatures_of_layer_classes_are_those_of_their_constructors():
     classes = [getattr(nn, name) for name in nn.__all__ if inspect.isclass(getattr(nn, name))]
-    assert len(classes) == 13
+    assert len(classes) == 14
     for kind in classes:
         shown, made = inspect.signature(kind), inspect.signature(kind.__init__)
         assert list(shown.parameters) == list(made.parameters)[1:], kind
@@ -149,3 +149,52 @@ def test_initialisers_are_those_of_jax():
     init = jax.nn.initializers.uniform(1.0)
     layer = nn.Linear(3, 5, init, nnx.Rngs(0))
     assert np.array_equal(layer.kernel[...], init(nnx.Rngs(0).params(), (3, 5), jnp.float32))
+
+
+CONVOLUTIONS = [
+    ((16,), {"stride": 16}),
+    ((3,), {"padding": [(1, 1)]}),
+    ((3,), {"stride": 2, "padding": 1, "groups": 2, "use_bias": False}),
+    ((4, 4), {"stride": 4}),
+    ((3, 3), {"stride": (2, 1), "padding": 1, "groups": 4}),
+    ((2, 3), {"padding": [(1, 1), (0, 0)]}),
+]
+
+
+@pytest.mark.parametrize(("size", "options"), CONVOLUTIONS)
+def test_convolutions_and_their_gradients_are_those_of_pytorch(size, options):
+    torch = pytest.importorskip("torch")
+    layer = nn.Conv(8, 12, size, nn.normal(0.2), nnx.Rngs(0), **options)
+    if layer.bias is not None:
+        layer.bias[...] = jnp.arange(12) / 12
+    x = np.random.default_rng(0).normal(size=(2, 17, 14, 8)[: len(size) + 2][:-1] + (8,))
+    x = x.astype(np.float32)
+    functions = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d}
+    last, first = (0, *range(2, x.ndim), 1), (0, x.ndim - 1, *range(1, x.ndim - 1))
+    given = torch.from_numpy(x.transpose(first).copy()).requires_grad_()
+    axes = np.argsort((*range(2, x.ndim), 1, 0))
+    weight = torch.from_numpy(np.asarray(layer.kernel[...]).transpose(axes).copy()).requires_grad_()
+    bias = None if layer.bias is None else torch.from_numpy(np.array(layer.bias[...]))
+    theirs = functions[len(size)](
+        given, weight, bias, layer.stride, [pair[0] for pair in layer.padding],
+        groups=layer.groups,
+    )  # fmt: skip
+    assert close(layer(jnp.asarray(x)), theirs.detach().numpy().transpose(last), 1e-5)
+    theirs.sin().sum().backward()
+    graph, state = nnx.split(layer)
+    ours = jax.grad(lambda s, x: jnp.sin(nnx.merge(graph, s)(x)).sum(), (0, 1))(state, x)
+    kernel = np.asarray(ours[0]["kernel"][...]).transpose(axes)
+    assert close(kernel, weight.grad.numpy(), 1e-5)
+    assert close(ours[1], given.grad.numpy().transpose(last), 1e-5)
+
+
+def test_a_convolution_computes_in_the_type_of_its_recipe():
+    for stride in (1, 4):
+        layer = nn.Conv(4, 6, (4, 4), nn.normal(0.2), nnx.Rngs(0), stride=stride)
+        layer.compute_dtype = jnp.bfloat16
+        assert layer(jnp.ones((1, 8, 8, 4))).dtype == jnp.bfloat16
+
+
+def test_groups_that_do_not_divide_the_channels_are_refused():
+    with pytest.raises(UsageError, match="3 groups do not divide 8 and 12 channels"):
+        nn.Conv(8, 12, (3,), nn.normal(0.2), nnx.Rngs(0), groups=3)
