@@ -27,6 +27,7 @@ from hfseq.nn.positions import (
 )
 from hfseq.nn.precision import add_bias
 from hfseq.nn.random import Keys, batch_keys, make_keys
+from hfseq.nn.rotary import Rotary, rotate
 from hfseq.nn.stack import Layers, run_layers
 from hfseq.nn.visible import (
     Visible,
@@ -49,6 +50,7 @@ __all__ = [
     "Layers",
     "Linear",
     "RMSNorm",
+    "Rotary",
     "StateAttention",
     "Visible",
     "activation",
@@ -73,6 +75,7 @@ __all__ = [
     "positions_from_mask",
     "positions_in_segments",
     "relative_position_bias",
+    "rotate",
     "run_layers",
     "visible",
     "visible_across",
