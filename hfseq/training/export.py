@@ -9,11 +9,14 @@ import logging
 import math
 import os
 import platform
+import re
+import shutil
 import signal
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +37,9 @@ from hfseq.training.processes import StopSignal
 from hfseq.training.setup import Run
 from hfseq.training.state import TrainState, to_host
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 logger = logging.getLogger(__name__)
 
 #: File of what a card says and no log does, from which another card can be made.
@@ -53,10 +59,29 @@ def export(run: Run, state: TrainState, folder: Path) -> None:
     if jax.process_index() != 0:
         return
     run.model.save_pretrained(folder, params=params, **({"extra": extra} if extra else {}))
-    run.tokenizer.save_pretrained(folder)
+    _save_tokenizer(run.tokenizer, folder)
     values = {name: v for name, v in run.arguments.as_dict().items() if v is not None}
     text = json.dumps(values, indent=4, sort_keys=True, default=str)
     write_whole(folder / "training_args.json", errors.private(text) + "\n")
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save a tokenizer file by file; a failure leaves those that were there."""
+    with tempfile.TemporaryDirectory() as written:
+        try:
+            tokenizer.save_pretrained(written)
+        except Exception as error:
+            # The Rust library tells of the system's errors by their text alone.
+            if type(error) is Exception and (told := re.search(r"\(os error (\d+)\)", str(error))):
+                raise OSError(int(told[1]), os.strerror(int(told[1])), str(folder)) from error
+            raise
+        for path in sorted(Path(written).rglob("*")):
+            target = folder / path.relative_to(written)
+            if path.is_dir():
+                target.mkdir(exist_ok=True)
+                continue
+            with errors.replacing(target) as temporary:
+                shutil.copyfile(path, temporary)
 
 
 class Publisher:

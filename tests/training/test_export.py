@@ -1,0 +1,47 @@
+"""What a run leaves of its tokenizer when the disk is full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hfseq.training import export
+
+
+class Tokenizer:
+    """Writes two files as Rust's library does, whose errors have no type."""
+
+    def __init__(self, text, room=99):
+        self.text, self.room = text, room
+
+    def save_pretrained(self, folder):
+        Path(folder, "more").mkdir()
+        for name in ("more/template.jinja", "tokenizer.json"):
+            Path(folder, name).write_text(self.text[: self.room])
+            if self.room < len(self.text):
+                raise Exception("No space left on device (os error 28)")
+
+
+def files(folder):
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_tokenizer_that_cannot_be_written_leaves_the_one_that_was_there(tmp_path):
+    export._save_tokenizer(Tokenizer("first"), tmp_path)
+    before = files(tmp_path)
+    assert before == {"more/template.jinja": "first", "tokenizer.json": "first"}
+    with pytest.raises(OSError, match="No space left") as caught:
+        export._save_tokenizer(Tokenizer("second", room=3), tmp_path)
+    assert caught.value.errno == 28 and files(tmp_path) == before
+    export._save_tokenizer(Tokenizer("second"), tmp_path)
+    assert set(files(tmp_path).values()) == {"second"}
+
+
+def test_another_failure_of_a_tokenizer_stays_what_it_is(tmp_path):
+    class Broken:
+        def save_pretrained(self, folder):
+            raise KeyError("vocab")
+
+    with pytest.raises(KeyError, match="vocab"):
+        export._save_tokenizer(Broken(), tmp_path)
