@@ -256,22 +256,32 @@ class RMSNorm(nnx.Module):
     """Root-mean-square normalisation over the last axis, in float32 (Zhang and Sennrich, 2019).
 
     **Arguments:** ``features`` numbers are normalised, ``epsilon`` is added to their mean square;
-    ``rngs`` is taken as by other layers, and not needed.
+    ``rngs`` is taken as by other layers, and not needed. ``leaf`` names the parameter (Llama's tree
+    has ``weight``), to which ``offset`` is added (Gemma: 1, and the parameter begins at zero).
     """
 
     __signature__ = ConstructorSignature()
     compute_dtype: DTypeLike | None = None
 
-    def __init__(self, features: int, epsilon: float, rngs: nnx.Rngs | None = None):
-        self.scale = nnx.Param(jnp.ones(features))
-        self.epsilon = epsilon
+    def __init__(
+        self,
+        features: int,
+        epsilon: float,
+        rngs: nnx.Rngs | None = None,
+        *,
+        leaf: str = "scale",
+        offset: float = 0.0,
+    ):
+        setattr(self, leaf, nnx.Param(jnp.full(features, 1.0 - offset)))
+        self.leaf, self.offset, self.epsilon = leaf, offset, epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise (..., features)."""
         dtype = self.compute_dtype or x.dtype
         x = x.astype(jnp.float32)
         y = x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
-        return (y * self.scale[...]).astype(dtype)
+        scale = getattr(self, self.leaf)[...]
+        return (y * (scale + self.offset if self.offset else scale)).astype(dtype)
 
 
 class Dropout(nnx.Module):

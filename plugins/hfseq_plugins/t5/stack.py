@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 
 from hfseq import nn
 from hfseq.nn import Keys
@@ -23,20 +21,9 @@ def linear(config: T5Config, features_in: int, features_out: int, spread: float,
     return nn.Linear(features_in, features_out, init, rngs, use_bias=False)
 
 
-class LayerNorm(nnx.Module):
-    """Root-mean-square normalisation in float32; its parameter is called ``weight``."""
-
-    compute_dtype: Any = None
-
-    def __init__(self, config: T5Config):
-        self.weight = nnx.Param(jnp.ones(config.d_model))
-        self.epsilon = config.layer_norm_epsilon
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        dtype = self.compute_dtype or x.dtype
-        x = x.astype(jnp.float32)
-        y = x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
-        return (y * self.weight[...]).astype(dtype)
+def norm(config: T5Config) -> nn.RMSNorm:
+    """A norm without mean and bias; its parameter is called ``weight``."""
+    return nn.RMSNorm(config.d_model, config.layer_norm_epsilon, leaf="weight")
 
 
 class Attention(nn.CachedAttention):
@@ -83,7 +70,7 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, config: T5Config, rngs: nnx.Rngs, causal: bool, biased: bool):
         self.SelfAttention = Attention(config, rngs, causal=causal, biased=biased)
-        self.layer_norm, self.dropout = LayerNorm(config), nn.Dropout(config.dropout_rate)
+        self.layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
 
     def __call__(self, x, mask, bias, rngs, return_weights):
         mixed, weights = self.SelfAttention(
@@ -97,7 +84,7 @@ class CrossAttention(nnx.Module):
 
     def __init__(self, config: T5Config, rngs: nnx.Rngs):
         self.EncDecAttention = Attention(config, rngs, cross=True)
-        self.layer_norm, self.dropout = LayerNorm(config), nn.Dropout(config.dropout_rate)
+        self.layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
 
     def __call__(self, x, encoded, mask, rngs, return_weights):
         mixed, weights = self.EncDecAttention(
@@ -128,7 +115,7 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: T5Config, rngs: nnx.Rngs):
         self.DenseReluDense = DenseReluDense(config, rngs)
-        self.layer_norm, self.dropout = LayerNorm(config), nn.Dropout(config.dropout_rate)
+        self.layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
 
     def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
         return x + self.dropout(self.DenseReluDense(self.layer_norm(x), rngs), rngs)
@@ -159,7 +146,7 @@ class Stack(nnx.Module):
             [Block(config, rngs, decoder, biased=number == 0) for number in range(depth)],
             shared=("relative_attention_bias",),
         )
-        self.final_layer_norm, self.dropout = LayerNorm(config), nn.Dropout(config.dropout_rate)
+        self.final_layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
         self.decoder, self.max_distance = decoder, config.relative_attention_max_distance
 
     def position_bias(self, queries: int) -> jax.Array:

@@ -1,0 +1,1 @@
+"""Decoders of Llama's kind: one model file and a table of what each family switches."""

@@ -1,0 +1,224 @@
+"""Decoders of Llama's kind (Touvron et al., 2023) on Flax NNX; names are the checkpoint's.
+
+Norm, attention with rotary positions, norm, gated feed-forward: what a family does otherwise is a
+row of :data:`SWITCHES`, the rest is in its configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from transformers import PreTrainedConfig
+
+from hfseq import nn
+from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import Keys
+from hfseq.nn import outputs as out
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclasses.dataclass(frozen=True)
+class Switches:
+    """How a family differs from Llama where its configuration does not say so.
+
+    ``sliding``: every layer has the configuration's ``sliding_window``, if that is a number.
+    ``norm_offset`` is added to the norms' weights. ``scaled_embeddings`` are multiplied by the
+    root of their width.
+    """
+
+    sliding: bool = False
+    norm_offset: float = 0.0
+    scaled_embeddings: bool = False
+
+
+SWITCHES = {
+    "llama": Switches(),
+    "mistral": Switches(sliding=True),
+    "gemma": Switches(norm_offset=1.0, scaled_embeddings=True),
+}
+
+
+def switches(config: PreTrainedConfig) -> Switches:
+    """Return the row of a configuration's family; classes derived from one have their parent's."""
+    types = (vars(parent).get("model_type") for parent in type(config).__mro__)
+    return next(SWITCHES[name] for name in types if name in SWITCHES)
+
+
+def layer_types(config: PreTrainedConfig) -> list[str]:
+    """Return what each layer attends to: all, or the window."""
+    sliding = switches(config).sliding and config.sliding_window is not None
+    return [SLIDING if sliding else FULL] * config.num_hidden_layers
+
+
+def linear(
+    config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs, bias: bool
+) -> nn.Linear:
+    """A Linear with the configuration's initialisation."""
+    init = nn.normal(config.initializer_range)
+    return nn.Linear(features_in, features_out, init, rngs, use_bias=bias)
+
+
+def head_size(config: PreTrainedConfig) -> int:
+    """Return the width of a head, which need not be its share of the hidden size."""
+    width = getattr(config, "head_dim", None)
+    return width or config.hidden_size // config.num_attention_heads
+
+
+class Attention(nn.CachedAttention):
+    """Attention to what came before; several query heads may share a key and a value head."""
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        super().__init__()
+        self.kv_heads, self.head_dim = config.num_key_value_heads, head_size(config)
+        self.causal = not getattr(config, "use_bidirectional_attention", None)
+        self.rate = config.attention_dropout
+        width, bias = config.hidden_size, getattr(config, "attention_bias", False)
+        inner, shared = config.num_attention_heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q_proj = linear(config, width, inner, rngs, bias)
+        self.k_proj = linear(config, width, shared, rngs, bias)
+        self.v_proj = linear(config, width, shared, rngs, bias)
+        self.o_proj = linear(config, inner, width, rngs, bias)
+
+    def __call__(self, x, angles, mask, rngs, return_weights=False):
+        shape, causal = (*x.shape[:2], -1, self.head_dim), False
+        query = nn.rotate(self.q_proj(x).reshape(shape), angles)
+        key = nn.rotate(self.k_proj(x).reshape(shape), angles)
+        value = self.v_proj(x).reshape(shape)
+        if self.causal:
+            key, value, mask, causal = nn.extend_cache(self, key, value, mask)
+        mixed, weights = nn.attend(
+            query, key, value, mask=mask, causal=causal, dropout_rate=self.rate, rngs=rngs,
+            return_weights=return_weights,
+        )  # fmt: skip
+        return self.o_proj(mixed.reshape(*x.shape[:2], -1)), weights
+
+
+class MLP(nnx.Module):
+    """The gated feed-forward block (Shazeer, 2020)."""
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        width, inner = config.hidden_size, config.intermediate_size
+        bias = getattr(config, "mlp_bias", False)
+        self.gate_proj = linear(config, width, inner, rngs, bias)
+        self.up_proj = linear(config, width, inner, rngs, bias)
+        self.down_proj = linear(config, inner, width, rngs, bias)
+        self.act = nn.activation(config.hidden_act)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+def norm(config: PreTrainedConfig) -> nn.RMSNorm:
+    """A norm over the hidden size, whose parameter Transformers 4 called ``weight``."""
+    offset = switches(config).norm_offset
+    return nn.RMSNorm(config.hidden_size, config.rms_norm_eps, leaf="weight", offset=offset)
+
+
+class Layer(nnx.Module):
+    """Attention and feed-forward, a norm before each."""
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, kind: str):
+        self.kind = kind
+        self.input_layernorm, self.self_attn = norm(config), Attention(config, rngs)
+        self.post_attention_layernorm, self.mlp = norm(config), MLP(config, rngs)
+
+    def __call__(self, x, angles, masks, *, rngs, return_weights=False):
+        mixed, weights = self.self_attn(
+            self.input_layernorm(x), angles, masks[self.kind], rngs, return_weights
+        )
+        x = x + mixed
+        return x + self.mlp(self.post_attention_layernorm(x)), weights
+
+
+class Decoder(nnx.Module):
+    """The decoder without a head."""
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        self.rotary = nnx.static(nn.Rotary(config, head_size(config)))
+        self.windows = {FULL: None}
+        if SLIDING in (kinds := layer_types(config)):
+            # A window counts the query's own key.
+            self.windows = {SLIDING: (config.sliding_window - 1, 0)}
+        self.factor = config.hidden_size**0.5 if switches(config).scaled_embeddings else None
+        init = nn.normal(config.initializer_range)
+        self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
+        self.layers = nn.Layers([Layer(config, rngs, kind) for kind in kinds])
+        self.norm = norm(config)
+
+    def __call__(
+        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
+        output_attentions=False, output_hidden_states=False,
+    ):  # fmt: skip
+        if position_ids is None:
+            whole = jnp.arange(input_ids.shape[1])[None]
+            position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
+        masks = {
+            kind: nn.visible(attention_mask, segment_ids, window=window)
+            for kind, window in self.windows.items()
+        }
+        x = self.embed_tokens(input_ids)
+        if self.factor is not None:
+            x = x * jnp.asarray(self.factor, x.dtype)  # rounded, in half types, as in PyTorch
+        x, weights, inputs = nn.run_layers(
+            self.layers, x, self.rotary(position_ids), masks,
+            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
+        )  # fmt: skip
+        x = self.norm(x)
+        return out.FlaxBaseModelOutputWithPast(
+            last_hidden_state=x,
+            hidden_states=(*inputs, x) if output_hidden_states else None,
+            attentions=weights if output_attentions else None,
+        )
+
+
+class CausalLM(nnx.Module):
+    """Next-token prediction, with the word embeddings where the head is tied to them."""
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        self.model = Decoder(config, rngs)
+        tied, sizes = config.tie_word_embeddings, (config.hidden_size, config.vocab_size)
+        self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)
+
+    def __call__(self, *args: Any, **kwargs: Any):
+        output = self.model(*args, **kwargs)
+        head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
+        return out.FlaxCausalLMOutputWithCrossAttentions(
+            logits=head(output.last_hidden_state), hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )  # fmt: skip
+
+
+class DecoderCall(FlaxPreTrainedModel):
+    """The call that Transformers 4 gave decoders without an encoder."""
+
+    def __call__(
+        self, input_ids, attention_mask=None, position_ids=None, params=None, past_key_values=None,
+        dropout_rng: jax.Array | Keys | None = None, train=False, output_attentions=None,
+        output_hidden_states=None, return_dict=None, *, extra=None, **inputs,
+    ):  # fmt: skip
+        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+
+        ``input_ids``, ``attention_mask`` and ``position_ids`` are (batch, length). ``segment_ids``
+        (batch, length) numbers the documents of packed rows, 0 being padding.
+        """
+        given = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+            **inputs,
+        }  # fmt: skip
+        return self.run(
+            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            past_key_values, extra,
+        )  # fmt: skip
+
+
+class FlaxDecoderPreTrainedModel(DecoderCall):
+    """Base of the families: checkpoint names."""
+
+    base_model_prefix = "model"
+    weight_aliases: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+    ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"rotary_emb\.inv_freq$")

@@ -1,0 +1,11 @@
+"""How decoders of Llama's kind are split over devices: Megatron's column and row pairs."""
+
+RULES = [
+    (r"embed_tokens/embedding$", "embedding"),
+    (r"(q|k|v|gate|up)_proj/kernel$", "column"),
+    (r"(q|k|v|gate|up)_proj/bias$", "column_bias"),
+    (r"(o|down)_proj/kernel$", "row"),
+    (r"(o|down)_proj/bias$", "vector"),
+    (r"norm/weight$", "vector"),
+    (r"lm_head/kernel$", "vocab_column"),
+]

@@ -1,0 +1,30 @@
+"""Gemma (Gemma Team, 2024, https://arxiv.org/abs/2403.08295): Llama with scaled embeddings."""
+
+from __future__ import annotations
+
+from hfseq import hookimpl
+
+FAMILIES = "hfseq_plugins.decoder.families"
+CITATION = """\
+@misc{gemma2024,
+  title = {Gemma: Open Models Based on {Gemini} Research and Technology},
+  author = {{Gemma Team}},
+  year = {2024},
+  url = {https://arxiv.org/abs/2403.08295}
+}"""
+
+
+@hookimpl
+def register_architectures(register):
+    """Add Gemma with the heads that Transformers 4 had in Flax."""
+    register(
+        "gemma",
+        config="transformers:GemmaConfig",
+        heads={
+            "Model": f"{FAMILIES}:FlaxGemmaModel",
+            "ForCausalLM": f"{FAMILIES}:FlaxGemmaForCausalLM",
+        },
+        sharding="hfseq_plugins.decoder.sharding:RULES",
+        card="A causal Transformer decoder with scaled embeddings (Gemma Team, 2024).",
+        citation=CITATION,
+    )

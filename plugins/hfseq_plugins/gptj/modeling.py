@@ -1,0 +1,148 @@
+"""GPT-J (Wang and Komatsuzaki, 2021) on Flax NNX; attribute names are the checkpoint's.
+
+Attention and feed-forward read the same normed input, and both add to it. The first ``rotary_dim``
+numbers of a head are turned, neighbours together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from transformers import GPTJConfig
+
+from hfseq import nn
+from hfseq.generation import CausalGeneration
+from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import outputs as out
+from hfseq_plugins.decoder.modeling import DecoderCall, linear
+
+
+class Attention(nn.CachedAttention):
+    """Attention to what came before, its scores in float32."""
+
+    def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
+        super().__init__()
+        width, self.kv_heads = config.hidden_size, config.num_attention_heads
+        self.head_dim, self.rate = width // self.kv_heads, config.attn_pdrop
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            linear(config, width, width, rngs, bias=False) for _ in range(4)
+        )
+        self.resid_dropout = nn.Dropout(config.resid_pdrop)
+
+    def __call__(self, x, angles, mask, rngs, return_weights=False):
+        shape = (*x.shape[:2], self.kv_heads, self.head_dim)
+        query = nn.rotate(self.q_proj(x).reshape(shape), angles, interleaved=True)
+        key = nn.rotate(self.k_proj(x).reshape(shape), angles, interleaved=True)
+        value = self.v_proj(x).reshape(shape)
+        key, value, mask, causal = nn.extend_cache(self, key, value, mask)
+        mixed, weights = nn.attend(
+            query, key, value, mask=mask, causal=causal, dropout_rate=self.rate, rngs=rngs,
+            return_weights=return_weights,
+        )  # fmt: skip
+        return self.resid_dropout(self.out_proj(mixed.reshape(x.shape)), rngs), weights
+
+
+class MLP(nnx.Module):
+    """The feed-forward block."""
+
+    def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
+        width = config.hidden_size
+        inner = config.n_inner or 4 * width
+        self.fc_in = linear(config, width, inner, rngs, bias=True)
+        self.fc_out = linear(config, inner, width, rngs, bias=True)
+        self.act = nn.activation(config.activation_function)
+        self.dropout = nn.Dropout(config.resid_pdrop)
+
+    def __call__(self, x: jax.Array, rngs: nn.Keys | None) -> jax.Array:
+        return self.dropout(self.fc_out(self.act(self.fc_in(x))), rngs)
+
+
+class Block(nnx.Module):
+    """One norm, then attention and feed-forward beside each other."""
+
+    def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
+        self.ln_1 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.attn, self.mlp = Attention(config, rngs), MLP(config, rngs)
+
+    def __call__(self, x, angles, mask, *, rngs, return_weights=False):
+        normed = self.ln_1(x)
+        mixed, weights = self.attn(normed, angles, mask, rngs, return_weights)
+        return x + mixed + self.mlp(normed, rngs), weights
+
+
+class Transformer(nnx.Module):
+    """GPT-J without a head."""
+
+    def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
+        width = config.hidden_size
+        turned = config.rotary_dim or width // config.num_attention_heads
+        self.rotary = nnx.static(nn.Rotary(config, turned))
+        self.wte = nn.Embed(config.vocab_size, width, nn.normal(config.initializer_range), rngs)
+        self.drop = nn.Dropout(config.embd_pdrop)
+        self.h = nn.Layers([Block(config, rngs) for _ in range(config.num_hidden_layers)])
+        self.ln_f = nn.LayerNorm(width, config.layer_norm_epsilon)
+
+    def __call__(
+        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
+        output_attentions=False, output_hidden_states=False,
+    ):  # fmt: skip
+        if position_ids is None:
+            whole = jnp.arange(input_ids.shape[1])[None]
+            position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
+        x, weights, inputs = nn.run_layers(
+            self.h, self.drop(self.wte(input_ids), rngs), self.rotary(position_ids),
+            nn.visible(attention_mask, segment_ids),
+            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
+        )  # fmt: skip
+        x = self.ln_f(x)
+        return out.FlaxBaseModelOutputWithPast(
+            last_hidden_state=x,
+            hidden_states=(*inputs, x) if output_hidden_states else None,
+            attentions=weights if output_attentions else None,
+        )
+
+
+class CausalLM(nnx.Module):
+    """Next-token prediction: a head with a bias, and mostly with a kernel of its own."""
+
+    def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
+        self.transformer = Transformer(config, rngs)
+        self.lm_head = linear(config, config.hidden_size, config.vocab_size, rngs, bias=True)
+        if config.tie_word_embeddings:
+            self.lm_head.kernel = nnx.data(None)
+
+    def __call__(self, *args: Any, **kwargs: Any):
+        output = self.transformer(*args, **kwargs)
+        x, head = output.last_hidden_state, self.lm_head
+        tied = head.kernel is None
+        return out.FlaxCausalLMOutputWithCrossAttentions(
+            logits=self.transformer.wte.attend(x, head.bias[...]) if tied else head(x),
+            hidden_states=output.hidden_states, attentions=output.attentions,
+        )  # fmt: skip
+
+
+class FlaxGPTJPreTrainedModel(DecoderCall):
+    """Base of the GPT-J classes: configuration and checkpoint names."""
+
+    config_class = GPTJConfig
+    base_model_prefix = "transformer"
+    position_table = "n_positions"
+    weight_aliases = {"lm_head.weight": "transformer.wte.weight"}
+    ignored_weights = (
+        *FlaxPreTrainedModel.ignored_weights, r"attn\.(masked_)?bias$", r"attn\.embed_positions$",
+    )  # fmt: skip
+
+
+class FlaxGPTJModel(FlaxGPTJPreTrainedModel):
+    """GPT-J without a head: hidden states."""
+
+    module_class = Transformer
+
+
+class FlaxGPTJForCausalLM(CausalGeneration, FlaxGPTJPreTrainedModel):
+    """GPT-J with its language-modelling head."""
+
+    module_class = CausalLM

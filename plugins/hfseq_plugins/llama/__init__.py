@@ -1,0 +1,32 @@
+"""Llama (Touvron et al., 2023, https://arxiv.org/abs/2302.13971)."""
+
+from __future__ import annotations
+
+from hfseq import hookimpl
+
+FAMILIES = "hfseq_plugins.decoder.families"
+CITATION = r"""@misc{touvron2023llama,
+  title = {{LLaMA}: Open and Efficient Foundation Language Models},
+  author = {Touvron, Hugo and Lavril, Thibaut and Izacard, Gautier and Martinet, Xavier and
+            Lachaux, Marie-Anne and Lacroix, Timoth{\'e}e and Rozi{\`e}re, Baptiste and
+            Goyal, Naman and Hambro, Eric and Azhar, Faisal and Rodriguez, Aurelien and
+            Joulin, Armand and Grave, Edouard and Lample, Guillaume},
+  year = {2023},
+  url = {https://arxiv.org/abs/2302.13971}
+}"""
+
+
+@hookimpl
+def register_architectures(register):
+    """Add Llama with the heads that Transformers 4 had in Flax."""
+    register(
+        "llama",
+        config="transformers:LlamaConfig",
+        heads={
+            "Model": f"{FAMILIES}:FlaxLlamaModel",
+            "ForCausalLM": f"{FAMILIES}:FlaxLlamaForCausalLM",
+        },
+        sharding="hfseq_plugins.decoder.sharding:RULES",
+        card="A causal Transformer decoder with rotary positions (Touvron et al., 2023).",
+        citation=CITATION,
+    )

@@ -1,0 +1,32 @@
+"""Mistral (Jiang et al., 2023, https://arxiv.org/abs/2310.06825): Llama with a sliding window."""
+
+from __future__ import annotations
+
+from hfseq import hookimpl
+
+FAMILIES = "hfseq_plugins.decoder.families"
+CITATION = """\
+@misc{jiang2023mistral,
+  title = {Mistral {7B}},
+  author = {Jiang, Albert Q. and Sablayrolles, Alexandre and Mensch, Arthur and Bamford, Chris and
+            Chaplot, Devendra Singh and de las Casas, Diego and Bressand, Florian and
+            Lengyel, Gianna and Lample, Guillaume and Saulnier, Lucile and others},
+  year = {2023},
+  url = {https://arxiv.org/abs/2310.06825}
+}"""
+
+
+@hookimpl
+def register_architectures(register):
+    """Add Mistral with the heads that Transformers 4 had in Flax."""
+    register(
+        "mistral",
+        config="transformers:MistralConfig",
+        heads={
+            "Model": f"{FAMILIES}:FlaxMistralModel",
+            "ForCausalLM": f"{FAMILIES}:FlaxMistralForCausalLM",
+        },
+        sharding="hfseq_plugins.decoder.sharding:RULES",
+        card="A causal Transformer decoder with a sliding window (Jiang et al., 2023).",
+        citation=CITATION,
+    )

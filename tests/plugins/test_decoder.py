@@ -1,0 +1,171 @@
+"""Llama, Mistral and Gemma: the battery for each switch, and what version 4 did otherwise."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from transformers import GemmaConfig, LlamaConfig, MistralConfig
+
+import hfseq
+from hfseq.errors import UsageError, WeightsError
+from hfseq.testing import check_architecture
+from tests.support.models import close, ids
+from tests.support.tiers import first
+
+CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "gemma": GemmaConfig}
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 40,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+        "original_max_position_embeddings": 8}  # fmt: skip
+
+
+def config(family, **changes):
+    made = CONFIGS[family](**SIZES | {"sliding_window": 5} | changes)
+    if family == "gemma" and "head_dim" not in changes:
+        made.head_dim = 12
+    return made
+
+
+def built(family, head="ForCausalLM", **changes):
+    named = {"llama": "Llama", "mistral": "Mistral", "gemma": "Gemma"}[family]
+    return getattr(hfseq, f"Flax{named}{head}")(config(family, **changes), seed=1)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("head", first(("ForCausalLM", "Model"), "ForCausalLM"))
+def test_battery(family, head):
+    check_architecture(family, config(family), heads=[head])
+
+
+VARIANTS = {
+    "one key head": ("llama", {"num_key_value_heads": 1}),
+    "no grouped queries": ("llama", {"num_key_value_heads": 4}),
+    "heads of another width": ("llama", {"head_dim": 6}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "fewer positions than two heads' width": ("llama", {"max_position_embeddings": 24,
+                                                        "head_dim": 16}),
+    "dropout": ("llama", {"attention_dropout": 0.1}),
+    "another base": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}),
+    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4,
+                                             "factor": 3.0}}),
+    "dynamic": ("llama", {"max_position_embeddings": 10, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama3": ("llama", {"rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 16}}),
+    "yarn": ("llama", {"rope_parameters": YARN}),
+    "longrope": ("llama", {"rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 8,
+        "long_factor": [2.0, 3.0, 4.0, 5.0], "short_factor": [1.0, 1.5, 2.0, 2.5]}}),
+    "no window": ("mistral", {"sliding_window": None}),
+    "a window of one": ("mistral", {"sliding_window": 1}),
+    "a window larger than the rows": ("mistral", {"sliding_window": 4096}),
+    "tied mistral": ("mistral", {"tie_word_embeddings": True}),
+    "one key head of gemma": ("gemma", {"num_key_value_heads": 1, "head_dim": 20}),
+    "untied gemma": ("gemma", {"tie_word_embeddings": False, "attention_bias": True}),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_battery_of_a_switch(variant):
+    family, changes = VARIANTS[variant]
+    check_architecture(family, config(family, **changes), heads=["ForCausalLM"])
+
+
+# -- what version 4 did otherwise
+# ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [5, None])
+def test_a_window_counts_the_querys_own_key(window):
+    model = built("mistral", num_hidden_layers=1, sliding_window=window)
+    tokens = ids(1, 12)
+    weights = np.asarray(model(tokens, output_attentions=True).attentions[0])[0, 0]
+    distance = np.arange(12)[:, None] - np.arange(12)
+    seen = (distance >= 0) & (distance < (window or 99))
+    assert ((weights > 0) == seen).all()
+
+
+def test_ties_and_bases_of_the_configuration_are_not_ignored():
+    tied = built("llama", tie_word_embeddings=True)
+    assert "lm_head" not in tied.params
+    tokens = ids(1, 12)
+    plain = built("llama")
+    other = built("llama", rope_parameters={"rope_type": "default", "rope_theta": 99.0})
+    assert not close(plain(tokens).logits, other(tokens, params=plain.params).logits)
+
+
+def test_rows_longer_than_the_trained_positions_are_taken():
+    assert built("llama")(ids(1, 60)).logits.shape == (1, 60, 64)
+
+
+def test_scaled_embeddings_are_rounded_as_pytorch_rounds_them():
+    model = built("gemma", "Model", hidden_size=48, num_hidden_layers=1)
+    half = type(model)(model.config, dtype=jnp.bfloat16, _do_init=False)
+    states = half(ids(1, 6), params=model.params, output_hidden_states=True).hidden_states[0]
+    rows = jnp.asarray(model.params["embed_tokens"]["embedding"])[ids(1, 6)].astype(jnp.bfloat16)
+    assert (states == rows * jnp.bfloat16(48**0.5)).all()
+
+
+# -- caches
+# ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mistral", "gemma"])
+@pytest.mark.parametrize("padded", ["left", "none"])
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_generated_tokens_are_pytorchs(family, padded, search, tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    model = built(family)
+    model.save_pretrained(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens, mask = ids(3, 9), np.ones((3, 9), np.int64)
+    if padded == "left":
+        mask[0, :4], mask[1, :1] = 0, 0
+        tokens = np.where(mask, np.maximum(tokens, 3), 0)
+    options = {"max_new_tokens": 14, "do_sample": False, **search}
+    found = model.generate(tokens, attention_mask=mask, **options).sequences
+    right = theirs.generate(
+        torch.from_numpy(tokens).long(), attention_mask=torch.from_numpy(mask), **options
+    )
+    right = right.numpy()
+    assert np.array_equal(found[:, : right.shape[1]], right)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CONFIGS)
+def test_scanned_and_packed_rows_compute_the_same(family):
+    plain = built(family)
+    scanned = type(plain)(plain.config, seed=1, scan_layers=True)
+    tokens = ids(1, 12)
+    assert close(scanned(tokens).logits, plain(tokens).logits)
+    apart = jnp.asarray([[1] * 5 + [2] * 7])
+    packed = plain(tokens, segment_ids=apart).logits
+    assert close(packed[:, :5], plain(tokens[:, :5]).logits)
+    assert close(packed[:, 5:], plain(tokens[:, 5:]).logits)
+
+
+# -- bad input
+# ------------------------------------------------------------------------------------
+
+
+def test_an_unknown_kind_of_rotary_positions_is_named():
+    given = config("llama")
+    given.rope_parameters = {"rope_type": "su", "rope_theta": 1e4}
+    with pytest.raises(UsageError, match=r"unknown rope_type 'su'.*longrope"):
+        hfseq.FlaxLlamaModel(given)
+
+
+def test_a_checkpoint_of_a_sibling_says_what_does_not_fit(tmp_path):
+    built("llama").save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match=r"differ in shape\n.*k_proj"):
+        hfseq.FlaxGemmaForCausalLM.from_pretrained(tmp_path, config=config("gemma"))
