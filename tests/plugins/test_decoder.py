@@ -24,10 +24,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
 
 
 def config(family, **changes):
-    made = CONFIGS[family](**SIZES | {"sliding_window": 5} | changes)
-    if family == "gemma" and "head_dim" not in changes:
-        made.head_dim = 12
-    return made
+    own = {"mistral": {"sliding_window": 5}, "gemma": {"head_dim": 12}}
+    return CONFIGS[family](**SIZES | own.get(family, {}) | changes)
 
 
 def built(family, head="ForCausalLM", **changes):
@@ -53,17 +51,17 @@ VARIANTS = {
     "another base": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}),
     "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4,
                                              "factor": 3.0}}),
-    "dynamic": ("llama", {"max_position_embeddings": 10, "rope_parameters": {
-        "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4,
+                                              "factor": 2.0}}),
     "llama3": ("llama", {"rope_parameters": {
         "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 16}}),
     "yarn": ("llama", {"rope_parameters": YARN}),
     "longrope": ("llama", {"rope_parameters": {
-        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 8,
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 20,
         "long_factor": [2.0, 3.0, 4.0, 5.0], "short_factor": [1.0, 1.5, 2.0, 2.5]}}),
     "no window": ("mistral", {"sliding_window": None}),
-    "a window of one": ("mistral", {"sliding_window": 1}),
+    "a window of two": ("mistral", {"sliding_window": 2}),
     "a window larger than the rows": ("mistral", {"sliding_window": 4096}),
     "tied mistral": ("mistral", {"tie_word_embeddings": True}),
     "one key head of gemma": ("gemma", {"num_key_value_heads": 1, "head_dim": 20}),
@@ -76,6 +74,24 @@ VARIANTS = {
 def test_battery_of_a_switch(variant):
     family, changes = VARIANTS[variant]
     check_architecture(family, config(family, **changes), heads=["ForCausalLM"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "longrope", "original_max_position_embeddings": 8,
+         "long_factor": [2.0, 3.0, 4.0, 5.0], "short_factor": [1.0, 1.5, 2.0, 2.5]},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)  # fmt: skip
+def test_rows_longer_than_those_of_training_are_stretched_as_in_pytorch(rope):
+    """Of the battery the checks whose rows are as long as each other: angles depend on that."""
+    given = config("llama", max_position_embeddings=10, rope_parameters={"rope_theta": 1e4} | rope)
+    told = "angles depend on the length of the longest row"
+    skip = dict.fromkeys(("padding", "packing", "cached_decoding"), told)
+    check_architecture("llama", given, heads=["ForCausalLM"], skip=skip)
 
 
 # -- what version 4 did otherwise

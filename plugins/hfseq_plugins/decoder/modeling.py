@@ -163,7 +163,10 @@ class Decoder(nnx.Module):
         }
         x = self.embed_tokens(input_ids)
         if self.factor is not None:
-            x = x * jnp.asarray(self.factor, x.dtype)  # rounded, in half types, as in PyTorch
+            # The factor is rounded in half types, as in PyTorch. The choice, which always falls on
+            # the product, keeps the compiler from adding to it unrounded in the first layer.
+            scaled = x * jnp.asarray(self.factor, x.dtype)
+            x = jnp.where(jnp.isnan(x), x, scaled)
         x, weights, inputs = nn.run_layers(
             self.layers, x, self.rotary(position_ids), masks,
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
