@@ -19,6 +19,7 @@ from hfseq.nn.layers import (
     normal,
 )
 from hfseq.nn.positions import (
+    alibi_slopes,
     gather_positions,
     positions_after_padding,
     positions_from_mask,
@@ -55,6 +56,7 @@ __all__ = [
     "Visible",
     "activation",
     "add_bias",
+    "alibi_slopes",
     "attend",
     "attention_mask",
     "batch_keys",

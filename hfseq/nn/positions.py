@@ -47,6 +47,19 @@ def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
     return columns - jax.lax.cummax(jnp.where(starts, columns, 0), axis=1)
 
 
+def alibi_slopes(heads: int) -> np.ndarray:
+    """Return how much each head's scores fall with distance, (heads,) (Press et al., 2021).
+
+    Powers of one number for the largest power of two of heads, every other power of its root for
+    the rest. The bias of a key is its position times the slope.
+    """
+    even = 2 ** math.floor(math.log2(heads))
+    base, finer = 2.0 ** -(8 / even), 2.0 ** -(4 / even)
+    slopes = [base**k for k in range(1, even + 1)]
+    slopes += [finer ** (2 * k + 1) for k in range(heads - even)]
+    return np.float32(slopes)
+
+
 def relative_position_bias(
     table: jax.Array,
     queries: int,

@@ -278,7 +278,8 @@ def _one_sequence(case: Case, ids: np.ndarray, positions: np.ndarray) -> tuple[d
     def place(positions: jax.Array | np.ndarray) -> dict[str, Any]:
         if model.fixed_state:  # it knows where it stands, and is told about the new tokens only
             return {"attention_mask": jnp.take_along_axis(mask, positions, axis=1)}
-        return {"attention_mask": mask, "position_ids": positions}
+        placed = {"position_ids": positions} if model.takes("position_ids") else {}
+        return {"attention_mask": mask, **placed}
 
     def step(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:
         return model(ids, past_key_values=cache, params=params, **others, **place(positions))

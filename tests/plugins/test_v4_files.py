@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -48,3 +49,37 @@ def test_a_file_of_version_4_keeps_its_tree_and_gives_pytorchs_numbers(name, tmp
         for key, right in numbers(folder, "output").items():
             found = np.asarray(output[key])
             assert np.abs(found - right).max() <= 1e-5 * max(1, np.abs(right).max()), key
+
+
+PROMPTS = 50
+GENERATING = [
+    path.parent.name
+    for path in sorted(FILES.glob("*/config.json"))
+    if re.search(r"For(CausalLM|ConditionalGeneration)", path.read_text())
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+@pytest.mark.parametrize("name", GENERATING)
+def test_fifty_prompts_are_continued_token_for_token_as_by_pytorch(name, search, tmp_path):
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    model = model_class(FILES / name).from_pretrained(FILES / name)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    theirs = getattr(transformers, config["architectures"][0]).from_pretrained(tmp_path)
+    random = np.random.default_rng(5)
+    tokens, mask = random.integers(5, 46, (PROMPTS, 12)), np.ones((PROMPTS, 12), np.int64)
+    whole = theirs.config.is_encoder_decoder
+    for row, length in enumerate(random.integers(3, 13, PROMPTS)):
+        mask[row, length:] = 0
+    mask = mask if whole else mask[:, ::-1].copy()
+    tokens = np.where(mask, tokens, 1)
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 1, **search}
+    found = model.generate(tokens, attention_mask=mask, **options).sequences
+    given = torch.from_numpy(tokens), torch.from_numpy(mask)
+    right = theirs.generate(given[0], attention_mask=given[1], **options).numpy()
+    assert np.array_equal(found[:, : right.shape[1]], right)
+    assert (np.asarray(found)[:, right.shape[1] :] == 1).all()

@@ -1,0 +1,175 @@
+"""BLOOM (BigScience Workshop, 2022) on Flax NNX; attribute names are the checkpoint's.
+
+Positions are a bias on scores that grows with the key's position (ALiBi, Press et al., 2021).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from transformers import BloomConfig
+
+from hfseq import nn
+from hfseq.generation import CausalGeneration
+from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import Keys
+from hfseq.nn import outputs as out
+from hfseq_plugins.decoder.modeling import linear
+
+
+class Attention(nn.CachedAttention):
+    """Attention to what came before; each head's query, key and value lie beside each other."""
+
+    def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
+        super().__init__()
+        width, self.kv_heads = config.hidden_size, config.n_head
+        self.head_dim, self.rate = width // self.kv_heads, config.attention_dropout
+        self.query_key_value = linear(config, width, 3 * width, rngs, bias=True)
+        self.dense = linear(config, width, width, rngs, bias=True)
+
+    def __call__(self, x, mask, positions, rngs, return_weights=False):
+        fused = self.query_key_value(x).reshape(*x.shape[:2], self.kv_heads, 3, self.head_dim)
+        query, key, value = (fused[..., part, :] for part in range(3))
+        key, value, mask, causal = nn.extend_cache(self, key, value, mask)
+        if positions is None:
+            positions = jnp.arange(key.shape[1])[None]
+        slopes = nn.alibi_slopes(self.kv_heads)[:, None, None]
+        mixed, weights = nn.attend(
+            query, key, value, mask=mask, bias=slopes * positions[:, None, None], causal=causal,
+            dropout_rate=self.rate, rngs=rngs, return_weights=return_weights,
+        )  # fmt: skip
+        return self.dense(mixed.reshape(x.shape)), weights
+
+
+class MLP(nnx.Module):
+    """The feed-forward block."""
+
+    def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
+        width = config.hidden_size
+        self.dense_h_to_4h = linear(config, width, 4 * width, rngs, bias=True)
+        self.dense_4h_to_h = linear(config, 4 * width, width, rngs, bias=True)
+        self.act = nn.activation("gelu_new")
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.dense_4h_to_h(self.act(self.dense_h_to_4h(x)))
+
+
+class Block(nnx.Module):
+    """Attention and feed-forward, a norm before each, which what is added to may have passed."""
+
+    def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
+        width, epsilon = config.hidden_size, config.layer_norm_epsilon
+        self.input_layernorm = nn.LayerNorm(width, epsilon)
+        self.self_attention = Attention(config, rngs)
+        self.post_attention_layernorm = nn.LayerNorm(width, epsilon)
+        self.mlp = MLP(config, rngs)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.normed_residual = config.apply_residual_connection_post_layernorm
+
+    def __call__(self, x, mask, positions, *, rngs, return_weights=False):
+        normed = self.input_layernorm(x)
+        mixed, weights = self.self_attention(normed, mask, positions, rngs, return_weights)
+        x = (normed if self.normed_residual else x) + self.dropout(mixed, rngs)
+        normed = self.post_attention_layernorm(x)
+        x = normed if self.normed_residual else x
+        return x + self.dropout(self.mlp(normed), rngs), weights
+
+
+class Transformer(nnx.Module):
+    """BLOOM without a head."""
+
+    def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
+        width, epsilon = config.hidden_size, config.layer_norm_epsilon
+        init = nn.normal(config.initializer_range)
+        self.word_embeddings = nn.Embed(config.vocab_size, width, init, rngs)
+        self.word_embeddings_layernorm = nn.LayerNorm(width, epsilon)
+        self.h = nn.Layers([Block(config, rngs) for _ in range(config.num_hidden_layers)])
+        self.ln_f = nn.LayerNorm(width, epsilon)
+
+    def __call__(
+        self, input_ids, attention_mask=None, segment_ids=None, *, rngs=None,
+        output_attentions=False, output_hidden_states=False,
+    ):  # fmt: skip
+        # Of packed rows, too: what all keys of a query have in common changes nothing.
+        positions = None if attention_mask is None else nn.positions_from_mask(attention_mask)
+        x, weights, inputs = nn.run_layers(
+            self.h, self.word_embeddings_layernorm(self.word_embeddings(input_ids)),
+            nn.visible(attention_mask, segment_ids), positions,
+            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
+        )  # fmt: skip
+        x = self.ln_f(x)
+        return out.FlaxBaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=x,
+            hidden_states=(*inputs, x) if output_hidden_states else None,
+            attentions=weights if output_attentions else None,
+        )
+
+
+class CausalLM(nnx.Module):
+    """Next-token prediction, with the word embeddings where the head is tied to them."""
+
+    def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
+        self.transformer = Transformer(config, rngs)
+        tied, sizes = config.tie_word_embeddings, (config.hidden_size, config.vocab_size)
+        self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)
+
+    def __call__(self, *args: Any, **kwargs: Any):
+        output = self.transformer(*args, **kwargs)
+        head = self.transformer.word_embeddings.attend if self.lm_head is None else self.lm_head
+        return out.FlaxCausalLMOutputWithCrossAttentions(
+            logits=head(output.last_hidden_state), hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )  # fmt: skip
+
+
+class FlaxBloomPreTrainedModel(FlaxPreTrainedModel):
+    """Base of the BLOOM classes: configuration, checkpoint names and the call of Transformers 4."""
+
+    config_class = BloomConfig
+    base_model_prefix = "transformer"
+    weight_aliases = {"lm_head.weight": "transformer.word_embeddings.weight"}
+
+    def __call__(
+        self, input_ids, attention_mask=None, past_key_values=None, params=None,
+        dropout_rng: jax.Array | Keys | None = None, train=False, output_attentions=None,
+        output_hidden_states=None, return_dict=None, *, extra=None, **inputs,
+    ):  # fmt: skip
+        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+
+        ``input_ids`` is (batch, length), ``attention_mask`` as long as the cache where there is
+        one. ``segment_ids`` (batch, length) numbers the documents of packed rows.
+        """
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
+        return self.run(
+            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            past_key_values, extra,
+        )  # fmt: skip
+
+
+class FlaxBloomModel(FlaxBloomPreTrainedModel):
+    """BLOOM without a head: hidden states."""
+
+    module_class = Transformer
+
+
+class FlaxBloomForCausalLM(CausalGeneration, FlaxBloomPreTrainedModel):
+    """BLOOM with its language-modelling head."""
+
+    module_class = CausalLM
+
+    def prepare_inputs_for_generation(
+        self, input_ids: jax.Array, max_length: int, attention_mask: jax.Array | None = None
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of the first call: no positions, which the mask tells."""
+        given = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
+        del given["position_ids"]
+        return given
+
+    def update_inputs_for_generation(
+        self, model_outputs: Any, model_kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of the next call: the new cache."""
+        return {**model_kwargs, "past_key_values": model_outputs.past_key_values}

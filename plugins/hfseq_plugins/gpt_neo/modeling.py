@@ -1,0 +1,160 @@
+"""GPT-Neo (Black et al., 2021) on Flax NNX; attribute names are the checkpoint's.
+
+GPT-2 whose scores are not scaled and whose layers look at all that came before or, by the
+configuration's ``attention_layers``, at a window of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from transformers import GPTNeoConfig
+
+from hfseq import nn
+from hfseq.generation import CausalGeneration
+from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import Keys
+from hfseq.nn import outputs as out
+from hfseq_plugins.decoder.modeling import DecoderCall, linear
+
+
+class SelfAttention(nn.CachedAttention):
+    """Attention to what came before, its scores as large as they are."""
+
+    def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs):
+        super().__init__()
+        width, self.kv_heads = config.hidden_size, config.num_heads
+        self.head_dim, self.rate = width // self.kv_heads, float(config.attention_dropout)
+        self.k_proj, self.v_proj, self.q_proj = (
+            linear(config, width, width, rngs, bias=False) for _ in range(3)
+        )
+        self.out_proj = linear(config, width, width, rngs, bias=True)
+        self.resid_dropout = nn.Dropout(float(config.resid_dropout))
+
+    def __call__(self, x, mask, rngs, return_weights=False):
+        shape = (*x.shape[:2], self.kv_heads, self.head_dim)
+        query, key, value = (
+            part(x).reshape(shape) for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        key, value, mask, causal = nn.extend_cache(self, key, value, mask)
+        mixed, weights = nn.attend(
+            query, key, value, mask=mask, causal=causal, scale=1.0, dropout_rate=self.rate,
+            rngs=rngs, return_weights=return_weights,
+        )  # fmt: skip
+        return self.resid_dropout(self.out_proj(mixed.reshape(x.shape)), rngs), weights
+
+
+class Attention(nnx.Module):
+    """The checkpoint's level between a block and its attention."""
+
+    def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs):
+        self.attention = SelfAttention(config, rngs)
+
+
+class MLP(nnx.Module):
+    """The feed-forward block."""
+
+    def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs):
+        width = config.hidden_size
+        inner = config.intermediate_size or 4 * width
+        self.c_fc = linear(config, width, inner, rngs, bias=True)
+        self.c_proj = linear(config, inner, width, rngs, bias=True)
+        self.act = nn.activation(config.activation_function)
+        self.dropout = nn.Dropout(float(config.resid_dropout))
+
+    def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))), rngs)
+
+
+class Block(nnx.Module):
+    """Norms before attention and feed-forward; ``kind`` says what the attention sees."""
+
+    def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs, kind: str):
+        width, epsilon, self.kind = config.hidden_size, config.layer_norm_epsilon, kind
+        self.ln_1, self.attn = nn.LayerNorm(width, epsilon), Attention(config, rngs)
+        self.ln_2, self.mlp = nn.LayerNorm(width, epsilon), MLP(config, rngs)
+
+    def __call__(self, x, masks, *, rngs, return_weights=False):
+        mixed, weights = self.attn.attention(self.ln_1(x), masks[self.kind], rngs, return_weights)
+        x = x + mixed
+        return x + self.mlp(self.ln_2(x), rngs), weights
+
+
+class Transformer(nnx.Module):
+    """GPT-Neo without a head."""
+
+    def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs):
+        def table(size: int) -> nn.Embed:
+            return nn.Embed(size, config.hidden_size, nn.normal(config.initializer_range), rngs)
+
+        self.wte = table(config.vocab_size)
+        self.wpe = table(config.max_position_embeddings)
+        self.drop = nn.Dropout(float(config.embed_dropout))
+        self.h = nn.Layers([Block(config, rngs, kind) for kind in config.attention_layers])
+        self.ln_f = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        # A window counts the query's own key.
+        self.windows = {"global": None, "local": (config.window_size - 1, 0)}
+
+    def __call__(
+        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
+        output_attentions=False, output_hidden_states=False,
+    ):  # fmt: skip
+        if position_ids is None:
+            whole = jnp.arange(input_ids.shape[1])[None]
+            position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
+        masks = {
+            kind: nn.visible(attention_mask, segment_ids, window=window)
+            for kind, window in self.windows.items()
+        }
+        x, weights, inputs = nn.run_layers(
+            self.h, self.drop(self.wte(input_ids) + self.wpe(position_ids), rngs), masks,
+            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
+        )  # fmt: skip
+        x = self.ln_f(x)
+        return out.FlaxBaseModelOutputWithPast(
+            last_hidden_state=x,
+            hidden_states=(*inputs, x) if output_hidden_states else None,
+            attentions=weights if output_attentions else None,
+        )
+
+
+class CausalLM(nnx.Module):
+    """Next-token prediction, with the word embeddings where the head is tied to them."""
+
+    def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs):
+        self.transformer = Transformer(config, rngs)
+        tied, sizes = config.tie_word_embeddings, (config.hidden_size, config.vocab_size)
+        self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)
+
+    def __call__(self, *args: Any, **kwargs: Any):
+        output = self.transformer(*args, **kwargs)
+        head = self.transformer.wte.attend if self.lm_head is None else self.lm_head
+        return out.FlaxCausalLMOutputWithCrossAttentions(
+            logits=head(output.last_hidden_state), hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )  # fmt: skip
+
+
+class FlaxGPTNeoPreTrainedModel(DecoderCall):
+    """Base of the GPT-Neo classes: configuration and checkpoint names."""
+
+    config_class = GPTNeoConfig
+    base_model_prefix = "transformer"
+    position_table = "max_position_embeddings"
+    weight_aliases = {"lm_head.weight": "transformer.wte.weight"}
+    ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"attention\.(masked_)?bias$")
+
+
+class FlaxGPTNeoModel(FlaxGPTNeoPreTrainedModel):
+    """GPT-Neo without a head: hidden states."""
+
+    module_class = Transformer
+
+
+class FlaxGPTNeoForCausalLM(CausalGeneration, FlaxGPTNeoPreTrainedModel):
+    """GPT-Neo with its language-modelling head."""
+
+    module_class = CausalLM

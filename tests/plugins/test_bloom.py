@@ -1,0 +1,60 @@
+"""BLOOM: the battery, biases of any number of heads, and positions that a mask counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from transformers import BloomConfig
+
+from hfseq import nn
+from hfseq.testing import check_architecture
+from hfseq_plugins.bloom.modeling import FlaxBloomForCausalLM
+from tests.support.models import close, ids
+from tests.support.tiers import first
+
+
+def config(**changes):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": 3,
+             "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2}  # fmt: skip
+    return BloomConfig(**sizes | changes)
+
+
+@pytest.mark.parametrize("head", first(("ForCausalLM", "Model"), "ForCausalLM"))
+def test_battery(head):
+    check_architecture("bloom", config(), heads=[head])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_head": 6, "hidden_size": 36},  # version 4 cannot: no power of two
+        {"apply_residual_connection_post_layernorm": True},
+        {"hidden_dropout": 0.1, "attention_dropout": 0.1},
+        {"tie_word_embeddings": False},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_battery_of_an_option(changes):
+    check_architecture("bloom", config(**changes), heads=["ForCausalLM"])
+
+
+@pytest.mark.parametrize("heads", [1, 4, 6, 12, 112])
+def test_slopes_are_pytorchs_for_any_number_of_heads(heads):
+    torch = pytest.importorskip("torch")
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    right = build_alibi_tensor(torch.ones(1, 5, dtype=torch.long), heads, torch.float32)
+    found = nn.alibi_slopes(heads)[:, None, None] * np.arange(5)
+    assert np.abs(found - right.numpy()).max() < 1e-6
+
+
+def test_padding_on_the_left_changes_nothing():
+    model, tokens = FlaxBloomForCausalLM(config(), seed=1), np.maximum(ids(1, 8), 4)
+    padded = np.concatenate([np.full((1, 4), 3), tokens], 1)
+    mask = np.concatenate([np.zeros((1, 4), int), np.ones((1, 8), int)], 1)
+    assert close(model(padded, mask).logits[:, 4:], model(tokens).logits)
+
+
+def test_rows_may_be_of_any_length():
+    assert FlaxBloomForCausalLM(config(n_layer=1))(ids(1, 300)).logits.shape == (1, 300, 64)

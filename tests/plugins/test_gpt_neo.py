@@ -1,0 +1,59 @@
+"""GPT-Neo: the battery, and layers that look at a window."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from transformers import GPTNeoConfig
+
+from hfseq.errors import UsageError
+from hfseq.testing import check_architecture
+from hfseq_plugins.gpt_neo.modeling import FlaxGPTNeoForCausalLM
+from tests.support.models import close, ids
+from tests.support.tiers import first
+
+
+def config(**changes):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "window_size": 5,
+             "attention_types": [[["global", "local"], 2]], "max_position_embeddings": 40,
+             "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+    return GPTNeoConfig(**sizes | changes)
+
+
+@pytest.mark.parametrize("head", first(("ForCausalLM", "Model"), "ForCausalLM"))
+def test_battery(head):
+    check_architecture("gpt_neo", config(), heads=[head])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_types": [[["local"], 2]], "num_layers": 2, "window_size": 2},
+        {"resid_dropout": 0.1, "embed_dropout": 0.1, "attention_dropout": 0.1},
+        {"tie_word_embeddings": False, "intermediate_size": 20, "activation_function": "relu"},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_battery_of_an_option(changes):
+    check_architecture("gpt_neo", config(**changes), heads=["ForCausalLM"])
+
+
+def test_a_window_counts_the_querys_own_key_and_global_layers_have_none():
+    output = FlaxGPTNeoForCausalLM(config())(ids(1, 12), output_attentions=True)
+    distance = np.arange(12)[:, None] - np.arange(12)
+    for weights, window in zip(output.attentions, (99, 5) * 2, strict=True):
+        assert ((np.asarray(weights[0, 0]) > 0) == ((distance >= 0) & (distance < window))).all()
+
+
+@pytest.mark.slow
+def test_alternating_layers_are_scanned_as_one_block():
+    given = config()
+    plain = FlaxGPTNeoForCausalLM(given, seed=1)
+    scanned = FlaxGPTNeoForCausalLM(given, seed=1, scan_layers=True)
+    assert scanned.stacked_prefixes and close(scanned(ids()).logits, plain(ids()).logits)
+
+
+def test_rows_longer_than_the_positions_are_refused():
+    with pytest.raises(UsageError, match="41 tokens a row.*max_position_embeddings=40"):
+        FlaxGPTNeoForCausalLM(config())(ids(1, 41))

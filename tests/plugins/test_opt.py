@@ -1,0 +1,69 @@
+"""OPT: the battery for its published shapes, and positions that the mask counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from transformers import OPTConfig
+
+from hfseq.errors import UsageError
+from hfseq.testing import check_architecture
+from hfseq_plugins.opt.modeling import FlaxOPTForCausalLM
+from tests.support.models import close, ids
+from tests.support.tiers import first
+
+
+def config(**changes):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48,
+             "num_attention_heads": 4, "max_position_embeddings": 40, "word_embed_proj_dim": 32,
+             "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2, "init_std": 0.1}  # fmt: skip
+    return OPTConfig(**sizes | changes)
+
+
+@pytest.mark.parametrize("head", first(("ForCausalLM", "Model"), "ForCausalLM"))
+def test_battery(head):
+    check_architecture("opt", config(), heads=[head])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_layer_norm_before": False, "word_embed_proj_dim": 20},
+        {"_remove_final_layer_norm": True},
+        {"enable_bias": False, "layer_norm_elementwise_affine": False},
+        {"tie_word_embeddings": False, "activation_function": "gelu"},
+        {"dropout": 0.0, "attention_dropout": 0.1},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_battery_of_an_option(changes):
+    check_architecture("opt", config(**changes), heads=["ForCausalLM"])
+
+
+def test_the_model_of_350m_has_no_last_norm_and_narrow_words():
+    small = config(do_layer_norm_before=False, word_embed_proj_dim=20)
+    paths = FlaxOPTForCausalLM(small, _do_init=False).required_params
+    assert ("model", "decoder", "final_layer_norm", "scale") not in paths
+    assert ("model", "decoder", "project_in", "kernel") in paths
+
+
+def test_padding_on_the_left_moves_no_position():
+    model, tokens = FlaxOPTForCausalLM(config(), seed=1), np.maximum(ids(1, 8), 3)
+    padded = np.concatenate([np.ones((1, 4), int), tokens], 1)
+    mask = np.concatenate([np.zeros((1, 4), int), np.ones((1, 8), int)], 1)
+    assert close(model(padded, mask).logits[:, 4:], model(tokens).logits)
+
+
+def test_deterministic_is_what_version_4_called_it():
+    import jax
+
+    model, key = FlaxOPTForCausalLM(config(), seed=1), jax.random.PRNGKey(0)
+    plain = model(ids()).logits
+    assert close(model(ids(), deterministic=True, dropout_rng=key).logits, plain)
+    assert not close(model(ids(), deterministic=False, dropout_rng=key).logits, plain)
+
+
+def test_rows_longer_than_the_positions_are_refused():
+    with pytest.raises(UsageError, match="41 tokens a row.*max_position_embeddings=40"):
+        FlaxOPTForCausalLM(config())(ids(1, 41))
