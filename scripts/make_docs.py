@@ -81,16 +81,11 @@ def architectures() -> str:
     lines = ["| Model type | Tasks | Classes |", "|---|---|---|"]
     for spec in _specs():
         tasks = ", ".join(_words(task) for task in spec.heads if task != "Model")
-        page = f"docs/families/{_page(spec.model_type)}.md"
+        page = f"docs/families/{spec.plugin}.md"
         name = f"`{spec.model_type}`"
         shown = f"[{name}]({page})" if (ROOT / page).exists() else name
         lines.append(f"| {shown} | {tasks} | {', '.join(_short(spec))} |")
     return "\n".join(lines)
-
-
-def _page(model_type: str) -> str:
-    """Name the page of an architecture like its plugin: megatron_bert for megatron-bert."""
-    return model_type.replace("-", "_")
 
 
 def _specs() -> list[Any]:
@@ -112,12 +107,16 @@ def _short(spec: Any) -> list[str]:
 
 
 def classes(page: str) -> str:
-    """Return the table of the public classes of the architecture that has this page."""
+    """Return the table of the public classes of the plugin that has this page."""
     from hfseq.plugins import TASKS
 
-    spec = next(spec for spec in _specs() if _page(spec.model_type) == page)
+    specs = [spec for spec in _specs() if spec.plugin == page]
+    found: dict[type, list[str]] = {}
+    for spec in specs:
+        for kind, tasks in _tasks(spec).items():
+            found.setdefault(kind, []).extend(tasks)
     lines = ["| Class | Suffix of `FlaxAutoModel` | What it is |", "|---|---|---|"]
-    for kind, tasks in _tasks(spec).items():
+    for kind, tasks in found.items():
         loaded = [task for task in tasks if task in TASKS]
         suffixes = ", ".join(f"`{task}`" if task != "Model" else "none" for task in loaded)
         text = kind.__doc__.splitlines()[0].rstrip(".").replace("``", "`")

@@ -59,7 +59,7 @@ def test_every_script_with_an_objective_has_its_flags_listed():
 def test_the_table_has_every_architecture_and_leads_to_its_page():
     table = make_docs.architectures()
     for name in plugins.load().architectures:
-        page = name.replace("-", "_")
+        page = plugins.load().architectures[name].plugin
         assert f"| [`{name}`](docs/families/{page}.md) |" in table
 
 

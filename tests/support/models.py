@@ -102,6 +102,53 @@ def wmt_transformer_config(**changes: Any) -> Any:
     return WMTTransformerConfig(**{**translation_sizes(), **init, **changes})
 
 
+# Layers as narrow as these have large first values: without a factor the gradient of a key's bias,
+# which is zero, is rounded to more than the battery allows between two ways to compute it.
+_CLIP = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "projection_dim": 24, "initializer_factor": 0.5,
+}  # fmt: skip
+_PICTURES = {"image_size": 12, "patch_size": 4}
+
+
+def clip_text_model_config(**changes: Any) -> Any:
+    from transformers import CLIPTextConfig
+
+    # So few words that most rows hold the end that is not the old one, 2.
+    words = {"vocab_size": 24, "max_position_embeddings": 24}
+    tokens = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 5}
+    return CLIPTextConfig(**{**_CLIP, **words, **tokens, **changes})
+
+
+def clip_vision_model_config(**changes: Any) -> Any:
+    from transformers import CLIPVisionConfig
+
+    changes.pop("vocab_size", None)
+    return CLIPVisionConfig(**{**_CLIP, **_PICTURES, **changes})
+
+
+def clip_config(**changes: Any) -> Any:
+    """``changes`` are those of both sides."""
+    from transformers import CLIPConfig
+
+    text = clip_text_model_config(**changes)
+    vision = clip_vision_model_config(**{"hidden_size": 48, **changes})
+    return CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)
+
+
+def vit_config(**changes: Any) -> Any:
+    from transformers import ViTConfig
+
+    changes.pop("vocab_size", None)
+    sizes = {name: _CLIP[name] for name in ("hidden_size", "intermediate_size")}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 3}
+    return ViTConfig(**{**sizes, **layers, **_PICTURES, **changes})
+
+
+def pictures(rows: int = 2, shape: tuple[int, ...] = (3, 12, 12), seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, *shape)).astype(np.float32)
+
+
 def ids(rows: int = 2, length: int = 12, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(4, 64, (rows, length)).astype(np.int32)
 

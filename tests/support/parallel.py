@@ -35,15 +35,19 @@ SIZES: dict[str, dict[str, Any]] = {
     "pegasus": _SIDES,
     "wmt_transformer": _SIDES,
     "vq_transformer": {"num_hidden_layers": 1},
+    "clip": _ENCODER,
+    "clip_text_model": _ENCODER,
+    "clip_vision_model": _ENCODER,
+    "vit": _ENCODER,
 }
 LANGUAGE = ("ForMaskedLM", "ForCausalLM", "ForSeq2SeqLM")
 ROWS, LENGTH, VOCABULARY = 8, 16, 72
 
 
 def main_head(name: str) -> str:
-    """The head that is trained on text: the first of three that the family has."""
+    """The head that is trained: the first of these that the family has."""
     heads = plugins.load().architectures.get(name).heads
-    order = ("ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM")
+    order = ("ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM", "ForImageClassification", "Model")
     return next(task for task in order if task in heads)
 
 
@@ -77,7 +81,9 @@ def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
     ids = models.ids(ROWS, LENGTH)
     mask = np.ones_like(ids)
     mask[1, 11:] = mask[5, 9:] = 0
-    given = {"input_ids": ids, "attention_mask": mask}
+    given = {"input_ids": ids, "attention_mask": mask} if model.reads("input_ids") else {}
+    if model.reads("pixel_values"):
+        given["pixel_values"] = models.pictures(ROWS)
     if task == "ForMultipleChoice":
         return {key: np.stack([value, value], 1) for key, value in given.items()}
     if getattr(model.config, "is_encoder_decoder", False) and task != "ForCausalLM":

@@ -43,4 +43,4 @@ def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatc
     assert_same(alone, usual)
     if name != "vq_transformer":  # its attention is its own
         assert ("blocked_attention" if way == "pieces" else "direct_attention") in used
-    assert "_losses" in used
+    assert "_losses" in used or task not in parallel.LANGUAGE

@@ -17,9 +17,12 @@ from tests.support import parallel
 #: What stays whole on every device of the tensor axis, and why.
 WHOLE = {
     # Norms, and biases that are added behind the sum over devices: a vector each.
-    r"(norm(_embedding|alization)?|LayerNorm|ln(_\w+)?)/(scale|bias|weight)$": "norms",
+    r"(norm(_[a-z]+|alization|[12])?|LayerNorm|ln(_\w+)?)/(scale|bias|weight)$": "norms",
     r"(output/dense|attention/output|c_proj|out_proj|fc2|o_proj|down_proj)/bias$": "row biases",
     r"(position|token_type)_embeddings/embedding$|wpe/|embed_positions/": "positions and types",
+    r"position_embeddings?(/embedding)?$|(class_embedding|cls_token)$": "places of a picture",
+    r"patch_embedding(s/projection)?/(kernel|bias)$": "patches, which come in once",
+    r"(text|visual)_projection/kernel$|logit_scale$": "one vector of a row",
     # Heads on a token or a row: small, and their classes are few.
     r"(pooler|transform|lm_head|classifier|classification_head)(/dense)?/(kernel|bias)$": "heads",
     r"(classifier|qa_outputs|seq_relationship|out_proj|score)/(kernel|bias)$": "few classes",
