@@ -104,7 +104,7 @@ def compiled(name: str, task: str, mesh: str | None, sequence_parallel: bool = F
             layout.shardings({p: leaf.shape for p, leaf in trees.flatten(params).items()})
         )
         batch = {
-            key: batch_sharding(grid, value.ndim, lead=0)
+            key: batch_sharding(grid, value.ndim, 0, split_length=key != "pixel_values")
             for key, value in inputs(model, task).items()
         }
         everywhere = jax.NamedSharding(grid, jax.P())
