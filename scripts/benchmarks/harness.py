@@ -444,7 +444,8 @@ class Options:
             "gpt2": {"n_embd": width, "n_head": 4}, "t5": t5,
             "bart": {"d_model": width} | sides, "wmt": {"d_model": width} | sides,
         }.get(model, encoder)  # fmt: skip
-        return changes | {"layers": layers, "vocab_size": vocab}
+        words = {} if model == "vit" else {"vocab_size": vocab}
+        return changes | words | {"layers": layers}
 
     def types(self, *default: str) -> tuple[str, ...]:
         """Return the types to measure: those asked for, else ``default``, or the device's own."""

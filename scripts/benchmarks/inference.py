@@ -505,13 +505,19 @@ COLUMNS = (
 
 def inference_cases(options: Options) -> list[Case]:
     factories = {"torch": "inference:torch_forward", "hfseq": "inference:hfseq_forward"}
-    size, length = options.size("bert"), options.choose(128, 128, 128, 12)
     turns = {"rounds": options.choose(5, 30, 5, 1), "warmup": options.choose(1, 5, 1, 1)}
     counts = options.choose((1, 8, 32), (1, 8, 64, 256), (1, 8), (1, 2))
+    length, types = options.choose(128, 128, 128, 12), options.types("float32", "bfloat16")
+    shapes = [("bert", "BERT-base", d, n, length) for d, n in itertools.product(types, counts)]
+    for model, subject in training.FORWARD.items():
+        # A picture is read whole.
+        cut = subject.length if model == "vit" else options.choose(*[subject.length] * 3, 12)
+        shapes += [(model, subject.title, d, counts[1], cut) for d in options.types("float32")]
     cases = []
-    for dtype, rows in itertools.product(options.types("float32", "bfloat16"), counts):
-        name = training.shape_name("BERT-base", rows, length, 0, dtype)
-        settings = {"model": "bert", "dtype": dtype, "rows": rows, "length": length, "size": size}
+    for model, title, dtype, rows, length in shapes:
+        name = training.shape_name(title, rows, length, 0, dtype)
+        settings = {"model": model, "dtype": dtype, "rows": rows, "length": length,
+                    "size": options.size(model)}  # fmt: skip
         case = harness.compared(options, factories, settings, name, rows * length, **turns)
         cases.append(case)
     return cases
@@ -534,6 +540,17 @@ def inference_problems(rows: Rows) -> list[str]:
     return problems
 
 
+def forward_inputs(config: Any, rows: int, length: int) -> Batch:
+    """Return random tokens, or pictures where the model reads them, as many on both sides."""
+    import numpy as np
+
+    if not hasattr(config, "image_size"):
+        ids = random_ids(config, rows, length)
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    shape = (rows, config.num_channels, config.image_size, config.image_size)
+    return {"pixel_values": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+
+
 def hfseq_forward(
     model: str, dtype: str, rows: int, length: int, size: dict[str, Any], weights: str
 ) -> Running:
@@ -546,9 +563,8 @@ def hfseq_forward(
     config = training.configuration(model, size)
     module = hfseq.FlaxAutoModel.from_pretrained(weights, config=config, dtype=dtype)
     params = module.to_bf16(module.params) if dtype == "bfloat16" else module.params
-    ids = jax.device_put(random_ids(config, rows, length))
-    given = params, ids, jnp.ones((rows, length), jnp.int32)
-    forward = jax.jit(lambda p, i, m: module(i, m, params=p).last_hidden_state)
+    given = params, jax.device_put(forward_inputs(config, rows, length))
+    forward = jax.jit(lambda params, inputs: module(**inputs, params=params).last_hidden_state)
 
     def step() -> dict[str, float]:
         forward(*given).block_until_ready()
@@ -573,12 +589,18 @@ def torch_forward(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     module = transformers.AutoModel.from_pretrained(weights, config=config)
     module = module.to(device=device, dtype=getattr(torch, dtype)).eval()
-    ids = torch.from_numpy(random_ids(config, rows, length)).long().to(device)
+    inputs = {name: torch.from_numpy(x) for name, x in forward_inputs(config, rows, length).items()}
+    # Without a mask that hides nothing.
+    given = {
+        name: x.to(device, module.dtype if x.is_floating_point() else torch.long)
+        for name, x in inputs.items()
+        if name != "attention_mask"
+    }
     forward = torch.compile(module) if compiled else module
 
     def run() -> Any:
         with torch.inference_mode():
-            return forward(input_ids=ids).last_hidden_state
+            return forward(**given).last_hidden_state
 
     def step() -> dict[str, float]:
         run()
@@ -619,8 +641,9 @@ def generation_cases(options: Options) -> list[Case]:
 
 INFERENCE = Suite(
     "Inference",
-    "BERT-base without a head on rows of 128 random tokens. Parameters are of the type computed "
-    "in, on both sides. Every contestant also sums up what it returns, and the sums must agree.",
+    "BERT-base without a head on rows of 128 random tokens; two layers of CLIP-text-base on 77 "
+    "tokens and of ViT-base on pictures of 197 places. Parameters are of the type computed in, on "
+    "both sides. Every contestant also sums up what it returns, and the sums must agree.",
     inference_cases, harness.DEFAULT, "ratio", problems=inference_problems,
 )  # fmt: skip
 GENERATION = Suite(

@@ -92,6 +92,17 @@ SUBJECTS = {
     "bart": Subject("BART-base", "BartConfig", "ForSeq2SeqLM", _RATES, 4, 256, 256, size=_BART),
     "wmt": Subject("WMT Transformer base", _WMT, "ForSeq2SeqLM", _RATES, 16, 64, 64),
 }  # fmt: skip
+#: Models of which the forward pass alone is measured, two layers deep.
+FORWARD = {
+    "clip_text": Subject("CLIP-text-base, 2 layers", "CLIPTextConfig", "", (), 0, 77,
+                         size={"num_hidden_layers": 2}),
+    "vit": Subject("ViT-base, 2 layers", "ViTConfig", "", (), 0, 197,
+                   size={"num_hidden_layers": 2}),
+}  # fmt: skip
+
+
+def subject_of(name: str) -> Subject:
+    return (SUBJECTS | FORWARD)[name]
 
 
 def configuration(name: str, size: Mapping[str, Any], dropout: float | None = None) -> Any:
@@ -100,7 +111,7 @@ def configuration(name: str, size: Mapping[str, Any], dropout: float | None = No
     ``size`` changes it: "layers" sets all stacks, other names are the configuration's own. Without
     ``dropout`` the configuration's own rates stay.
     """
-    subject = SUBJECTS[name]
+    subject = subject_of(name)
     module, _, kind = subject.config.rpartition(":")
     config = getattr(importlib.import_module(module or "transformers"), kind)(**subject.size)
     changes = dict(size)
@@ -122,13 +133,13 @@ def configuration(name: str, size: Mapping[str, Any], dropout: float | None = No
 def torch_class(name: str) -> Any:
     import transformers
 
-    return getattr(transformers, f"AutoModel{SUBJECTS[name].head}")
+    return getattr(transformers, f"AutoModel{subject_of(name).head}")
 
 
 def hfseq_class(name: str) -> Any:
     import hfseq
 
-    return getattr(hfseq, f"FlaxAutoModel{SUBJECTS[name].head}")
+    return getattr(hfseq, f"FlaxAutoModel{subject_of(name).head}")
 
 
 def save_weights(folder: str, model: str, size: dict[str, Any]) -> Running:
@@ -448,7 +459,7 @@ def forward_work(
     shapes: Shapes, config: Any, rows: int, length: int, itemsize: int
 ) -> dict[str, float]:
     attention = 4.0 * config.num_hidden_layers * width_of(config) * length
-    weights = matrices(shapes, config.vocab_size)
+    weights = matrices(shapes, getattr(config, "vocab_size", 0))
     flops = rows * length * (2.0 * weights + attention)
     return {"flops": flops, "bytes": float(itemsize * weights)}
 

@@ -72,7 +72,7 @@ def well_formed(text, rows):
 RUN = {
     "limits": "",
     "train": "WMT",
-    "inference": "2 x 12, float32",
+    "inference": "2 x (12|197), float32",
     "generation": "GPT-2 small, greedy",
     "data": "(tokenise|pack|mask|whole batch|clm)",
     "startup": "--help",
