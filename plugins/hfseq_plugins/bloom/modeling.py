@@ -116,8 +116,14 @@ class CausalLM(nnx.Module):
         tied, sizes = config.tie_word_embeddings, (config.hidden_size, config.vocab_size)
         self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)
 
-    def __call__(self, *args: Any, **kwargs: Any):
-        output = self.transformer(*args, **kwargs)
+    def __call__(
+        self, input_ids, attention_mask=None, segment_ids=None, *, rngs=None,
+        output_attentions=False, output_hidden_states=False,
+    ):  # fmt: skip
+        output = self.transformer(
+            input_ids, attention_mask, segment_ids, rngs=rngs, output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )  # fmt: skip
         head = self.transformer.word_embeddings.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
             logits=head(output.last_hidden_state), hidden_states=output.hidden_states,
