@@ -51,6 +51,15 @@ def torch_model(case: Case) -> PreTrainedModel:
     return model
 
 
+def named_once(case: Case, model: PreTrainedModel) -> Iterable[tuple[str, torch.nn.Parameter]]:
+    """Return PyTorch's parameters, a tied one under its first name that is no alias here."""
+    aliases, found = case.model.weight_map.aliases, {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in found or found[id(parameter)][0] in aliases:
+            found[id(parameter)] = (name, parameter)
+    return found.values()
+
+
 def torch_loads_it(case: Case) -> None:
     """PyTorch loads all that hfseq saved and nothing else, and the way back is the identity."""
     model = torch_model(case)
@@ -77,7 +86,7 @@ def torch_tree(case: Case) -> None:
     ignored = (*case.model.weight_map.ignored, *unsaved)
     theirs = {
         case.model.weight_map.our_name(name): (name, value)
-        for name, value in (*model.named_parameters(), *(b for b in buffers if b[0] in saved))
+        for name, value in (*named_once(case, model), *(b for b in buffers if b[0] in saved))
         if name not in case.model.weight_map.aliases
         and not any(re.search(pattern, name) for pattern in ignored)
     }
@@ -130,7 +139,7 @@ def torch_parity(case: Case) -> None:
     apart = {*derived, *(entry.value for entry in derived.values() if isinstance(entry.value, str))}
     gradients = {
         case.model.weight_map.our_name(name): parameter.grad.numpy()
-        for name, parameter in model.named_parameters()
+        for name, parameter in named_once(case, model)
         if parameter.grad is not None and name not in apart
     }
     ours = case.model.weight_map.to_torch(case.gradients)

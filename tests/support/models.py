@@ -44,6 +44,18 @@ def roberta_config(**changes: Any) -> Any:
     return RobertaConfig(**{**TINY, **changes})
 
 
+def xlm_roberta_config(**changes: Any) -> Any:
+    from transformers import XLMRobertaConfig
+
+    return XLMRobertaConfig(**{**TINY, **changes})
+
+
+def roberta_prelayernorm_config(**changes: Any) -> Any:
+    from transformers import RobertaPreLayerNormConfig
+
+    return RobertaPreLayerNormConfig(**{**TINY, **changes})
+
+
 def gpt2_config(**changes: Any) -> Any:
     from transformers import GPT2Config
 
@@ -58,6 +70,13 @@ def t5_config(**changes: Any) -> Any:
     sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
     more = {"num_heads": 4, "decoder_start_token_id": 0, "relative_attention_num_buckets": 8}
     return T5Config(**{**sizes, **more, **changes})
+
+
+def mt5_config(**changes: Any) -> Any:
+    from transformers import MT5Config
+
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
+    return MT5Config(**{**sizes, "num_heads": 4, "relative_attention_num_buckets": 8, **changes})
 
 
 def translation_sizes() -> dict[str, int]:
@@ -84,6 +103,31 @@ def pegasus_config(**changes: Any) -> Any:
     from transformers import PegasusConfig
 
     return PegasusConfig(**{**translation_sizes(), **changes})
+
+
+def mbart_config(**changes: Any) -> Any:
+    from transformers import MBartConfig
+
+    return MBartConfig(**{**translation_sizes(), **changes})
+
+
+def blenderbot_config(**changes: Any) -> Any:
+    from transformers import BlenderbotConfig
+
+    return BlenderbotConfig(**{**translation_sizes(), **changes})
+
+
+def blenderbot_small_config(**changes: Any) -> Any:
+    from transformers import BlenderbotSmallConfig
+
+    return BlenderbotSmallConfig(**{**translation_sizes(), **changes})
+
+
+def xglm_config(**changes: Any) -> Any:
+    from transformers import XGLMConfig
+
+    sizes = {"vocab_size": 64, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}
+    return XGLMConfig(**{**sizes, "max_position_embeddings": 40, **changes})
 
 
 def vq_transformer_config(**changes: Any) -> Any:

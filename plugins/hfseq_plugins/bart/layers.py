@@ -2,7 +2,9 @@
 
 A sibling of the family names other parts in subclasses: ``norm_first`` says where norms stand,
 ``Side.positions`` which vectors places have, ``Side.embedding_norm`` whether embeddings are
-normalised, ``Layer.attention`` and ``dense`` what layers are made of.
+normalised and ``Side.places_first`` whether with their places, ``DecoderLayer.sizes`` and
+``crossed`` what a decoder's configuration calls its sizes, ``Layer.attention`` and ``dense`` what
+layers are made of.
 """
 
 from __future__ import annotations
@@ -176,11 +178,23 @@ class DecoderLayer(Layer):
     """Causal self-attention, attention to the encoder's output (if there is one), feed-forward."""
 
     def __init__(self, config: BartConfig, rngs: nnx.Rngs):
-        super().__init__(config, config.decoder_ffn_dim, config.decoder_layerdrop, rngs)
-        heads = config.decoder_attention_heads
+        heads, inner, layerdrop = self.sizes(config)
+        super().__init__(config, inner, layerdrop, rngs)
         self.self_attn = self.attention(config, heads, rngs, causal=True)
-        self.encoder_attn = self.attention(config, heads, rngs, cross=True)
-        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, EPSILON)
+        crossed = self.crossed(config)
+        across = self.attention(config, heads, rngs, cross=True) if crossed else nnx.data(None)
+        norm = nn.LayerNorm(config.d_model, EPSILON) if crossed else nnx.data(None)
+        self.encoder_attn, self.encoder_attn_layer_norm = across, norm
+
+    @staticmethod
+    def sizes(config: BartConfig) -> tuple[int, int, float]:
+        """Return the heads, the width of the feed-forward block, and how often it is skipped."""
+        return config.decoder_attention_heads, config.decoder_ffn_dim, config.decoder_layerdrop
+
+    @staticmethod
+    def crossed(config: BartConfig) -> bool:
+        """Tell whether there is attention to an encoder's output."""
+        return True
 
     def __call__(self, x, mask, encoded, encoded_mask, *, rngs, return_weights=False, **own):
         y, weights = self.attend("self_attn", x, None, mask, rngs, return_weights, **own)
@@ -199,6 +213,7 @@ class Side(nnx.Module):
     positions: ClassVar[Callable[..., Any]] = LearnedPositions
     token_table: ClassVar[Callable[..., nn.Embed]] = staticmethod(token_table)
     embedding_norm: bool = True
+    places_first: bool = True
     norm_first: bool = False
 
     def __init__(
@@ -236,8 +251,12 @@ class Side(nnx.Module):
             whole = jnp.arange(ids.shape[1])[None]
             positions = whole if segments is None else nn.positions_in_segments(segments)
         table = shared if self.embed_tokens is None else self.embed_tokens
-        x = table(ids) * self.scale + self.embed_positions(positions)
-        x = x if self.layernorm_embedding is None else self.layernorm_embedding(x)
+        x, norm = table(ids) * self.scale, self.layernorm_embedding
+        places = self.embed_positions(positions)
+        if norm is None:
+            x = x + places
+        else:
+            x = norm(x + places) if self.places_first else norm(x) + places
         return self.dropout(x, rngs)
 
 
@@ -271,9 +290,15 @@ class Decoder(Side):
     layer = DecoderLayer
 
     def __init__(
-        self, config: BartConfig, rngs: nnx.Rngs, own_table: bool, size: int | None = None
+        self,
+        config: BartConfig,
+        rngs: nnx.Rngs,
+        own_table: bool,
+        size: int | None = None,
+        depth: int | None = None,
     ):
-        super().__init__(config, config.decoder_layers, rngs, own_table, size)
+        depth = config.decoder_layers if depth is None else depth
+        super().__init__(config, depth, rngs, own_table, size)
 
     def __call__(
         self, shared, ids, mask, encoded, encoded_mask, positions, segments, *, rngs,

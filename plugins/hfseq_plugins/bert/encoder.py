@@ -189,6 +189,10 @@ class BertModule(nnx.Module):
             return nn.positions_in_segments(segment_ids)
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
 
+    def finish(self, x: jax.Array) -> jax.Array:
+        """Return the last hidden state for the output of the last layer."""
+        return self.encoder.finish(x)
+
     def __call__(
         self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
         head_mask=None, encoder_hidden_states=None, encoder_attention_mask=None, segment_ids=None,
@@ -204,7 +208,7 @@ class BertModule(nnx.Module):
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
             per_layer=None if head_mask is None else {"head_mask": head_mask},
         )  # fmt: skip
-        x = self.encoder.finish(x)
+        x = self.finish(x)
         crossed = output_attentions and encoder_hidden_states is not None
         return out.FlaxBaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=x,

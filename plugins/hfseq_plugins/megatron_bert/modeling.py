@@ -5,6 +5,8 @@ No norm follows the embeddings; one ends the stack.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 from flax import nnx
 from transformers import MegatronBertConfig
@@ -43,13 +45,14 @@ class Attention(encoder.Attention):
     """Norm, attention and its output projection."""
 
     kinds = (encoder.SelfAttention, Output)
+    norm_name: ClassVar[str] = "ln"
 
     def __init__(self, config: MegatronBertConfig, rngs: nnx.Rngs, cross: bool = False):
-        self.ln = norm(config)
+        setattr(self, self.norm_name, norm(config))
         super().__init__(config, rngs, cross)
 
     def __call__(self, x, source, mask, rngs, head_mask=None, return_weights=False):
-        normed = self.ln(x)
+        normed = getattr(self, self.norm_name)(x)
         # An encoder's output has been normalised at its end, and is read as it is.
         source = normed if source is x else source
         mixed, weights = self.self(normed, source, mask, rngs, head_mask, return_weights)

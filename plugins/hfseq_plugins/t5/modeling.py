@@ -107,8 +107,9 @@ class ConditionalGeneration(EncoderDecoder):
 
     def __init__(self, config: T5Config, rngs: nnx.Rngs, tied: bool | None = None):
         super().__init__(config, rngs)
-        self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
-        tied = config.scale_decoder_outputs if tied is None else tied
+        scaled = getattr(config, "scale_decoder_outputs", False)  # mT5's has no such choice
+        self.scale = config.d_model**-0.5 if scaled else 1.0
+        tied = scaled if tied is None else tied
         sizes, init = (config.d_model, config.vocab_size), nn.normal(config.initializer_factor)
         self.lm_head = nnx.data(None) if tied else nn.Linear(*sizes, init, rngs, use_bias=False)
 

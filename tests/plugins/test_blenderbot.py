@@ -1,0 +1,86 @@
+"""Blenderbot, small and large: the batteries, their places and norms, replies as PyTorch's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hfseq import plugins
+from hfseq.errors import UsageError
+from hfseq.testing import check_architecture
+from hfseq_plugins.blenderbot.modeling import FlaxBlenderbotForConditionalGeneration
+from hfseq_plugins.blenderbot_small.modeling import FlaxBlenderbotSmallForConditionalGeneration
+from tests.support.models import blenderbot_config, blenderbot_small_config, ids
+from tests.support.parity import compare
+from tests.support.tiers import CHECKS, first
+
+SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
+CONFIGS = {"blenderbot": blenderbot_config, "blenderbot-small": blenderbot_small_config}
+CLASSES = {
+    "blenderbot": FlaxBlenderbotForConditionalGeneration,
+    "blenderbot-small": FlaxBlenderbotSmallForConditionalGeneration,
+}
+QUICK = [(name, "ForSeq2SeqLM", CHECKS) for name in CONFIGS]
+WHOLE = [(name, head, None) for name in CONFIGS for head in ("Model", "ForSeq2SeqLM")]
+
+
+@pytest.mark.parametrize(("name", "head", "checks"), first([*QUICK, *WHOLE], *QUICK))
+def test_battery(name, head, checks):
+    config = CONFIGS[name](**(SHALLOW if checks else {}))
+    check_architecture(name, config, heads=[head], checks=checks)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_battery_covers_every_registered_head(name):
+    assert set(plugins.load().architectures[name].target.heads) == {"Model", "ForSeq2SeqLM"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "changes", [{"scale_embedding": True}, {"tie_word_embeddings": False}], ids=str
+)
+def test_equals_pytorch(name, changes, tmp_path):
+    pytest.importorskip("torch")
+    ours = CLASSES[name](CONFIGS[name](**SHALLOW, **changes))
+    ours.save_pretrained(tmp_path)
+    inputs = {"input_ids": ids(2, 9), "decoder_input_ids": ids(2, 7, 1)}
+    unused = 1 if ours.config.tie_word_embeddings else 2
+    compare(CLASSES[name], tmp_path, inputs, unused=unused)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tables_of_places_have_no_rows_kept_free_and_longer_rows_are_refused(name):
+    model = CLASSES[name](CONFIGS[name](), _do_init=False)
+    table = model.params_shape_tree["model"]["encoder"]["embed_positions"]["embedding"]
+    assert table.shape == (40, 32)
+    with pytest.raises(UsageError, match="41 tokens a row.*allows 40"):
+        model(ids(1, 41), decoder_input_ids=ids(1, 3), params={})
+
+
+@pytest.mark.slow
+def test_norms_stand_where_pytorch_has_them():
+    def names(name):
+        tree = CLASSES[name](CONFIGS[name](), _do_init=False).params_shape_tree["model"]
+        return {part for part in tree["decoder"] if "norm" in part}
+
+    assert names("blenderbot") == {"layer_norm"}
+    assert names("blenderbot-small") == {"layernorm_embedding"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_replies_as_pytorch_does(name, beams, tmp_path):
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    model = CLASSES[name](CONFIGS[name](init_std=0.3))
+    model.save_pretrained(tmp_path)
+    theirs = getattr(transformers, CLASSES[name].torch_class_name())
+    theirs = theirs.from_pretrained(tmp_path).eval()
+    options = {"max_length": 12, "num_beams": beams}
+    found = np.asarray(model.generate(ids(3, 9), **options).sequences)
+    expected = theirs.generate(torch.tensor(ids(3, 9)).long(), **options)
+    assert found[:, : expected.shape[1]].tolist() == expected.tolist()

@@ -1,0 +1,126 @@
+"""mBART: the battery for every head, the language id that is wrapped, and translation."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from hfseq import plugins
+from hfseq.errors import UsageError
+from hfseq.testing import check_architecture
+from hfseq_plugins.mbart.modeling import (
+    FlaxMBartForConditionalGeneration,
+    FlaxMBartModel,
+    shift_tokens_right,
+)
+from tests.support.models import close, ids, mbart_config
+from tests.support.parity import compare
+from tests.support.tiers import CHECKS, first
+
+SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
+HEADS = ("Model", "ForSeq2SeqLM", "ForSequenceClassification", "ForQuestionAnswering")
+
+
+@pytest.mark.parametrize(
+    ("head", "checks"),
+    first([("ForSeq2SeqLM", CHECKS), *((head, None) for head in HEADS)], ("ForSeq2SeqLM", CHECKS)),
+)
+def test_battery(head, checks):
+    config = mbart_config(**(SHALLOW if checks else {}), num_labels=3)
+    check_architecture("mbart", config, heads=[head], checks=checks)
+
+
+def test_battery_covers_every_registered_head():
+    heads = plugins.load().architectures["mbart"].target.heads
+    assert set(HEADS) == set(heads) - {"ForPreTraining", "ForMaskedLM"}
+    assert heads["ForPreTraining"] == heads["ForMaskedLM"] == heads["ForSeq2SeqLM"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{"scale_embedding": True}, {"tie_word_embeddings": False}], ids=str
+)
+def test_equals_pytorch(changes, tmp_path):
+    pytest.importorskip("torch")
+    ours = FlaxMBartForConditionalGeneration(mbart_config(**SHALLOW, **changes))
+    ours.save_pretrained(tmp_path)
+    inputs = {"input_ids": ids(2, 9), "decoder_input_ids": ids(2, 7, 1)}
+    unused = 1 if ours.config.tie_word_embeddings else 2
+    compare(FlaxMBartForConditionalGeneration, tmp_path, inputs, unused=unused)
+
+
+# -- the id of the language ------------------------------------------------------------------------
+
+ROWS = np.array([[5, 6, 7, 2, 40], [8, 2, 41, 1, 1], [9, 9, 2, 42, -100]])
+
+
+def test_the_last_token_that_is_no_padding_comes_first():
+    expected = [[40, 5, 6, 7, 2], [41, 8, 2, 41, 1], [42, 9, 9, 2, 42]]
+    assert np.asarray(shift_tokens_right(ROWS, 1)).tolist() == expected
+    assert np.asarray(jax.jit(lambda x: shift_tokens_right(x, 1))(ROWS)).tolist() == expected
+    with pytest.raises(UsageError, match="pad_token_id"):
+        shift_tokens_right(ROWS, None)
+
+
+@pytest.mark.slow
+def test_shifting_is_pytorchs_and_is_what_a_model_reads_that_is_told_nothing(tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import MBartModel
+    from transformers.models.mbart import modeling_mbart
+
+    theirs = modeling_mbart.shift_tokens_right(torch.tensor(ROWS), 1)
+    assert np.asarray(shift_tokens_right(ROWS, 1)).tolist() == theirs.tolist()
+    model = FlaxMBartModel(mbart_config(**SHALLOW))
+    model.save_pretrained(tmp_path)
+    twin = MBartModel.from_pretrained(tmp_path).eval()
+    given = np.where(ROWS == -100, 1, ROWS)
+    ours = jax.jit(lambda x: model(x, attention_mask=x != 1).last_hidden_state)(given)
+    mask = torch.tensor(given != 1).long()
+    expected = twin(torch.tensor(given), attention_mask=mask).last_hidden_state.detach()
+    assert close(ours, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{"decoder_start_token_id": 50}, {"decoder_start_token_id": 2, "forced_bos_token_id": 51}],
+    ids=["mbart", "mbart-50"],
+)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_translates_into_a_language_as_pytorch_does(options, beams, tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import MBartForConditionalGeneration
+
+    model = FlaxMBartForConditionalGeneration(mbart_config(init_std=0.3, scale_embedding=True))
+    model.save_pretrained(tmp_path)
+    theirs = MBartForConditionalGeneration.from_pretrained(tmp_path).eval()
+    source = np.concatenate([ids(3, 7), np.full((3, 2), [2, 49], np.int32)], 1)
+    options = {"max_length": 10, "num_beams": beams, **options}
+    found = np.asarray(model.generate(source, **options).sequences)
+    expected = theirs.generate(torch.tensor(source).long(), **options)
+    assert found[:, : expected.shape[1]].tolist() == expected.tolist()
+    language = options.get("forced_bos_token_id")
+    assert language is None or (found[:, 1] == language).all()
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_told():
+    model = FlaxMBartForConditionalGeneration(mbart_config(), _do_init=False)
+    with pytest.raises(UsageError, match="input_ids hold 64, outside of .* vocabulary of 64"):
+        model(np.full((1, 3), 64), decoder_input_ids=ids(1, 3), params={})
+    with pytest.raises(UsageError, match="41 tokens a row.*allows 40"):
+        model(ids(1, 41), decoder_input_ids=ids(1, 3), params={})
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_bart_is_refused_by_name(tmp_path):
+    from hfseq_plugins.bart.modeling import FlaxBartModel
+    from tests.support.models import bart_config
+
+    FlaxBartModel(bart_config(**SHALLOW)).save_pretrained(tmp_path)
+    with pytest.raises((UsageError, ValueError), match="bart"):
+        FlaxMBartModel.from_pretrained(tmp_path)

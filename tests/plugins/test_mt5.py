@@ -1,0 +1,103 @@
+"""mT5: the battery, and a head that is tied or not as the file says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hfseq import plugins
+from hfseq.nn import trees
+from hfseq.testing import check_architecture, checks
+from hfseq.testing import torch as testing_torch
+from hfseq.testing.case import Case, Skipped
+from hfseq_plugins.mt5.modeling import FlaxMT5EncoderModel, FlaxMT5ForConditionalGeneration
+from tests.support.models import close, ids, mt5_config, rewrite, same
+from tests.support.tiers import CHECKS, first
+
+HEADS = ("Model", "ForSeq2SeqLM")
+
+
+@pytest.mark.parametrize(
+    ("head", "checks"),
+    first([("ForSeq2SeqLM", CHECKS), *((head, None) for head in HEADS)], ("ForSeq2SeqLM", CHECKS)),
+)
+def test_battery(head, checks):
+    config = mt5_config(num_layers=1 if checks else 2)
+    check_architecture("mt5", config, heads=[head], checks=checks)
+
+
+def test_battery_covers_every_registered_head():
+    heads = plugins.load().architectures["mt5"].target.heads
+    assert set(HEADS) == set(heads) - {"ForPreTraining"}
+    assert heads["ForPreTraining"] == heads["ForSeq2SeqLM"]
+
+
+@pytest.mark.slow
+def test_battery_of_other_depths_and_widths():
+    config = mt5_config(num_layers=1, num_decoder_layers=2, d_kv=16, feed_forward_proj="relu")
+    check_architecture("mt5", config, heads=["ForSeq2SeqLM"])
+
+
+@pytest.mark.slow
+def test_battery_of_the_encoder_alone(tmp_path):
+    spec = plugins.load().architectures.get("mt5")
+    case = Case("Model", FlaxMT5EncoderModel, mt5_config(), tmp_path, spec, (), 1e-5)
+    for check in (*checks.CHECKS, *testing_torch.CHECKS):
+        try:
+            check(case)
+        except Skipped:
+            assert check.__name__ in ("cached_decoding", "long_rows"), check.__name__
+
+
+@pytest.mark.slow
+def test_a_fresh_head_is_its_own_and_its_input_is_not_scaled(tmp_path):
+    model = FlaxMT5ForConditionalGeneration(mt5_config(num_layers=1))
+    assert ("lm_head", "kernel") in model.required_params and model.config.tie_word_embeddings
+    model.save_pretrained(tmp_path)
+    assert same(FlaxMT5ForConditionalGeneration.from_pretrained(tmp_path).params, model.params)
+
+
+@pytest.mark.slow
+def test_a_file_of_pytorchs_fresh_class_is_tied(tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import MT5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    theirs = MT5ForConditionalGeneration(mt5_config(num_layers=1)).eval()
+    theirs.save_pretrained(tmp_path)
+    model = FlaxMT5ForConditionalGeneration.from_pretrained(tmp_path)
+    assert ("lm_head", "kernel") not in trees.flatten(model.params)
+    inputs = {"input_ids": ids(), "decoder_input_ids": ids(2, 7, 1)}
+    expected = theirs(**{name: torch.tensor(value).long() for name, value in inputs.items()})
+    assert close(model(**inputs).logits, expected.logits.detach())
+
+
+@pytest.mark.slow
+def test_an_old_file_keeps_its_own_head_though_transformers_5_says_tied(tmp_path):
+    model = FlaxMT5ForConditionalGeneration(mt5_config(num_layers=1))
+    model.save_pretrained(tmp_path)
+    # As google/mt5-small has it: both tables of tokens beside the shared one.
+    rewrite(
+        tmp_path / "model.safetensors",
+        lambda t: t | {f"{side}.embed_tokens.weight": t["shared.weight"].copy()
+                       for side in ("encoder", "decoder")},
+    )  # fmt: skip
+    config = (tmp_path / "config.json").read_text()
+    old = config.replace('"tie_word_embeddings": true', '"tie_word_embeddings": false')
+    (tmp_path / "config.json").write_text(old)
+    assert same(FlaxMT5ForConditionalGeneration.from_pretrained(tmp_path).params, model.params)
+
+
+@pytest.mark.slow
+def test_a_decoder_reads_what_was_shifted_and_generates_as_pytorch(tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import MT5ForConditionalGeneration
+
+    model = FlaxMT5ForConditionalGeneration(mt5_config(initializer_factor=2.0))
+    model.save_pretrained(tmp_path)
+    theirs = MT5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    for beams in (1, 3):
+        options = {"max_length": 9, "num_beams": beams}
+        found = np.asarray(model.generate(ids(3, 8), **options).sequences)
+        expected = theirs.generate(torch.tensor(ids(3, 8)).long(), **options)
+        assert found[:, : expected.shape[1]].tolist() == expected.tolist()

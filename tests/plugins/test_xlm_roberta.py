@@ -1,0 +1,49 @@
+"""XLM-RoBERTa: the battery for every head, and RoBERTa's files."""
+
+from __future__ import annotations
+
+import pytest
+
+from hfseq.testing import check_architecture
+from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM
+from hfseq_plugins.xlm_roberta.modeling import FlaxXLMRobertaForMaskedLM
+from tests.support.models import ids, roberta_config, same, xlm_roberta_config
+from tests.support.tiers import CHECKS, first
+
+HEADS = (
+    *("Model", "ForMaskedLM", "ForCausalLM", "ForSequenceClassification", "ForMultipleChoice"),
+    *("ForTokenClassification", "ForQuestionAnswering"),
+)
+
+
+@pytest.mark.parametrize(
+    ("head", "checks"),
+    first([("ForMaskedLM", CHECKS), *((head, None) for head in HEADS)], ("ForMaskedLM", CHECKS)),
+)
+def test_battery(head, checks):
+    config = xlm_roberta_config(num_labels=2, num_hidden_layers=1 if checks else 2)
+    check_architecture("xlm-roberta", config, heads=[head], checks=checks)
+
+
+def test_battery_covers_every_registered_head():
+    from hfseq import plugins
+
+    heads = plugins.load().architectures["xlm-roberta"].target.heads
+    assert set(HEADS) == set(heads) - {"ForPreTraining"}
+    assert heads["ForPreTraining"] == heads["ForMaskedLM"]
+
+
+@pytest.mark.slow
+def test_battery_with_cross_attention_and_untied_embeddings():
+    config = xlm_roberta_config(
+        num_hidden_layers=1, is_decoder=True, add_cross_attention=True, tie_word_embeddings=False
+    )
+    check_architecture("xlm-roberta", config, heads=["ForCausalLM"])
+
+
+@pytest.mark.slow
+def test_its_parameters_are_robertas():
+    ours = FlaxXLMRobertaForMaskedLM(xlm_roberta_config())
+    theirs = FlaxRobertaForMaskedLM(roberta_config())
+    assert same(ours.params, theirs.params)
+    assert same(ours(ids()).logits, theirs(ids()).logits)
