@@ -34,8 +34,8 @@ class TokenizerArguments(CheckedArguments):
 
     model_type: str = field(
         metadata={
-            "help": "roberta, bart, gpt2, bert, t5, marian, vq_transformer, or a family that a "
-            "plugin registers."
+            "help": "roberta, bart, gpt2, bert, t5, marian, vq_transformer, xlm-roberta, mt5, "
+            "mbart, blenderbot, xglm …, or a family that a plugin registers."
         }
     )
     output_dir: str = field(metadata={"help": "Directory to save the tokenizer (and config) in."})
@@ -141,9 +141,9 @@ def make_config(name: str, tokenizer: Any, overrides: dict[str, Any]) -> Any:
     for role in ("pad", "bos", "eos"):
         values[f"{role}_token_id"] = getattr(tokenizer, f"{role}_token_id")
     if config.is_encoder_decoder:
-        values["decoder_start_token_id"] = (
-            tokenizer.eos_token_id if config.model_type == "bart" else tokenizer.pad_token_id
-        )
+        starts = {"bart": "eos", "blenderbot": "bos", "blenderbot-small": "bos"}
+        role = starts.get(config.model_type, "pad")
+        values["decoder_start_token_id"] = getattr(tokenizer, f"{role}_token_id")
     if getattr(config, "forced_eos_token_id", None) is not None:
         values["forced_eos_token_id"] = tokenizer.eos_token_id
     for key, value in values.items():

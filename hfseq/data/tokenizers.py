@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -103,6 +103,18 @@ MARIAN = Family(
     pair="$A $B </s>",
     last=("<pad>",),
 )
+XLM_ROBERTA = replace(
+    ROBERTA, algorithm="unigram", first=("<s>", "<pad>", "</s>", "<unk>"), last=("<mask>",)
+)
+XGLM = replace(
+    XLM_ROBERTA, single="</s> $A", pair="</s> $A </s> </s> $B", last=(), lstrip=(),
+    roles={role: token for role, token in ROBERTA.roles.items() if role != "mask_token"},
+    max_length=2048,
+)  # fmt: skip
+BLENDERBOT = replace(
+    ROBERTA, first=("<pad>", "<s>", "</s>", "<unk>", "<mask>"), single="$A </s>",
+    pair="$A </s> $B </s>",
+)  # fmt: skip
 VQ_TRANSFORMER = Family(
     algorithm="bpe",
     first=("<pad>", "</s>", "<unk>"),

@@ -9,6 +9,19 @@ OPTIMIZERS = (
     *("muon", "nadamw", "novograd", "radam", "rmsprop", "sgd"),
 )
 
+#: The special tokens of a family, and the model types that have them.
+TOKENIZERS = {
+    "ROBERTA": ("roberta", "bart", "roberta-prelayernorm"),
+    "GPT2": ("gpt2",),
+    "BERT": ("bert",),
+    "T5": ("t5", "mt5"),
+    "MARIAN": ("marian",),
+    "VQ_TRANSFORMER": ("vq_transformer",),
+    "XLM_ROBERTA": ("xlm-roberta", "mbart"),
+    "XGLM": ("xglm",),
+    "BLENDERBOT": ("blenderbot", "blenderbot-small"),
+}
+
 
 @hookimpl
 def register_objectives(register: Register) -> None:
@@ -31,9 +44,9 @@ def register_optimizers(register: Register) -> None:
 @hookimpl
 def register_tokenizers(register: Register) -> None:
     """The special tokens of the families that tokenizers are trained for most."""
-    for name in ("roberta", "gpt2", "bert", "t5", "marian", "vq_transformer"):
-        register(name, f"hfseq.data.tokenizers:{name.upper()}")
-    register("bart", "hfseq.data.tokenizers:ROBERTA")
+    for kind, names in TOKENIZERS.items():
+        for name in names:
+            register(name, f"hfseq.data.tokenizers:{kind}")
 
 
 @hookimpl

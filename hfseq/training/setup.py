@@ -345,10 +345,12 @@ def fresh_config(
         if token is not None:
             values[name] = token
     config = kind(**values)
-    ends = getattr(kind, "eos_token_id", None)
-    for name in ("decoder_start_token_id", "forced_eos_token_id"):  # BART's are its end of text
-        if ends is not None and getattr(config, name, None) == ends:
-            setattr(config, name, config.eos_token_id)
+    # BART starts with its end of text, Blenderbot with its beginning.
+    roles = {getattr(kind, role, None): role for role in ("bos_token_id", "eos_token_id")}
+    roles.pop(None, None)
+    for name in ("decoder_start_token_id", "forced_eos_token_id"):
+        if (default := getattr(config, name, None)) in roles:
+            setattr(config, name, getattr(config, roles[default]))
     return config
 
 

@@ -27,7 +27,9 @@ def run(corpus, output, *flags, model_type="roberta"):
     return train_tokenizer.run([*argv, *flags])
 
 
-@pytest.mark.parametrize("family", ["roberta", "bart", "gpt2", "bert", "t5", "marian"])
+@pytest.mark.parametrize(
+    "family", ["roberta", "bart", "gpt2", "bert", "t5", "marian", "blenderbot"]
+)
 def test_the_directory_serves_auto_tokenizer_and_auto_config(corpus, tmp_path, family):
     from transformers import AutoConfig, AutoTokenizer
 
@@ -40,7 +42,7 @@ def test_the_directory_serves_auto_tokenizer_and_auto_config(corpus, tmp_path, f
     assert config.eos_token_id == tokenizer.eos_token_id
     assert config.pad_token_id == tokenizer.pad_token_id
     starts = {"t5": tokenizer.pad_token_id, "marian": tokenizer.pad_token_id}
-    starts["bart"] = tokenizer.eos_token_id
+    starts |= {"bart": tokenizer.eos_token_id, "blenderbot": tokenizer.bos_token_id}
     if config.is_encoder_decoder:
         assert config.decoder_start_token_id == starts[family]
 

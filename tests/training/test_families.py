@@ -1,0 +1,71 @@
+"""Every text family of Transformers 4 trains by the scripts of the objectives it has heads for."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tests.training.conftest import SIDES, TINY, losses
+from tests.training.test_loop import stop_at
+
+BART = f"d_model=32,max_position_embeddings=40,{SIDES}"
+T5 = "d_model=32,d_kv=8,d_ff=64,num_layers=1,num_heads=4"
+XGLM = "d_model=32,num_layers=1,attention_heads=4,ffn_dim=64,max_position_embeddings=40"
+#: Model type, objective, sizes, and the tokenizer where it is not the objective's own.
+TRAINED = [
+    ("xlm-roberta", "mlm", TINY, None),
+    ("xlm-roberta", "clm", TINY, None),
+    ("roberta-prelayernorm", "mlm", TINY, None),
+    ("roberta-prelayernorm", "clm", TINY, None),
+    ("mt5", "span_mlm", T5, None),
+    ("mt5", "translation", T5, None),
+    ("mbart", "denoising", BART, None),
+    ("mbart", "translation", BART, None),
+    ("blenderbot", "denoising", BART, None),
+    ("blenderbot", "translation", BART, None),
+    ("blenderbot-small", "denoising", BART, None),
+    ("blenderbot-small", "translation", BART, None),
+    ("xglm", "clm", XGLM, "tokenizer"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "objective", "sizes", "tokenizer"), TRAINED)
+def test_a_mesh_trains_what_one_device_does_and_resumes_to_the_bit(
+    train, corpus, name, objective, sizes, tokenizer
+):
+    options = {"model_type": name, "config_overrides": sizes, "do_train": True, "save_steps": 2}
+    if tokenizer is not None:
+        options["tokenizer_name"] = corpus / tokenizer
+    one = losses(train("one", 1, objective, **options).folder)
+    meshed = {"mesh": "data=2,tensor=2", **options}
+    loop = train("many", 4, objective, **meshed)
+    seen = losses(loop.folder)
+    assert seen.keys() == one.keys() and np.isfinite(list(seen.values())).all()
+    for step, value in one.items():
+        assert seen[step] == pytest.approx(value, rel=2e-5), step
+    assert seen[6] < seen[1]
+    with pytest.raises(SystemExit):
+        train("parts", 4, objective, callbacks=[stop_at(3)], **meshed)
+    assert losses(train("parts", 4, objective, **meshed).folder) == seen
+    config = json.loads((loop.folder / "config.json").read_text())
+    assert config["model_type"] == name and math.isfinite(seen[6])
+    assert_pytorch_opens(loop, config, objective)
+
+
+def assert_pytorch_opens(loop, config, objective):
+    """PyTorch's class gives the same logits for what was saved."""
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    theirs = getattr(transformers, config["architectures"][0]).from_pretrained(loop.folder).eval()
+    ids = np.arange(5, 25, dtype=np.int32)[None]
+    paired = objective in ("span_mlm", "denoising", "translation")
+    given = {"input_ids": ids} | ({"decoder_input_ids": ids[:, ::-1]} if paired else {})
+    found = loop.run.model(**given, params=loop.state.params).logits
+    with torch.no_grad():
+        wanted = theirs(**{name: torch.tensor(array.copy()) for name, array in given.items()})
+    np.testing.assert_allclose(found, wanted.logits.numpy(), rtol=0, atol=1e-4)
