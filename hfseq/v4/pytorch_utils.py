@@ -91,12 +91,15 @@ def load_flax_weights_in_pytorch_model(
     import torch
 
     flat = trees.flatten(trees.thaw(flax_state))
-    names = weights.WeightMap({path: np.shape(leaf) for path, leaf in flat.items()})
+    names = _names({path: np.shape(leaf) for path, leaf in flat.items()}, pt_model)
     wanted = pt_model.state_dict()
+    # Some classes have other names in memory than in files.
+    inside = {names.our_name(name): name for name in wanted}
     prefix = f"{getattr(pt_model, 'base_model_prefix', '')}."
     loaded, unexpected = {}, []
     for name, array in names.to_torch(flat).items():
-        found = [n for n in (name, name.removeprefix(prefix), prefix + name) if n in wanted]
+        known = (name, name.removeprefix(prefix), prefix + name, inside.get(name, ""))
+        found = [n for n in known if n in wanted]
         if not found:
             unexpected.append(name)
             continue
@@ -124,6 +127,18 @@ def load_flax_weights_in_pytorch_model(
             "initialized: %s", kind, sorted(missing),
         )  # fmt: skip
     return pt_model
+
+
+def _names(
+    shapes: dict[trees.Path, tuple[int, ...]], pt_model: PreTrainedModel
+) -> weights.WeightMap:
+    """Return the names of parameters as the Flax class of PyTorch's has them, if there is one."""
+    import hfseq
+
+    kind = getattr(hfseq, f"Flax{type(pt_model).__name__}", None)
+    if kind is None:
+        return weights.WeightMap(shapes)
+    return weights.WeightMap(shapes, prefix=kind.base_model_prefix, synonyms=kind.weight_synonyms)
 
 
 def rename_key_and_reshape_tensor(

@@ -57,6 +57,8 @@ def test_names_in_files_and_in_memory_load_and_are_saved_as_they_were(cls, tmp_p
     inside = theirs.state_dict()
     assert any(".q_proj." in name for name in inside)
     assert same(hfseq.convert_pytorch_state_dict_to_flax(inside, model), model.params)
+    fresh = hfseq.load_flax_weights_in_pytorch_model(type(theirs)(config), model.params)
+    assert all(np.array_equal(fresh.state_dict()[name], inside[name]) for name in inside)
     model.save_pretrained(tmp_path / "ours")
     before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
     assert before.keys() == after.keys()
