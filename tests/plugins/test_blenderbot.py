@@ -10,6 +10,8 @@ from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.blenderbot.modeling import FlaxBlenderbotForConditionalGeneration
 from hfseq_plugins.blenderbot_small.modeling import FlaxBlenderbotSmallForConditionalGeneration
+from hfseq_plugins.marian.modeling import FlaxMarianMTModel
+from hfseq_plugins.pegasus.modeling import FlaxPegasusForConditionalGeneration
 from tests.support.models import blenderbot_config, blenderbot_small_config, ids
 from tests.support.parity import compare
 from tests.support.tiers import CHECKS, first
@@ -57,6 +59,16 @@ def test_tables_of_places_have_no_rows_kept_free_and_longer_rows_are_refused(nam
     assert table.shape == (40, 32)
     with pytest.raises(UsageError, match="41 tokens a row.*allows 40"):
         model(ids(1, 41), decoder_input_ids=ids(1, 3), params={})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cls", [*CLASSES.values(), FlaxMarianMTModel, FlaxPegasusForConditionalGeneration]
+)
+def test_ids_are_shifted_by_the_function_beside_the_class(cls):
+    """As the old scripts found it."""
+    shift = __import__(cls.__module__, fromlist=["shift_tokens_right"]).shift_tokens_right
+    assert np.asarray(shift(np.array([[5, 6, 2, -100]]), 1, 3)).tolist() == [[3, 5, 6, 2]]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 from transformers import BlenderbotConfig
 
 from hfseq.modeling import Seq2SeqGeneration
+from hfseq.modeling import shift_tokens_right as shift_tokens_right
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
 from hfseq_plugins.bart.positions import PositionTable

@@ -9,6 +9,7 @@ from flax import nnx
 from transformers import MarianConfig
 
 from hfseq.modeling import Derived, Seq2SeqGeneration
+from hfseq.modeling import shift_tokens_right as shift_tokens_right
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.layers import token_table
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel

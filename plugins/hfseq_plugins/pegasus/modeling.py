@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PegasusConfig
 
 from hfseq.modeling import Derived, Seq2SeqGeneration
+from hfseq.modeling import shift_tokens_right as shift_tokens_right
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
 from hfseq_plugins.bart.positions import TABLES, fixed_positions, sinusoids, unlike_sinusoids
