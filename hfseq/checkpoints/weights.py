@@ -284,8 +284,8 @@ class WeightMap:
 def _read(slot: Slot, tensor: Tensor, index: Index, native: bool) -> np.ndarray:
     if native or not slot.axes:
         return tensor.read(index)
-    whole = isinstance(index, EllipsisType)
-    return tensor.read(index if whole else _in_torch(index, slot.axes)).transpose(slot.axes)
+    cut = index if isinstance(index, EllipsisType) else _in_torch(index, slot.axes)
+    return tensor.read(cut).transpose(slot.axes)
 
 
 def torch_axes(path: Path, ndim: int) -> tuple[int, ...] | None:

@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,13 @@ from hfseq.cli.convert import problems as misfits
 from hfseq.cli.convert import use_cpu, without_parameters
 from hfseq.cli.text import add_json, paint, print_json, width
 from hfseq.errors import HfseqError, UsageError, first_line, parse_json
-from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, target_name
+from hfseq.plugins.registry import (
+    TASKS,
+    ArchitectureSpec,
+    auto_class_name,
+    target_name,
+    torch_auto_class_name,
+)
 
 EXAMPLES = """hfseq inspect my-roberta
 hfseq inspect my-roberta --values
@@ -238,13 +244,15 @@ class Checkpoint:
         if kind is not None:  # without importing Transformers, which is slow
             package = importlib.util.find_spec("transformers")
             folders = (package.submodule_search_locations or []) if package else []
-            module = re.sub(r"\W", "_", str(twin))
+            # The parts of a family share its folder.
+            modules = {re.sub(r"\W", "_", str(twin)), *([stock.plugin] if stock else ())}
             if isinstance(custom := self.stored.get("auto_map"), dict):
                 torch_classes = [f"{n} (trust_remote_code=True)" for n in custom if "Model" in n]
-            elif any((Path(folder) / "models" / module).is_dir() for folder in folders):
+            elif any((Path(f) / "models" / m).is_dir() for f in folders for m in modules):
                 torch_classes = class_names(self.stored)
                 if stock:
-                    torch_classes = [name.removeprefix("Flax") for name in _classes(stock)]
+                    names = _classes(stock, torch_auto_class_name)
+                    torch_classes = [name.removeprefix("Flax") for name in names]
         return {
             "model_type": kind,
             "stored_as": twin if twin != kind else None,
@@ -340,10 +348,10 @@ class Checkpoint:
         return counts
 
 
-def _classes(spec: ArchitectureSpec) -> list[str]:
+def _classes(spec: ArchitectureSpec, auto: Callable[[str], str] = auto_class_name) -> list[str]:
     """Name what loads each head: an Auto class, or the head itself where there is none."""
     return [
-        f"Flax{auto_class_name(task)}" if task in TASKS else target_name(target)
+        f"Flax{auto(task)}" if task in TASKS else target_name(target)
         for task, target in spec.heads.items()
     ]
 

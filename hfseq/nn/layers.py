@@ -129,8 +129,9 @@ class Conv(nnx.Module):
         self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
         self.bias = nnx.Param(jnp.zeros(out_features)) if use_bias else nnx.data(None)
         self.stride = (stride,) * len(size) if isinstance(stride, int) else tuple(stride)
-        both = isinstance(padding, int)
-        self.padding = ((padding, padding),) * len(size) if both else tuple(padding)
+        if isinstance(padding, int):
+            padding = [(padding, padding)] * len(size)
+        self.padding = tuple(padding)
         self.groups = groups
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -288,6 +288,16 @@ def test_texts_that_do_not_fit_are_refused_with_what_fits(whole):
         text(np.zeros((1, 25), np.int32), params={})
 
 
+def test_inspect_names_pytorchs_classes_of_a_part(tmp_path, capsys):
+    from hfseq.cli import main
+
+    made = FlaxCLIPTextModelWithProjection(models.clip_text_model_config(num_hidden_layers=1))
+    made.save_pretrained(tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "AutoModel, CLIPTextModelWithProjection" in told and "no problem found" in told
+
+
 def test_a_checkpoint_of_a_sibling_is_refused(tmp_path):
     model = FlaxCLIPVisionModel(models.clip_vision_model_config(num_hidden_layers=1))
     model.save_pretrained(tmp_path)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,7 @@ from hfseq_plugins.vit.modeling import (
 from tests.support import models
 from tests.support.models import close, same
 from tests.support.tiers import CHECKS, first
+from tests.test_without_torch import BLOCKER, ROOT
 
 ONE = [("ForImageClassification", CHECKS)]
 
@@ -102,25 +106,37 @@ def test_pictures_that_do_not_fit_are_refused(shape):
         model(np.zeros(shape, np.float32), params={})
 
 
+READ = """
+import numpy as np
+from PIL import Image
+from transformers import {kind}ImageProcessor
+
+noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
+processor = {kind}ImageProcessor(size={size}, crop_size={{"height": 12, "width": 12}})
+given = processor([noise, noise], return_tensors="np")
+import hfseq
+from tests.support import models
+
+model = getattr(hfseq, "{model}")(models.{config}())
+output = model(**given)
+print(given["pixel_values"].shape, np.isfinite(output.pooler_output).all(), "torch" in sys.modules)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ViT", "CLIP"])
-def test_image_processors_make_what_the_models_take(kind):
-    """They need Pillow, and no PyTorch."""
-    image = pytest.importorskip("PIL.Image")
-    import transformers
-
-    size = {"height": 12, "width": 12} if kind == "ViT" else {"shortest_edge": 12}
-    more = {} if kind == "ViT" else {"crop_size": {"height": 12, "width": 12}}
-    module = f"transformers.models.{kind.lower()}.image_processing_pil_{kind.lower()}"
-    import importlib
-
-    processor = getattr(importlib.import_module(module), f"{kind}ImageProcessorPil")
-    noise = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
-    given = processor(size=size, **more)([image.fromarray(noise)] * 2, return_tensors="np")
-    assert given["pixel_values"].shape == (2, 3, 12, 12)
-    cls, config = {
-        "ViT": (FlaxViTModel, models.vit_config()),
-        "CLIP": (hfseq.FlaxCLIPVisionModel, models.clip_vision_model_config()),
-    }[kind]
-    assert np.isfinite(cls(config)(**given).pooler_output).all()
-    assert transformers.__version__
+@pytest.mark.parametrize(
+    ("kind", "size", "model", "config"),
+    [
+        ("ViT", '{"height": 12, "width": 12}', "FlaxViTModel", "vit_config"),
+        ("CLIP", '{"shortest_edge": 12}', "FlaxCLIPVisionModel", "clip_vision_model_config"),
+    ],
+)
+def test_image_processors_make_what_the_models_take_without_torch(kind, size, model, config):
+    pytest.importorskip("PIL")
+    code = BLOCKER + READ.format(kind=kind, size=size, model=model, config=config)
+    path = os.pathsep.join((str(ROOT), str(ROOT / "plugins")))
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert told.stdout.split("\n")[-2:] == ["(2, 3, 12, 12) True False", ""], told.stderr
