@@ -38,6 +38,7 @@ class FlaxModelOutput:
         end_logits: jax.Array
         prediction_logits: jax.Array
         seq_relationship_logits: jax.Array
+        sop_logits: jax.Array
         past_key_values: dict[str, Any] | None
         hidden_states: tuple[jax.Array, ...] | None
         attentions: tuple[jax.Array, ...] | None
@@ -217,6 +218,16 @@ FlaxBertForPreTrainingOutput = _output(
     "FlaxBertForPreTrainingOutput",
     "Logits of the masked tokens and of the next sentence.",
     "prediction_logits seq_relationship_logits hidden_states attentions",
+)
+FlaxAlbertForPreTrainingOutput = _output(
+    "FlaxAlbertForPreTrainingOutput",
+    "Logits of the masked tokens and of the order of two sentences.",
+    "prediction_logits sop_logits hidden_states attentions",
+)
+FlaxElectraForPreTrainingOutput = _output(
+    "FlaxElectraForPreTrainingOutput",
+    "A number for each token, above zero where it was replaced.",
+    "logits hidden_states attentions",
 )
 FlaxSeq2SeqModelOutput = _output(
     "FlaxSeq2SeqModelOutput",

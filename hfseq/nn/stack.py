@@ -225,6 +225,7 @@ def run_layers(
     rngs: Keys | None = None,
     collect: bool = False,
     per_layer: dict[str, jax.Array] | None = None,
+    order: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> tuple[jax.Array, Any, tuple[jax.Array, ...] | None]:
     """Run ``layers`` and return the last hidden state, each layer's second result, and all inputs.
@@ -234,7 +235,7 @@ def run_layers(
     the same dropout masks. The seconds come as a tuple, one a layer. With ``collect`` the input of
     every layer is returned too, as ``hidden_states`` in the Hugging Face outputs wants it.
     ``per_layer`` holds keyword arguments with a leading layer axis, of which each layer gets its
-    slice.
+    slice. ``order`` names the layers one after the other where some run more than once (ALBERT).
     """
     # A child, so that no two stacks and no dropout beside them share a key.
     keys = None if rngs is None else rngs.child()
@@ -249,12 +250,15 @@ def run_layers(
 
     slices = per_layer or {}
     if not isinstance(layers, nnx.List):
+        if order is not None:
+            return _scan_in_order(layers, order, x, call, slices, collect)
         alike = Run(0, 1, layers.num_stacked)  # type: ignore[attr-defined]
         return _scan([layers], alike, x, call, slices, collect)
     seconds: tuple[Any, ...] = ()
     inputs: tuple[jax.Array, ...] = ()
     if not isinstance(layers, Stacks):
-        for number, layer in enumerate(layers):
+        sequence = layers if order is None else [layers[index] for index in order]
+        for number, layer in enumerate(sequence):
             inputs += (x,)
             chosen = {name: values[number] for name, values in slices.items()}
             if current_options().remat:
@@ -326,3 +330,29 @@ def _scan(
             seconds.append(jax.tree.map(operator.itemgetter(i), second))
             inputs.append(jax.tree.map(operator.itemgetter(i), given))
     return x, tuple(seconds), tuple(inputs) if collect else None
+
+
+def _scan_in_order(
+    layer: nnx.Module, order: Sequence[int], x: jax.Array, call: Call, per_layer: Slices,
+    collect: bool,
+) -> Stacked:  # fmt: skip
+    """Scan the numbers of stacked layers, whose variables are read where they lie."""
+    graph, params, others = trees.split(layer)
+    pure = _functional(graph, call)
+
+    def block(carry: tuple[jax.Array, Any], given: tuple[Any, ...]) -> tuple[Any, Any]:
+        (x, others), (number, index, slices) = carry, given
+        own, rest = jax.tree.map(lambda leaf: leaf[index], (params, others))
+        after, (second, changed) = pure(x, number, own, rest, slices)
+        others = jax.tree.map(lambda leaf, new: leaf.at[index].set(new), others, changed)
+        return (after, others), (second, x if collect else None)
+
+    numbers = jnp.arange(len(order), dtype=jnp.uint32)
+    slices = {name: values[: len(order)] for name, values in per_layer.items()}
+    (x, others), results = jax.lax.scan(block, (x, others), (numbers, jnp.asarray(order), slices))
+    nnx.update(layer, others)
+    seconds, inputs = (
+        tuple(jax.tree.map(operator.itemgetter(i), part) for i in range(len(order)))
+        for part in results
+    )
+    return x, seconds, inputs if collect else None

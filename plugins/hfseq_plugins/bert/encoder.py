@@ -24,6 +24,11 @@ def dense(config: BertConfig, features_in: int, features_out: int, rngs: nnx.Rng
     return nn.Linear(features_in, features_out, nn.normal(config.initializer_range), rngs)
 
 
+def embedding_size(config: BertConfig) -> int:
+    """Return the width of the tables, which siblings may have narrower than the layers."""
+    return getattr(config, "embedding_size", None) or config.hidden_size
+
+
 class Embeddings(nnx.Module):
     """Word, position and token-type vectors, summed and (unless a sibling says so) normalised."""
 
@@ -31,12 +36,14 @@ class Embeddings(nnx.Module):
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         def table(size: int) -> nn.Embed:
-            return nn.Embed(size, config.hidden_size, nn.normal(config.initializer_range), rngs)
+            return nn.Embed(size, width, nn.normal(config.initializer_range), rngs)
+
+        width = embedding_size(config)
 
         self.word_embeddings = table(config.vocab_size)
         self.position_embeddings = table(config.max_position_embeddings)
         self.token_type_embeddings = table(config.type_vocab_size)
-        norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        norm = nn.LayerNorm(width, config.layer_norm_eps)
         self.LayerNorm = norm if self.normalised else nnx.data(None)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -172,6 +179,17 @@ class Pooler(nnx.Module):
         return jnp.tanh(self.dense(x[:, 0]))
 
 
+class BarePooler(nn.Linear):
+    """The same without a level of its own in the checkpoint."""
+
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+        width = config.hidden_size
+        super().__init__(width, width, nn.normal(config.initializer_range), rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.tanh(super().__call__(x[:, 0]))
+
+
 class BertModule(nnx.Module):
     """The encoder (or decoder) without a head."""
 
@@ -180,6 +198,12 @@ class BertModule(nnx.Module):
     def __init__(self, config: BertConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         embeddings, encoder = self.kinds
         self.embeddings = embeddings(config, rngs)
+        width = embedding_size(config)
+        self.embeddings_project = (
+            nnx.data(None)
+            if width == config.hidden_size
+            else dense(config, width, config.hidden_size, rngs)
+        )
         self.encoder = encoder(config, rngs)
         self.pooler = Pooler(config, rngs) if add_pooling_layer else nnx.data(None)
 
@@ -201,6 +225,7 @@ class BertModule(nnx.Module):
         types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         positions = self.positions(input_ids, segment_ids) if position_ids is None else position_ids
         x = self.embeddings(input_ids, types, positions, rngs)
+        x = x if self.embeddings_project is None else self.embeddings_project(x)
         x, weights, inputs = nn.run_layers(
             self.encoder.layer, x,
             nn.visible(attention_mask, segment_ids),

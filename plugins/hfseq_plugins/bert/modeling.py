@@ -18,7 +18,7 @@ from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
-from hfseq_plugins.bert.encoder import BertModule, dense
+from hfseq_plugins.bert.encoder import BertModule, dense, embedding_size
 
 
 class Headed(nnx.Module):
@@ -27,10 +27,12 @@ class Headed(nnx.Module):
     prefix: ClassVar[str] = "bert"
     module: ClassVar[type[nnx.Module]] = BertModule
     pooled: ClassVar[bool] = False
+    #: The configuration's name for the rate of dropout before a classifier.
+    classifier_rate: ClassVar[str] = "classifier_dropout"
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         setattr(self, self.prefix, self.module(config, rngs, add_pooling_layer=self.pooled))
-        rate = getattr(config, "classifier_dropout", None)
+        rate = getattr(config, self.classifier_rate, None)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
 
     def encode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
@@ -48,16 +50,17 @@ def untied_decoder(config: BertConfig, rngs: nnx.Rngs) -> nn.Linear | None:
     if config.tie_word_embeddings:
         return nnx.data(None)
     init = nn.normal(config.initializer_range)
-    return nn.Linear(config.hidden_size, config.vocab_size, init, rngs, use_bias=False)
+    return nn.Linear(embedding_size(config), config.vocab_size, init, rngs, use_bias=False)
 
 
 class Transform(nnx.Module):
     """Dense, activation and norm before the vocabulary."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
-        self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
+        width = embedding_size(config)
+        self.dense = dense(config, config.hidden_size, width, rngs)
         self.act = nn.activation(config.hidden_act)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.LayerNorm = nn.LayerNorm(width, config.layer_norm_eps)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.LayerNorm(self.act(self.dense(x)))
@@ -206,8 +209,12 @@ class MultipleChoice(Headed):
         for name in {"attention_mask", "token_type_ids", "position_ids"} & kwargs.keys():
             kwargs[name] = kwargs[name].reshape(-1, input_ids.shape[-1])
         encoded = self.encode(input_ids.reshape(-1, input_ids.shape[-1]), rngs=rngs, **kwargs)
-        logits = self.classifier(self.dropout(encoded.pooler_output, rngs)).reshape(-1, choices)
+        logits = self.classifier(self.pool(encoded, rngs)).reshape(-1, choices)
         return out.FlaxMultipleChoiceModelOutput(logits, encoded.hidden_states, encoded.attentions)
+
+    def pool(self, encoded: out.FlaxModelOutput, rngs: Keys | None) -> jax.Array:
+        """Return a vector a choice, which is scored."""
+        return self.dropout(encoded.pooler_output, rngs)
 
 
 class TokenClassification(Headed):

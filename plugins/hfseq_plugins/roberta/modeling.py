@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -69,23 +69,28 @@ class CausalLM(WithRoberta, bert.CausalLM):
 
 
 class ClassificationHead(nnx.Module):
-    """The first token through a tanh layer, then the labels."""
+    """The first token through a tanh layer (siblings have other ones), then the labels."""
+
+    activation: ClassVar[str | None] = "tanh"  # None: that of the configuration
 
     def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
         self.out_proj = dense(config, config.hidden_size, config.num_labels, rngs)
+        self.act = nn.activation(self.activation or config.hidden_act)
 
     def __call__(self, x: jax.Array, dropout: nn.Dropout, rngs: Keys | None) -> jax.Array:
-        x = jnp.tanh(self.dense(dropout(x[:, 0], rngs)))
+        x = self.act(self.dense(dropout(x[:, 0], rngs)))
         return self.out_proj(dropout(x, rngs))
 
 
 class SequenceClassification(WithRoberta, bert.Headed):
     """A label (or a number) for the whole sequence."""
 
+    head: ClassVar[type[ClassificationHead]] = ClassificationHead
+
     def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.classifier = ClassificationHead(config, rngs)
+        self.classifier = self.head(config, rngs)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any):
         encoded = self.encode(*args, rngs=rngs, **kwargs)

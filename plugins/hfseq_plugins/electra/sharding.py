@@ -1,0 +1,14 @@
+"""How ELECTRA is split over devices: as BERT, and its own heads."""
+
+from hfseq_plugins.bert.sharding import RULES as BERT
+
+RULES = [
+    (r"generator_lm_head/kernel$", "vocab_column"),
+    (r"generator_lm_head/bias$", "vocab"),
+    (r"(generator|discriminator)_predictions/dense/kernel$", "table"),
+    (r"embeddings_project/kernel$|sequence_summary/summary/kernel$", "table"),
+    (r"(embeddings_project|summary)/bias$", "vector"),
+    (r"dense_prediction/kernel$", "row_table"),
+    (r"dense_prediction/bias$", "replicated"),
+    *BERT,
+]

@@ -1,0 +1,9 @@
+"""How RoFormer is split over devices: as BERT."""
+
+from hfseq_plugins.bert.sharding import RULES as BERT
+
+RULES = [
+    (r"embeddings_project/kernel$", "table"),
+    (r"embeddings_project/bias$", "vector"),
+    *BERT,
+]

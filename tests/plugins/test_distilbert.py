@@ -1,0 +1,83 @@
+"""DistilBERT: the battery for every class, and positions that are computed or stored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from transformers import DistilBertConfig
+
+from hfseq import plugins
+from hfseq.testing import check_architecture
+from hfseq_plugins.distilbert.modeling import FlaxDistilBertModel, sinusoids
+from tests.support.models import close, ids, rewrite
+from tests.support.tiers import first
+
+HEADS = (
+    "Model",
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+)
+
+
+def config(**changes):
+    sizes = {
+        "vocab_size": 64,
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "hidden_dim": 48,
+        "max_position_embeddings": 40,
+        "pad_token_id": 0,
+    }
+    return DistilBertConfig(**sizes | changes)
+
+
+@pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))
+def test_battery(head):
+    check_architecture("distilbert", config(num_labels=2), heads=[head])
+
+
+def test_battery_covers_every_registered_head():
+    assert set(HEADS) == set(plugins.load().architectures["distilbert"].target.heads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "changes"),
+    [
+        ("ForMaskedLM", {"sinusoidal_pos_embds": True}),
+        ("ForMaskedLM", {"tie_word_embeddings": False, "activation": "relu"}),
+        ("ForSequenceClassification", {"seq_classif_dropout": 0.3, "attention_dropout": 0.2}),
+    ],
+    ids=str,
+)
+def test_battery_of_an_option(head, changes):
+    check_architecture("distilbert", config(num_labels=2, **changes), heads=[head])
+
+
+def test_a_stored_table_that_is_no_sinusoid_is_kept(tmp_path):
+    """Version 4 computed sinusoids in its place."""
+    given = config(sinusoidal_pos_embds=True)
+    FlaxDistilBertModel(given, seed=1).save_pretrained(tmp_path)
+    plain = FlaxDistilBertModel.from_pretrained(tmp_path)
+    assert "position_embeddings" not in plain.params["embeddings"]
+    name = "embeddings.position_embeddings.weight"
+
+    def train(tensors):
+        assert np.allclose(tensors[name], sinusoids(40, 32), atol=1e-6)
+        tensors[name] = tensors[name] * np.float32(0.5)
+
+    rewrite(tmp_path / "model.safetensors", train)
+    model = FlaxDistilBertModel.from_pretrained(tmp_path)
+    table = np.asarray(model.params["embeddings"]["position_embeddings"]["embedding"])
+    assert np.allclose(table, sinusoids(40, 32) * 0.5, atol=1e-6)
+    assert not close(model(ids()).last_hidden_state, plain(ids()).last_hidden_state)
+    again = tmp_path / "again"
+    model.save_pretrained(again)
+    assert close(
+        FlaxDistilBertModel.from_pretrained(again)(ids()).last_hidden_state,
+        model(ids()).last_hidden_state,
+    )

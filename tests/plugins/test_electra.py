@@ -1,0 +1,74 @@
+"""ELECTRA: the battery for every class, narrow tables, and token types of zero."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from transformers import ElectraConfig
+
+from hfseq import plugins
+from hfseq.testing import check_architecture
+from hfseq_plugins.electra.modeling import FlaxElectraForPreTraining
+from tests.support.models import close, ids
+from tests.support.tiers import first
+
+HEADS = (
+    "Model",
+    "ForPreTraining",
+    "ForMaskedLM",
+    "ForCausalLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+)
+
+
+def config(**changes):
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 40,
+        "pad_token_id": 0,
+        "embedding_size": 20,
+    }
+    return ElectraConfig(**sizes | changes)
+
+
+@pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))
+def test_battery(head):
+    check_architecture("electra", config(num_labels=2), heads=[head])
+
+
+def test_battery_covers_every_registered_head():
+    assert set(HEADS) == set(plugins.load().architectures["electra"].target.heads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "changes"),
+    [
+        ("ForMaskedLM", {"embedding_size": 32, "tie_word_embeddings": False}),
+        ("ForMaskedLM", {"hidden_act": "relu"}),
+        ("ForPreTraining", {"hidden_act": "relu"}),
+        ("ForSequenceClassification", {"classifier_dropout": 0.3, "hidden_act": "relu"}),
+        ("ForMultipleChoice", {"summary_activation": "tanh", "summary_last_dropout": 0.0}),
+    ],
+    ids=str,
+)
+def test_battery_of_an_option(head, changes):
+    check_architecture("electra", config(num_labels=2, **changes), heads=[head])
+
+
+def test_token_types_are_zeros_where_none_are_given():
+    """Version 4 took ones, and was 2.3 away from PyTorch."""
+    model = FlaxElectraForPreTraining(config(), seed=1)
+    plain, zeros, ones = (
+        model(ids(), token_type_ids=types).logits
+        for types in (None, np.zeros_like(ids()), np.ones_like(ids()))
+    )
+    assert close(plain, zeros) and not close(plain, ones)
+    assert plain.shape == ids().shape

@@ -1,0 +1,73 @@
+"""RoFormer: the battery for every class, values that are turned too, narrow tables."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import RoFormerConfig
+
+from hfseq import plugins
+from hfseq.errors import UsageError
+from hfseq.testing import check_architecture
+from hfseq_plugins.roformer.modeling import FlaxRoFormerForMultipleChoice, FlaxRoFormerModel
+from tests.support.models import close, ids
+from tests.support.tiers import first
+
+HEADS = (
+    "Model",
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+)
+
+
+def config(**changes):
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 40,
+        "pad_token_id": 0,
+        "embedding_size": 32,
+    }
+    return RoFormerConfig(**sizes | changes)
+
+
+@pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))
+def test_battery(head):
+    check_architecture("roformer", config(num_labels=2), heads=[head])
+
+
+def test_battery_covers_every_registered_head():
+    assert set(HEADS) == set(plugins.load().architectures["roformer"].target.heads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "changes"),
+    [
+        ("ForMaskedLM", {"rotary_value": True}),
+        ("ForMaskedLM", {"embedding_size": 20}),  # version 4 cannot
+        ("ForMaskedLM", {"tie_word_embeddings": False, "hidden_act": "relu"}),
+        ("ForSequenceClassification", {"hidden_act": "relu", "classifier_dropout": 0.3}),
+    ],
+    ids=str,
+)
+def test_battery_of_an_option(head, changes):
+    check_architecture("roformer", config(num_labels=2, **changes), heads=[head])
+
+
+def test_a_choice_is_scored_by_its_last_token():
+    model = FlaxRoFormerForMultipleChoice(config(), seed=1)
+    tokens = ids(2, 12).reshape(2, 2, 6)
+    changed = tokens.copy()
+    changed[..., -1] = (changed[..., -1] + 1) % 64
+    assert not close(model(tokens).logits, model(changed).logits, 1e-3)
+
+
+def test_rows_longer_than_the_positions_are_refused():
+    with pytest.raises(UsageError, match="41 tokens a row.*max_position_embeddings=40"):
+        FlaxRoFormerModel(config())(ids(1, 41))
