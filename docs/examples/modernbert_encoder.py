@@ -6,7 +6,6 @@ from flax import nnx
 from transformers import ModernBertConfig
 
 from hfseq import FlaxPreTrainedModel, hookimpl, nn
-from hfseq.errors import UsageError
 from hfseq.nn import outputs as out
 
 KINDS = ("full_attention", "sliding_attention")
@@ -23,19 +22,6 @@ def norm(config):
     return nn.LayerNorm(config.hidden_size, config.norm_eps, use_bias=config.norm_bias)
 
 
-def rotary(positions, head_dim, theta):
-    """Angles (batch, length, 1, head_dim), the halves alike (Su et al., 2021)."""
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    return jnp.concatenate([angles, angles], -1)
-
-
-def rotate(x, angles):
-    first, second = jnp.split(x, 2, -1)
-    turned = jnp.concatenate([-second, first], -1)
-    return (x * jnp.cos(angles) + turned * jnp.sin(angles)).astype(x.dtype)
-
-
 class Attention(nnx.Module):
     def __init__(self, config, rngs):
         width, bias = config.hidden_size, config.attention_bias
@@ -48,7 +34,7 @@ class Attention(nnx.Module):
         qkv = self.Wqkv(x).reshape(*x.shape[:2], 3, self.heads, -1)
         query, key, value = (qkv[:, :, part] for part in range(3))
         mixed, weights = nn.attend(
-            rotate(query, angles), rotate(key, angles), value, mask=mask,
+            nn.rotate(query, angles), nn.rotate(key, angles), value, mask=mask,
             dropout_rate=self.rate, rngs=rngs, return_weights=return_weights,
         )  # fmt: skip
         return self.out_drop(self.Wo(mixed.reshape(x.shape)), rngs), weights
@@ -87,11 +73,8 @@ class Layer(nnx.Module):
 
 class ModernBert(nnx.Module):
     def __init__(self, config, rngs):
-        rope = [config.rope_parameters[kind] for kind in KINDS]
-        if unknown := {one["rope_type"] for one in rope} - {"default"}:
-            raise UsageError(f"ModernBERT here has default rotary positions only, not {unknown}")
-        self.thetas = tuple(one["rope_theta"] for one in rope)
-        self.head_dim = config.hidden_size // config.num_attention_heads
+        width = config.hidden_size // config.num_attention_heads
+        self.rotary = tuple(nn.Rotary(config, width, kind) for kind in KINDS)
         self.window, numbers = config.sliding_window, range(config.num_hidden_layers)
         # nnx.Dict: parts that have a name in the checkpoint and no call of their own.
         words = nn.Embed(config.vocab_size, config.hidden_size, init(config), rngs)
@@ -110,7 +93,7 @@ class ModernBert(nnx.Module):
         near = nn.visible(attention_mask, segment_ids, window=(self.window, self.window))
         x, weights, inputs = nn.run_layers(
             self.layers, self.drop(x, rngs),
-            tuple(rotary(position_ids, self.head_dim, theta) for theta in self.thetas),
+            tuple(rotary(position_ids) for rotary in self.rotary),
             (everything, near),
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip

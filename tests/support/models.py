@@ -64,6 +64,39 @@ def gpt2_config(**changes: Any) -> Any:
     return GPT2Config(**{**sizes, **tokens, **changes})
 
 
+def llama_config(**changes: Any) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(**{**_decoder_sizes(), **changes})
+
+
+def mistral_config(**changes: Any) -> Any:
+    from transformers import MistralConfig
+
+    return MistralConfig(**{**_decoder_sizes(), "sliding_window": 5, **changes})
+
+
+def gemma_config(**changes: Any) -> Any:
+    from transformers import GemmaConfig
+
+    return GemmaConfig(**{**_decoder_sizes(), "head_dim": 12, **changes})
+
+
+def gptj_config(**changes: Any) -> Any:
+    from transformers import GPTJConfig
+
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 40}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    more = {"rotary_dim": 6, "initializer_range": 0.2}
+    return GPTJConfig(**{**sizes, **tokens, **more, **changes})
+
+
+def _decoder_sizes() -> dict[str, Any]:
+    sizes = {name: TINY[name] for name in TINY if name != "type_vocab_size"}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return {**sizes, **tokens, "num_key_value_heads": 2, "initializer_range": 0.2}
+
+
 def t5_config(**changes: Any) -> Any:
     from transformers import T5Config
 

@@ -7,22 +7,8 @@ from flax import nnx
 from transformers import LlamaConfig
 
 from hfseq import FlaxPreTrainedModel, hookimpl, nn
-from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
 from hfseq.nn import outputs as out
-
-
-def rotary(positions, head_dim, theta):
-    """Angles (batch, length, 1, head_dim), the halves alike (Su et al., 2021)."""
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    return jnp.concatenate([angles, angles], -1)
-
-
-def rotate(x, angles):
-    first, second = jnp.split(x, 2, -1)
-    turned = jnp.concatenate([-second, first], -1)
-    return (x * jnp.cos(angles) + turned * jnp.sin(angles)).astype(x.dtype)
 
 
 class Attention(nn.CachedAttention):
@@ -41,7 +27,8 @@ class Attention(nn.CachedAttention):
 
     def __call__(self, x, angles, mask, rngs, return_weights):
         shape = (*x.shape[:2], -1, self.head_dim)
-        query, key = (rotate(part(x).reshape(shape), angles) for part in (self.q_proj, self.k_proj))
+        query = nn.rotate(self.q_proj(x).reshape(shape), angles)
+        key = nn.rotate(self.k_proj(x).reshape(shape), angles)
         value = self.v_proj(x).reshape(shape)
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         mixed, weights = nn.attend(
@@ -81,12 +68,7 @@ class Layer(nnx.Module):
 
 class Llama(nnx.Module):
     def __init__(self, config, rngs):
-        rope = config.rope_parameters
-        if rope["rope_type"] != "default":
-            raise UsageError(
-                f"hfseq-llama has only default rotary positions, not {rope['rope_type']}"
-            )
-        self.theta, self.head_dim = rope["rope_theta"], config.head_dim
+        self.rotary = nn.Rotary(config, config.head_dim)
         init = nn.normal(config.initializer_range)
         self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
         self.layers = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
@@ -98,10 +80,9 @@ class Llama(nnx.Module):
         if position_ids is None:
             documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
             position_ids = nn.positions_in_segments(documents)
-        angles = rotary(position_ids, self.head_dim, self.theta)
         mask = nn.visible(attention_mask, segment_ids)
         x, weights, inputs = nn.run_layers(
-            self.layers, self.embed_tokens(input_ids), angles, mask,
+            self.layers, self.embed_tokens(input_ids), self.rotary(position_ids), mask,
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip
         x = self.norm(x)

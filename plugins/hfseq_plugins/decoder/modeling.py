@@ -139,7 +139,7 @@ class Decoder(nnx.Module):
     """The decoder without a head."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        self.rotary = nnx.static(nn.Rotary(config, head_size(config)))
+        self.rotary = nn.Rotary(config, head_size(config))
         self.windows = {FULL: None}
         if SLIDING in (kinds := layer_types(config)):
             # A window counts the query's own key.

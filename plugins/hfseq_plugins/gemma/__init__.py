@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hfseq import hookimpl
 
-FAMILIES = "hfseq_plugins.decoder.families"
+MODELING = "hfseq_plugins.gemma.modeling"
 CITATION = """\
 @misc{gemma2024,
   title = {Gemma: Open Models Based on {Gemini} Research and Technology},
@@ -21,8 +21,8 @@ def register_architectures(register):
         "gemma",
         config="transformers:GemmaConfig",
         heads={
-            "Model": f"{FAMILIES}:FlaxGemmaModel",
-            "ForCausalLM": f"{FAMILIES}:FlaxGemmaForCausalLM",
+            "Model": f"{MODELING}:FlaxGemmaModel",
+            "ForCausalLM": f"{MODELING}:FlaxGemmaForCausalLM",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
         card="A causal Transformer decoder with scaled embeddings (Gemma Team, 2024).",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hfseq import hookimpl
 
-FAMILIES = "hfseq_plugins.decoder.families"
+MODELING = "hfseq_plugins.llama.modeling"
 CITATION = r"""@misc{touvron2023llama,
   title = {{LLaMA}: Open and Efficient Foundation Language Models},
   author = {Touvron, Hugo and Lavril, Thibaut and Izacard, Gautier and Martinet, Xavier and
@@ -23,8 +23,8 @@ def register_architectures(register):
         "llama",
         config="transformers:LlamaConfig",
         heads={
-            "Model": f"{FAMILIES}:FlaxLlamaModel",
-            "ForCausalLM": f"{FAMILIES}:FlaxLlamaForCausalLM",
+            "Model": f"{MODELING}:FlaxLlamaModel",
+            "ForCausalLM": f"{MODELING}:FlaxLlamaForCausalLM",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
         card="A causal Transformer decoder with rotary positions (Touvron et al., 2023).",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hfseq import hookimpl
 
-FAMILIES = "hfseq_plugins.decoder.families"
+MODELING = "hfseq_plugins.mistral.modeling"
 CITATION = """\
 @misc{jiang2023mistral,
   title = {Mistral {7B}},
@@ -23,8 +23,8 @@ def register_architectures(register):
         "mistral",
         config="transformers:MistralConfig",
         heads={
-            "Model": f"{FAMILIES}:FlaxMistralModel",
-            "ForCausalLM": f"{FAMILIES}:FlaxMistralForCausalLM",
+            "Model": f"{MODELING}:FlaxMistralModel",
+            "ForCausalLM": f"{MODELING}:FlaxMistralForCausalLM",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
         card="A causal Transformer decoder with a sliding window (Jiang et al., 2023).",
