@@ -88,6 +88,15 @@ def test_attention_and_hidden_states_are_those_of_all_places():
     assert len(output.hidden_states) == 3 and output.last_hidden_state.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
+def test_the_tuple_of_a_classifier_has_all_that_was_asked_for():
+    """Version 4's lacked hidden states and attentions."""
+    head = FlaxViTForImageClassification(models.vit_config())
+    asked = {"output_attentions": True, "output_hidden_states": True}
+    found = head(models.pictures(), return_dict=False, **asked)
+    assert [len(part) for part in found] == [2, 3, 2]
+
+
 def test_the_module_of_version_4_takes_channels_last():
     config = models.vit_config(num_hidden_layers=1)
     module, pixels = FlaxViTModule(config), models.pictures()
