@@ -614,7 +614,9 @@ class FlaxModule:
         Pictures have their channels last, as for v4's modules.
         """
         entry = method if isinstance(method, str) else getattr(method, "__name__", "__call__")
-        args, kwargs = self._channels_first(entry, args, kwargs)
+        args, named = self._named(entry, args)
+        kwargs = self._channels_first({**named, **kwargs})
+        deterministic = kwargs.pop("deterministic", deterministic)
         if variables.get("cache"):
             kwargs["past_key_values"] = variables["cache"]
         key = rngs.get("dropout") if isinstance(rngs, Mapping) else rngs
@@ -623,17 +625,21 @@ class FlaxModule:
         )
         return (output, {"cache": output["past_key_values"]}) if mutable else output
 
-    def _channels_first(
-        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Turn pictures from the layout of v4's modules to that of its model classes."""
+    def _named(self, entry: str, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Name what came by position: inputs, and behind them the flags of v4's modules.
+
+        Modules with a cache had their flags in an order of their own: theirs keep their places.
+        """
         names = list(inspect.signature(getattr(self.model, entry)).parameters)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        pictures = given.get("pixel_values")
-        if pictures is None:
-            return args, kwargs
-        turned = jnp.transpose(jnp.asarray(pictures), (0, 3, 1, 2))
-        at = names.index("pixel_values")
-        if at < len(args):
-            return (*args[:at], turned, *args[at + 1 :]), kwargs
-        return args, {**kwargs, "pixel_values": turned}
+        if "past_key_values" in names or "params" not in names:
+            return args, {}
+        flags = ("deterministic", "output_attentions", "output_hidden_states", "return_dict")
+        return (), dict(zip((*names[: names.index("params")], *flags), args, strict=False))
+
+    @staticmethod
+    def _channels_first(given: dict[str, Any]) -> dict[str, Any]:
+        """Turn pictures from the layout of v4's modules to that of its model classes."""
+        if given.get("pixel_values") is None:
+            return given
+        turned = jnp.transpose(jnp.asarray(given["pixel_values"]), (0, 3, 1, 2))
+        return {**given, "pixel_values": turned}

@@ -222,6 +222,10 @@ def test_the_modules_of_version_4_take_what_they_took():
     output = module.apply(variables, tokens, jnp.ones_like(tokens), places)
     model = FlaxCLIPTextModel(config, _do_init=False)
     assert close(output[0], model(tokens, params=variables["params"])[0], 0)
+    # deterministic, output_attentions, output_hidden_states, return_dict
+    flags = (True, True, False, False)
+    found = module.apply(variables, tokens, jnp.ones_like(tokens), places, *flags)
+    assert len(found) == 3 and close(found[0], output[0], 0)
     pictures = FlaxCLIPVisionModel(models.clip_vision_model_config(num_hidden_layers=1))
     pixels = models.pictures()
     expected = pictures(pixels).pooler_output

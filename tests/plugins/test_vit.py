@@ -104,6 +104,10 @@ def test_the_module_of_version_4_takes_channels_last():
     output = module.apply(variables, pixels.transpose(0, 2, 3, 1), deterministic=True)
     model = FlaxViTModel(config, _do_init=False)
     assert close(output[0], model(pixels, params=variables["params"])[0], 0)
+    assert close(module.apply(variables, pixels.transpose(0, 2, 3, 1), True)[0], output[0], 0)
+    bare = FlaxViTModule(config, dtype=jnp.float32, add_pooling_layer=False)
+    found = bare.apply({"params": variables["params"]}, pixels.transpose(0, 2, 3, 1))
+    assert found.pooler_output is None and close(found[0], output[0], 0)
     with pytest.raises(UsageError, match="takes .batch, 3, 12, 12."):
         module.apply(variables, pixels)
 
