@@ -23,10 +23,12 @@ from hfseq_plugins.t5.stack import Stack
 class EncoderOnly(nnx.Module):
     """The word embeddings and the encoder."""
 
+    stack: ClassVar[type[Stack]] = Stack
+
     def __init__(self, config: T5Config, rngs: nnx.Rngs):
         init = nn.normal(config.initializer_factor)
         self.shared = nn.Embed(config.vocab_size, config.d_model, init, rngs)
-        self.encoder = Stack(config, rngs)
+        self.encoder = self.stack(config, rngs)
 
     def encode(
         self, input_ids, attention_mask=None, segment_ids=None, *, rngs=None,

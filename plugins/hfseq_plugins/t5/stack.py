@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 from flax import nnx
@@ -124,9 +124,11 @@ class FeedForward(nnx.Module):
 class Block(nnx.Module):
     """Self-attention, cross-attention in a decoder, feed-forward."""
 
+    own: ClassVar[type[nnx.Module]] = SelfAttention
+
     def __init__(self, config: T5Config, rngs: nnx.Rngs, decoder: bool, biased: bool):
         crossed = [CrossAttention(config, rngs)] if decoder else []
-        own = SelfAttention(config, rngs, causal=decoder, biased=biased)
+        own = self.own(config, rngs, causal=decoder, biased=biased)
         self.layer = nnx.List([own, *crossed, FeedForward(config, rngs)])
 
     def __call__(self, x, mask, bias, encoded, encoded_mask, *, rngs, return_weights=False):
@@ -140,19 +142,26 @@ class Block(nnx.Module):
 class Stack(nnx.Module):
     """The encoder, or the decoder. All its blocks share the bias that the first one holds."""
 
+    kind: ClassVar[type[Block]] = Block
+
     def __init__(self, config: T5Config, rngs: nnx.Rngs, decoder: bool = False):
         depth = config.num_decoder_layers if decoder else config.num_layers
         self.block = nn.Layers(
-            [Block(config, rngs, decoder, biased=number == 0) for number in range(depth)],
-            shared=("relative_attention_bias",),
+            [self.kind(config, rngs, decoder, biased=number == 0) for number in range(depth)],
+            shared=("relative_attention_bias", "global_relative_attention_bias"),
         )
         self.final_layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
         self.decoder, self.max_distance = decoder, config.relative_attention_max_distance
 
+    @property
+    def first_attention(self) -> nnx.Module:
+        """The self-attention whose tables of positions all blocks share."""
+        first = self.block[0] if isinstance(self.block, nn.Layers) else self.block
+        return first.layer[0]
+
     def position_bias(self, queries: int) -> jax.Array:
         """The bias for the next ``queries`` tokens: (1, heads, queries, keys)."""
-        first = self.block[0] if isinstance(self.block, nn.Layers) else self.block
-        attention, start, keys = first.layer[0].SelfAttention, 0, queries
+        attention, start, keys = self.first_attention.SelfAttention, 0, queries
         if attention.cached_key is not None:
             # With a layer axis where layers are scanned.
             start, keys = attention.cache_index[...].ravel()[0], attention.cached_key.shape[-3]
@@ -163,12 +172,12 @@ class Stack(nnx.Module):
         )  # fmt: skip
 
     def __call__(
-        self, embedded, mask, encoded=None, encoded_mask=None, *, rngs=None,
+        self, embedded, mask, encoded=None, encoded_mask=None, *, bias=None, rngs=None,
         output_attentions=False, output_hidden_states=False,
     ):  # fmt: skip
+        bias = self.position_bias(embedded.shape[1]) if bias is None else bias
         x, weights, inputs = nn.run_layers(
-            self.block, self.dropout(embedded, rngs), mask, self.position_bias(embedded.shape[1]),
-            encoded, encoded_mask,
+            self.block, self.dropout(embedded, rngs), mask, bias, encoded, encoded_mask,
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip
         x = self.dropout(self.final_layer_norm(x), rngs)

@@ -1,0 +1,120 @@
+"""LongT5: both attentions of its encoder, at lengths that divide and that do not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from transformers import LongT5Config
+
+from hfseq.errors import UsageError
+from hfseq.testing import check_architecture
+from hfseq_plugins.longt5.modeling import FlaxLongT5ForConditionalGeneration, FlaxLongT5Model
+from tests.support.models import close, ids
+from tests.support.tiers import first
+
+GLOBAL = {"encoder_attention_type": "transient-global", "global_block_size": 4}
+NOT_PACKED = {"packing": "the summaries would join the documents of a row"}
+
+
+def config(**changes):
+    sizes = {
+        "vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+        "local_radius": 3, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    return LongT5Config(**sizes | changes)
+
+
+@pytest.mark.parametrize("head", first(("ForSeq2SeqLM", "Model"), "ForSeq2SeqLM"))
+def test_battery(head):
+    check_architecture("longt5", config(), heads=[head])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        GLOBAL,
+        GLOBAL | {"global_block_size": 5, "local_radius": 4},
+        GLOBAL | {"global_block_size": 40},  # longer than the rows: no summary at all
+        {"local_radius": 2},
+        {"local_radius": 20},
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        {"num_decoder_layers": 1, "dropout_rate": 0.0},
+    ],
+    ids=str,
+)
+def test_battery_of_an_option(changes):
+    skip = NOT_PACKED if "global_block_size" in changes else None
+    if changes.get("global_block_size") == 40:
+        skip = None
+    check_architecture("longt5", config(**changes), heads=["ForSeq2SeqLM"], skip=skip)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [{}, GLOBAL], ids=["local", "global"])
+@pytest.mark.parametrize("length", [3, 4, 8, 11, 16, 17, 23])
+def test_encoders_of_any_length_are_pytorchs(kind, length, tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import LongT5Model
+
+    model = FlaxLongT5Model(config(**kind), seed=1)
+    model.save_pretrained(tmp_path)
+    theirs = LongT5Model.from_pretrained(tmp_path).eval()
+    tokens, mask = np.maximum(ids(3, length), 2), np.ones((3, length), np.int64)
+    mask[1, length // 2 + 1 :] = 0
+    mask[2, 1:] = 0
+    found = model.encode(tokens, mask).last_hidden_state
+    with torch.no_grad():
+        right = theirs.encoder(
+            input_ids=torch.from_numpy(tokens).long(), attention_mask=torch.from_numpy(mask)
+        ).last_hidden_state.numpy()
+    assert np.abs(np.where(mask[..., None], found - right, 0)).max() < 2e-5
+
+
+@pytest.mark.parametrize("kind", [{}, GLOBAL], ids=["local", "global"])
+def test_a_token_sees_its_radius_and_summaries_beyond_it(kind):
+    model = FlaxLongT5Model(config(num_layers=1, **kind), seed=1)
+    tokens = np.maximum(ids(1, 24), 2)
+    changed = tokens.copy()
+    changed[0, 20] = 63 - changed[0, 20]
+    before, after = (np.asarray(model.encode(t).last_hidden_state)[0] for t in (tokens, changed))
+    far = np.abs(before - after).max(-1)
+    assert (far[17:24] > 1e-6).all() and (far[:17] > 0).any() == bool(kind)
+
+
+def test_packed_rows_are_refused_where_summaries_would_join_them():
+    model = FlaxLongT5Model(config(**GLOBAL))
+    with pytest.raises(UsageError, match="transient-global attention takes no packed rows"):
+        model.encode(ids(1, 12), segment_ids=np.ones((1, 12), int))
+
+
+def test_another_kind_of_attention_is_refused():
+    with pytest.raises(UsageError, match="encoder_attention_type='global' .*transient-global"):
+        FlaxLongT5Model(config(encoder_attention_type="global"))
+
+
+@pytest.mark.slow
+def test_memory_of_local_attention_grows_with_the_length_alone():
+    model = FlaxLongT5ForConditionalGeneration(config(local_radius=15), _do_init=False)
+    params = jax.eval_shape(model.init_weights, jax.random.PRNGKey(0), (1, 8))
+
+    def temporary(length):
+        def loss(params, tokens):
+            return model.encode(tokens, params=params).last_hidden_state.sum()
+
+        tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        compiled = jax.jit(jax.grad(loss)).lower(params, tokens).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(4096) < 2.2 * temporary(2048)
+
+
+@pytest.mark.slow
+def test_scanned_blocks_compute_the_same():
+    for kind in ({}, GLOBAL):
+        plain = FlaxLongT5Model(config(num_layers=3, **kind), seed=1)
+        scanned = FlaxLongT5Model(config(num_layers=3, **kind), seed=1, scan_layers=True)
+        found, right = (m.encode(ids(2, 18)).last_hidden_state for m in (scanned, plain))
+        assert close(found, right)
