@@ -14,9 +14,9 @@ from tests.support import models
 FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
 NAMES = [
     "bart", "bert", "blenderbot", "blenderbot-small", "clip", "clip_text_model",
-    "clip_vision_model", "fp8_encoder", "gpt2", "marian", "mbart", "megatron-bert", "mt5",
-    "pegasus", "roberta", "roberta-prelayernorm", "t5", "vit", "vq_transformer", "wmt_transformer",
-    "xglm", "xlm-roberta",
+    "clip_vision_model", "fp8_encoder", "gemma", "gpt2", "gptj", "llama", "marian", "mbart",
+    "megatron-bert", "mistral", "mt5", "pegasus", "roberta", "roberta-prelayernorm", "t5", "vit",
+    "vq_transformer", "wmt_transformer", "xglm", "xlm-roberta",
 ]  # fmt: skip
 #: No script trains them: their pages show a step.
 PICTURES = ("clip", "vit")

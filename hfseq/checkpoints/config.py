@@ -188,8 +188,9 @@ def check_against_file(config: PreTrainedConfig, tensors: Mapping[str, Tensor], 
             "tensors: they do not belong together"
         )
     held = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    tabulated = not hasattr(type(config), "rope_parameters")  # rotary positions have no table
     for name, positions in numbers.items():
-        if not name.endswith("max_position_embeddings"):
+        if not tabulated or not name.endswith("max_position_embeddings"):
             continue
         width = numbers.get(name.replace("max_position_embeddings", "hidden_size"))
         width = getattr(config, "hidden_size", 0) if width is None else width

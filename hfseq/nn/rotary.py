@@ -30,7 +30,8 @@ class Rotary:
     a head are turned, or the first ``partial_rotary_factor`` of them. Rows may be of any length:
     nothing is tabulated.
 
-    **Raises:** UsageError for an unknown ``rope_type`` and for parameters that it lacks.
+    **Raises:** UsageError for an unknown ``rope_type``, and for parameters that it lacks or that
+    give no angle for each pair.
     """
 
     def __init__(
@@ -46,12 +47,28 @@ class Rotary:
                 f"(known: {', '.join(ROPE_TYPES)})"
             )
         try:
-            self.frequencies, self.scale = inverse_frequencies(self.rope, self.width, self.longest)
+            with np.errstate(all="ignore"):
+                self.frequencies, self.scale = inverse_frequencies(
+                    self.rope, self.width, self.longest
+                )
+                self.long, _ = inverse_frequencies(self.rope, self.width, self.longest, long=True)
         except KeyError as error:
             raise UsageError(
                 f"rope_type '{kind}' needs {error.args[0]} in the configuration's rope_parameters, "
                 f"which have {', '.join(self.rope)}"
             ) from None
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise UsageError(f"{self._told} give no angles: {error}") from None
+        for made in (self.frequencies, self.long):
+            if made.shape != (self.width // 2,) or not np.isfinite([*made, self.scale]).all():
+                raise UsageError(
+                    f"{self._told} give {made.size} frequencies for {self.width} numbers of a head "
+                    f"that are turned in pairs: {made}"
+                )
+
+    @property
+    def _told(self) -> str:
+        return f"the configuration's rope_parameters {self.rope}"
 
     def __call__(self, positions: jax.Array) -> Angles:
         """Return cosines and sines of ``positions`` (batch, length)."""
@@ -65,9 +82,8 @@ class Rotary:
             theta = self.rope["rope_theta"] * stretch ** (width / (width - 2))
             frequencies = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
         elif kind == "longrope":
-            long, _ = inverse_frequencies(self.rope, self.width, self.longest, long=True)
             trained = self.rope["original_max_position_embeddings"]
-            frequencies = jnp.where(positions.max() + 1 > trained, long, frequencies)
+            frequencies = jnp.where(positions.max() + 1 > trained, self.long, frequencies)
         angles = positions[..., None, None].astype(jnp.float32) * frequencies
         return jnp.cos(angles) * self.scale, jnp.sin(angles) * self.scale
 
@@ -105,7 +121,10 @@ def rope_parameters(config: PreTrainedConfig, layer_type: str | None = None) -> 
     rope.setdefault("rope_theta", getattr(config, "rope_theta", None) or 10000.0)
     rope.setdefault("rope_type", rope.pop("type", "default"))
     if rope["rope_type"] in ("llama3", "yarn", "longrope"):
-        rope.setdefault("original_max_position_embeddings", config.max_position_embeddings)
+        trained = getattr(config, "original_max_position_embeddings", None)
+        rope.setdefault(
+            "original_max_position_embeddings", trained or config.max_position_embeddings
+        )
     return rope
 
 

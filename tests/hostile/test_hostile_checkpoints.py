@@ -310,6 +310,15 @@ def test_a_table_of_places_is_not_computed_for_a_file_that_has_none(tmp_path):
         FlaxAutoModelForSeq2SeqLM.from_pretrained(tmp_path)
 
 
+def test_rotary_positions_have_no_table_that_could_be_too_large(tmp_path):
+    from hfseq_plugins.mistral.modeling import FlaxMistralModel
+    from tests.support.models import mistral_config
+
+    config = mistral_config(max_position_embeddings=2**28, num_hidden_layers=1)
+    FlaxMistralModel(config).save_pretrained(tmp_path)
+    FlaxMistralModel.from_pretrained(tmp_path)
+
+
 def test_a_huge_model_is_not_made_of_one_small_tensor(saved):
     tensors = load_file(saved / WEIGHTS)
     name = "bert.encoder.layer.0.attention.self.query.bias"

@@ -98,3 +98,22 @@ def test_an_unknown_kind_and_what_a_kind_lacks_are_named():
         given.rope_parameters = {"rope_type": kind, "rope_theta": 1e4}
         with pytest.raises(UsageError, match=f"'{kind}' needs (factor|low_freq_factor)"):
             nn.Rotary(given, HEAD)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        ("longrope", {"short_factor": [1.0] * 7}, "give no angles: operands"),
+        ("longrope", {"long_factor": [0.0] * 8}, "give 8 frequencies"),
+        ("linear", {"factor": "four"}, "give no angles"),
+        ("linear", {"factor": 0}, "give 8 frequencies.*inf"),
+        ("yarn", {"rope_theta": 1}, "give no angles: .*division"),
+        ("partial", {"partial_rotary_factor": 0.45}, "give 4 frequencies for 7 numbers"),
+    ],
+)
+def test_parameters_that_give_no_angles_are_told(kind, changes, told):
+    given = config("default")
+    name = kind if kind in ROPE_TYPES else "default"
+    given.rope_parameters = {"rope_type": name, "rope_theta": 1e4, **KINDS[kind], **changes}
+    with pytest.raises(UsageError, match=f"rope_parameters {{'rope_type': '{name}'.*{told}"):
+        nn.Rotary(given, HEAD)
