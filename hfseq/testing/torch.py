@@ -53,7 +53,8 @@ def torch_model(case: Case) -> PreTrainedModel:
 
 def named_once(case: Case, model: PreTrainedModel) -> Iterable[tuple[str, torch.nn.Parameter]]:
     """Return PyTorch's parameters, a tied one under its first name that is no alias here."""
-    aliases, found = case.model.weight_map.aliases, {}
+    aliases = case.model.weight_map.aliases
+    found: dict[int, tuple[str, torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in found or found[id(parameter)][0] in aliases:
             found[id(parameter)] = (name, parameter)

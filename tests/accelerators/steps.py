@@ -65,6 +65,19 @@ FAMILIES = {
     "marian": Family(f"{_BOTH},max_position_embeddings=512", 3, "attention_dropout"),
     "pegasus": Family(f"{_BOTH},max_position_embeddings=512", 3, "attention_dropout"),
     "wmt_transformer": Family(_BOTH, 3, "attention_dropout"),
+    "roberta-prelayernorm": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
+    "xlm-roberta": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
+    "mt5": Family(
+        "d_model=256,d_kv=64,d_ff=512,num_layers=1,num_heads=4,vocab_size=1024", 3, "dropout_rate",
+        squares="the learned bias of positions is an array of heads and all pairs of positions",
+    ),
+    "mbart": Family(f"{_BOTH},max_position_embeddings=512", 3, "attention_dropout"),
+    "blenderbot": Family(f"{_BOTH},max_position_embeddings=512", 3, "attention_dropout"),
+    "blenderbot-small": Family(f"{_BOTH},max_position_embeddings=512", 3, "attention_dropout"),
+    "xglm": Family(
+        "d_model=256,num_layers=1,attention_heads=4,ffn_dim=512,vocab_size=1024,"
+        "max_position_embeddings=512", 1, "attention_dropout",
+    ),
     "vq_transformer": Family(
         "hidden_size=256,num_hidden_layers=1,vocab_size=1024", 0, "",
         singles="codes are chosen, and read from the cache, in float32 (docs/vq_transformer.md)",

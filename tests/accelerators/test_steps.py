@@ -28,7 +28,7 @@ def test_a_step_with_dropout_is_fused_on_an_h200(family):
     step = compiled(family, dropout=0.1)
     check(step, family)
     attentions = FAMILIES[family].attentions
-    extra = 2 if family == "t5" else 0  # a kernel more for the gradient of each bias
+    extra = 2 if family in ("t5", "mt5") else 0  # a kernel more for the gradient of each bias
     assert step.calls(TRITON) == 3 * attentions + extra
     assert step.calls(CUDNN, f"{CUDNN}Backward") == 0
 
@@ -38,7 +38,7 @@ def test_a_step_with_dropout_is_fused_on_an_h200(family):
 def test_a_step_without_dropout_is_cudnns_where_it_can_be(family):
     step = compiled(family, dropout=0.0)
     check(step, family)
-    ours = {"t5": 1, "bart": 1}.get(family, 0)  # documents with a bias, or across
+    ours = {"t5": 1, "mt5": 1, "bart": 1}.get(family, 0)  # documents with a bias, or across
     attentions = FAMILIES[family].attentions
     assert step.calls(CUDNN) + step.calls("__cudnn$fmhaScaleBiasSoftmax") == attentions - ours
     assert step.calls(TRITON) >= 3 * ours
@@ -64,7 +64,7 @@ def test_a_step_is_splash_on_a_tpu_and_falls_back_where_it_must(family):
     step = compiled(family, "v5e", dropout=0.0)
     kinds = ("fwd_segmented_residuals", "dq_segmented_no_residuals", "dkv_segmented_no_residuals")
     found = [kind in step.text for kind in kinds]
-    if family in ("t5", "vq_transformer"):
+    if family in ("t5", "mt5", "vq_transformer"):
         # T5 adds a bias and its targets are fewer than 128; VQ attends by its own form.
         assert "splash_mh" not in step.text and "callback" not in step.text
         return

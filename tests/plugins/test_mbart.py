@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -35,6 +37,13 @@ def test_battery_covers_every_registered_head():
     heads = plugins.load().architectures["mbart"].target.heads
     assert set(HEADS) == set(heads) - {"ForPreTraining", "ForMaskedLM"}
     assert heads["ForPreTraining"] == heads["ForMaskedLM"] == heads["ForSeq2SeqLM"]
+
+
+def test_it_is_planned_as_an_encoder_decoder():
+    """Version 4 gave its head the name of a masked-LM head too."""
+    from hfseq.cli.plan.run import choose_objective
+
+    assert choose_objective(SimpleNamespace(objective=None), mbart_config()) == "span_mlm"
 
 
 @pytest.mark.slow

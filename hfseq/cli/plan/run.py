@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 #: The script's objective for the heads of an architecture, the first that it has.
-HEADS = {"ForMaskedLM": "mlm", "ForCausalLM": "clm", "ForSeq2SeqLM": "span_mlm"}
+HEADS = {"ForSeq2SeqLM": "span_mlm", "ForMaskedLM": "mlm", "ForCausalLM": "clm"}
 
 
 def abstract_mesh(layout: str | None, devices: int) -> AbstractMesh:
