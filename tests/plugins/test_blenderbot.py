@@ -96,3 +96,23 @@ def test_replies_as_pytorch_does(name, beams, tmp_path):
     found = np.asarray(model.generate(ids(3, 9), **options).sequences)
     expected = theirs.generate(torch.tensor(ids(3, 9)).long(), **options)
     assert found[:, : expected.shape[1]].tolist() == expected.tolist()
+
+
+@pytest.mark.slow
+def test_a_reply_repeats_no_ngram_of_the_input_as_in_pytorch(tmp_path):
+    """Transformers 4's Flax classes did not know the option, which is 3 by default."""
+    torch = pytest.importorskip("torch")
+    from transformers import BlenderbotForConditionalGeneration
+
+    model = FlaxBlenderbotForConditionalGeneration(blenderbot_config(init_std=0.3))
+    model.save_pretrained(tmp_path)
+    theirs = BlenderbotForConditionalGeneration.from_pretrained(tmp_path).eval()
+    source = np.stack([np.arange(4, 40), np.arange(39, 3, -1)]).astype(np.int32)
+    repeated = {}
+    for size in (0, 1):
+        options = {"max_length": 14, "num_beams": 1, "encoder_no_repeat_ngram_size": size}
+        said = np.asarray(model.generate(source, **options).sequences)
+        expected = theirs.generate(torch.tensor(source).long(), **options)
+        assert said[:, : expected.shape[1]].tolist() == expected.tolist()
+        repeated[size] = np.isin(said, source).any()
+    assert repeated == {0: True, 1: False}

@@ -6,7 +6,7 @@ import pytest
 
 from hfseq.testing import check_architecture
 from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM
-from hfseq_plugins.xlm_roberta.modeling import FlaxXLMRobertaForMaskedLM
+from hfseq_plugins.xlm_roberta.modeling import FlaxXLMRobertaForMaskedLM, FlaxXLMRobertaModel
 from tests.support.models import ids, roberta_config, same, xlm_roberta_config
 from tests.support.tiers import CHECKS, first
 
@@ -47,3 +47,16 @@ def test_its_parameters_are_robertas():
     theirs = FlaxRobertaForMaskedLM(roberta_config())
     assert same(ours.params, theirs.params)
     assert same(ours(ids()).logits, theirs(ids()).logits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "msgpack"])
+def test_the_encoder_of_a_head_loads_alone_and_back(safe, tmp_path):
+    """In Transformers 4 it had no weights of the file: it was looked for as ``xlm-roberta``."""
+    head = FlaxXLMRobertaForMaskedLM(xlm_roberta_config(num_hidden_layers=1), seed=3)
+    head.save_pretrained(tmp_path / "head", safe_serialization=safe)
+    alone = FlaxXLMRobertaModel.from_pretrained(tmp_path / "head", add_pooling_layer=False)
+    assert same(alone.params, head.params["roberta"])
+    alone.save_pretrained(tmp_path / "alone", safe_serialization=safe)
+    back = FlaxXLMRobertaForMaskedLM.from_pretrained(tmp_path / "alone")
+    assert same(back.params["roberta"], head.params["roberta"])
