@@ -60,7 +60,7 @@ def test_recomputing_keeps_less_and_a_second_micro_batch_keeps_no_more(capsys):
         (["--devices", "h200:3", "--mesh", "tensor=3"], "does not divide the 4 attention heads"),
         (["--devices", "h200:5", "--mesh", "fsdp=5"], "of size 32 does not divide by fsdp=5"),
         (["--devices", "h200:3", "--mesh", "sequence=3"], "a multiple of 3"),
-        (["--devices", "h200:8", "--config", "gpt5"], "did you mean 'gpt2'?"),
+        (["--devices", "h200:8", "--config", "gpt-2"], "did you mean 'gpt2'?"),
         (["--devices", "h200:8", "--length", "64"], "longer than the position table"),
         (["--devices", "h200:8", "--objective", "clmm"], "cannot be planned; did you mean 'clm'?"),
         (["--devices", "h200:8", "--global_batch_size", "12"], "a multiple of 8"),
