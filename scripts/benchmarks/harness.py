@@ -443,6 +443,10 @@ class Options:
         changes = {
             "gpt2": {"n_embd": width, "n_head": 4}, "t5": t5,
             "bart": {"d_model": width} | sides, "wmt": {"d_model": width} | sides,
+            "distilbert": {"dim": width, "n_heads": 4, "hidden_dim": wide},
+            "opt": {"hidden_size": width, "word_embed_proj_dim": width, "ffn_dim": wide,
+                    "num_attention_heads": 4},
+            "llama": encoder | {"num_key_value_heads": 2, "head_dim": width // 4},
         }.get(model, encoder)  # fmt: skip
         words = {} if model == "vit" else {"vocab_size": vocab}
         return changes | words | {"layers": layers}

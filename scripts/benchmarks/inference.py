@@ -642,7 +642,8 @@ def generation_cases(options: Options) -> list[Case]:
 INFERENCE = Suite(
     "Inference",
     "BERT-base without a head on rows of 128 random tokens; two layers of CLIP-text-base on 77 "
-    "tokens and of ViT-base on pictures of 197 places. Parameters are of the type computed in, on "
+    "tokens, of ViT-base on pictures of 197 places, of DistilBERT, OPT-125m and a Llama of 1B on "
+    "128 tokens. Parameters are of the type computed in, on "
     "both sides. Every contestant also sums up what it returns, and the sums must agree.",
     inference_cases, harness.DEFAULT, "ratio", problems=inference_problems,
 )  # fmt: skip

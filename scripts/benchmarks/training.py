@@ -79,6 +79,10 @@ _BART = {
     "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 12,
     "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
 }  # fmt: skip
+_LLAMA = {
+    "num_hidden_layers": 2, "hidden_size": 2048, "intermediate_size": 8192,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+}  # fmt: skip
 _WMT = "hfseq_plugins.wmt_transformer.configuration:WMTTransformerConfig"
 SUBJECTS = {
     "roberta": Subject("RoBERTa-base", "RobertaConfig", "ForMaskedLM", _ENCODER_RATES, 8, 128,
@@ -98,6 +102,11 @@ FORWARD = {
                          size={"num_hidden_layers": 2}),
     "vit": Subject("ViT-base, 2 layers", "ViTConfig", "", (), 0, 197,
                    size={"num_hidden_layers": 2}),
+    "distilbert": Subject("DistilBERT, 2 layers", "DistilBertConfig", "", (), 0, 128,
+                          size={"n_layers": 2}),
+    "opt": Subject("OPT-125m, 2 layers", "OPTConfig", "", (), 0, 128,
+                   size={"num_hidden_layers": 2}),
+    "llama": Subject("Llama-1B-like, 2 layers", "LlamaConfig", "", (), 0, 128, size=_LLAMA),
 }  # fmt: skip
 
 
