@@ -224,6 +224,16 @@ FlaxAlbertForPreTrainingOutput = _output(
     "Logits of the masked tokens and of the order of two sentences.",
     "prediction_logits sop_logits hidden_states attentions",
 )
+FlaxBigBirdForPreTrainingOutput = _output(
+    "FlaxBigBirdForPreTrainingOutput",
+    "Logits of the masked tokens and of the next sentence.",
+    "prediction_logits seq_relationship_logits hidden_states attentions",
+)
+FlaxBigBirdForQuestionAnsweringModelOutput = _output(
+    "FlaxBigBirdForQuestionAnsweringModelOutput",
+    "Logits of the first and the last token of an answer, none in the question.",
+    "start_logits end_logits pooler_output hidden_states attentions",
+)
 FlaxElectraForPreTrainingOutput = _output(
     "FlaxElectraForPreTrainingOutput",
     "A number for each token, above zero where it was replaced.",

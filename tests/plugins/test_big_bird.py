@@ -1,0 +1,186 @@
+"""BigBird: the battery in full and sparse in blocks, at lengths that divide and that do not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from transformers import BigBirdConfig
+
+from hfseq import plugins
+from hfseq.errors import UsageError
+from hfseq.nn import make_keys
+from hfseq.testing import check_architecture
+from hfseq_plugins.big_bird.modeling import (
+    FlaxBigBirdForMaskedLM,
+    FlaxBigBirdForQuestionAnswering,
+    FlaxBigBirdModel,
+    SelfAttention,
+)
+from tests.support.models import close, ids
+from tests.support.tiers import first
+
+HEADS = (
+    *("Model", "ForPreTraining", "ForMaskedLM", "ForCausalLM", "ForSequenceClassification"),
+    *("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"),
+)
+# Rows of the battery have 16 tokens: seven blocks and more are needed to be sparse.
+SPARSE = {"attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1}
+ODD = {"attention_type": "block_sparse", "block_size": 1, "num_random_blocks": 2}
+NOT_SPARSE = {
+    "packing": "the first block would be seen by all documents of a row",
+    "padding": "the last block is another one",
+    "head_mask": "the products of blocks take none",
+}
+
+
+def config(**changes):
+    sizes = {
+        "vocab_size": 70, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
+        "attention_type": "original_full", "block_size": 2, "num_random_blocks": 1,
+    }  # fmt: skip
+    return BigBirdConfig(**sizes | changes)
+
+
+@pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))
+def test_battery(head):
+    check_architecture("big_bird", config(num_labels=2), heads=[head])
+
+
+def test_battery_covers_every_registered_head():
+    assert set(HEADS) == set(plugins.load().architectures["big_bird"].target.heads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", [head for head in HEADS if head != "ForCausalLM"])
+def test_battery_sparse_in_blocks(head):
+    check_architecture("big_bird", config(num_labels=2, **SPARSE), heads=[head], skip=NOT_SPARSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rescale_embeddings": True, "use_bias": False, "hidden_act": "relu"},
+        {"tie_word_embeddings": False},
+        SPARSE | {"use_bias": False},
+        ODD,
+    ],
+    ids=str,
+)
+def test_battery_of_an_option(changes):
+    skip = NOT_SPARSE if "attention_type" in changes else None
+    check_architecture("big_bird", config(**changes), heads=["ForMaskedLM"], skip=skip)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [SPARSE, SPARSE | {"block_size": 3}, ODD], ids=str)
+@pytest.mark.parametrize("length", [14, 15, 16, 21, 22, 23, 30, 37])
+def test_rows_of_any_length_are_pytorchs(kind, length, tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import BigBirdModel
+
+    model = FlaxBigBirdModel(config(**kind), seed=1)
+    model.save_pretrained(tmp_path)
+    theirs = BigBirdModel.from_pretrained(tmp_path).eval()
+    tokens, mask = np.maximum(ids(3, length) % 60, 2), np.ones((3, length), np.int64)
+    mask[1, length - 3 :] = 0
+    mask[2, length // 2 :] = 0
+    found = model(tokens, mask)
+    with torch.no_grad():
+        right = theirs(torch.from_numpy(tokens).long(), torch.from_numpy(mask))
+    for name in ("last_hidden_state", "pooler_output"):
+        theirs_, ours = right[name].numpy(), np.asarray(found[name])
+        real = mask[..., None] if theirs_.ndim == 3 else 1
+        assert np.abs((ours - theirs_) * real).max() < 2e-5, name
+
+
+def test_a_row_sees_ends_and_neighbours_and_nothing_else():
+    model = FlaxBigBirdModel(config(num_hidden_layers=1, **SPARSE), seed=1)
+    tokens = np.maximum(ids(1, 24) % 60, 2)
+    changed = tokens.copy()
+    changed[0, 11] = 61  # in block 5: blocks 4, 5 and 6 see it, and the first and the last
+    before, after = (np.asarray(model(t).last_hidden_state)[0] for t in (tokens, changed))
+    moved = (np.abs(before - after).max(-1) > 1e-7).reshape(12, 2).any(1)
+    assert np.flatnonzero(moved).tolist() == [0, 4, 5, 6, 11]
+
+
+def test_training_draws_blocks_that_are_not_seen_anyway():
+    given = config(num_hidden_layers=1, **SPARSE | {"num_random_blocks": 2, "block_size": 1})
+    layer = SelfAttention(given, nnx.Rngs(0))
+    drawn = np.asarray(layer._drawn(12, make_keys(jax.random.PRNGKey(1))))
+    assert drawn.shape == (4, 10, 2)
+    for head in drawn:
+        for row, blocks in enumerate(head, 1):
+            assert len(set(blocks)) == 2 and not set(blocks) & {0, row - 1, row, row + 1, 11}
+    assert len({head.tobytes() for head in drawn}) == 4
+    assert layer._drawn(12, None) is None
+
+
+@pytest.mark.slow
+def test_steps_with_drawn_blocks_are_a_function_of_the_key_and_have_gradients():
+    model = FlaxBigBirdForMaskedLM(config(**SPARSE), seed=1)
+
+    def loss(params, key):
+        return model(ids(2, 30), params=params, dropout_rng=key, train=True).logits.std()
+
+    one, other = jax.random.split(jax.random.PRNGKey(0))
+    assert loss(model.params, one) == loss(model.params, one) != loss(model.params, other)
+    gradients = jax.tree.leaves(jax.grad(loss)(model.params, one))
+    assert all(np.isfinite(leaf).all() for leaf in gradients)
+
+
+def test_answers_do_not_lie_in_the_question():
+    model = FlaxBigBirdForQuestionAnswering(config(), seed=1)
+    tokens = np.maximum(ids(2, 12) % 60, 2)
+    tokens[:, 4] = 66  # the separator
+    output = model(tokens)
+    assert (output.start_logits[:, 1:5] < -1e5).all() and (output.end_logits[:, 5:] > -1e5).all()
+    assert (output.start_logits[:, 0] > -1e5).all()
+    longer = model(tokens, question_lengths=np.array([[7], [7]]))
+    assert (longer.start_logits[:, 1:7] < -1e5).all()
+
+
+def test_short_rows_attend_in_full():
+    full = FlaxBigBirdModel(config(), seed=1)
+    sparse = FlaxBigBirdModel(config(**SPARSE), seed=1)
+    short, long = np.maximum(ids(1, 14) % 60, 2), np.maximum(ids(1, 30) % 60, 2)
+    assert close(sparse(short).last_hidden_state, full(short).last_hidden_state)
+    assert not close(sparse(long).last_hidden_state, full(long).last_hidden_state)
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_length_alone():
+    given = config(attention_type="block_sparse", block_size=16, max_position_embeddings=4096)
+    model = FlaxBigBirdModel(given, _do_init=False)
+    params = jax.eval_shape(model.init_weights, jax.random.PRNGKey(0), (1, 8))
+
+    def temporary(length):
+        def loss(params, tokens):
+            return model(tokens, params=params).last_hidden_state.sum()
+
+        tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        compiled = jax.jit(jax.grad(loss)).lower(params, tokens).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(4096) < 2.2 * temporary(2048)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        ({"segment_ids": np.ones((1, 30), int)}, "takes no packed rows"),
+        ({"head_mask": np.ones((2, 4))}, "takes no head_mask"),
+    ],
+)
+def test_what_sparse_attention_cannot_do_is_refused(inputs, told):
+    with pytest.raises(UsageError, match=told):
+        FlaxBigBirdModel(config(**SPARSE))(ids(1, 30) % 60, **inputs)
+
+
+def test_another_kind_of_attention_is_refused():
+    with pytest.raises(UsageError, match="attention_type='sparse' .*known: original_full"):
+        FlaxBigBirdModel(config(attention_type="sparse"))
