@@ -25,9 +25,11 @@ TOKENIZERS = {
 
 @hookimpl
 def register_objectives(register: Register) -> None:
-    """Language modeling (masked, causal), span corruption, denoising, translation, classes."""
+    """Language modeling (masked, causal), what goes with it, translation, classes."""
     register("mlm", "hfseq.objectives.mlm:MaskedLM")
     register("clm", "hfseq.objectives.clm:CausalLM")
+    register("rtd", "hfseq.objectives.pretraining:ReplacedTokens")
+    register("sop", "hfseq.objectives.pretraining:SentenceOrder")
     register("span_mlm", "hfseq.objectives.span_mlm:SpanMaskedLM")
     register("denoising", "hfseq.objectives.denoising:Denoising")
     register("translation", "hfseq.objectives.translation:Translation")

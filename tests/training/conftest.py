@@ -34,6 +34,16 @@ OBJECTIVES = {
         "max_seq_length": None,
         "block_size": 32,
     },
+    "rtd": {
+        "model_type": "electra",
+        "config_overrides": "embedding_size=16,hidden_size=32,num_hidden_layers=1,"
+        "num_attention_heads=4,intermediate_size=64,max_position_embeddings=40",
+    },
+    "sop": {
+        "model_type": "albert",
+        "config_overrides": "embedding_size=16,hidden_size=32,num_hidden_layers=2,"
+        "num_attention_heads=4,intermediate_size=64,max_position_embeddings=40",
+    },
     "span_mlm": {
         "model_type": "t5",
         "config_overrides": "d_model=32,d_kv=8,d_ff=64,num_layers=1,num_heads=4",
