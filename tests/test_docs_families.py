@@ -13,9 +13,10 @@ from tests.support import models
 
 FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
 NAMES = [
-    "bart", "bert", "blenderbot", "blenderbot-small", "clip", "clip_text_model",
-    "clip_vision_model", "fp8_encoder", "gemma", "gpt2", "gptj", "llama", "marian", "mbart",
-    "megatron-bert", "mistral", "mt5", "pegasus", "roberta", "roberta-prelayernorm", "t5", "vit",
+    "albert", "bart", "bert", "big_bird", "blenderbot", "blenderbot-small", "bloom", "clip",
+    "clip_text_model", "clip_vision_model", "distilbert", "electra", "fp8_encoder", "gemma",
+    "gpt2", "gpt_neo", "gptj", "llama", "longt5", "marian", "mbart", "megatron-bert", "mistral",
+    "mt5", "opt", "pegasus", "roberta", "roberta-prelayernorm", "roformer", "t5", "vit",
     "vq_transformer", "wmt_transformer", "xglm", "xlm-roberta",
 ]  # fmt: skip
 #: No script trains them: their pages show a step.

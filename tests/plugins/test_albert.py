@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AlbertConfig
 
 from hfseq import plugins
 from hfseq.testing import check_architecture
 from hfseq_plugins.albert.modeling import FlaxAlbertForMaskedLM
+from tests.support.models import albert_config as config
 from tests.support.models import close, ids
 from tests.support.tiers import first
 
@@ -20,22 +20,6 @@ HEADS = (
     "ForQuestionAnswering",
     "ForMultipleChoice",
 )
-
-
-def config(**changes):
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 40,
-        "pad_token_id": 0,
-        "embedding_size": 20,
-        "num_hidden_groups": 1,
-        "classifier_dropout_prob": 0.1,
-    }
-    return AlbertConfig(**sizes | changes)
 
 
 @pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from transformers import BigBirdConfig
 
 from hfseq import plugins
 from hfseq.errors import UsageError
@@ -19,6 +18,7 @@ from hfseq_plugins.big_bird.modeling import (
     FlaxBigBirdModel,
     SelfAttention,
 )
+from tests.support.models import big_bird_config as config
 from tests.support.models import close, ids
 from tests.support.tiers import first
 
@@ -32,17 +32,7 @@ ODD = {"attention_type": "block_sparse", "block_size": 1, "num_random_blocks": 2
 NOT_SPARSE = {
     "packing": "the first block would be seen by all documents of a row",
     "padding": "the last block is another one",
-    "head_mask": "the products of blocks take none",
 }
-
-
-def config(**changes):
-    sizes = {
-        "vocab_size": 70, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
-        "attention_type": "original_full", "block_size": 2, "num_random_blocks": 1,
-    }  # fmt: skip
-    return BigBirdConfig(**sizes | changes)
 
 
 @pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from transformers import BloomConfig
 
 from hfseq import nn
 from hfseq.testing import check_architecture
 from hfseq_plugins.bloom.modeling import FlaxBloomForCausalLM
+from tests.support.models import bloom_config as config
 from tests.support.models import close, ids
 from tests.support.tiers import first
-
-
-def config(**changes):
-    sizes = {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": 3,
-             "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2}  # fmt: skip
-    return BloomConfig(**sizes | changes)
 
 
 @pytest.mark.parametrize("head", first(("ForCausalLM", "Model"), "ForCausalLM"))

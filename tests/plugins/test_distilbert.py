@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from transformers import DistilBertConfig
 
 from hfseq import plugins
 from hfseq.testing import check_architecture
 from hfseq_plugins.distilbert.modeling import FlaxDistilBertModel, sinusoids
 from tests.support.models import close, ids, rewrite
+from tests.support.models import distilbert_config as config
 from tests.support.tiers import first
 
 HEADS = (
@@ -20,19 +20,6 @@ HEADS = (
     "ForQuestionAnswering",
     "ForMultipleChoice",
 )
-
-
-def config(**changes):
-    sizes = {
-        "vocab_size": 64,
-        "dim": 32,
-        "n_layers": 2,
-        "n_heads": 4,
-        "hidden_dim": 48,
-        "max_position_embeddings": 40,
-        "pad_token_id": 0,
-    }
-    return DistilBertConfig(**sizes | changes)
 
 
 @pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))

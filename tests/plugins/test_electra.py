@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from transformers import ElectraConfig
 
 from hfseq import plugins
 from hfseq.testing import check_architecture
 from hfseq_plugins.electra.modeling import FlaxElectraForPreTraining
 from tests.support.models import close, ids
+from tests.support.models import electra_config as config
 from tests.support.tiers import first
 
 HEADS = (
@@ -22,20 +22,6 @@ HEADS = (
     "ForQuestionAnswering",
     "ForMultipleChoice",
 )
-
-
-def config(**changes):
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 40,
-        "pad_token_id": 0,
-        "embedding_size": 20,
-    }
-    return ElectraConfig(**sizes | changes)
 
 
 @pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))

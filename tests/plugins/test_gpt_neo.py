@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from transformers import GPTNeoConfig
 
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.gpt_neo.modeling import FlaxGPTNeoForCausalLM
 from tests.support.models import close, ids
+from tests.support.models import gpt_neo_config as config
 from tests.support.tiers import first
-
-
-def config(**changes):
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "window_size": 5,
-             "attention_types": [[["global", "local"], 2]], "max_position_embeddings": 40,
-             "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
-    return GPTNeoConfig(**sizes | changes)
 
 
 @pytest.mark.parametrize("head", first(("ForCausalLM", "Model"), "ForCausalLM"))

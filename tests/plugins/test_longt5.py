@@ -6,24 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformers import LongT5Config
 
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.longt5.modeling import FlaxLongT5ForConditionalGeneration, FlaxLongT5Model
 from tests.support.models import close, ids
+from tests.support.models import longt5_config as config
 from tests.support.tiers import first
 
 GLOBAL = {"encoder_attention_type": "transient-global", "global_block_size": 4}
 NOT_PACKED = {"packing": "the summaries would join the documents of a row"}
-
-
-def config(**changes):
-    sizes = {
-        "vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
-        "local_radius": 3, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
-    }  # fmt: skip
-    return LongT5Config(**sizes | changes)
 
 
 @pytest.mark.parametrize("head", first(("ForSeq2SeqLM", "Model"), "ForSeq2SeqLM"))

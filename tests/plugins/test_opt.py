@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from transformers import OPTConfig
 
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.opt.modeling import FlaxOPTForCausalLM
 from tests.support.models import close, ids
+from tests.support.models import opt_config as config
 from tests.support.tiers import first
-
-
-def config(**changes):
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48,
-             "num_attention_heads": 4, "max_position_embeddings": 40, "word_embed_proj_dim": 32,
-             "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2, "init_std": 0.05}  # fmt: skip
-    return OPTConfig(**sizes | changes)
 
 
 @pytest.mark.parametrize("head", first(("ForCausalLM", "Model"), "ForCausalLM"))

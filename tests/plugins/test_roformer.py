@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from transformers import RoFormerConfig
 
 from hfseq import plugins
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.roformer.modeling import FlaxRoFormerForMultipleChoice, FlaxRoFormerModel
 from tests.support.models import close, ids
+from tests.support.models import roformer_config as config
 from tests.support.tiers import first
 
 HEADS = (
@@ -20,20 +20,6 @@ HEADS = (
     "ForQuestionAnswering",
     "ForMultipleChoice",
 )
-
-
-def config(**changes):
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 40,
-        "pad_token_id": 0,
-        "embedding_size": 32,
-    }
-    return RoFormerConfig(**sizes | changes)
 
 
 @pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))

@@ -163,6 +163,118 @@ def xglm_config(**changes: Any) -> Any:
     return XGLMConfig(**{**sizes, "max_position_embeddings": 40, **changes})
 
 
+def opt_config(**changes: Any) -> Any:
+    from transformers import OPTConfig
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48,
+             "num_attention_heads": 4, "max_position_embeddings": 40, "word_embed_proj_dim": 32,
+             "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2, "init_std": 0.05}  # fmt: skip
+    return OPTConfig(**sizes | changes)
+
+
+def bloom_config(**changes: Any) -> Any:
+    from transformers import BloomConfig
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": 3,
+             "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2}  # fmt: skip
+    return BloomConfig(**sizes | changes)
+
+
+def gpt_neo_config(**changes: Any) -> Any:
+    from transformers import GPTNeoConfig
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "window_size": 5,
+             "attention_types": [[["global", "local"], 2]], "max_position_embeddings": 40,
+             "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+    return GPTNeoConfig(**sizes | changes)
+
+
+def distilbert_config(**changes: Any) -> Any:
+    from transformers import DistilBertConfig
+
+    sizes = {
+        "vocab_size": 64,
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "hidden_dim": 48,
+        "max_position_embeddings": 40,
+        "pad_token_id": 0,
+    }
+    return DistilBertConfig(**sizes | changes)
+
+
+def electra_config(**changes: Any) -> Any:
+    from transformers import ElectraConfig
+
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 40,
+        "pad_token_id": 0,
+        "embedding_size": 20,
+    }
+    return ElectraConfig(**sizes | changes)
+
+
+def albert_config(**changes: Any) -> Any:
+    from transformers import AlbertConfig
+
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 40,
+        "pad_token_id": 0,
+        "embedding_size": 20,
+        "num_hidden_groups": 1,
+        "classifier_dropout_prob": 0.1,
+    }
+    return AlbertConfig(**sizes | changes)
+
+
+def roformer_config(**changes: Any) -> Any:
+    from transformers import RoFormerConfig
+
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 40,
+        "pad_token_id": 0,
+        "embedding_size": 32,
+    }
+    return RoFormerConfig(**sizes | changes)
+
+
+def longt5_config(**changes: Any) -> Any:
+    from transformers import LongT5Config
+
+    sizes = {
+        "vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+        "local_radius": 3, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    return LongT5Config(**sizes | changes)
+
+
+def big_bird_config(**changes: Any) -> Any:
+    from transformers import BigBirdConfig
+
+    sizes = {
+        "vocab_size": 70, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
+        "attention_type": "original_full", "block_size": 2, "num_random_blocks": 1,
+    }  # fmt: skip
+    return BigBirdConfig(**sizes | changes)
+
+
 def vq_transformer_config(**changes: Any) -> Any:
     from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
