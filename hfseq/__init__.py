@@ -1,8 +1,9 @@
 """JAX/Flax sequence models on Hugging Face Transformers 5.
 
 Public names are resolved when they are first used (PEP 562), so ``import hfseq`` imports neither
-jax nor transformers. It does one more thing: as soon as transformers' Auto classes are imported
-they know the architectures of hfseq's plugins (see `hfseq.plugins.transformers_hook`).
+jax nor transformers. It does two more things: as soon as transformers' Auto classes are imported
+they know the architectures of hfseq's plugins (see `hfseq.plugins.transformers_hook`), and the
+import paths of Transformers 4's Flax classes lead to hfseq's (`hfseq.v4.paths`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hfseq.plugins import __version__ as __version__
 from hfseq.plugins import transformers_hook
 from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, target_name
+from hfseq.v4 import paths
 
 if TYPE_CHECKING:
     from hfseq.generation import *  # noqa: F403
@@ -127,3 +129,4 @@ def _unknown(name: str) -> str:
 
 
 transformers_hook.install()
+paths.install(__getattr__)

@@ -39,9 +39,6 @@ logger = logging.getLogger("hfseq")
 _AUTO = "transformers.models.auto"
 _EXTENDED = (f"{_AUTO}.configuration_auto", f"{_AUTO}.modeling_auto")
 
-#: Module names of Transformers 4 that programs import from hfseq, and where they lie.
-_ALIASES = {"hfseq.modeling_flax_pytorch_utils": "hfseq.v4.pytorch_utils"}
-
 
 def install() -> None:
     """Extend transformers' mappings: now where they are imported already, else when they are."""
@@ -141,40 +138,55 @@ def _extend(module: ModuleType) -> None:
 
 
 class _Finder:
-    """Has jax prepared for flax, the modules in `_EXTENDED` extended, and finds `_ALIASES`."""
+    """Has jax prepared for flax, and the modules in `_EXTENDED` extended."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name in _ALIASES:
-            return ModuleSpec(name, _AliasLoader())
-        if name != "flax" and name not in _EXTENDED:
-            return None
-        for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
-                if spec.loader is not None:
-                    spec.loader = _WrappedLoader(spec.loader, name)
-                return spec
+        if name == "flax":
+            return find_and_wrap(self, name, path, target, before=_prepare_jax)
+        if name in _EXTENDED:
+            return find_and_wrap(self, name, path, target, after=_extend)
         return None
 
 
-class _AliasLoader(Loader):
-    """Gives an old name to a module that has another one now, which stays as it is."""
+def _prepare_jax() -> None:
+    from hfseq.plugins.jax_compat import prepare_jax
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(_ALIASES[spec.name])
-        self._spec = module.__spec__
-        return module
+    prepare_jax()
 
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec
+
+def find_and_wrap(
+    asked: object,
+    name: str,
+    path: Sequence[str] | None,
+    target: ModuleType | None,
+    *,
+    before: Callable[[], None] | None = None,
+    after: Callable[[ModuleType], None] | None = None,
+) -> ModuleSpec | None:
+    """Find a module by the finders other than ``asked``; run a function before or after it loads.
+
+    What goes wrong in ``after`` is a warning: the module is as its authors made it.
+    """
+    for finder in sys.meta_path:
+        if finder is not asked and (spec := finder.find_spec(name, path, target)) is not None:
+            if spec.loader is not None:
+                spec.loader = _WrappedLoader(spec.loader, before, after)
+            return spec
+    return None
 
 
 class _WrappedLoader(Loader):
-    """Loads as ``loader`` does, leaving no trace of itself; prepares or extends what it loads."""
+    """Loads as ``loader`` does, leaving no trace of itself."""
 
-    def __init__(self, loader: Loader, name: str) -> None:
-        self._loader, self._name = loader, name
+    def __init__(
+        self,
+        loader: Loader,
+        before: Callable[[], None] | None,
+        after: Callable[[ModuleType], None] | None,
+    ) -> None:
+        self._loader, self._before, self._after = loader, before, after
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -183,14 +195,12 @@ class _WrappedLoader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        if self._name == "flax":
-            from hfseq.plugins.jax_compat import prepare_jax
-
-            prepare_jax()
+        if self._before:
+            self._before()
         self._loader.exec_module(module)
         try:
-            if self._name in _EXTENDED:
-                _extend(module)
+            if self._after:  # which gets what the module may have put in its own place
+                self._after(sys.modules.get(module.__name__, module))
         except Exception as error:
             logger.warning("hfseq cannot extend %s: %s", module.__name__, error)
 
