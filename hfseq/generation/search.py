@@ -187,13 +187,14 @@ class Session:
             visible = jax.lax.dynamic_slice_in_dim(mask, last, 1, axis=1)
             inputs = {**following, "attention_mask": visible}
         else:
-            inputs = self._prepare(operands.prompt, operands.mask)
+            inputs, places = self._prepare(operands.prompt, operands.mask), {}
+            for name in {"position_ids", "decoder_position_ids"} & inputs.keys():
+                places[name] = jax.lax.dynamic_slice_in_dim(inputs[name], last, 1, axis=1)
+                # The bucket's spare columns make no row longer: angles may depend on the longest.
+                inputs[name] = jnp.minimum(inputs[name], places[name])
             cache = self._call(operands.prompt, inputs).past_key_values
-            # The bucket's spare columns were cached too: the next tokens overwrite them.
-            inputs = {**inputs, "past_key_values": kv_cache.rewind(cache, last)}
-            for name in ("position_ids", "decoder_position_ids"):  # one for each column
-                if name in inputs:
-                    inputs[name] = jax.lax.dynamic_slice_in_dim(inputs[name], last, 1, axis=1)
+            # The spare columns were cached too: the next tokens overwrite them.
+            inputs = {**inputs, **places, "past_key_values": kv_cache.rewind(cache, last)}
         if times == 1:
             return inputs
         # The decoder's rows are repeated; what belongs to the encoder is shared by the beams.

@@ -28,7 +28,7 @@ from hfseq.nn.positions import (
 )
 from hfseq.nn.precision import add_bias
 from hfseq.nn.random import Keys, batch_keys, make_keys
-from hfseq.nn.rotary import Rotary, rotate
+from hfseq.nn.rotary import Rotary, rope_parameters, rotate
 from hfseq.nn.stack import Layers, run_layers
 from hfseq.nn.visible import (
     Visible,
@@ -77,6 +77,7 @@ __all__ = [
     "positions_from_mask",
     "positions_in_segments",
     "relative_position_bias",
+    "rope_parameters",
     "rotate",
     "run_layers",
     "visible",

@@ -29,6 +29,10 @@ _ENCODER = (
     "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,intermediate_size=512,"
     "vocab_size=1024,max_position_embeddings=514"
 )
+_DECODER = (
+    "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=2,"
+    "intermediate_size=512,vocab_size=1024"
+)
 _BOTH = (
     "d_model=256,encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,"
     "decoder_attention_heads=4,encoder_ffn_dim=512,decoder_ffn_dim=512,vocab_size=1024"
@@ -56,6 +60,11 @@ FAMILIES = {
     "megatron-bert": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
     "gpt2": Family(
         "n_embd=256,n_layer=1,n_head=4,n_positions=512,vocab_size=1024", 1, "attn_pdrop"
+    ),
+    "llama": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
+    "gptj": Family(
+        "n_embd=256,n_layer=1,n_head=4,n_positions=512,vocab_size=1024,rotary_dim=32", 1,
+        "attn_pdrop",
     ),
     "t5": Family(
         "d_model=256,d_kv=64,d_ff=512,num_layers=1,num_heads=4,vocab_size=1024", 3, "dropout_rate",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import hfseq
 from hfseq.errors import UsageError, WeightsError
+from hfseq.nn import trees
 from hfseq.testing import check_architecture
 from tests.support import models
 from tests.support.models import close, ids
 from tests.support.tiers import CHECKS, first
 
 FAMILIES = ("llama", "mistral", "gemma")
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [2.0, 3.0, 4.0, 5.0],
+        "short_factor": [1.0, 1.5, 2.0, 2.5]}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
         "original_max_position_embeddings": 8}  # fmt: skip
 
@@ -55,9 +59,7 @@ VARIANTS = {
         "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 16}}),
     "yarn": ("llama", {"rope_parameters": YARN}),
-    "longrope": ("llama", {"rope_parameters": {
-        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 20,
-        "long_factor": [2.0, 3.0, 4.0, 5.0], "short_factor": [1.0, 1.5, 2.0, 2.5]}}),
+    "longrope": ("llama", {"rope_parameters": LONG | {"original_max_position_embeddings": 20}}),
     "no window": ("mistral", {"sliding_window": None}),
     "a window of two": ("mistral", {"sliding_window": 2}),
     "a window larger than the rows": ("mistral", {"sliding_window": 4096}),
@@ -79,8 +81,7 @@ def test_battery_of_a_switch(variant):
     "rope",
     [
         {"rope_type": "dynamic", "factor": 2.0},
-        {"rope_type": "longrope", "original_max_position_embeddings": 8,
-         "long_factor": [2.0, 3.0, 4.0, 5.0], "short_factor": [1.0, 1.5, 2.0, 2.5]},
+        LONG | {"original_max_position_embeddings": 8},
     ],
     ids=lambda rope: rope["rope_type"],
 )  # fmt: skip
@@ -127,25 +128,94 @@ def test_scaled_embeddings_are_rounded_as_pytorch_rounds_them():
     assert (states == rows * jnp.bfloat16(48**0.5)).all()
 
 
+@pytest.mark.slow
+def test_states_of_half_types_begin_with_pytorchs_numbers(tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import GemmaModel
+
+    model = built("gemma", "Model", hidden_size=48, num_hidden_layers=1)
+    model.save_pretrained(tmp_path, params=model.to_bf16(model.params))
+    half = hfseq.FlaxGemmaModel.from_pretrained(tmp_path, dtype=jnp.bfloat16)
+    ours = half(ids(1, 6), output_hidden_states=True)
+    theirs = GemmaModel.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    theirs = theirs(torch.from_numpy(ids(1, 6)).long(), output_hidden_states=True)
+    begin, end = (theirs.hidden_states[place].float().detach().numpy() for place in (0, -1))
+    assert (np.asarray(ours.hidden_states[0], np.float32) == begin).all()
+    assert np.abs(np.asarray(ours.last_hidden_state, np.float32) - end).max() < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_angles_that_old_files_hold_are_ignored(family, tmp_path, caplog):
+    from safetensors.numpy import load_file, save_file
+
+    model = built(family)
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
+    save_file(stored | buffer, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again = type(model).from_pretrained(tmp_path)
+    assert close(again(ids(1, 6)).logits, model(ids(1, 6)).logits)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_model_that_sees_both_ways_sees_all():
+    model = built("gemma", "Model", use_bidirectional_attention=True)
+    weights = np.asarray(model(ids(1, 6), output_attentions=True).attentions[0])
+    assert (weights > 0).all()
+    with pytest.raises(UsageError, match="cache"):
+        model.init_cache(1, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_product_of_a_layer_is_one_of_fp8(family, scan_layers):
+    model = type(plain := built(family))(
+        plain.config, seed=1, precision="fp8_delayed", scan_layers=scan_layers
+    )
+    sites = {path[:-1] for path in trees.flatten(model.init_extra(jax.random.key(0)))}
+    named = {path[-2] for path in sites}  # keys and values are one product
+    assert named == {f"{part}_proj" for part in ("q", "k", "o", "gate", "up", "down")}
+    apart = np.abs(np.asarray(model(ids(2, 12)).logits, np.float32) - plain(ids(2, 12)).logits)
+    assert 0 < apart.mean() < 0.2 * np.abs(plain(ids(2, 12)).logits).mean()
+
+
 # -- caches
 # ------------------------------------------------------------------------------------
 
 
+GENERATED = {
+    "llama": ("llama", {}),
+    "tied": ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    "dynamic": ("llama", {"max_position_embeddings": 10, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "longrope": ("llama", {"rope_parameters": LONG | {"original_max_position_embeddings": 10}}),
+    "a window shorter than the prompt": ("mistral", {}),
+    "a window of two": ("mistral", {"sliding_window": 2}),
+    "a window as long as the rows": ("mistral", {"sliding_window": 23}),
+    "a window larger than the cache": ("mistral", {"sliding_window": 4096}),
+    "no window": ("mistral", {"sliding_window": None}),
+    "gemma": ("gemma", {"num_key_value_heads": 1}),
+}  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["mistral", "gemma"])
+@pytest.mark.parametrize("variant", GENERATED)
 @pytest.mark.parametrize("padded", ["left", "none"])
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
-def test_generated_tokens_are_pytorchs(family, padded, search, tmp_path):
+def test_generated_tokens_are_pytorchs(variant, padded, search, tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM
 
-    model = built(family)
+    family, changes = GENERATED[variant]
+    model = built(family, **changes)
     model.save_pretrained(tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
-    tokens, mask = ids(3, 9), np.ones((3, 9), np.int64)
+    tokens, mask = np.maximum(ids(3, 9), 3), np.ones((3, 9), np.int64)
     if padded == "left":
         mask[0, :4], mask[1, :1] = 0, 0
-        tokens = np.where(mask, np.maximum(tokens, 3), 0)
+        tokens = np.where(mask, tokens, 0)
     options = {"max_new_tokens": 14, "do_sample": False, **search}
     found = model.generate(tokens, attention_mask=mask, **options).sequences
     right = theirs.generate(
@@ -153,6 +223,18 @@ def test_generated_tokens_are_pytorchs(family, padded, search, tmp_path):
     )
     right = right.numpy()
     assert np.array_equal(found[:, : right.shape[1]], right)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_a_windows_places_do_not_count_padding_on_the_right(scan_layers):
+    model = type(plain := built("mistral"))(plain.config, seed=1, scan_layers=scan_layers)
+    tokens, lengths = ids(3, 9), (9, 4, 1)
+    mask = (np.arange(9) < np.array(lengths)[:, None]).astype(np.int32)
+    together = model.generate(tokens, attention_mask=mask, max_new_tokens=12).sequences
+    for row, length in enumerate(lengths):
+        alone = plain.generate(tokens[row : row + 1, :length], max_new_tokens=12).sequences
+        assert np.array_equal(together[row, 9:], alone[0, length:])
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.gptj.modeling import FlaxGPTJForCausalLM
-from tests.support.models import gptj_config, ids
+from tests.support.models import close, gptj_config, ids
 from tests.support.tiers import CHECKS, first
 
 
@@ -40,6 +40,21 @@ def test_battery_of_an_option(changes):
 def test_a_tied_head_has_its_bias_alone():
     tied = FlaxGPTJForCausalLM(gptj_config(tie_word_embeddings=True, n_layer=1), _do_init=False)
     assert {p for p in tied.required_params if p[0] == "lm_head"} == {("lm_head", "bias")}
+
+
+@pytest.mark.slow
+def test_buffers_of_old_files_are_ignored(tmp_path, caplog):
+    from safetensors.numpy import load_file, save_file
+
+    model = FlaxGPTJForCausalLM(gptj_config(), seed=1)
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for name in ("bias", "masked_bias", "embed_positions"):
+        stored[f"transformer.h.0.attn.{name}"] = np.ones((1, 1, 4, 4), np.float32)
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again = FlaxGPTJForCausalLM.from_pretrained(tmp_path)
+    assert close(again(ids(1, 6)).logits, model(ids(1, 6)).logits)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_rows_longer_than_the_positions_are_refused():

@@ -14,6 +14,7 @@ from tests.training.test_loop import stop_at
 BART = f"d_model=32,max_position_embeddings=40,{SIDES}"
 T5 = "d_model=32,d_kv=8,d_ff=64,num_layers=1,num_heads=4"
 XGLM = "d_model=32,num_layers=1,attention_heads=4,ffn_dim=64,max_position_embeddings=40"
+GROUPED = f"{TINY},num_key_value_heads=2"
 #: Model type, objective, sizes, and the tokenizer where it is not the objective's own.
 TRAINED = [
     ("xlm-roberta", "mlm", TINY, None),
@@ -29,6 +30,10 @@ TRAINED = [
     ("blenderbot-small", "denoising", BART, None),
     ("blenderbot-small", "translation", BART, None),
     ("xglm", "clm", XGLM, "tokenizer"),
+    ("gptj", "clm", "n_embd=32,n_layer=1,n_head=4,n_positions=40,rotary_dim=4", "tokenizer"),
+    ("llama", "clm", GROUPED, "tokenizer"),
+    ("mistral", "clm", f"{GROUPED},sliding_window=6", "tokenizer"),
+    ("gemma", "clm", f"{GROUPED},head_dim=12", "tokenizer"),
 ]
 
 

@@ -225,3 +225,8 @@ class FlaxDecoderPreTrainedModel(DecoderCall):
     base_model_prefix = "model"
     weight_aliases: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"rotary_emb\.inv_freq$")
+
+    def max_length(self) -> int | None:
+        """The rows of training; ``None`` where angles are stretched for any length."""
+        dynamic = nn.rope_parameters(self.config)["rope_type"] == "dynamic"
+        return None if dynamic else super().max_length()

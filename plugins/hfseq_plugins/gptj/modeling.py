@@ -78,8 +78,7 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
         width = config.hidden_size
-        turned = config.rotary_dim or width // config.num_attention_heads
-        self.rotary = nn.Rotary(config, turned)
+        self.rotary = nn.Rotary(config, config.rotary_dim)
         self.wte = nn.Embed(config.vocab_size, width, nn.normal(config.initializer_range), rngs)
         self.drop = nn.Dropout(config.embd_pdrop)
         self.h = nn.Layers([Block(config, rngs) for _ in range(config.num_hidden_layers)])
