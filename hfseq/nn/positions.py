@@ -57,7 +57,7 @@ def alibi_slopes(heads: int) -> np.ndarray:
     base, finer = 2.0 ** -(8 / even), 2.0 ** -(4 / even)
     slopes = [base**k for k in range(1, even + 1)]
     slopes += [finer ** (2 * k + 1) for k in range(heads - even)]
-    return np.float32(slopes)
+    return np.asarray(slopes, np.float32)
 
 
 def relative_position_bias(

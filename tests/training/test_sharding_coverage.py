@@ -19,13 +19,21 @@ WHOLE = {
     # Norms, and biases that are added behind the sum over devices: a vector each.
     r"(norm(_[a-z]+|alization|[12])?|LayerNorm|ln(_\w+)?)/(scale|bias|weight)$": "norms",
     r"(output/dense|attention/output|c_proj|out_proj|fc2|o_proj|down_proj)/bias$": "row biases",
+    r"(fc_out|out_lin|lin2|attention/dense|ffn_output|self_attention/dense|dense_4h_to_h)/bias$": (
+        "row biases of other names"
+    ),
+    r"(embeddings_project|embedding_hidden_mapping_in|project_(in|out))/(kernel|bias)$": (
+        "from the width of the tables to that of the layers"
+    ),
     r"(position|token_type)_embeddings/embedding$|wpe/|embed_positions/": "positions and types",
     r"position_embeddings?(/embedding)?$|(class_embedding|cls_token)$": "places of a picture",
     r"patch_embedding(s/projection)?/(kernel|bias)$": "patches, which come in once",
     r"(text|visual)_projection/kernel$|logit_scale$": "one vector of a row",
     # Heads on a token or a row: small, and their classes are few.
     r"(pooler|transform|lm_head|classifier|classification_head)(/dense)?/(kernel|bias)$": "heads",
+    r"(_?predictions/dense|summary|vocab_transform|pre_classifier)/(kernel|bias)$": "other heads",
     r"(classifier|qa_outputs|seq_relationship|out_proj|score)/(kernel|bias)$": "few classes",
+    r"dense_prediction/(kernel|bias)$": "one class",
     r"lambda_(q|k)[12]$|head_norm/scale$": "a vector for each head",
     # One key head of the VQ Transformer: its values are split, keys and codes are needed whole.
     r"attention(_2)?/((q|k|r)_proj/kernel|content_bias|position_bias|position_scale)$": "one head",
