@@ -36,5 +36,6 @@ html_theme = "furo"
 html_title = f"hfseq {release}"
 html_static_path = ["_static"]
 html_css_files = ["hfseq.css"]
+html_js_files = [("filter.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sphinx = False

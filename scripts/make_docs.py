@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Write what the documentation says about the code: architectures, their classes, flags.
 
-python scripts/make_docs.py           # docs/flags.md; between markers: README.md, other pages
+python scripts/make_docs.py           # docs/{flags,families,flax_classes}.md; parts of others
 python scripts/make_docs.py --check   # exit code 1 if a file is not current
 """
 
@@ -76,34 +76,157 @@ It takes the flags below, and of the training scripts those of [Sources](#source
 {tokenizer}"""
 
 
-def architectures() -> str:
-    """Return the table of registered architectures."""
-    lines = ["| Model type | Tasks | Classes |", "|---|---|---|"]
+GALLERY = """# Families
+
+<!-- Written by scripts/make_docs.py from the registry: change the plugins, not this file. -->
+
+Each family is a plugin in `plugins/hfseq_plugins/`, with a page on its options, training and
+traps. {count} model types are here; [the Flax classes of Transformers 4](flax_classes.md) says
+which of its names they bring. A [model of your own](model_class.md) is one file more.
+
+{table}
+
+```{{toctree}}
+:hidden:
+
+{pages}
+```
+"""
+
+FLAX_CLASSES = """# The Flax classes of Transformers 4
+
+<!-- Written by scripts/make_docs.py: a family that is registered is here. -->
+
+Transformers 4.57 exported {count} Flax names, of {families} families and its Auto classes.
+{here} of them are here, from `hfseq` and, once it is imported, from
+[where they were](migration.md#the-old-import-paths). What a name is called in PyTorch is its twin:
+the class of Transformers 5 that reads the same files.
+
+{table}
+"""
+
+#: PyTorch classes that are not called like the Flax class; None where there is none.
+TWINS = {
+    "FlaxAutoModelForVision2Seq": "AutoModelForImageTextToText",
+    "FlaxBartDecoderPreTrainedModel": None,
+    "FlaxBertForCausalLM": "BertLMHeadModel",
+    "FlaxCLIPTextPreTrainedModel": None,
+    "FlaxCLIPVisionPreTrainedModel": None,
+}
+
+
+def _plugins() -> dict[str, list[Any]]:
+    """Return the architectures of each plugin that has a page."""
+    found: dict[str, list[Any]] = {}
     for spec in _specs():
-        tasks = ", ".join(_words(task) for task in spec.heads if task != "Model")
-        page = f"docs/families/{spec.plugin}.md"
-        name = f"`{spec.model_type}`"
-        shown = f"[{name}]({page})" if (ROOT / page).exists() else name
-        lines.append(f"| {shown} | {tasks} | {', '.join(_short(spec))} |")
-    return "\n".join(lines)
+        if (ROOT / "docs" / "families" / f"{spec.plugin}.md").exists():
+            found.setdefault(spec.plugin, []).append(spec)
+    return dict(sorted(found.items(), key=lambda item: _title(item[0]).lower()))
+
+
+def _title(plugin: str) -> str:
+    page = ROOT / "docs" / "families" / f"{plugin}.md"
+    return page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+
+
+def architectures() -> str:
+    """Return the families in one paragraph, for the README."""
+    links = [f"[{_title(plugin)}](docs/families/{plugin}.md)" for plugin in _plugins()]
+    return ",\n".join(links) + "."
+
+
+def families() -> str:
+    """Return docs/families.md."""
+    from hfseq.plugins import TASKS
+
+    known = _versions(ROOT / "docs" / "families.md")
+    lines = ["| Family | Model types | Tasks | Origin | PyTorch | Scripts | Since |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for plugin, specs in _plugins().items():
+        text = (ROOT / "docs" / "families" / f"{plugin}.md").read_text(encoding="utf-8")
+        name = f"[{_title(plugin)}](families/{plugin}.md)"
+        types = ", ".join(f"`{spec.model_type}`" for spec in specs)
+        heads = dict.fromkeys(task for spec in specs for task in spec.heads)
+        tasks = [_words(task) for task in heads if task in TASKS and task != "Model"]
+        scripts = sorted(set(re.findall(r"scripts/(run_\w+)_flax\.py", text)))
+        cells = [
+            name,
+            types,
+            ", ".join(tasks) or "features",
+            _origin(specs[0].citation),
+            _twin(specs[0]),
+            ", ".join(f"`{script}`" for script in scripts) or "–",
+            known.get(name, _version()),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    pages = "\n".join(f"families/{plugin}" for plugin in _plugins())
+    return GALLERY.format(count=len(_specs()), table="\n".join(lines), pages=pages)
+
+
+def _origin(citation: str) -> str:
+    """Return the first author, the year and the address of a BibTeX entry."""
+    fields = {
+        field: re.search(rf"^\s*{field}\s*=\s*[{{\"](.*)", citation, flags=re.M)
+        for field in ("author", "year", "url")
+    }
+    author, year, url = (match[1].strip() if match else "" for match in fields.values())
+    author = re.sub(r"\\\W|[{}]", "", re.split(r",| and ", author)[0])
+    text = f"{author} {year[:4]}".strip()
+    address = re.match(r"[^}\"]+", url)
+    return f"[{text}]({address[0]})" if address else text or "–"
+
+
+def _twin(spec: Any) -> str:
+    task = "Model" if "Model" in spec.heads else next(iter(spec.heads))
+    if str(spec.config).startswith("transformers:"):
+        return f"`{spec.load_head(task).torch_class_name()}`"
+    return "see its page"
+
+
+def flax_classes() -> str:
+    """Return docs/flax_classes.md."""
+    import hfseq
+    from hfseq.v4 import paths
+
+    known = _versions(ROOT / "docs" / "flax_classes.md")
+    pages = {plugin: f"[{plugin}](families/{plugin}.md)" for plugin in _plugins()}
+    lines = ["| Name | Family | Here since | Twin in PyTorch |", "|---|---|---|---|"]
+    names = paths.flax_classes()
+    here = [name for name in names if hasattr(hfseq, name)]
+    for name, family in names.items():
+        since = known.get(f"`{name}`", "").removeprefix("not yet") or _version()
+        twin = TWINS.get(name, name.removeprefix("Flax"))
+        cells = [
+            f"`{name}`",
+            pages.get(family, family),
+            since if name in here else "not yet",
+            f"`{twin}`" if twin else "–",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return FLAX_CLASSES.format(
+        count=len(names), families=len({*names.values()} - {"auto"}), here=len(here),
+        table="\n".join(lines),
+    )  # fmt: skip
+
+
+def _version() -> str:
+    from hfseq.plugins import __version__
+
+    return __version__
+
+
+def _versions(page: Path) -> dict[str, str]:
+    """Return what the rows of a generated page say of the version that brought them: it stays."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    column = next((i for i, cell in enumerate(rows[0]) if "ince" in cell), 0) if rows else 0
+    return {row[0]: row[column] for row in rows[1:]}
 
 
 def _specs() -> list[Any]:
     from hfseq import plugins
 
     return [entry.target for entry in plugins.load().architectures.entries()]
-
-
-def _short(spec: Any) -> list[str]:
-    """Name the classes; more than three heads of one stem together."""
-    from hfseq.plugins.registry import target_name
-
-    names = [kind.__name__ for kind in _tasks(spec)]
-    stem = f"{target_name(spec.heads['Model']).removesuffix('Model')}For"
-    alike = [name for name in names if name.startswith(stem)]
-    if len(alike) > 3:
-        names = [name for name in names if name not in alike] + [f"{stem}…"]
-    return [f"`{name}`" for name in names]
 
 
 def classes(page: str) -> str:
@@ -229,7 +352,9 @@ def documents() -> dict[Path, str]:
     }
     for page in sorted((ROOT / "docs" / "families").glob("*.md")):
         found[page] = _between(page, BEGIN_CLASSES, END_CLASSES, classes(page.stem))
-    return found | {ROOT / "docs" / "flags.md": flags()}
+    docs = ROOT / "docs"
+    written = {"flags.md": flags(), "families.md": families(), "flax_classes.md": flax_classes()}
+    return found | {docs / name: text for name, text in written.items()}
 
 
 def _between(path: Path, begin: str, end: str, table: str) -> str:

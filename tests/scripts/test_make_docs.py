@@ -14,9 +14,11 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import make_docs
 import train_tokenizer
 
+import hfseq
 from hfseq import plugins
 from hfseq.data.arguments import OBJECTIVES
 from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments
+from hfseq.v4 import paths
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,10 @@ FAMILIES = [
 PARTS = (ModelArguments, *OBJECTIVES.values(), TrainingArguments, ProcessArguments)
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/flags.md", *FAMILIES])
+PAGES = ["README.md", "docs/families.md", "docs/flags.md", "docs/flax_classes.md", *FAMILIES]
+
+
+@pytest.mark.parametrize("path", PAGES)
 def test_the_generated_documentation_is_current(path):
     wanted = make_docs.documents()[ROOT / path]
     current = (ROOT / path).read_text(encoding="utf-8")
@@ -56,18 +61,45 @@ def test_every_script_with_an_objective_has_its_flags_listed():
         assert {field.name for field in dataclasses.fields(OBJECTIVES[objective])} <= listed
 
 
-def test_the_table_has_every_architecture_and_leads_to_its_page():
-    table = make_docs.architectures()
+def test_the_gallery_has_every_architecture_and_leads_to_its_page():
+    gallery, readme = make_docs.families(), make_docs.architectures()
     for name in plugins.load().architectures:
         page = plugins.load().architectures[name].plugin
-        assert f"| [`{name}`](docs/families/{page}.md) |" in table
+        (row,) = (line for line in gallery.splitlines() if f"](families/{page}.md)" in line)
+        assert f"`{name}`" in row and f"\nfamilies/{page}\n" in gallery
+        assert f"](docs/families/{page}.md)" in readme
+    assert "| `bert` | pretraining, masked LM, causal LM" in gallery
+    assert "[Devlin 2019](https://arxiv.org/abs/1810.04805) | `BertModel` |" in gallery
 
 
-def test_the_table_has_every_class_in_full_or_by_its_stem():
-    table = make_docs.architectures()
-    for name in ("FlaxGPT2Model", "FlaxGPT2LMHeadModel", "FlaxT5EncoderModel", "FlaxBertFor…"):
-        assert f"`{name}`" in table
-    assert "FlaxBertForMaskedLM" not in table
+def test_the_table_of_version_4_has_all_of_its_names_and_says_what_resolves():
+    table = make_docs.flax_classes()
+    rows = dict(re.findall(r"^\| `(Flax\w+)` \| .+ \| (.+) \| .+ \|$", table, flags=re.M))
+    assert list(rows) == list(paths.flax_classes()) and len(rows) == 183
+    for name, since in rows.items():
+        assert (since == "not yet") == (not hasattr(hfseq, name)), name
+        assert since == "not yet" or re.fullmatch(r"\d+\.\d+\.\d+", since)
+
+
+@pytest.mark.slow
+def test_twins_of_the_table_are_classes_of_pytorch():
+    pytest.importorskip("torch")
+    import transformers
+
+    twins = re.findall(r"^\| `(Flax\w+)` .*\| `(\w+)` \|$", make_docs.flax_classes(), flags=re.M)
+    assert len(twins) == 183 - 3
+    for name, twin in twins:
+        assert hasattr(transformers, twin), name
+        kind = getattr(hfseq, name, None)
+        if "module_class" in vars(kind or int):
+            assert kind.torch_class_name() == twin
+
+
+def test_the_version_that_brought_a_name_stays(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("| Name | Here since |\n|---|---|\n| `A` | 0.1.0 |\n| `B` | not yet |\n")
+    assert make_docs._versions(page) == {"`A`": "0.1.0", "`B`": "not yet"}
+    assert make_docs._versions(tmp_path / "absent.md") == {}
 
 
 def test_the_classes_of_a_family_are_those_of_its_module():
@@ -85,7 +117,7 @@ def test_check_names_what_is_stale_and_writes_nothing(tmp_path, monkeypatch, cap
     (tmp_path / "docs" / "generation.md").write_text(options)
     monkeypatch.setattr(make_docs, "ROOT", tmp_path)
     assert make_docs.main(check=True) == 1
-    assert capsys.readouterr().out.count("not current") == 3
+    assert capsys.readouterr().out.count("not current") == 5
     assert (tmp_path / "README.md").read_text() == readme
     assert make_docs.main(check=False) == 0 and make_docs.main(check=True) == 0
     assert "`roberta`" in (tmp_path / "README.md").read_text()
