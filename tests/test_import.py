@@ -19,7 +19,8 @@ HEAVY = {"jax", "flax", "torch", "transformers", "datasets", "numpy", "pluggy"}
 def run(code: str, *flags: str) -> str:
     """Run ``code`` in a fresh interpreter and return what it prints."""
     command = [sys.executable, *flags, "-c", code]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    folders = os.pathsep.join((str(ROOT), str(ROOT / "plugins")))
+    environment = {**os.environ, "PYTHONPATH": folders}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -103,6 +104,45 @@ def test_a_name_of_a_broken_plugin_is_an_error_that_mentions_the_plugin(tmp_path
 
 def test_a_star_import_is_harmless():
     run("from hfseq import *")
+
+
+#: Loads what ``code`` loads and prints the modules of architectures among it, and the families.
+LOADED = """
+import sys
+{code}
+print(*(name for name in sys.modules if name.startswith("hfseq_plugins.")))
+"""
+BERT = """
+from hfseq import FlaxAutoModelForMaskedLM
+from transformers import BertConfig
+config = BertConfig(vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1,
+                    intermediate_size=4)
+FlaxAutoModelForMaskedLM.from_config(config).save_pretrained({folder!r})
+FlaxAutoModelForMaskedLM.from_pretrained({folder!r})
+"""
+HELP = """
+from hfseq.cli import main
+try: main(["--help"])
+except SystemExit: pass
+sys.stdout.write("\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["import", "help", "bert", "old path"])
+def test_no_family_is_loaded_that_is_not_used(what, tmp_path):
+    code = {
+        "import": "import hfseq, transformers",
+        "help": HELP,
+        "bert": BERT.format(folder=str(tmp_path / "bert")),
+        "old path": "import hfseq; from transformers import FlaxBertForMaskedLM",
+    }[what]
+    loaded = set(run(LOADED.format(code=code)).splitlines()[-1].split())
+    modeling = {name for name in loaded if name.count(".") > 1}
+    if what in ("import", "help"):
+        assert not loaded
+    else:
+        assert modeling and all(name.startswith("hfseq_plugins.bert.") for name in modeling)
 
 
 # -- flax and jax ----------------------------------------------------------------------------------

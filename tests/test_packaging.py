@@ -58,6 +58,17 @@ def test_every_in_tree_plugin_has_an_entry_point():
     assert set(points.values()) <= on_disk
 
 
+def test_folders_packages_and_entry_points_are_the_same_families():
+    folders = {path.parent.name for path in (ROOT / "plugins/hfseq_plugins").glob("*/__init__.py")}
+    packages = {name.split(".")[1] for name in listed("options", "packages") if "plugins." in name}
+    points = listed("options.entry_points", "hfseq")
+    names = {line.partition(" = ")[0] for line in points}
+    registered = {entry.plugin for entry in hfseq.plugins.load().architectures.entries()}
+    assert folders == packages
+    assert points == [f"{name} = hfseq_plugins.{name}" for name in sorted(names)]
+    assert names == registered == folders - {"decoder"}
+
+
 def test_every_data_file_is_packaged():
     patterns = listed("options.package_data", "hfseq")
     packaged = {path for pattern in patterns for path in (ROOT / "hfseq").glob(pattern)}

@@ -95,6 +95,10 @@ def without_bert(monkeypatch):
         ),
         ("from transformers import FlaxBertNonsense", "nothing for 'FlaxBertNonsense'"),
         (
+            "from transformers.models.electra import modeling_flax_electra",
+            "is a module of Transformers 4 that hfseq .* does not have yet",
+        ),
+        (
             "import transformers.models.electra.modeling_flax_electra",
             "is a module of Transformers 4 that hfseq .* does not have yet",
         ),
@@ -105,7 +109,9 @@ def without_bert(monkeypatch):
     ],
 )
 def test_what_is_not_here_is_an_import_error_that_says_so(line, message, without_bert, monkeypatch):
+    electra = importlib.import_module("transformers.models.electra")
     monkeypatch.delitem(sys.modules, "transformers.models.electra.modeling_flax_electra", False)
+    monkeypatch.delattr(electra, "modeling_flax_electra", False)
     with pytest.raises(ImportError, match=message):
         exec(line, {})
     assert not hasattr(transformers, "FlaxBertModel")

@@ -134,7 +134,8 @@ class _Finder:
             return ModuleSpec(name, _Loader(), is_package=True)
         place, _, last = name.rpartition(".")
         if _FAMILY.fullmatch(name) and place.rpartition(".")[2] in flax_classes().values():
-            raise ImportError(_absent(f"{name} is a module"), name=name)
+            # without a name: `from transformers.models.whisper import …` would not pass it on
+            raise ModuleNotFoundError(_absent(f"{name} is a module"))
         if _found(place) or last.startswith(_PREFIXES) and _PACKAGE.fullmatch(place):
             try:
                 _get(last, place)
