@@ -139,13 +139,13 @@ def inverse_frequencies(
     kind, theta = rope["rope_type"], rope["rope_theta"]
     plain = theta ** (-np.arange(0, width, 2) / width)
     if kind == "linear":
-        return np.float32(plain / rope["factor"]), 1.0
+        return (plain / rope["factor"]).astype(np.float32), 1.0
     if kind == "llama3":
         trained, factor = rope["original_max_position_embeddings"], rope["factor"]
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
         turns = trained * plain / (2 * math.pi)  # within the rows of training
         kept = np.clip((turns - low) / (high - low), 0, 1)
-        return np.float32(plain * ((1 - kept) / factor + kept)), 1.0
+        return (plain * ((1 - kept) / factor + kept)).astype(np.float32), 1.0
     if kind == "yarn":
         return _yarn(rope, plain, width, longest)
     if kind == "longrope":
@@ -155,10 +155,10 @@ def inverse_frequencies(
         if scale is None:
             scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
         stretch = np.asarray(rope["long_factor" if long else "short_factor"])
-        return np.float32(plain / stretch), scale
+        return (plain / stretch).astype(np.float32), scale
     if kind == "dynamic":
         rope["factor"]  # noqa: B018 (missing is told now, not at the first long row)
-    return np.float32(plain), 1.0
+    return plain.astype(np.float32), 1.0
 
 
 def _yarn(
@@ -187,4 +187,4 @@ def _yarn(
     if scale is None:
         each, whole = rope.get("mscale"), rope.get("mscale_all_dim")
         scale = magnitude(each) / magnitude(whole) if each and whole else magnitude(1)
-    return np.float32(plain / factor * ramp + plain * (1 - ramp)), scale
+    return (plain / factor * ramp + plain * (1 - ramp)).astype(np.float32), scale

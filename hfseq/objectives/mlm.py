@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +102,7 @@ class MaskedLM(Objective):
     name = "mlm"
     auto_class = "ForMaskedLM"
     known_rows = base.KnownRows()
-    sums = ("correct",)
+    sums: ClassVar[tuple[str, ...]] = ("correct",)
 
     arguments: DataArguments
 

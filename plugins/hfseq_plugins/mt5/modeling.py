@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from transformers import MT5Config
 
 from hfseq_plugins.t5 import modeling as t5
@@ -18,6 +20,16 @@ class FlaxMT5ForConditionalGeneration(t5.FlaxT5ForConditionalGeneration):
     """mT5 with its language-modelling head."""
 
     config_class = MT5Config
+
+    def stored_config(self) -> MT5Config:
+        """Return a configuration that says that the head is not tied, as published ones do.
+
+        The class of Transformers 5 ignores it, and says that it is; Transformers 4 would believe
+        that, take the word vectors for the head, and scale what goes into it.
+        """
+        config = copy.deepcopy(super().stored_config())
+        config.tie_word_embeddings = False
+        return config
 
 
 class FlaxMT5EncoderModel(t5.FlaxT5EncoderModel):
