@@ -77,7 +77,8 @@ def test_every_class_that_is_named_exists(page):
 
     text = page.read_text(encoding="utf-8").split("## What is not here")[0]
     theirs = {"FlaxMyModelForMaskedLM", "FlaxMyEncoderForMaskedLM"}
-    theirs |= {"FlaxCLIPTextModelWithProjection"}  # of an example
+    theirs |= {"FlaxBartEncoderLayer"}  # a Linen module
+    text = re.sub(r"^\| `Flax\w+` \| .* \| not yet \| .*$", "", text, flags=re.M)  # not here yet
     code = " ".join(re.findall(r"`[^`\n]+`", text))
     for name in set(re.findall(r"(?<![\w…-])Flax[A-Z]\w+(?![\w…*])", code)) - theirs:
         assert hasattr(hfseq, name), name

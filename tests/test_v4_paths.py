@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import transformers
 
 import hfseq
 from hfseq.v4 import paths
+from tests.support.models import bert_config
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -63,6 +65,30 @@ def test_the_old_names_are_hfseqs_classes():
     assert transformers.modeling_flax_utils.FlaxPreTrainedModel is hfseq.FlaxPreTrainedModel
     assert "FlaxBertModule" in bert.__all__ and "FlaxBertModel" in dir(bert)
     assert not hasattr(bert, "__file__")
+
+
+def test_what_old_tests_import_is_there():
+    from transformers.modeling_flax_utils import FLAX_WEIGHTS_INDEX_NAME
+    from transformers.testing_utils import require_flax
+    from transformers.utils import FLAX_WEIGHTS_NAME
+
+    assert FLAX_WEIGHTS_NAME == "flax_model.msgpack"
+    assert FLAX_WEIGHTS_INDEX_NAME == "flax_model.msgpack.index.json"
+    assert require_flax(str) is str
+
+
+@pytest.mark.filterwarnings("default")
+def test_who_listens_to_the_old_logger_hears_what_loading_says(tmp_path):
+    from transformers.testing_utils import CaptureLogger
+
+    importlib.import_module("transformers.modeling_flax_utils")
+    model = hfseq.FlaxBertForSequenceClassification(bert_config())
+    model.save_pretrained(tmp_path)
+    with CaptureLogger(logging.getLogger("transformers.modeling_flax_utils")) as heard:
+        hfseq.FlaxAutoModelForSequenceClassification.from_pretrained(
+            tmp_path, num_labels=42, ignore_mismatched_sizes=True
+        )
+    assert "newly initialized because the shapes did not match" in heard.out
 
 
 def test_every_family_that_is_here_has_its_module():

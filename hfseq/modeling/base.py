@@ -407,7 +407,7 @@ class FlaxModel(FlaxGenerationMixin):
             *self._extra_states(self.extra if extra is None else extra),
         )
         if past_key_values:
-            kv_cache.check_rows(past_key_values, wanted)
+            kv_cache.check_room(past_key_values, wanted)
             trees.attach_cache(module, past_key_values)
         keys = make_keys(dropout_rng) if train else None
         chosen = dataclasses.replace(

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
@@ -243,23 +244,36 @@ def restart(cache: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def check_rows(cache: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Refuse a cache that was made for another number of rows than the tokens have."""
+def check_room(cache: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Refuse a cache made for another number of rows than the tokens have, or without room.
+
+    Under ``jit`` nobody knows yet how full a cache is: what is too much takes the last places.
+    """
     ids = next((v for n, v in inputs.items() if n.endswith("input_ids")), None)
     if ids is None:
         return
-    wanted, given = set(), len(ids)
+    wanted, given, full = set(), len(ids), []
 
     def add_rows(entry: dict[str, Any]) -> None:
-        wanted.add(
-            entry["position"].shape[-1] if _is_state(entry) else entry["cached_key"].shape[-4]
-        )
+        if _is_state(entry):
+            wanted.add(entry["position"].shape[-1])
+            return
+        wanted.add(entry["cached_key"].shape[-4])
+        taken, room = entry["cache_index"], entry["cached_key"].shape[-3]
+        if not full and not isinstance(taken, jax.core.Tracer):
+            full.append((int(np.max(taken)), room))
 
     _map_entries(cache, add_rows)
     if wanted - {given}:
         raise UsageError(
             f"past_key_values was made for {min(wanted - {given})} rows, the tokens have {given}: "
             f"pass the cache of the same batch, or init_cache({given}, ...) for a fresh one"
+        )
+    taken, room = full[0] if full else (0, ids.shape[-1])
+    if taken + ids.shape[-1] > room:
+        raise UsageError(
+            f"past_key_values has room for {room} tokens, {taken} are taken and "
+            f"{ids.shape[-1]} come: make a longer cache, init_cache({given}, ...)"
         )
 
 

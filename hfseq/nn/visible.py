@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from hfseq.errors import UsageError
 from hfseq.nn.context import known_rows
 
 
@@ -32,6 +33,14 @@ class Visible:
     key_segments: jax.Array | None = None
     key_lengths: jax.Array | None = None
     dense: jax.Array | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and min(self.window) < 0:
+            raise UsageError(
+                f"an attention window of {self.window} keys before and after a query's own leaves "
+                "that out: the configuration's sliding_window (window_size, local_attention) "
+                "counts at least the query's own key, so it is 1 or more, or None for no window"
+            )
 
     @property
     def segments(self) -> str:

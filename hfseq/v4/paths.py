@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -44,7 +45,10 @@ _RENAMED = {"ACT2FN": "hfseq.nn.layers:ACTIVATIONS"}
 
 _FAMILY = re.compile(r"transformers\.models\.(\w+)\.modeling_flax_\1")
 _PACKAGE = re.compile(r"transformers(\.generation|\.models\.\w+)?")
-_UTILITIES = ("transformers.file_utils", "transformers.utils", "transformers.utils.import_utils")
+_UTILITIES = (
+    "transformers.file_utils", "transformers.utils", "transformers.utils.import_utils",
+    "transformers.testing_utils",
+)  # fmt: skip
 _PREFIXES = ("Flax", "FLAX_")
 
 _resolve: Callable[[str], Any]  # what finds hfseq's own names
@@ -70,15 +74,23 @@ def send_example_telemetry(*_: object, **__: object) -> None:
     """Send nothing; Transformers 4's example scripts call it."""
 
 
-_FUNCTIONS: dict[str, Any] = {
-    function.__name__: function for function in (is_flax_available, send_example_telemetry)
-}
+def require_flax(test_case: Any) -> Any:
+    """Skip no test for want of Flax."""
+    return test_case
+
+
+_HELPERS: dict[str, Any] = {
+    "FLAX_WEIGHTS_INDEX_NAME": "flax_model.msgpack.index.json",
+    "FLAX_WEIGHTS_NAME": "flax_model.msgpack",
+    "is_flax_available": is_flax_available, "require_flax": require_flax,
+    "send_example_telemetry": send_example_telemetry,
+}  # fmt: skip
 
 
 def _look_up(package: str, name: str) -> Any:
     """Return what a package of Transformers 4 had under a name that it has no more."""
-    if name in _FUNCTIONS:
-        return _FUNCTIONS[name]
+    if name in _HELPERS:
+        return _HELPERS[name]
     if name.startswith(_PREFIXES):
         return _get(name, package)
     if "flax" in name and _found(f"{package}.{name}"):
@@ -94,6 +106,8 @@ class _OldModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in _HELPERS:
+            return _HELPERS[name]
         for home in self.homes:
             if hasattr(home, name):
                 return getattr(home, name)
@@ -144,10 +158,24 @@ class _Finder:
         return None
 
 
+class _OldLogger(logging.Handler):
+    """Tells whoever listens to a logger of Transformers 4 what hfseq says in its place."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.old = logging.getLogger(name)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for handler in self.old.handlers:
+            handler.handle(record)
+
+
 class _Loader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = _OldModule(spec.name, f"What Transformers 4 had in ``{spec.name}``, of hfseq.")
         module.homes = [importlib.import_module(home) for home in _homes(spec.name)]
+        if spec.name == "transformers.modeling_flax_utils":
+            logging.getLogger("hfseq.modeling").addHandler(_OldLogger(spec.name))
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -155,9 +183,9 @@ class _Loader(Loader):
 
 
 def _extend(module: ModuleType) -> None:
-    """Give one of `_UTILITIES` the functions it had, and lazy packages the names they had."""
-    for name, function in _FUNCTIONS.items():
-        vars(module).setdefault(name, function)
+    """Give one of `_UTILITIES` the helpers it had, and lazy packages the names they had."""
+    for name, helper in _HELPERS.items():
+        vars(module).setdefault(name, helper)
     lazy = getattr(module, "_LazyModule", None)
     if lazy is None or hasattr(lazy.__getattr__, "__wrapped__"):
         return

@@ -15,6 +15,7 @@ from flax import nnx
 from transformers import PreTrainedConfig
 
 from hfseq import nn
+from hfseq.errors import UsageError
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
@@ -75,6 +76,12 @@ class Attention(nn.CachedAttention):
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__()
         self.kv_heads, self.head_dim = config.num_key_value_heads, head_size(config)
+        if config.num_attention_heads % self.kv_heads:
+            raise UsageError(
+                f"num_attention_heads={config.num_attention_heads} of the configuration is no "
+                f"multiple of num_key_value_heads={self.kv_heads}: query heads share key and "
+                "value heads in groups of one size"
+            )
         self.causal = not getattr(config, "use_bidirectional_attention", None)
         self.rate = config.attention_dropout
         width, bias = config.hidden_size, getattr(config, "attention_bias", False)
