@@ -252,7 +252,8 @@ def check_room(cache: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
     ids = next((v for n, v in inputs.items() if n.endswith("input_ids")), None)
     if ids is None:
         return
-    wanted, given, full = set(), len(ids), []
+    full: list[tuple[int, int]] = []  # tokens taken, and room
+    wanted, given = set(), len(ids)
 
     def add_rows(entry: dict[str, Any]) -> None:
         if _is_state(entry):
