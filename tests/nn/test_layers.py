@@ -115,7 +115,7 @@ def test_layer_norm_leaves_out_its_bias_and_its_scale():
 
 def test_signatures_of_layer_classes_are_those_of_their_constructors():
     classes = [getattr(nn, name) for name in nn.__all__ if inspect.isclass(getattr(nn, name))]
-    assert len(classes) == 15
+    assert len(classes) == 16
     for kind in classes:
         shown, made = inspect.signature(kind), inspect.signature(kind.__init__)
         assert list(shown.parameters) == list(made.parameters)[1:], kind
@@ -131,7 +131,8 @@ def test_signatures_of_layer_classes_are_those_of_their_constructors():
 
 
 def test_help_says_what_arguments_a_layer_takes():
-    for kind in (nn.Linear, nn.Conv1D, nn.Embed, nn.LayerNorm, nn.RMSNorm, nn.Dropout):
+    kinds = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Dropout)
+    for kind in (nn.Linear, nn.Conv1D, nn.Embed, *kinds):
         text = pydoc.plain(pydoc.render_doc(kind))
         names = inspect.signature(kind).parameters
         assert f"{kind.__name__}({next(iter(names))}" in text
@@ -159,6 +160,24 @@ CONVOLUTIONS = [
     ((3, 3), {"stride": (2, 1), "padding": 1, "groups": 4}),
     ((2, 3), {"padding": [(1, 1), (0, 0)]}),
 ]
+
+
+@pytest.mark.parametrize(("groups", "shape"), [(8, (2, 9, 8)), (2, (3, 4, 5, 6)), (1, (2, 7, 4))])
+def test_group_norm_and_its_gradients_are_those_of_pytorch(groups, shape):
+    torch = pytest.importorskip("torch")
+    layer, features = nn.GroupNorm(groups, shape[-1], 1e-5), shape[-1]
+    layer.scale[...], layer.bias[...] = jnp.arange(features) / 3, jnp.ones(features) / 7
+    x = np.random.default_rng(0).normal(2.0, 3.0, shape).astype(np.float32)
+    given = torch.from_numpy(np.moveaxis(x, -1, 1).copy()).requires_grad_()
+    scale, bias = (torch.from_numpy(np.array(v[...])) for v in (layer.scale, layer.bias))
+    theirs = torch.nn.functional.group_norm(given, groups, scale, bias, 1e-5)
+    assert close(layer(jnp.asarray(x)), np.moveaxis(theirs.detach().numpy(), 1, -1), 1e-5)
+    theirs.sin().sum().backward()
+    ours = jax.grad(lambda x: jnp.sin(layer(x)).sum())(jnp.asarray(x))
+    assert close(ours, np.moveaxis(given.grad.numpy(), 1, -1), 1e-5)
+    assert layer(jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
+    with pytest.raises(UsageError, match="5 groups do not divide 8 channels"):
+        nn.GroupNorm(5, 8, 1e-5)
 
 
 @pytest.mark.parametrize(("size", "options"), CONVOLUTIONS)
