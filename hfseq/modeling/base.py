@@ -63,6 +63,8 @@ class FlaxModel(FlaxGenerationMixin):
     fixed_state: ClassVar[bool] = False
     # The calls of the module: the whole, and what else the model class runs of it.
     entries: ClassVar[tuple[str, ...]] = ("__call__", "encode", "decode")
+    # Whether pictures may have other sizes than that of the configuration.
+    any_picture_size: ClassVar[bool] = False
     # Linears beside those in the layers that train in FP8 under its recipes, as expressions.
     precision_sites: ClassVar[tuple[str, ...]] = ()
     # The attributes of the configuration that count heads: each device gets whole ones.
@@ -488,6 +490,11 @@ class FlaxModel(FlaxGenerationMixin):
         if wanted is None or shape[1:] == wanted:
             return
         channels, height, width = wanted
+        if self.any_picture_size and shape[1] == channels:
+            config = getattr(self._config, "vision_config", self._config)
+            least = height_and_width(config.patch_size)
+            if shape[2] >= least[0] and shape[3] >= least[1]:
+                return
         if shape[1] != channels and shape[3] == channels:
             remedy = "channels come first here: pixel_values.transpose(0, 3, 1, 2)"
         elif shape[1] != channels:

@@ -8,6 +8,7 @@ from hfseq.nn.layers import (
     Conv,
     Conv1D,
     Dropout,
+    DropPath,
     Embed,
     GroupNorm,
     LayerNorm,
@@ -26,6 +27,7 @@ from hfseq.nn.positions import (
     positions_from_mask,
     positions_in_segments,
     relative_position_bias,
+    stretched,
 )
 from hfseq.nn.precision import add_bias
 from hfseq.nn.random import Keys, batch_keys, make_keys
@@ -43,6 +45,7 @@ __all__ = [
     "CachedAttention",
     "Conv",
     "Conv1D",
+    "DropPath",
     "Dropout",
     "Embed",
     "Facts",
@@ -82,6 +85,7 @@ __all__ = [
     "rope_parameters",
     "rotate",
     "run_layers",
+    "stretched",
     "visible",
     "visible_across",
 ]

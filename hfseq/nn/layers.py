@@ -332,6 +332,30 @@ class Dropout(nnx.Module):
         return dropout(x, self.rate, rngs)
 
 
+class DropPath(Dropout):
+    """Stochastic depth (Huang et al., 2016): a branch is dropped for whole rows of the batch.
+
+    ``rngs=None`` (evaluation) or a rate of 0 returns the input itself; rows that stay are scaled
+    up. **Arguments:** ``rate`` is the probability of each row to be dropped.
+    """
+
+    def __call__(
+        self, x: jax.Array, rngs: Keys | None, rate: float | jax.Array | None = None
+    ) -> jax.Array:
+        """Drop rows of ``x``, with the probability ``rate`` (default: the module's) where given.
+
+        A rate that differs between layers comes as an array, one of ``per_layer`` of
+        :func:`hfseq.nn.run_layers`.
+        """
+        if rngs is None or self.rate == 0.0:
+            return x
+        threshold = jnp.round((self.rate if rate is None else jnp.asarray(rate)) * 65536)
+        bits = rngs.bits((x.shape[0], *(1 for _ in x.shape[1:])))
+        kept = 1.0 - jnp.minimum(threshold, 65535) / 65536
+        scaled = (x / kept).astype(x.dtype)
+        return jnp.where(bits.astype(jnp.int32) >= threshold, scaled, jnp.zeros_like(x))
+
+
 def dropout(x: jax.Array, rate: float, rngs: Keys | None) -> jax.Array:
     """Zero each element with probability ``rate`` (in steps of 2**-16) and scale the others up."""
     if rngs is None or rate == 0.0:

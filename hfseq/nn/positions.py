@@ -96,3 +96,53 @@ def relative_position_bias(
     rows = jnp.broadcast_to(diagonals, (heads, queries, width)).reshape(heads, queries * width)
     shifted = rows[:, : queries * (width - 1)].reshape(heads, queries, width - 1)
     return shifted[None, :, :, queries - 1 :]
+
+
+def resampling(given: int, wanted: int, kind: str) -> np.ndarray:
+    """Return the matrix (wanted, given) that stretches a row of numbers, as PyTorch does.
+
+    ``kind`` is ``"cubic"`` (with a = -0.75, where ``jax.image.resize`` has -0.5) or ``"linear"``;
+    the ends are repeated, corners are not aligned, and nothing is smoothed where numbers are left
+    out.
+    """
+    places = (np.arange(wanted) + 0.5) * (given / wanted) - 0.5
+    if kind == "linear":
+        places = np.maximum(places, 0.0)
+    first = np.floor(places).astype(int)
+    after = places - first
+    if kind == "linear":
+        taps = {0: 1 - after, 1: after}
+    else:
+        taps = {-1: _far(after + 1), 0: _near(after), 1: _near(1 - after), 2: _far(2 - after)}
+    matrix = np.zeros((wanted, given))
+    for shift, weights in taps.items():
+        np.add.at(matrix, (np.arange(wanted), np.clip(first + shift, 0, given - 1)), weights)
+    return matrix.astype(np.float32)
+
+
+_CUBIC = -0.75
+
+
+def _near(x: np.ndarray) -> np.ndarray:
+    """Keys' kernel (1981) at distances of at most 1."""
+    return ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
+
+
+def _far(x: np.ndarray) -> np.ndarray:
+    """The same at distances from 1 to 2."""
+    return ((_CUBIC * x - 5 * _CUBIC) * x + 8 * _CUBIC) * x - 4 * _CUBIC
+
+
+def stretched(table: jax.Array, size: tuple[int, int], kind: str = "cubic") -> jax.Array:
+    """Resize a grid of vectors (height, width, features) to ``size``, in float32.
+
+    The same size is the same table. ``kind`` is that of :func:`resampling`.
+    """
+    if table.shape[:2] == size:
+        return table
+    down, across = (
+        jnp.asarray(resampling(given, wanted, kind))
+        for given, wanted in zip(table.shape[:2], size, strict=True)
+    )
+    x = jnp.einsum("ih,hwf,jw->ijf", down, table.astype(jnp.float32), across, precision="highest")
+    return x.astype(table.dtype)

@@ -86,6 +86,18 @@ def test_dropout_at_its_ends():
     assert not np.asarray(nn.Dropout(1.0)(X, keys)).any()
 
 
+def test_drop_path_drops_whole_rows_at_a_rate_of_each_layer():
+    ones, keys = jnp.ones((4000, 2, 3)), nn.make_keys(jax.random.key(0))
+    for rate in (0.25, jnp.float32(0.5)):
+        given = np.asarray(nn.DropPath(0.25)(ones, keys, rate)).reshape(4000, -1)
+        assert (given == given[:, :1]).all()
+        assert abs((given[:, 0] == 0).mean() - float(rate)) < 0.03
+        assert np.allclose(given.max(), 1 / (1 - float(rate)), rtol=1e-4)
+    assert nn.DropPath(0.0)(X, keys) is X and nn.DropPath(0.5)(X, None) is X
+    assert np.array_equal(nn.DropPath(0.5)(X, keys, 0.0), X)
+    assert not np.asarray(nn.DropPath(1.0)(X, keys)).any()
+
+
 def test_activations_are_those_of_transformers():
     torch = pytest.importorskip("torch")
     from transformers.activations import ACT2FN

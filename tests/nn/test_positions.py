@@ -33,3 +33,15 @@ def test_positions_from_a_mask_count_what_is_seen():
     mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 1, 0]])
     expected = [[0, 0, 0, 1, 2], [0, 1, 2, 0, 0], [0, 0, 1, 2, 0]]
     assert np.array_equal(nn.positions_from_mask(mask), expected)
+
+
+@pytest.mark.parametrize("kind", ["cubic", "linear"])
+@pytest.mark.parametrize("size", [(2, 9), (7, 3), (16, 16), (1, 1)])
+def test_grids_are_stretched_as_pytorch_does(kind, size):
+    torch = pytest.importorskip("torch")
+    table = np.random.default_rng(0).normal(size=(5, 7, 3)).astype(np.float32)
+    expected = torch.nn.functional.interpolate(
+        torch.tensor(table).permute(2, 0, 1)[None], size=size, mode=f"bi{kind}"
+    )[0].permute(1, 2, 0)
+    assert np.abs(nn.stretched(jnp.asarray(table), size, kind) - expected.numpy()).max() < 2e-6
+    assert nn.stretched(table, (5, 7), kind) is table
