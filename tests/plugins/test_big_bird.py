@@ -11,6 +11,8 @@ from flax import nnx
 from hfseq import plugins
 from hfseq.errors import UsageError
 from hfseq.nn import make_keys
+from hfseq.nn.sharding import Layout, make_mesh
+from hfseq.nn.trees import flatten, unflatten
 from hfseq.testing import check_architecture
 from hfseq_plugins.big_bird.modeling import (
     FlaxBigBirdForMaskedLM,
@@ -32,12 +34,17 @@ ODD = {"attention_type": "block_sparse", "block_size": 1, "num_random_blocks": 2
 NOT_SPARSE = {
     "packing": "the first block would be seen by all documents of a row",
     "padding": "the last block is another one",
+    # Its blocks are of two tokens: the ends are few queries, which XLA of jax 0.10 gets wrong where
+    # heads are split and no mesh is told; `test_a_mesh_changes_nothing` tells it.
+    "devices": "split heads of few queries without a mesh are wrong in XLA",
 }
 
 
 @pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))
 def test_battery(head):
-    check_architecture("big_bird", config(num_labels=2), heads=[head])
+    answers = {"packing": "the question ends at the first separator of the row"}
+    skip = answers if head == "ForQuestionAnswering" else None
+    check_architecture("big_bird", config(num_labels=2), heads=[head], skip=skip)
 
 
 def test_battery_covers_every_registered_head():
@@ -48,6 +55,21 @@ def test_battery_covers_every_registered_head():
 @pytest.mark.parametrize("head", [head for head in HEADS if head != "ForCausalLM"])
 def test_battery_sparse_in_blocks(head):
     check_architecture("big_bird", config(num_labels=2, **SPARSE), heads=[head], skip=NOT_SPARSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [SPARSE, ODD], ids=str)
+def test_a_mesh_changes_nothing(kind):
+    model, tokens = FlaxBigBirdModel(config(**kind)), ids(4, 16)
+    right = model(tokens).last_hidden_state
+    mesh, leaves = make_mesh("data=2,fsdp=2,tensor=2", jax.devices()[:8]), flatten(model.params)
+    layout = Layout(mesh, plugins.load().architectures.get("big_bird").load_sharding(), 64)
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    split = layout.shardings(shapes)
+    params = unflatten({path: jax.device_put(leaves[path], split[path]) for path in leaves})
+    model.use_mesh(mesh, layout.axes(shapes))
+    found = jax.jit(lambda params: model(tokens, params=params).last_hidden_state)(params)
+    assert close(found, right, 1e-5)
 
 
 @pytest.mark.slow

@@ -26,6 +26,9 @@ from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import BarePooler, BertModule, dense
 from hfseq_plugins.roberta import modeling as roberta
 
+# The blocks that see everything, and that everything sees.
+ENDS = (slice(0, 1), slice(-1, None))
+
 
 def longest_full(config: BigBirdConfig) -> int | None:
     """Return how long a row may be to attend in full; None where every row does."""
@@ -81,10 +84,8 @@ class SelfAttention(encoder.SelfAttention):
             return y.reshape(y.shape[0], blocks, self.block, self.kv_heads, self.head_dim)
 
         query, key, value = (split(part(x)) for part in (self.query, self.key, self.value))
-        ends, _ = nn.attend(
-            _whole(query[:, np.array([0, blocks - 1])]), _whole(key), _whole(value),
-            mask=nn.visible(there),
-        )  # fmt: skip
+        ends = jnp.concatenate([query[:, at] for at in ENDS], 1)
+        ends, _ = nn.attend(_whole(ends), _whole(key), _whole(value), mask=nn.visible(there))
         middle = self._middle(query, key, value, there.reshape(-1, blocks, self.block), rngs)
         first, last = jnp.split(ends, 2, axis=1)
         mixed = jnp.concatenate([first, middle, last], 1) * there[..., None, None]
@@ -96,36 +97,40 @@ class SelfAttention(encoder.SelfAttention):
     ) -> jax.Array:  # fmt: skip
         """Return what the blocks between the first and the last see, (batch, tokens, heads, d)."""
         batch, blocks = query.shape[:2]
-        rows = np.arange(1, blocks - 1)
-        near = np.stack([0 * rows, rows - 1, rows, rows + 1, 0 * rows + blocks - 1], 1)
+        rows = blocks - 2
         # The second block stands beside the first, the last but one beside the last: seen once.
-        once = np.ones_like(near, bool)
+        once = np.ones((rows, 5), bool)
         once[0, 1] = once[-1, -1] = False
         drawn = self._drawn(blocks, rngs)
 
+        def near(x: jax.Array) -> jax.Array:
+            """Return the blocks that a row sees for sure, (batch, rows, 5, block, ...)."""
+            first, last = (jnp.broadcast_to(x[:, at], x[:, 2:].shape) for at in ENDS)
+            return jnp.stack([first, x[:, :-2], x[:, 1:-1], x[:, 2:], last], 2)
+
         def seen(x: jax.Array) -> jax.Array:
             """Gather the keys, or the values, of each row, (batch * rows, keys, heads, d)."""
-            beside = x[:, near]  # (batch, rows, 5, block, heads, d)
+            beside = near(x)
             if drawn is None:
-                shape = (batch, len(rows), self.random_blocks, *x.shape[2:])
+                shape = (batch, rows, self.random_blocks, *x.shape[2:])
                 more = jnp.broadcast_to(x[:, None, :1], shape)
             else:
                 heads = np.arange(self.kv_heads)[:, None, None]
                 more = x[:, drawn, :, heads].transpose(3, 1, 2, 4, 0, 5)
             gathered = jnp.concatenate([beside, more], 2)
-            return gathered.reshape(batch * len(rows), -1, *x.shape[3:])
+            return gathered.reshape(batch * rows, -1, *x.shape[3:])
 
-        shown = there[:, near] & once[..., None]
+        shown = near(there) & once[..., None]
         if drawn is None:
-            shape = (batch, len(rows), self.random_blocks, self.block)
+            shape = (batch, rows, self.random_blocks, self.block)
             shown = jnp.concatenate([shown, jnp.broadcast_to(there[:, None, :1], shape)], 2)
-            mask = nn.visible(shown.reshape(batch * len(rows), -1))
+            mask = nn.visible(shown.reshape(batch * rows, -1))
         else:  # (batch, rows, heads, blocks, block)
             more = there[:, drawn].swapaxes(1, 2)
             shape = (*shown.shape[:2], self.kv_heads, *shown.shape[2:])
             shown = jnp.concatenate([jnp.broadcast_to(shown[:, :, None], shape), more], 3)
-            mask = shown.reshape(batch * len(rows), self.kv_heads, 1, -1)
-        middle = query[:, 1:-1].reshape(batch * len(rows), *query.shape[2:])
+            mask = shown.reshape(batch * rows, self.kv_heads, 1, -1)
+        middle = query[:, 1:-1].reshape(batch * rows, *query.shape[2:])
         mixed, _ = nn.attend(middle, seen(key), seen(value), mask=mask)
         return mixed.reshape(batch, -1, *mixed.shape[2:])
 
