@@ -226,6 +226,23 @@ def test_a_convolution_computes_in_the_type_of_its_recipe():
         assert layer(jnp.ones((1, 8, 8, 4))).dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_gradients_of_a_convolution_are_the_same_where_the_batch_is_split(groups):
+    layer = nn.Conv(
+        8, 12, (4,), nn.normal(0.2), nnx.Rngs(0), stride=2, padding=[(2, 1)], groups=groups
+    )
+    graph, state = nnx.split(layer)
+    x = jax.random.normal(jax.random.key(0), (8, 11, 8))
+
+    def gradient(x):
+        loss = jax.grad(lambda state, x: jnp.sin(nnx.merge(graph, state)(x)).sum(), (0, 1))
+        return jax.tree.leaves(jax.jit(loss)(state, x))
+
+    devices = jax.sharding.Mesh(np.array(jax.devices()[:4]), "d")
+    split = jax.device_put(x, jax.NamedSharding(devices, jax.P("d")))
+    assert all(map(close, gradient(split), gradient(x)))
+
+
 def test_groups_that_do_not_divide_the_channels_are_refused():
     with pytest.raises(UsageError, match="3 groups do not divide 8 and 12 channels"):
         nn.Conv(8, 12, (3,), nn.normal(0.2), nnx.Rngs(0), groups=3)
