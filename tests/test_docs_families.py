@@ -13,19 +13,20 @@ from tests.support import models
 
 FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
 NAMES = [
-    "albert", "bart", "bert", "big_bird", "blenderbot", "blenderbot-small", "bloom", "clip",
-    "clip_text_model", "clip_vision_model", "distilbert", "electra", "fp8_encoder", "gemma",
-    "gpt2", "gpt_neo", "gptj", "llama", "longt5", "marian", "mbart", "megatron-bert", "mistral",
-    "mt5", "opt", "pegasus", "roberta", "roberta-prelayernorm", "roformer", "t5", "vit",
+    "albert", "bart", "beit", "bert", "big_bird", "blenderbot", "blenderbot-small", "bloom", "clip",
+    "clip_text_model", "clip_vision_model", "dinov2", "distilbert", "electra", "fp8_encoder",
+    "gemma", "gpt2", "gpt_neo", "gptj", "llama", "longt5", "marian", "mbart", "megatron-bert",
+    "mistral", "mt5", "opt", "pegasus", "roberta", "roberta-prelayernorm", "roformer", "t5", "vit",
     "vq_transformer", "wmt_transformer", "xglm", "xlm-roberta",
 ]  # fmt: skip
 #: No script trains them: their pages show a step.
-PICTURES = ("clip", "vit")
+PICTURES = ("beit", "clip", "dinov2", "vit")
 SECTIONS = [
     "Classes", "Configuration", "Train", "Use", "Convert", "Parameters", "On several devices",
     "Traps",
 ]  # fmt: skip
 WIDE = {
+    "beit": {"use_absolute_position_embeddings": True, "use_shared_relative_position_bias": True},
     "bert": {"add_cross_attention": True, "is_decoder": True},
     "fp8_encoder": {"hidden_act": "geglu", "head": "te_flatten", "flatten_length": 8},
     "megatron-bert": {"add_cross_attention": True, "is_decoder": True},

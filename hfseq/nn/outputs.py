@@ -152,6 +152,12 @@ FlaxBaseModelOutputWithPooling = _output(
     "Hidden states and the pooled first token.",
     "last_hidden_state pooler_output hidden_states attentions",
 )
+FlaxBeitModelOutputWithPooling = _output(
+    "FlaxBeitModelOutputWithPooling",
+    "Hidden states, and the mean of the patches or the first place.",
+    "",
+    FlaxBaseModelOutputWithPooling,
+)
 FlaxBaseModelOutputWithPoolingAndCrossAttentions = _output(
     "FlaxBaseModelOutputWithPoolingAndCrossAttentions",
     "Hidden states, the pooled first token, and what a decoder adds.",

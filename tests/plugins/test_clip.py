@@ -25,6 +25,7 @@ from hfseq_plugins.clip.modeling import (
 from tests.support import models
 from tests.support.models import close, same
 from tests.support.tiers import CHECKS, first
+from tests.support.twins import tensors, twin
 
 HEADS = [
     ("clip_text_model", "Model"), ("clip_text_model", "WithProjection"),
@@ -61,22 +62,6 @@ def test_battery_with_pictures_that_are_no_squares_and_of_other_channels():
     )
     # PyTorch has one side alone for its table of places.
     check_architecture("clip_vision_model", config, torch=False)
-
-
-def twin(model, folder, kind=None):
-    """The PyTorch model of the same weights."""
-    pytest.importorskip("torch")
-    import transformers
-
-    model.save_pretrained(folder)
-    return getattr(transformers, kind or model.torch_class_name()).from_pretrained(folder).eval()
-
-
-def tensors(**arrays):
-    import torch
-
-    found = {name: torch.from_numpy(np.asarray(value)) for name, value in arrays.items()}
-    return {n: v if v.is_floating_point() else v.long() for n, v in found.items()}
 
 
 @pytest.mark.slow

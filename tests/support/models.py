@@ -334,6 +334,23 @@ def vit_config(**changes: Any) -> Any:
     return ViTConfig(**{**sizes, **layers, **_PICTURES, **changes})
 
 
+def dinov2_config(**changes: Any) -> Any:
+    from transformers import Dinov2Config
+
+    changes.pop("vocab_size", None)
+    sizes = {"hidden_size": 32, "mlp_ratio": 2, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return Dinov2Config(**{**sizes, "num_labels": 3, **_PICTURES, **changes})
+
+
+def beit_config(**changes: Any) -> Any:
+    from transformers import BeitConfig
+
+    sizes = {name: _CLIP[name] for name in ("hidden_size", "intermediate_size")}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 3, "vocab_size": 24}
+    places = {"use_relative_position_bias": True, "use_mask_token": True, "drop_path_rate": 0.0}
+    return BeitConfig(**{**sizes, **layers, **places, **_PICTURES, **changes})
+
+
 def pictures(rows: int = 2, shape: tuple[int, ...] = (3, 12, 12), seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, *shape)).astype(np.float32)
 

@@ -64,6 +64,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "clip_text_model": _ENCODER,
     "clip_vision_model": _ENCODER,
     "vit": _ENCODER,
+    "beit": _ENCODER,
+    "dinov2": {"num_attention_heads": 8, "num_hidden_layers": 1},
 }
 LANGUAGE = ("ForMaskedLM", "ForCausalLM", "ForSeq2SeqLM")
 ROWS, LENGTH, VOCABULARY = 8, 16, 72

@@ -1,4 +1,4 @@
-"""CLIP and ViT take steps of training on a mesh: those of one device, whatever the layers do."""
+"""Models of pictures take steps on a mesh: those of one device, whatever the layers do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def losses(name, mesh, **options):
     kind = plugins.load().architectures.get(name).load_head(head)
     model = kind(config, _do_init=False, **options)
     params, optimizer = model.init_weights(jax.random.key(0)), optax.adam(1e-2)
-    other = {"labels": np.arange(8) % 3} if name == "vit" else {"input_ids": models.ids(8) % 24}
+    other = {"labels": np.arange(8) % 3} if name != "clip" else {"input_ids": models.ids(8) % 24}
     batch = {"pixel_values": models.pictures(8), **other}
     if mesh:
         grid = make_mesh(mesh, jax.devices()[:4])
@@ -62,7 +62,7 @@ def losses(name, mesh, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", WAYS)
-@pytest.mark.parametrize("name", ["clip", "vit"])
+@pytest.mark.parametrize("name", ["beit", "clip", "dinov2", "vit"])
 def test_steps_on_a_mesh_are_those_of_one_device(name, options):
     alone = losses(name, None)
     together = losses(name, "data=2,tensor=2", **options)

@@ -49,10 +49,13 @@ class Embeddings(nnx.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def __call__(self, pixel_values: jax.Array, rngs: Keys | None) -> jax.Array:
-        x = self.patch_embeddings(pixel_values)
+        x = self.behind_first(self.patch_embeddings(pixel_values))
+        return self.dropout(x + self.position_embeddings[...].astype(x.dtype), rngs)
+
+    def behind_first(self, x: jax.Array) -> jax.Array:
+        """Put patches (batch, patches, width) behind the vector for the whole picture."""
         first = jnp.broadcast_to(self.cls_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
-        x = jnp.concatenate([first, x], 1) + self.position_embeddings[...].astype(x.dtype)
-        return self.dropout(x, rngs)
+        return jnp.concatenate([first, x], 1)
 
 
 class SelfAttention(nnx.Module):
@@ -65,14 +68,15 @@ class SelfAttention(nnx.Module):
             dense(config, width, width, rngs, use_bias=bias) for _ in range(3)
         )
 
-    def __call__(self, x, rngs, return_weights):
+    def __call__(self, x, rngs, return_weights, bias=None):
         query, key, value = (
             part(x).reshape(*x.shape[:2], self.heads, -1)
             for part in (self.query, self.key, self.value)
         )
         mixed, weights = nn.attend(
-            query, key, value, dropout_rate=self.rate, rngs=rngs, return_weights=return_weights
-        )
+            query, key, value, bias=bias, dropout_rate=self.rate, rngs=rngs,
+            return_weights=return_weights,
+        )  # fmt: skip
         return mixed.reshape(x.shape), weights
 
 

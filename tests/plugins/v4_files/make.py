@@ -52,6 +52,12 @@ MODELS = {
     "albert": ("AlbertForPreTraining", "AlbertConfig",
                SMALL | {"embedding_size": 12, "num_hidden_layers": 3, "inner_group_num": 2},
                "ids types"),
+    "beit": ("BeitForImageClassification", "BeitConfig",
+             PICTURE | {"num_labels": 3, "use_relative_position_bias": True}, "pictures"),
+    "beit_shared": ("BeitForMaskedImageModeling", "BeitConfig",
+                    PICTURE | {"vocab_size": 24, "use_shared_relative_position_bias": True,
+                               "use_absolute_position_embeddings": True, "use_mask_token": True,
+                               "use_mean_pooling": False}, "hidden"),
     "big_bird": ("BigBirdForMaskedLM", "BigBirdConfig",
                  SMALL | {"attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1,
                           "use_bias": True}, "ids types even"),
@@ -70,6 +76,10 @@ MODELS = {
     "clip_text_projection": ("CLIPTextModelWithProjection", "CLIPTextConfig",
                              WORDS | {"projection_dim": 8}, "words"),
     "clip_vision": ("CLIPVisionModel", "CLIPVisionConfig", PICTURE, "pictures"),
+    "dinov2": ("Dinov2ForImageClassification", "Dinov2Config",
+               {"hidden_size": 16, "mlp_ratio": 2, "num_hidden_layers": 2, "num_labels": 3,
+                "num_attention_heads": 2, "image_size": 12, "patch_size": 4,
+                "layerscale_value": 0.5, "use_swiglu_ffn": True}, "pictures"),
     "distilbert": ("DistilBertForMaskedLM", "DistilBertConfig",
                    {"vocab_size": 48, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24,
                     "max_position_embeddings": 40}, "ids"),
@@ -128,8 +138,10 @@ def inputs(kind: str) -> dict[str, np.ndarray]:
     """Return what a model is given; padding on the right."""
     random = np.random.default_rng(7)
     kinds, length = kind.split(), 26 if "even" in kind else 13
-    if kind == "pictures":
-        return {"pixel_values": random.normal(size=(2, 3, 12, 12)).astype(np.float32)}
+    if kind in ("pictures", "hidden"):
+        given = {"pixel_values": random.normal(size=(2, 3, 12, 12)).astype(np.float32)}
+        hide = {"bool_masked_pos": random.integers(0, 2, (2, 9)).astype(bool)}
+        return given | (hide if kind == "hidden" else {})
     ids = random.integers(5, 46, (2, length))
     mask = np.ones_like(ids)
     if kind in ("clip", "words"):

@@ -1,0 +1,188 @@
+"""BEiT: the battery for every class, its positions, sizes of pictures, hidden patches, files."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hfseq
+from hfseq.errors import UsageError
+from hfseq.nn.outputs import FlaxBeitModelOutputWithPooling
+from hfseq.testing import check_architecture
+from hfseq_plugins.beit.modeling import (
+    FlaxBeitForImageClassification,
+    FlaxBeitForMaskedImageModeling,
+    FlaxBeitModel,
+    FlaxBeitModule,
+    distances,
+)
+from tests.support import models
+from tests.support.models import close, same
+from tests.support.tiers import CHECKS, first
+from tests.support.twins import tensors, twin
+
+HEADS = ("Model", "ForImageClassification", "ForMaskedImageModeling")
+ONE = [("ForMaskedImageModeling", CHECKS)]
+# The battery hides no patches; where the mean of patches is taken, the norm is behind it.
+HIDDEN = ("mask_token",)
+SHARED = {"use_relative_position_bias": False, "use_shared_relative_position_bias": True}
+ABSOLUTE = {"use_relative_position_bias": False, "use_absolute_position_embeddings": True}
+
+
+@pytest.mark.parametrize(("head", "checks"), first([*ONE, *((h, None) for h in HEADS)], *ONE))
+def test_battery(head, checks):
+    config = models.beit_config(**({"num_hidden_layers": 1} if checks else {}))
+    check_architecture("beit", config, heads=[head], checks=checks, zero_gradients=HIDDEN)
+
+
+@pytest.mark.slow
+def test_battery_with_the_first_place_pooled_and_no_scales():
+    changes = {**SHARED, "use_mean_pooling": False, "layer_scale_init_value": 0.0}
+    config = models.beit_config(**changes)
+    check_architecture("beit", config, heads=HEADS[:2], zero_gradients=HIDDEN)
+    # PyTorch takes the two norms of the third head for each other when it reads a file of its own.
+    check_architecture("beit", config, heads=HEADS[2:], zero_gradients=HIDDEN, torch=False)
+
+
+@pytest.mark.slow
+def test_both_norms_of_the_third_head_are_those_of_pytorch(tmp_path):
+    pytest.importorskip("torch")
+    from transformers import BeitForMaskedImageModeling
+
+    config = models.beit_config(use_mean_pooling=False)
+    model = shaken(FlaxBeitForMaskedImageModeling(config))
+    theirs = hfseq.load_flax_weights_in_pytorch_model(
+        BeitForMaskedImageModeling(config).eval(), model.params
+    )
+    output = theirs(**tensors(pixel_values=models.pictures()))
+    assert close(model(models.pictures()).logits, output.logits.detach())
+    theirs.save_pretrained(tmp_path)
+    again = FlaxBeitForMaskedImageModeling.from_pretrained(tmp_path)
+    assert same(again.params, model.params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**ABSOLUTE, "use_mask_token": False, "num_channels": 1, "hidden_act": "gelu_new"},
+        {**SHARED, "use_relative_position_bias": True, "use_absolute_position_embeddings": True},
+        {"drop_path_rate": 0.3, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+    ],
+)
+def test_battery_with_other_positions_pooling_and_dropout(changes):
+    check_architecture("beit", models.beit_config(**changes), zero_gradients=HIDDEN)
+
+
+def test_battery_covers_every_registered_head():
+    assert tuple(hfseq.plugins.load().architectures["beit"].target.heads) == HEADS
+
+
+def test_rows_of_the_table_are_those_of_pytorch():
+    torch = pytest.importorskip("torch")
+    from transformers.models.beit.modeling_beit import BeitRelativePositionBias
+
+    for grid in ((3, 3), (2, 5), (1, 1)):
+        theirs = BeitRelativePositionBias.generate_relative_position_index(grid)
+        assert torch.equal(torch.tensor(distances(grid)), theirs)
+
+
+def shaken(model, seed=0):
+    """Values that are not those of the start, which are zero for positions."""
+    random = np.random.default_rng(seed)
+    model.params = jax.tree.map(
+        lambda leaf: leaf + jnp.asarray(random.normal(size=leaf.shape) * 0.3, leaf.dtype),
+        model.params,
+    )
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, SHARED, ABSOLUTE], ids=["own", "shared", "absolute"])
+@pytest.mark.parametrize("shape", [(20, 20), (8, 24), (14, 11), (4, 4)])
+def test_pictures_of_any_size_give_what_pytorch_gives(shape, changes, tmp_path):
+    """Version 4 could not read them."""
+    model = shaken(FlaxBeitModel(models.beit_config(**changes)))
+    pixels = models.pictures(2, (3, *shape))
+    theirs = twin(model, tmp_path)(**tensors(pixel_values=pixels))
+    assert close(model(pixels).pooler_output, theirs.pooler_output.detach(), 3e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [FlaxBeitModel, FlaxBeitForMaskedImageModeling])
+def test_hidden_patches_give_what_pytorch_gives(cls, tmp_path):
+    model = shaken(cls(models.beit_config()))
+    hide = np.arange(18).reshape(2, 9) % 3 == 0
+    import torch
+
+    theirs = twin(model, tmp_path)(
+        **tensors(pixel_values=models.pictures()), bool_masked_pos=torch.tensor(hide)
+    )
+    assert close(model(models.pictures(), hide)[0], theirs[0].detach())
+    assert close(model(models.pictures(), hide.astype(np.int32))[0], theirs[0].detach())
+    with pytest.raises(UsageError, match="bool_masked_pos is .2, 4., the patches are .2, 9."):
+        model(models.pictures(), hide[:, :4])
+
+
+def test_the_pooled_vector_has_its_own_output_class():
+    model = FlaxBeitModel(models.beit_config(num_hidden_layers=1, drop_path_rate=0.1))
+    output = model(models.pictures(), output_hidden_states=True, output_attentions=True)
+    assert isinstance(output, FlaxBeitModelOutputWithPooling)
+    assert len(output.hidden_states) == 2 and output.attentions[0].shape == (2, 4, 10, 10)
+    with pytest.raises(UsageError, match="dropout_rng"):
+        model(models.pictures(), train=True)
+    assert FlaxBeitModule(model.config, add_pooling_layer=False).model.params_shape_tree
+
+
+@pytest.mark.slow
+def test_later_layers_are_dropped_more_often():
+    """The first never is, the last at the rate of the configuration."""
+    config = models.beit_config(drop_path_rate=0.9, hidden_dropout_prob=0.0)
+    model = shaken(FlaxBeitModel(config))
+    pixels = np.repeat(models.pictures(1), 64, 0)
+    output = model(
+        pixels, train=True, dropout_rng=jax.random.key(0), output_hidden_states=True
+    ).hidden_states
+    moved = (after - before for before, after in itertools.pairwise(output))
+    kept = [np.asarray(jnp.abs(change).max((1, 2)) > 1e-6) for change in moved]
+    assert kept[0].all() and 0.05 < kept[1].mean() < 0.4  # one of two branches stays: 0.19
+    scanned = FlaxBeitModel(config, _do_init=False, scan_layers=True)
+    params = dict(model.params)
+    params["encoder"] = {
+        "layer": jax.tree.map(lambda *x: jnp.stack(x), *params["encoder"]["layer"].values())
+    }
+    again = scanned(pixels, params=params, train=True, dropout_rng=jax.random.key(0))
+    first_pass = model(pixels, train=True, dropout_rng=jax.random.key(0))
+    assert close(again[0], first_pass[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, SHARED, ABSOLUTE], ids=["own", "shared", "absolute"])
+@pytest.mark.parametrize(
+    "cls", [FlaxBeitModel, FlaxBeitForImageClassification, FlaxBeitForMaskedImageModeling]
+)
+def test_names_in_files_and_in_memory_load_and_are_saved_as_they_were(
+    cls, changes, tmp_path, caplog
+):
+    pytest.importorskip("torch")
+    import transformers
+    from safetensors.numpy import load_file
+
+    caplog.set_level(logging.WARNING, "hfseq")
+    config = models.beit_config(**changes)
+    theirs = getattr(transformers, cls.__name__.removeprefix("Flax"))(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = cls.from_pretrained(tmp_path / "theirs")
+    inside = theirs.state_dict()
+    assert any(".q_proj." in name for name in inside)
+    assert same(hfseq.convert_pytorch_state_dict_to_flax(inside, model), model.params)
+    model.save_pretrained(tmp_path / "ours")
+    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert not caplog.records
