@@ -74,6 +74,7 @@ class BeamSearch(Session):
         """Return the state before the first token: only the first beam of each row counts."""
         rows = self.rows()
         sequences = rows.reshape(self.batch, self.beams, -1)
+        words = self.model.vocabulary("decoder_input_ids")
         width = self.plan.buffer if self.keeps_parents else 0
         parents = jnp.full((self.batch, self.beams, width), -1, jnp.int32)
         first = jnp.where(jnp.arange(self.beams) == 0, 0.0, NEVER)
@@ -86,7 +87,7 @@ class BeamSearch(Session):
             improvable=jnp.ones((self.batch, 1), bool),
             all_ended=jnp.zeros((), bool),
             inputs=self.first_inputs(),
-            recorded=empty_records(self.plan, len(rows), self.model.config.vocab_size),
+            recorded=empty_records(self.plan, len(rows), words),
         )
 
     def unfinished(self, state: BeamState) -> jax.Array:

@@ -56,7 +56,7 @@ NO_ARGUMENTS = {
     "assistant_model": "leave it out: the text is the same, only slower",
     "prefix_allowed_tokens_fn": "use a logits_processor, which is traced with the loop",
     "inputs_embeds": "pass input_ids",
-    "inputs": "pass input_ids",
+    "inputs": "pass it first, or under the name of the model's input",
     "negative_prompt_ids": "use a logits_processor that calls the model",
     "negative_prompt_attention_mask": "use a logits_processor that calls the model",
     "synced_gpus": "leave it out: sharded models need no such flag in JAX",
@@ -137,9 +137,11 @@ def make_request(
     extras = {name: rest.pop(name) for name in EXTRAS if name in rest}
     inputs = {name: value for name, value in rest.items() if value is not None}
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    if input_ids is None and encoder_decoder:
+        input_ids = inputs.pop(model.main_input_name, None)
     check_arguments(model, inputs, encoder_decoder)
     options = resolve(config, extras)
-    options.check(model.config.vocab_size)
+    options.check(model.vocabulary("decoder_input_ids"))
     criteria = stop_criteria(config.stop_strings, extras)
     processors = _listed(logits_processor)
     for item in processors:
@@ -275,7 +277,7 @@ def check_class(model: GenerativeModel) -> None:
         return
     architectures, model_type = plugins.load().architectures, model.config.model_type
     heads = architectures.get(model_type).heads if model_type in architectures else {}
-    tasks = ("ForCausalLM", "ForSeq2SeqLM")
+    tasks = ("ForCausalLM", "ForSeq2SeqLM", "ForSpeechSeq2Seq", "ForVision2Seq")
     names = sorted({target_name(heads[task]) for task in tasks if task in heads})
     hint = f" Please use one of the following classes instead: {', '.join(names)}" if names else ""
     raise TypeError(
@@ -319,7 +321,7 @@ def _read_prompt(
     inputs: dict[str, Any], traced: bool,
 ) -> _Given:  # fmt: skip
     """Read the prompt of a decoder, which is the begin token where there is none."""
-    vocabulary, mask = model.config.vocab_size, inputs.pop("attention_mask", None)
+    vocabulary, mask = model.vocabulary(), inputs.pop("attention_mask", None)
     prompt = None if ids is None else as_ids("input_ids", ids, traced, vocabulary)
     if prompt is None or not (prompt.shape[0] and prompt.shape[1]):
         rows = 1 if prompt is None else prompt.shape[0]
@@ -345,11 +347,16 @@ def _read_pair(
 ) -> _Given:  # fmt: skip
     """Read the input of the encoder and the beginning of the decoder's output."""
     outputs, mask = inputs.pop("encoder_outputs", None), inputs.pop("attention_mask", None)
-    encoder, length, vocabulary = {}, 0, model.config.vocab_size
+    encoder, length, name = {}, 0, model.main_input_name
     if ids is None and outputs is None:
-        raise UsageError("generate: an encoder-decoder needs input_ids (or encoder_outputs)")
-    if ids is not None:
-        ids = as_ids("input_ids", ids, traced, vocabulary)
+        raise UsageError(f"generate: an encoder-decoder needs {name} (or encoder_outputs)")
+    if ids is not None and name != "input_ids":
+        ids = as_media(name, ids, options, traced)
+        others = {other: inputs.pop(other) for other in [*inputs] if other[:8] != "decoder_"}
+        named = {name: ids, "attention_mask": mask, **others}
+        encoder = {name: value for name, value in named.items() if value is not None}
+    elif ids is not None:
+        ids = as_ids("input_ids", ids, traced, model.vocabulary())
         if not ids.size:
             raise UsageError("generate: input_ids holds no tokens: pass at least one a row")
         if mask is not None:
@@ -378,6 +385,7 @@ def _read_pair(
     given = inputs.pop("decoder_input_ids", None)
     mask = inputs.pop("decoder_attention_mask", None)
     if given is not None:
+        vocabulary = model.vocabulary("decoder_input_ids")
         prompt = as_ids("decoder_input_ids", given, is_traced(given), vocabulary)
         if prompt.shape[0] != batch or not prompt.shape[1]:
             raise UsageError(
@@ -422,6 +430,26 @@ def as_ids(name: str, ids: Rows, traced: bool, vocab_size: int | None) -> Array:
                 f"vocabulary of {vocab_size}: use the tokenizer that belongs to the model"
             )
     return array
+
+
+def as_media(name: str, values: Any, options: Options, traced: bool) -> Array:
+    """Return the numbers of sound or pictures, rows first, as float32.
+
+    Nobody knows how to fill them up: a program is compiled for each of their shapes.
+    """
+    array: Any = _rectangular(name, values)
+    array = array if traced else np.asarray(array)
+    if array.ndim < 2 or not array.size:
+        raise UsageError(
+            f"generate: {name} has to hold a batch of examples, but has the shape "
+            f"{tuple(array.shape)}; one example is a batch of one: {name}[None]"
+        )
+    if options.encoder_repetition_penalty or options.encoder_no_repeat_ngram_size:
+        raise UsageError(
+            "generate: encoder_repetition_penalty and encoder_no_repeat_ngram_size compare with "
+            f"tokens of the input, and {name} are none: leave them out"
+        )
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(np.float32)
 
 
 def as_mask(name: str, mask: Rows, ids: Array, traced: bool) -> Array:

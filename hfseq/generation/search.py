@@ -135,6 +135,7 @@ class GenerativeModel(Protocol):
     params: Mapping[str, Any]
     extra: dict[str, Any]
     fixed_state: ClassVar[bool]
+    main_input_name: ClassVar[str]
     encode: Callable[..., Any]
     decode: Callable[..., Any]
     init_cache: Callable[..., dict[str, Any]]
@@ -149,6 +150,9 @@ class GenerativeModel(Protocol):
 
     def max_length(self) -> int | None:
         """Return the number of positions, if there is a limit."""
+
+    def vocabulary(self, name: str = "input_ids") -> int:
+        """Return the number of tokens that inputs of this name may hold."""
 
     def _adapt_logits_for_beam_search(self, logits: jax.Array) -> jax.Array: ...
 
@@ -281,13 +285,13 @@ class TokenSearch(Session):
 
     def begin(self) -> SearchState:
         """Return the state before the first token."""
-        sequences = self.rows()
+        sequences, words = self.rows(), self.model.vocabulary("decoder_input_ids")
         return SearchState(
             length=jnp.asarray(self.operands.prompt_length, jnp.int32),
             sequences=sequences,
             finished=jnp.zeros(len(sequences), bool),
             inputs=self.first_inputs(),
-            recorded=empty_records(self.plan, len(sequences), self.model.config.vocab_size),
+            recorded=empty_records(self.plan, len(sequences), words),
         )
 
     def unfinished(self, state: SearchState) -> jax.Array:

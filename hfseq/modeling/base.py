@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Inputs that are no tokens: pictures, spectrograms, waves.
+MEDIA = ("pixel_values", "input_features", "input_values")
+
 #: What a model takes for ids, masks and positions: an array, or nested lists of numbers.
 Input = jax.Array | np.ndarray | Sequence[Any] | None
 
@@ -452,6 +455,7 @@ class FlaxModel(FlaxGenerationMixin):
                 self._check_ids(name, value)
             if name == "pixel_values":
                 self._check_pictures(value)
+            if name in MEDIA:
                 value = jnp.asarray(value, jnp.float32)  # as in v4, bytes too
             # Integers become int32, as in v4; types of tracers and floats stay.
             if jnp.issubdtype(getattr(value, "dtype", float), jnp.integer):

@@ -1,7 +1,8 @@
 """The base class of encoder-decoders: the call, ``encode``, ``decode``, and steps of generation.
 
 The module of such a model has three entries, ``__call__``, ``encode`` and ``decode``; a family that
-numbers positions takes ``position_ids`` and ``decoder_position_ids`` there.
+numbers positions takes ``position_ids`` and ``decoder_position_ids`` there. What the encoder reads
+is the first argument, under the name ``main_input_name``: ids, or the numbers of sound or pictures.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         if decoder_input_ids is None:
             decoder_input_ids = self.default_decoder_input_ids(input_ids)
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask,
+            self.main_input_name: input_ids, "attention_mask": attention_mask,
             "decoder_input_ids": decoder_input_ids,
             "decoder_attention_mask": decoder_attention_mask, **inputs,
         }  # fmt: skip
@@ -87,7 +88,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         **inputs: Any,
     ) -> Any:
         """Run the encoder alone: (batch, source length) to hidden states."""
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
+        given = {self.main_input_name: input_ids, "attention_mask": attention_mask, **inputs}
         return self.run(
             given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
             method="encode",
@@ -131,6 +132,14 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             f"{type(self).__name__} needs decoder_input_ids: shift_tokens_right(labels, "
             "pad_token_id, decoder_start_token_id) makes them of the targets"
         )
+
+    def encoder_mask(self, attention_mask: Input, encoder_outputs: Encoded) -> Input:
+        """Return the mask of what the encoder gave, for the decoder, from that of its input.
+
+        They are one where the encoder keeps the length; families whose encoder shortens its input
+        override this.
+        """
+        return attention_mask
 
     def init_cache(
         self, batch_size: int, max_length: int, encoder_outputs: Encoded | None = None,
@@ -189,7 +198,9 @@ class Seq2SeqGeneration(_Model):
         prepared: dict[str, Any] = {
             "past_key_values": self.init_cache(batch, max_length, encoder_outputs, params=params),
             "encoder_outputs": encoder_outputs,
-            "encoder_attention_mask": attention_mask,
+            "encoder_attention_mask": attention_mask
+            if encoder_outputs is None
+            else self.encoder_mask(attention_mask, encoder_outputs),
             "decoder_attention_mask": mask,
         }
         if self.takes("decoder_position_ids", "decode"):

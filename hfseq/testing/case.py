@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hfseq.modeling.base import MEDIA
 from hfseq.nn import trees
 from hfseq.nn.outputs import FlaxModelOutput
 
@@ -117,18 +118,17 @@ class Case:
 
     @functools.cached_property
     def sides(self) -> tuple[Side, ...]:
-        """What reads tokens: one side, both of an encoder-decoder, none in models of pictures."""
-        if not self.model.reads(SOURCE.ids):
-            return ()
+        """What reads tokens: encoder and decoder, one of them, or neither."""
+        source = (SOURCE,) if self.model.reads(SOURCE.ids) else ()
         both = getattr(self.config, "is_encoder_decoder", False)
-        return (SOURCE, TARGET) if both and self.model.takes(TARGET.ids) else (SOURCE,)
+        return (*source, TARGET) if both and self.model.takes(TARGET.ids) else source
 
     @functools.cached_property
     def inputs(self) -> dict[str, np.ndarray]:
         """Eight rows, of which the second (of a target the third) is padded on the right."""
         random, config = np.random.default_rng(1), self.config
         choices = (2,) if self.task == "ForMultipleChoice" else ()
-        drawn = {SOURCE: ((ROWS, *choices, LENGTH), 1)} if self.sides else {}
+        drawn = {SOURCE: ((ROWS, *choices, LENGTH), 1)} if SOURCE in self.sides else {}
         if TARGET in self.sides:
             # A label is read where the source ends, at the same place of the target.
             alike = self.task == "ForSequenceClassification"
@@ -140,9 +140,11 @@ class Case:
             mask = np.ones_like(ids)
             mask[padded, ..., 10:] = 0
             inputs |= {side.ids: self.ended(side, ids, mask), side.mask: mask}
-        if self.model.reads("pixel_values"):
-            shape = (ROWS, *(self.model.picture_shape() or (3, 32, 32)))
-            inputs["pixel_values"] = random.normal(size=shape).astype(np.float32)
+        for name in filter(self.model.reads, MEDIA):
+            shape = self.model.input_shape[1:]
+            if name == "pixel_values":
+                shape = self.model.picture_shape() or (3, 32, 32)
+            inputs[name] = random.normal(size=(ROWS, *shape)).astype(np.float32)
         if getattr(config, "add_cross_attention", False):
             states = random.normal(size=(ROWS, 5, config.hidden_size))
             inputs["encoder_hidden_states"] = states.astype(np.float32)
@@ -198,8 +200,15 @@ class Case:
         return self.sides[0] if name.startswith("encoder_") else self.sides[-1]
 
     def reads_tokens(self, name: str) -> bool:
-        """Tell whether an output is of a part of the model that reads tokens, not pictures."""
+        """Tell whether an output is of a part of the model that reads tokens, not media."""
+        if name.startswith("encoder_"):
+            return SOURCE in self.sides
         return bool(self.sides) and not name.startswith("vision_")
+
+    @functools.cached_property
+    def source(self) -> dict[str, np.ndarray]:
+        """What the encoder of an encoder-decoder reads."""
+        return {n: value for n, value in self.inputs.items() if not n.startswith("decoder_")}
 
     def per_token(self, name: str) -> bool:
         """Tell whether an output has an entry for every token."""

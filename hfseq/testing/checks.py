@@ -22,6 +22,7 @@ from hfseq.nn import trees
 from hfseq.testing.case import (
     LENGTH,
     ROWS,
+    TARGET,
     Case,
     NotRun,
     Params,
@@ -180,7 +181,7 @@ def packing(case: Case) -> None:
     if refused:
         raise Skipped(f"the model's call takes no {', '.join(refused)}")
     names = [name for name in case.outputs if case.per_token(name)]
-    if not names or case.inputs["input_ids"].ndim != 2:
+    if not names or case.inputs[case.sides[0].ids].ndim != 2:
         raise Skipped("no output has an entry for every token")
     tokens = {name for side in case.sides for name in (side.ids, side.mask)}
     others = {n: v for n, v in case.inputs.items() if n not in tokens}
@@ -241,7 +242,7 @@ def cached_decoding(case: Case) -> None:
         raise Skipped("the model reads no tokens")
     ids = case.inputs[case.sides[-1].ids]
     positions = np.broadcast_to(np.arange(ids.shape[-1], dtype=np.int32), ids.shape)
-    begin = _source_and_target if len(case.sides) == 2 else _one_sequence
+    begin = _source_and_target if TARGET in case.sides else _one_sequence
     full, cache, step = begin(case, ids, positions)
 
     @jit
@@ -292,11 +293,11 @@ def _source_and_target(
     case: Case, ids: np.ndarray, positions: np.ndarray
 ) -> tuple[dict, Cache, Step]:
     """Return the full outputs, a cache with the encoder's keys and values, and a decoder's step."""
-    model, mask = case.model, case.inputs["attention_mask"]
+    model, mask = case.model, case.source.get("attention_mask")
 
     @jit
     def begin(params: Params) -> tuple[Any, Cache]:
-        encoded = model.encode(case.inputs["input_ids"], attention_mask=mask, params=params)
+        encoded = model.encode(**case.source, params=params)
         return encoded, model.init_cache(ROWS, ids.shape[1], encoded, params=params)
 
     encoded, cache = begin(model.params)
@@ -305,7 +306,7 @@ def _source_and_target(
     def step(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:
         placed = {"decoder_position_ids": positions} if positioned else {}
         return model.decode(
-            ids, encoded, encoder_attention_mask=mask,
+            ids, encoded, encoder_attention_mask=model.encoder_mask(mask, encoded),
             decoder_attention_mask=case.inputs["decoder_attention_mask"], past_key_values=cache,
             params=params, **placed,
         )  # fmt: skip
