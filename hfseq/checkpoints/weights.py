@@ -1,8 +1,9 @@
 """The two-way weight map between our parameter trees and PyTorch checkpoints.
 
 Attribute names equal the checkpoint's, so the map is a rule, not a table: the last component
-``kernel``, ``scale`` and ``embedding`` is ``weight`` in PyTorch, and the axes of kernels lie in
-another order there (:func:`torch_axes`). A family declares what differs: aliases (ties), ignored
+``kernel``, ``scale`` and ``embedding`` is ``weight`` in PyTorch, ``mean`` and ``var`` are
+``running_mean`` and ``running_var``, and the axes of kernels lie in another order there
+(:func:`torch_axes`). A family declares what differs: aliases (ties), ignored
 names, symmetric templates, and synonyms that are only read. Layers that are stacked for scanning
 map to one PyTorch tensor a layer.
 """
@@ -27,7 +28,12 @@ Path = tuple[str, ...]
 #: What is cut out of an array: slices, or ``...`` for all of it.
 Index = tuple[slice, ...] | EllipsisType
 Entry = TypeVar("Entry")
-_LEAF = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
+_LEAF = {
+    "kernel": "weight", "scale": "weight", "embedding": "weight",
+    "mean": "running_mean", "var": "running_var",
+}  # fmt: skip
+# What version 4 wrote before the paths of models whose collections are beside their parameters.
+_COLLECTIONS = re.compile(r"^(params|batch_stats)\.")
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 _OLD_NAMES = ((".gamma", ".weight"), (".beta", ".bias"))
 
@@ -109,7 +115,8 @@ class WeightMap:
     one used; ``ignored`` are regular expressions of names without weights of ours; ``templates``
     are symmetric pairs such as ``"block.{}.norm": "layers.{}.ln"`` on dotted names, ours to theirs;
     ``synonyms`` are pairs such as ``"layers.{}": "encoder.layer.{}"``, which turn names that are
-    read into those that are written, one after the other; ``stacked`` maps the path prefix of
+    read into those that are written, one after the other, and ``native_synonyms`` are those of
+    Flax's own files; ``stacked`` maps the path prefix of
     scanned layers to the paths that they have one by one.
     """
 
@@ -123,12 +130,14 @@ class WeightMap:
         ignored: tuple[str, ...] = (),
         templates: Mapping[str, str] | None = None,
         synonyms: Mapping[str, str] | None = None,
+        native_synonyms: Mapping[str, str] | None = None,
         stacked: Mapping[Path, Sequence[Path]] | None = None,
     ):
         self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
         self._fallbacks = dict(fallbacks or {})
         self._templates = [_template(*pair) for pair in (templates or {}).items()]
         self._synonyms = [_template(*pair) for pair in (synonyms or {}).items()]
+        self._native_synonyms = [_template(*pair) for pair in (native_synonyms or {}).items()]
         self.slots = [slot for path in self.shapes for slot in self._slots(path, stacked or {})]
         names = {slot.name for slot in self.slots}
         self.aliases = {
@@ -179,7 +188,8 @@ class WeightMap:
         for name, tensor in tensors.items():
             old = next((pair for pair in _OLD_NAMES if name.endswith(pair[0])), ("", ""))
             renamed = name.removesuffix(old[0]) + old[1]
-            for pattern, replacement in () if native else self._synonyms:
+            renamed = _COLLECTIONS.sub("", renamed) if native else renamed
+            for pattern, replacement in self._native_synonyms if native else self._synonyms:
                 renamed = pattern.sub(replacement, renamed, count=1)
             cleaned[renamed] = name, tensor
         report, found, used = LoadReport(), {}, set()

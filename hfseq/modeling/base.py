@@ -75,6 +75,9 @@ class FlaxModel(FlaxGenerationMixin):
         *("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"),
         *("encoder_attention_heads", "decoder_attention_heads"),
     )
+    # Whether users have the collections beside the parameters in one tree, as version 4's models
+    # with batch norm: {"params": ..., "batch_stats": ...}.
+    joined_params: ClassVar[bool] = False
     framework = "flax"
     _linen_class: ClassVar[type[FlaxModule]]
     _weight_axes: Mapping[trees.Path, sharding.Axes] = {}
@@ -181,13 +184,14 @@ class FlaxModel(FlaxGenerationMixin):
         if not self._is_initialized:
             raise ValueError(_NO_PARAMS.format("accessed from model"))
         assert self._params is not None
-        return self._params
+        return self.join(self._params)
 
     @params.setter
     def params(self, params: Mapping[str, Any]) -> None:
         if not self._is_initialized:
             raise ValueError(_NO_PARAMS.format("set from model"))
-        params = trees.thaw(params)
+        given, extra = self.part(params)
+        params = trees.thaw(given)
         missing = self.required_params - trees.flatten(params).keys()
         if missing:
             names = ", ".join(sorted("/".join(path) for path in missing))
@@ -195,6 +199,17 @@ class FlaxModel(FlaxGenerationMixin):
                 f"Some parameters are missing. Make sure that `params` include: {names}"
             )
         self._params = params
+        self.extra = self.extra if extra is None else trees.thaw(extra)
+
+    def join(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Put the model's collections beside ``params``, where its users have both in one tree."""
+        return {"params": params, **self.extra} if self.joined_params else params
+
+    def part(self, params: trees.Params) -> tuple[trees.Params, trees.Params | None]:
+        """Return the parameters of what users have, and the collections beside them, if any."""
+        if not self.joined_params or "params" not in params:
+            return params, None
+        return params["params"], {name: params[name] for name in params if name != "params"} or None
 
     @property
     def required_params(self) -> set[tuple[str, ...]]:
@@ -215,7 +230,9 @@ class FlaxModel(FlaxGenerationMixin):
         params: trees.Params | None = None,
     ) -> dict[str, Any]:
         """Make a fresh parameter tree from ``rng``; with ``params`` only what is missing there."""
-        fresh, _ = self._initialize(rng)
+        fresh, extra = self._initialize(rng)
+        if self.joined_params:
+            fresh = {"params": fresh, **extra}
         if params is None:
             return fresh
         return trees.unflatten({**trees.flatten(fresh), **trees.flatten(trees.thaw(params))})
@@ -393,7 +410,8 @@ class FlaxModel(FlaxGenerationMixin):
         """Merge ``params`` (and a cache, and ``extra`` collections) into the module and call it.
 
         With ``extra`` the result is a pair (outputs, the collections after the call); without it
-        the model's own collections are read and their changes dropped. ``method`` is the module's
+        the model's own collections are read and their changes dropped, but while training with
+        ``joined_params``. ``method`` is the module's
         entry: ``encode`` and ``decode`` are the halves of an encoder-decoder.
         """
         positions = "decoder_position_ids" if method == "decode" else "position_ids"
@@ -406,11 +424,13 @@ class FlaxModel(FlaxGenerationMixin):
         }  # fmt: skip
         flags = {name: bool(self._or_config(value, name, False)) for name, value in asked.items()}
         wanted = self._inputs(inputs, flags, method)
+        own, beside = self.part(params or self.params)
+        asks = extra is not None or train and self.joined_params
+        extra = extra if extra is not None else self.extra if beside is None else beside
         module = nnx.merge(
             self._graph,
-            trees.to_state(params or self.params, self._abstract, nnx.Param),
-            *self._extra_states(self.extra if extra is None else extra),
-        )
+            trees.to_state(own, self._abstract, nnx.Param), *self._extra_states(extra),
+        )  # fmt: skip
         if past_key_values:
             kv_cache.check_room(past_key_values, wanted)
             trees.attach_cache(module, past_key_values)
@@ -424,7 +444,7 @@ class FlaxModel(FlaxGenerationMixin):
             output.past_key_values = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
         if not self._or_config(return_dict, "return_dict", True):
             output = output.to_tuple()
-        if extra is None:
+        if not asks:
             return output
         return output, trees.by_collection(trees.split(module, nnx.Cache)[3])
 
@@ -606,7 +626,8 @@ class FlaxModule:
     def init(self, rngs: jax.Array | Mapping[str, jax.Array], *_: Any, **__: Any) -> dict[str, Any]:
         """Return fresh variables, ``{"params": tree}``; example inputs are not needed."""
         key = rngs["params"] if isinstance(rngs, Mapping) else rngs
-        return {"params": self.model.init_weights(key)}
+        made = self.model.init_weights(key)
+        return made if self.model.joined_params else {"params": made}
 
     def apply(
         self,
@@ -631,9 +652,12 @@ class FlaxModule:
         if variables.get("cache"):
             kwargs["past_key_values"] = variables["cache"]
         key = rngs.get("dropout") if isinstance(rngs, Mapping) else rngs
+        params = variables if self.model.joined_params else variables["params"]
         output = getattr(self.model, entry)(
-            *args, params=variables["params"], train=not deterministic, dropout_rng=key, **kwargs
+            *args, params=params, train=not deterministic, dropout_rng=key, **kwargs
         )
+        if self.model.joined_params and not deterministic:
+            return output if mutable else output[0]
         return (output, {"cache": output["past_key_values"]}) if mutable else output
 
     def _named(self, entry: str, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -644,7 +668,8 @@ class FlaxModule:
         names = list(inspect.signature(getattr(self.model, entry)).parameters)
         if "past_key_values" in names or "params" not in names:
             return args, {}
-        flags = ("deterministic", "output_attentions", "output_hidden_states", "return_dict")
+        flags = ["deterministic", "output_attentions", "output_hidden_states", "return_dict"]
+        flags = [name for name in flags if name == "deterministic" or name in names]
         return (), dict(zip((*names[: names.index("params")], *flags), args, strict=False))
 
     @staticmethod

@@ -187,6 +187,8 @@ class FlaxPreTrainedModel(FlaxModel):
     weight_templates: ClassVar[Mapping[str, str]] = {}
     # Names that are read too: templates, theirs -> the name that is written, one after the other.
     weight_synonyms: ClassVar[Mapping[str, str]] = {}
+    # The same for files with Flax's own names.
+    native_synonyms: ClassVar[Mapping[str, str]] = {}
     # What checkpoints hold of collections: name -> the last components of the variables stored.
     stored_collections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
@@ -253,7 +255,7 @@ class FlaxPreTrainedModel(FlaxModel):
         model._warn(report, source, _do_init, kept=param_dtype is None)
         model.load_generation_config(source, **download)
         if not _do_init:
-            return model, params
+            return model, model.join(params)
         model._is_initialized, model._params = True, params
         return model
 
@@ -289,6 +291,7 @@ class FlaxPreTrainedModel(FlaxModel):
             ignored=(*self.ignored_weights, *(rf"(^|\.){name}$" for name in derived)),
             templates=self.weight_templates,
             synonyms=self.weight_synonyms,
+            native_synonyms=self.native_synonyms,
             stacked=self._stacked,
         )
 
@@ -480,15 +483,23 @@ class FlaxPreTrainedModel(FlaxModel):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot make the directory {folder}: {error}") from error
-        flat = self._known_leaves(self.params if params is None else params)
-        flat |= self._stored_leaves(extra)
+        own, beside = self.part(self.params if params is None else params)
+        flat = self._known_leaves(own)
+        flat |= self._stored_leaves(beside if extra is None else extra)
         shapes = self.file_map.shapes
         names = self._names({path: shapes[path] for path in shapes if path in flat})
         with files.staged(folder) as stage:
             if safe_serialization:
                 self._write_torch(stage, names, flat, max_shard_size)
             else:
-                files.write_msgpack(stage, names.listed(flat), max_shard_size)
+                listed = names.listed(flat)
+                if self.joined_params:
+                    stored = self._stored_paths()
+                    listed = {
+                        (stored[path][0] if path in stored else "params", *path): leaf
+                        for path, leaf in listed.items()
+                    }
+                files.write_msgpack(stage, listed, max_shard_size)
             for name, sidecar in self.sidecars().items():
                 kept = self._require_extra(self.extra if extra is None else extra)[name]
                 sidecar.write(stage, trees.flatten(kept), self.precision.name)
@@ -523,15 +534,20 @@ class FlaxPreTrainedModel(FlaxModel):
             for name, entry in self.derived_weights().items()
             if not isinstance(entry.value, str) or entry.value in sizes
         }
+
+        def typed(value: np.ndarray) -> np.ndarray:
+            """Return numbers in the type of the parameters, counts as they are."""
+            return value.astype(dtype) if np.issubdtype(value.dtype, np.floating) else value
+
         for name, entry in derived.items():
             value = entry.value
-            sizes[name] = sizes[value] if isinstance(value, str) else value.size * dtype.itemsize
+            sizes[name] = sizes[value] if isinstance(value, str) else typed(value).nbytes
 
         def make(keys: Iterable[str]) -> dict[str, np.ndarray]:
             wanted = {key: derived[key].value if key in derived else key for key in keys}
             tensors = names.to_torch(flat, {v for v in wanted.values() if isinstance(v, str)})
             return {
-                key: tensors[value] if isinstance(value, str) else value.astype(dtype)
+                key: tensors[value] if isinstance(value, str) else typed(value)
                 for key, value in wanted.items()
             }
 

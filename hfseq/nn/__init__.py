@@ -5,6 +5,7 @@ from hfseq.nn.choice import Facts, Implementation
 from hfseq.nn.context import current_options, knowing, options
 from hfseq.nn.kv_cache import CachedAttention, StateAttention, encoder_cache, extend_cache
 from hfseq.nn.layers import (
+    BatchNorm,
     Conv,
     Conv1D,
     Dropout,
@@ -49,6 +50,7 @@ __all__ = [
     "Dropout",
     "Embed",
     "Facts",
+    "BatchNorm",
     "GroupNorm",
     "Implementation",
     "Keys",

@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError, nearest
 from hfseq.nn import sharding
-from hfseq.nn.context import ConstructorSignature
+from hfseq.nn.context import ConstructorSignature, current_options
 from hfseq.nn.precision import DotGeneral, FusedPart, add_bias, low_precision_dot_general
 from hfseq.nn.random import Keys
 
@@ -329,6 +329,50 @@ class GroupNorm(nnx.Module):
         centred = x - x.mean((1, 3), keepdims=True)
         variance = jnp.square(centred).mean((1, 3), keepdims=True)
         y = (centred * lax.rsqrt(variance + self.epsilon)).reshape(shape)
+        return (y * self.scale[...] + self.bias[...]).astype(dtype)
+
+
+class BatchNorm(nnx.Module):
+    """Normalisation of each channel over the batch and all places, in float32 (Ioffe and Szegedy).
+
+    Outside of training the running mean and variance count, which are the collection
+    ``batch_stats`` and no parameters. While training each call moves them towards those of the
+    batch, by ``1 - momentum``, the variance without bias, as PyTorch does. Under ``jit`` they are
+    those of the whole batch, on however many devices it lies.
+
+    **Arguments:** ``features`` is the number of channels on the last axis; ``epsilon`` is added to
+    the variance; ``rngs`` is taken as by other layers, and not needed.
+    """
+
+    __signature__ = ConstructorSignature()
+    compute_dtype: DTypeLike | None = None
+
+    def __init__(
+        self,
+        features: int,
+        epsilon: float = 1e-5,
+        rngs: nnx.Rngs | None = None,
+        *,
+        momentum: float = 0.9,
+    ):
+        self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
+        self.mean, self.var = nnx.BatchStat(jnp.zeros(features)), nnx.BatchStat(jnp.ones(features))
+        self.epsilon, self.momentum = epsilon, momentum
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise (batch, ..., features)."""
+        dtype = self.compute_dtype or x.dtype
+        x = x.astype(jnp.float32)
+        mean, variance = self.mean[...], self.var[...]
+        if current_options().train:
+            axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
+            seen, around = x.mean(axes), x.var(axes)
+            kept, new = self.momentum, 1 - self.momentum
+            unbiased = around * (count / max(count - 1, 1))
+            self.mean.set_value(lax.stop_gradient(kept * mean + new * seen))
+            self.var.set_value(lax.stop_gradient(kept * variance + new * unbiased))
+            mean, variance = seen, around
+        y = (x - mean) * lax.rsqrt(variance + self.epsilon)
         return (y * self.scale[...] + self.bias[...]).astype(dtype)
 
 

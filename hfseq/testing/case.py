@@ -116,6 +116,11 @@ class Case:
         )
         return model
 
+    @property
+    def params(self) -> Params:
+        """The parameters alone, without collections that a family has beside them."""
+        return self.model.part(self.model.params)[0]
+
     @functools.cached_property
     def sides(self) -> tuple[Side, ...]:
         """What reads tokens: encoder and decoder, one of them, or neither."""
@@ -143,7 +148,8 @@ class Case:
         for name in filter(self.model.reads, MEDIA):
             shape = self.model.input_shape[1:]
             if name == "pixel_values":
-                shape = self.model.picture_shape() or (3, 32, 32)
+                channels = getattr(config, "num_channels", 3)
+                shape = self.model.picture_shape() or (channels, 32, 32)
             inputs[name] = random.normal(size=(ROWS, *shape)).astype(np.float32)
         if getattr(config, "add_cross_attention", False):
             states = random.normal(size=(ROWS, 5, config.hidden_size))
@@ -177,7 +183,7 @@ class Case:
     @functools.cached_property
     def outputs(self) -> dict[str, np.ndarray]:
         """The outputs on :attr:`inputs`."""
-        return host(self.forward(self.model.params, self.inputs))
+        return host(self.forward(self.params, self.inputs))
 
     @functools.cached_property
     def weights(self) -> dict[str, np.ndarray]:
@@ -224,7 +230,9 @@ class Case:
         options, weights = {"train": dropout, "dropout_rng": jax.random.key(3)}, self.weights
 
         def run(params: Params, inputs: Batch) -> Any:
-            output = arrays(model(**inputs, params=params, **options))
+            output = model(**inputs, params=params, **options)
+            # While training, some return their collections beside it.
+            output = arrays(output[0] if isinstance(output, tuple) else output)
             return sum(jnp.sum(output[name] * weights[name]) for name in weights), output
 
         step = jit(jax.grad(run, has_aux=True))
@@ -234,12 +242,12 @@ class Case:
     @functools.cached_property
     def gradients(self) -> dict[trees.Path, np.ndarray]:
         """The gradient of every parameter, without dropout."""
-        return self.train(self.model, self.model.params, dropout=False)[1]
+        return self.train(self.model, self.params, dropout=False)[1]
 
     @functools.cached_property
     def recomputed(self) -> tuple[dict[str, np.ndarray], dict[trees.Path, np.ndarray]]:
         """Outputs and gradients of a training step that recomputes its layers."""
-        return self.train(self.variant(gradient_checkpointing=True), self.model.params)
+        return self.train(self.variant(gradient_checkpointing=True), self.params)
 
 
 def arrays(output: Any) -> dict[str, jax.Array]:
@@ -273,7 +281,7 @@ def host(tree: Any) -> Any:
 
 def leaves(model: Any) -> dict[trees.Path, np.ndarray]:
     """Return the parameters of a model by their paths, on the host."""
-    return host(trees.flatten(model.params))
+    return host(trees.flatten(model.part(model.params)[0]))
 
 
 def error(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:

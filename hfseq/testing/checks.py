@@ -42,14 +42,14 @@ LONGEST = 256  # tokens a row; a configuration with a longer table is not as sma
 
 def shapes(case: Case) -> None:
     """Outputs begin with the batch; all shapes are known without parameters."""
-    expected = jax.eval_shape(case.forward, case.model.params, case.inputs)
+    expected = jax.eval_shape(case.forward, case.params, case.inputs)
     assert case.outputs, "the model returns nothing to compare"
     for name, value in case.outputs.items():
         assert value.shape == expected[name].shape, f"{name}: {value.shape}, {expected[name].shape}"
         assert value.shape[0] == ROWS, f"{name} has shape {value.shape} for {ROWS} rows"
         assert np.isfinite(value).all(), f"{name} is not finite"
     blank = case.variant()
-    real = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), case.model.params)
+    real = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), case.params)
     known = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), blank.params_shape_tree)
     assert real == known, "params_shape_tree differs from the parameters"
 
@@ -123,7 +123,7 @@ def _first_apart(case: Case, scanned: Any) -> str:
         return {name: value for name, value in output.items() if name.endswith("hidden_states")}
 
     ours, loop = states(scanned, scanned.params), case.variant(gradient_checkpointing=True)
-    for name, values in states(loop, case.model.params).items():
+    for name, values in states(loop, case.params).items():
         for number, (one, other) in enumerate(zip(ours[name], values, strict=True)):
             if not np.array_equal(one, other):
                 made = f"what layer {number - 1} returns" if number else "the input of layer 0"
@@ -134,14 +134,14 @@ def _first_apart(case: Case, scanned: Any) -> str:
 def gradient_checkpointing(case: Case) -> None:
     """Recomputing layers in the backward pass changes nothing."""
     outputs, gradient = case.recomputed
-    plain = case.train(case.model, case.model.params)
+    plain = case.train(case.model, case.params)
     assert_close(outputs, plain[0], 1e-6, "outputs with gradient checkpointing")
     assert_close(gradient, plain[1], 1e-6, "gradients with gradient checkpointing")
 
 
 def bfloat16(case: Case) -> None:
     """Computing in bfloat16 stays close to float32, and the outputs say what they are."""
-    outputs = compiled(case.variant(dtype=jnp.bfloat16))(case.model.params, case.inputs)
+    outputs = compiled(case.variant(dtype=jnp.bfloat16))(case.params, case.inputs)
     wrong = [f"{name} is {v.dtype}" for name, v in outputs.items() if v.dtype != jnp.bfloat16]
     assert not wrong, "outputs of a bfloat16 model: " + ", ".join(wrong)
     real = {name: case.only_real(name, np.asarray(v, np.float32)) for name, v in outputs.items()}
@@ -162,8 +162,8 @@ def padding(case: Case) -> None:
         ids = case.ended(side, ids, mask)
         long |= {side.ids: ids, side.mask: mask}
         short |= {side.ids: ids[..., :cut], side.mask: mask[..., :cut]}
-    padded = host(case.forward(case.model.params, long))
-    expected = host(case.forward(case.model.params, short))
+    padded = host(case.forward(case.params, long))
+    expected = host(case.forward(case.params, short))
     real = {}
     for name, value in padded.items():
         lead = case.inputs[case.side(name).ids].ndim - 1
@@ -199,9 +199,9 @@ def packing(case: Case) -> None:
             padded[:, :length], mask[:, :length] = ids[:, part], 1
             padded[mask == 0] = getattr(case.model.text_config, "pad_token_id", None) or 0
             inputs |= {side.ids: padded, side.mask: mask}
-    packed = case.forward(case.model.params, rows)
+    packed = case.forward(case.params, rows)
     for number, inputs in enumerate(documents):
-        alone = host(case.forward(case.model.params, inputs))
+        alone = host(case.forward(case.params, inputs))
         parts = {name: places[case.side(name)][number] for name in names}
         ours = {name: np.asarray(packed[name][:, part]) for name, part in parts.items()}
         theirs = {name: alone[name][:, : ours[name].shape[1]] for name in names}
@@ -219,7 +219,7 @@ def devices(case: Case) -> None:
 
     rules = case.spec.load_sharding()
     mesh = make_mesh("data=2,fsdp=2,tensor=2" if rules else "data=2,fsdp=4", jax.devices()[:8])
-    flat = trees.flatten(case.model.params)
+    flat = trees.flatten(case.params)
     shapes = {path: leaf.shape for path, leaf in flat.items()}
     layout = Layout(mesh, rules, case.model.vocabulary()).shardings(shapes)
     params = trees.unflatten({path: jax.device_put(flat[path], layout[path]) for path in flat})
@@ -253,7 +253,7 @@ def cached_decoding(case: Case) -> None:
     parts = []
     for start, stop in itertools.pairwise((0, *range(PROMPT, ids.shape[1] + 1))):
         chosen = slice(start, stop)
-        outputs, cache = run(case.model.params, cache, ids[:, chosen], positions[:, chosen])
+        outputs, cache = run(case.params, cache, ids[:, chosen], positions[:, chosen])
         parts.append(host(outputs))
     names = [name for name in full if case.per_token(name) and name in parts[0]]
     if not names:
@@ -326,7 +326,7 @@ def long_rows(case: Case) -> None:
             inputs[side.mask] = np.ones_like(ids)
             inputs[side.ids] = case.ended(side, ids, inputs[side.mask])
         try:
-            outputs = case.forward(case.model.params, inputs)
+            outputs = case.forward(case.params, inputs)
         except UsageError as error:
             assert length > limit, f"max_length() is {limit}, but rows of that length fail: {error}"
             return

@@ -79,17 +79,16 @@ def torch_tree(case: Case) -> None:
     Templates are followed: what they do not name is under PyTorch's name.
     """
     model = torch_model(case)
-    ours = {case.model.weight_map.torch_name(path): path for path in case.model.required_params}
-    shapes = {path: leaf.shape for path, leaf in trees.flatten(case.model.params).items()}
+    names, shapes = case.model.file_map, case.model.file_map.shapes
+    ours = {names.torch_name(path): path for path in shapes}
     # PyTorch's parameters and buffers that are saved, without second names.
     saved, buffers = model.state_dict().keys(), model.named_buffers()
     unsaved = map(re.escape, getattr(model, "_keys_to_ignore_on_save", None) or ())
-    ignored = (*case.model.weight_map.ignored, *unsaved)
+    ignored = (*names.ignored, *unsaved)
     theirs = {
-        case.model.weight_map.our_name(name): (name, value)
+        names.our_name(name): (name, value)
         for name, value in (*named_once(case, model), *(b for b in buffers if b[0] in saved))
-        if name not in case.model.weight_map.aliases
-        and not any(re.search(pattern, name) for pattern in ignored)
+        if name not in names.aliases and not any(re.search(pattern, name) for pattern in ignored)
     }
     wrong = []
 
@@ -104,6 +103,7 @@ def torch_tree(case: Case) -> None:
             kind = type(model.get_submodule(owner)).__name__
             norm = "scale" if "Norm" in kind else "kernel"
             leaf = "embedding" if "Embedding" in kind else norm
+        leaf = leaf.removeprefix("running_")
         if leaf != path[-1]:
             wrong.append(f"{trees.join(path)} should end with {leaf}")
         elif shapes[path] != (shape := tuple(shape[at] for at in axes(path, shape))):

@@ -428,7 +428,7 @@ def make_params(
     if source is None:
 
         def init(key: jax.Array) -> Tree:
-            flat = trees.flatten(model.init_weights(key))
+            flat = trees.flatten(model.part(model.init_weights(key))[0])
             return trees.unflatten({path: layout.pad(path, leaf) for path, leaf in flat.items()})
 
         key = jax.random.PRNGKey(seed)
@@ -448,7 +448,7 @@ def make_params(
     )  # fmt: skip
     padded = {
         path: jax.device_put(layout.pad(path, leaf), shardings[path])
-        for path, leaf in trees.flatten(loaded.params).items()
+        for path, leaf in trees.flatten(loaded.part(loaded.params)[0]).items()
     }
     extra = jax.device_put(loaded.extra, replicated)
     return trees.cast_floating(trees.unflatten(padded), dtype), extra

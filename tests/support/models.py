@@ -351,6 +351,24 @@ def beit_config(**changes: Any) -> Any:
     return BeitConfig(**{**sizes, **layers, **places, **_PICTURES, **changes})
 
 
+def resnet_config(**changes: Any) -> Any:
+    """Return a tiny ResNet with blocks of three layers."""
+    from transformers import ResNetConfig
+
+    changes.pop("vocab_size", None)
+    sizes = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1], "num_labels": 3}
+    return ResNetConfig(**(sizes | changes))
+
+
+def regnet_config(**changes: Any) -> Any:
+    """Return a tiny RegNet of type "y"."""
+    from transformers import RegNetConfig
+
+    changes.pop("vocab_size", None)
+    sizes = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1], "num_labels": 3}
+    return RegNetConfig(**(sizes | {"groups_width": 4} | changes))
+
+
 def pictures(rows: int = 2, shape: tuple[int, ...] = (3, 12, 12), seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, *shape)).astype(np.float32)
 

@@ -1,0 +1,33 @@
+"""RegNet (Radosavovic et al., 2020, https://arxiv.org/abs/2003.13678)."""
+
+from __future__ import annotations
+
+from hfseq import hookimpl
+
+MODELING = "hfseq_plugins.regnet.modeling"
+CITATION = """\
+@inproceedings{radosavovic2020designing,
+  title = {Designing Network Design Spaces},
+  author = {Radosavovic, Ilija and Kosaraju, Raj Prateek and Girshick, Ross and He, Kaiming and
+            Doll{\\'a}r, Piotr},
+  booktitle = {Proceedings of CVPR},
+  year = {2020},
+  url = {https://arxiv.org/abs/2003.13678}
+}"""
+
+
+@hookimpl
+def register_architectures(register):
+    """Add RegNet with the heads that Transformers 4 had in Flax."""
+    register(
+        "regnet",
+        config="transformers:RegNetConfig",
+        heads={
+            "Model": f"{MODELING}:FlaxRegNetModel",
+            "ForImageClassification": f"{MODELING}:FlaxRegNetForImageClassification",
+        },
+        sharding="hfseq_plugins.resnet.sharding:RULES",
+        card="ResNet with grouped convolutions and widths that were searched for "
+        "(Radosavovic et al., 2020).",
+        citation=CITATION,
+    )

@@ -1,0 +1,233 @@
+"""ResNet (He et al., 2016) on Flax NNX; attribute names are the checkpoint's.
+
+Pictures have their channels last inside; what users give and get has them first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from transformers import PreTrainedConfig, ResNetConfig
+
+from hfseq import nn
+from hfseq.errors import UsageError
+from hfseq.modeling import Derived, FlaxVisionPreTrainedModel
+from hfseq.nn import outputs as out
+
+#: He et al. (2015), as PyTorch's ``kaiming_normal_`` with ``fan_out``.
+INIT = jax.nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+class Function(nnx.Module):
+    """A function without parameters, which has a number in a sequence of PyTorch's."""
+
+    def __init__(self, function: Callable[[jax.Array], jax.Array]):
+        self.function = function
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.function(x)
+
+
+class ConvLayer(nnx.Module):
+    """A convolution that keeps the places (or every ``stride``-th), a norm and an activation."""
+
+    def __init__(
+        self, features_in: int, features_out: int, rngs: nnx.Rngs, size: int = 3, stride: int = 1,
+        groups: int = 1, act: str = "linear",
+    ):  # fmt: skip
+        self.convolution = nn.Conv(
+            features_in, features_out, (size, size), INIT, rngs, stride=stride, padding=size // 2,
+            groups=groups, use_bias=False,
+        )  # fmt: skip
+        self.normalization, self.act = nn.BatchNorm(features_out), nn.activation(act)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.act(self.normalization(self.convolution(x)))
+
+
+class Block(nnx.Module):
+    """A residual block: what its ``layer`` makes of ``x`` is added to it, or to its projection."""
+
+    def __init__(
+        self, config: Any, features_in: int, features_out: int, rngs: nnx.Rngs, stride: int = 1
+    ):
+        self.shortcut = nnx.data(None)
+        if features_in != features_out or stride != 1:
+            self.shortcut = ConvLayer(features_in, features_out, rngs, 1, stride)
+        self.layer = nnx.List(self.parts(config, features_in, features_out, rngs, stride))
+        self.act = nn.activation(config.hidden_act)
+
+    @staticmethod
+    def parts(
+        config: ResNetConfig, features_in: int, features_out: int, rngs: nnx.Rngs, stride: int
+    ) -> Sequence[nnx.Module]:
+        """Return the layers: two of 3 x 3, or three of which the middle one is narrow."""
+        if config.layer_type == "basic":
+            return [
+                ConvLayer(features_in, features_out, rngs, 3, stride, act="relu"),
+                ConvLayer(features_out, features_out, rngs),
+            ]
+        narrow, early = features_out // 4, config.downsample_in_bottleneck
+        return [
+            ConvLayer(features_in, narrow, rngs, 1, stride if early else 1, act="relu"),
+            ConvLayer(narrow, narrow, rngs, 3, 1 if early else stride, act="relu"),
+            ConvLayer(narrow, features_out, rngs, 1),
+        ]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x
+        for part in self.layer:
+            y = part(y)
+        return self.act(y + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class Stage(nnx.Module):
+    """Blocks of one width, of which the first may take every second place alone."""
+
+    def __init__(
+        self, block: type[Block], config: Any, features_in: int, features_out: int, depth: int,
+        stride: int, rngs: nnx.Rngs,
+    ):  # fmt: skip
+        self.layers = nnx.List(
+            block(
+                config, features_out if number else features_in, features_out, rngs,
+                1 if number else stride,
+            )
+            for number in range(depth)
+        )  # fmt: skip
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Encoder(nnx.Module):
+    """The stages."""
+
+    def __init__(self, block: type[Block], config: Any, rngs: nnx.Rngs):
+        widths = (config.embedding_size, *config.hidden_sizes)
+        first = 2 if config.downsample_in_first_stage else 1
+        self.stages = nnx.List(
+            Stage(block, config, widths[at], widths[at + 1], depth, 2 if at else first, rngs)
+            for at, depth in enumerate(config.depths)
+        )
+
+
+class Embeddings(nnx.Module):
+    """A wide convolution of every second place, and the largest of its neighbours."""
+
+    def __init__(self, config: ResNetConfig, rngs: nnx.Rngs):
+        self.embedder = ConvLayer(
+            config.num_channels, config.embedding_size, rngs, 7, 2, act=config.hidden_act
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nnx.max_pool(self.embedder(x), (3, 3), (2, 2), ((1, 1), (1, 1)))
+
+
+class ResNet(nnx.Module):
+    """The network without a head."""
+
+    kinds: tuple[type[Any], type[Block]] = (Embeddings, Block)
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        embeddings, block = self.kinds
+        self.embedder = embeddings(config, rngs)
+        self.encoder = Encoder(block, config, rngs)
+
+    def __call__(self, pixel_values, *, rngs=None, output_hidden_states=False):
+        x = self.embedder(pixel_values.transpose(0, 2, 3, 1))
+        states = [x]
+        for stage in self.encoder.stages:
+            x = stage(x)
+            states.append(x)
+        return out.FlaxBaseModelOutputWithPoolingAndNoAttention(
+            last_hidden_state=_channels_first(x),
+            pooler_output=_channels_first(x.mean((1, 2), keepdims=True)),
+            hidden_states=tuple(map(_channels_first, states)) if output_hidden_states else None,
+        )
+
+
+def _channels_first(x: jax.Array) -> jax.Array:
+    return x.transpose(0, 3, 1, 2)
+
+
+class ImageClassification(nnx.Module):
+    """A label for the picture, from the mean of its places."""
+
+    prefix, base = "resnet", ResNet
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        setattr(self, self.prefix, self.base(config, rngs))
+        width = config.hidden_sizes[-1]
+        init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+        self.classifier = nnx.List(
+            [Function(jnp.ravel), nn.Linear(width, config.num_labels, init, rngs)]
+        )
+
+    def __call__(self, pixel_values, *, rngs=None, output_hidden_states=False):
+        encoded = getattr(self, self.prefix)(
+            pixel_values, output_hidden_states=output_hidden_states
+        )
+        logits = self.classifier[1](encoded.pooler_output[:, :, 0, 0])
+        return out.FlaxImageClassifierOutputWithNoAttention(logits, encoded.hidden_states)
+
+
+class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
+    """Base of the ResNet classes: configuration and checkpoint names.
+
+    As in Transformers 4 ``params`` is ``{"params": ..., "batch_stats": ...}``, and with
+    ``train=True`` the result is a pair (outputs, ``{"batch_stats": ...}``), the statistics after
+    the call.
+    """
+
+    config_class = ResNetConfig
+    base_model_prefix = "resnet"
+    joined_params = True
+    stored_collections = {"batch_stats": ("mean", "var")}
+    # Version 4's blocks of two layers, which read no file of PyTorch's.
+    native_synonyms = {"layer.layer_{}": "layer.{}"}
+
+    def __call__(  # type: ignore[override]
+        self, pixel_values, params=None, train=False, output_hidden_states=None, return_dict=None,
+        *, dropout_rng=None, extra=None,
+    ):  # fmt: skip
+        """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
+        shape, channels = jnp.shape(pixel_values), self.config.num_channels
+        if len(shape) == 4 and shape[1] != channels:
+            raise UsageError(
+                f"pixel_values have shape {shape}; {type(self).__name__} takes (batch, {channels}, "
+                "height, width): channels come first here, pixel_values.transpose(0, 3, 1, 2)"
+            )
+        return self.run(
+            {"pixel_values": pixel_values}, params, dropout_rng, train, None,
+            output_hidden_states, return_dict, extra=extra,
+        )  # fmt: skip
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Raise NotImplementedError, as in Transformers 4: no block is computed again."""
+        raise NotImplementedError(f"gradient checkpointing is not supported by {type(self)}")
+
+    def derived_weights(self) -> dict[str, Derived]:
+        """Return how many batches PyTorch's norms have seen, of which nothing depends here."""
+        means = [path for path in self._stored_paths() if path[-1] == "mean"]
+        names = (".".join((*path[:-1], "num_batches_tracked")) for path in means)
+        return {name: Derived(np.zeros((), np.int64)) for name in names}
+
+
+class FlaxResNetModel(FlaxResNetPreTrainedModel):
+    """ResNet without a head: the map of the last stage and its mean."""
+
+    module_class = ResNet
+
+
+class FlaxResNetForImageClassification(FlaxResNetPreTrainedModel):
+    """ResNet with a classifier of pictures."""
+
+    module_class = ImageClassification
