@@ -41,6 +41,7 @@ BART = {
     "decoder_ffn_dim": 24, "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0,
     "eos_token_id": 2, "decoder_start_token_id": 2,
 }  # fmt: skip
+NET = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1]}
 TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
          "num_attention_heads": 2}  # fmt: skip
 PICTURE = TOWER | {"image_size": 12, "patch_size": 4}
@@ -122,6 +123,10 @@ MODELS = {
              "num_attention_heads": 2, "max_position_embeddings": 40, "word_embed_proj_dim": 12,
              "do_layer_norm_before": True, "pad_token_id": 1, "bos_token_id": 0,
              "eos_token_id": 2}, "ids"),
+    "regnet": ("RegNetForImageClassification", "RegNetConfig",
+               NET | {"num_labels": 3, "groups_width": 4}, "pictures"),
+    "resnet": ("ResNetForImageClassification", "ResNetConfig", NET | {"num_labels": 3},
+               "pictures"),
     "roberta_prelayernorm": ("RobertaPreLayerNormForMaskedLM", "RobertaPreLayerNormConfig", SMALL,
                              "ids"),
     "roformer": ("RoFormerForMaskedLM", "RoFormerConfig", SMALL | {"rotary_value": True},
