@@ -134,7 +134,7 @@ class WeightMap:
         stacked: Mapping[Path, Sequence[Path]] | None = None,
     ):
         self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
-        self._fallbacks = dict(fallbacks or {})
+        self.fallbacks = dict(fallbacks or {})
         self._templates = [_template(*pair) for pair in (templates or {}).items()]
         self._synonyms = [_template(*pair) for pair in (synonyms or {}).items()]
         self._native_synonyms = [_template(*pair) for pair in (native_synonyms or {}).items()]
@@ -172,10 +172,15 @@ class WeightMap:
 
     def our_name(self, name: str) -> str:
         """Return the name that this map has for a PyTorch name: without or with the prefix."""
-        for pattern, replacement in self._synonyms:
-            name = pattern.sub(replacement, name, count=1)
+        name = self.written(name)
         known = {slot.name for slot in self.slots}
         return next((other for other in self._with_prefix(name) if other in known), name)
+
+    def written(self, name: str, native: bool = False) -> str:
+        """Return the name that is written of one that is read: its synonyms replaced."""
+        for pattern, replacement in self._native_synonyms if native else self._synonyms:
+            name = pattern.sub(replacement, name, count=1)
+        return name
 
     def match(
         self, tensors: Mapping[str, Tensor], *, native: bool = False
@@ -189,9 +194,7 @@ class WeightMap:
             old = next((pair for pair in _OLD_NAMES if name.endswith(pair[0])), ("", ""))
             renamed = name.removesuffix(old[0]) + old[1]
             renamed = _COLLECTIONS.sub("", renamed) if native else renamed
-            for pattern, replacement in self._native_synonyms if native else self._synonyms:
-                renamed = pattern.sub(replacement, renamed, count=1)
-            cleaned[renamed] = name, tensor
+            cleaned[self.written(renamed, native)] = name, tensor
         report, found, used = LoadReport(), {}, set()
         for slot in self.slots:
             key = self._find(slot, cleaned, native)
@@ -225,7 +228,7 @@ class WeightMap:
     def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> str | None:
         live = [alias for alias, name in self._live.items() if name == slot.name]
         aliases = [alias for alias, name in self.aliases.items() if name == slot.name]
-        known = [*live, slot.name, *aliases, self._fallbacks.get(slot.name, slot.name)]
+        known = [*live, slot.name, *aliases, self.fallbacks.get(slot.name, slot.name)]
         if native:
             known = [slot.native, *(f"{n.rpartition('.')[0]}.{slot.path[-1]}" for n in known)]
         return next((n for name in known for n in self._with_prefix(name) if n in names), None)

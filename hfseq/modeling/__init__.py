@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from hfseq.checkpoints.weights import Derived as Derived
     from hfseq.checkpoints.weights import Tensor as Tensor
     from hfseq.checkpoints.weights import WeightMap as WeightMap
+    from hfseq.modeling.composite import (
+        FlaxCompositePreTrainedModel as FlaxCompositePreTrainedModel,
+    )
     from hfseq.modeling.pretrained import FlaxPreTrainedModel as FlaxPreTrainedModel
     from hfseq.modeling.seq2seq import FlaxSeq2SeqPreTrainedModel as FlaxSeq2SeqPreTrainedModel
     from hfseq.modeling.seq2seq import Seq2SeqGeneration as Seq2SeqGeneration
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Derived": "hfseq.checkpoints.weights",
+    "FlaxCompositePreTrainedModel": "hfseq.modeling.composite",
     "FlaxPreTrainedModel": "hfseq.modeling.pretrained",
     "FlaxSeq2SeqPreTrainedModel": "hfseq.modeling.seq2seq",
     "FlaxVisionPreTrainedModel": "hfseq.modeling.vision",

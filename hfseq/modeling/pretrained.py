@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from hfseq import plugins
 from hfseq.checkpoints import config as configs
 from hfseq.checkpoints import files, weights
 from hfseq.errors import CheckpointError, UsageError, WeightsError, nearest
 from hfseq.modeling.base import FlaxModel
-from hfseq.nn import trees
+from hfseq.nn import sharding, trees
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -438,6 +439,10 @@ class FlaxPreTrainedModel(FlaxModel):
             self.generation_config = GenerationConfig.from_pretrained(
                 source, **({} if written else old), **download
             )
+
+    def sharding_rules(self) -> sharding.Rules | None:
+        """Return how the architecture is split over devices, as it was registered, if it was."""
+        return plugins.load().architectures.get(self.config.model_type).load_sharding()
 
     # -- saving
 

@@ -217,7 +217,7 @@ def devices(case: Case) -> None:
         )
     from hfseq.nn.sharding import Layout, make_mesh
 
-    rules = case.spec.load_sharding()
+    rules = case.model.sharding_rules()
     mesh = make_mesh("data=2,fsdp=2,tensor=2" if rules else "data=2,fsdp=4", jax.devices()[:8])
     flat = trees.flatten(case.params)
     shapes = {path: leaf.shape for path, leaf in flat.items()}

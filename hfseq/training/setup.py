@@ -399,8 +399,9 @@ def lay_out(
     model: FlaxPreTrainedModel, mesh: Mesh, sequence_parallel: bool = False
 ) -> sharding.Layout:
     """Pair the architecture's sharding rules with the mesh, and have the model compute on it."""
-    rules = plugins.load().architectures.get(model.config.model_type).load_sharding()
-    layout = sharding.Layout(mesh, rules, model.vocabulary(), tuple(model.stacked_prefixes))
+    layout = sharding.Layout(
+        mesh, model.sharding_rules(), model.vocabulary(), tuple(model.stacked_prefixes)
+    )
     sharding.check_heads(model, mesh)
     model.use_mesh(mesh, layout.axes(shapes_of(model)), sequence_parallel)
     return layout

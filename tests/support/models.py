@@ -369,6 +369,16 @@ def regnet_config(**changes: Any) -> Any:
     return RegNetConfig(**(sizes | {"groups_width": 4} | changes))
 
 
+def vision_text_dual_encoder_config(**changes: Any) -> Any:
+    """``changes`` are those of both sides."""
+    from transformers import VisionTextDualEncoderConfig
+
+    text, vision = bert_config(**changes), vit_config(**changes)
+    return VisionTextDualEncoderConfig(
+        text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=24
+    )
+
+
 def pictures(rows: int = 2, shape: tuple[int, ...] = (3, 12, 12), seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, *shape)).astype(np.float32)
 

@@ -63,6 +63,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "clip": _ENCODER,
     "clip_text_model": _ENCODER,
     "clip_vision_model": _ENCODER,
+    "vision-text-dual-encoder": _ENCODER,
     "vit": _ENCODER,
     "beit": _ENCODER,
     "dinov2": {"num_attention_heads": 8, "num_hidden_layers": 1},

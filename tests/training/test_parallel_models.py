@@ -26,7 +26,9 @@ SPLIT_LENGTH = ("data=4,tensor=2", "data=2,tensor=2,sequence=2", "tensor=8")
 #: What comes together by the nature of a model, by its shape.
 TOGETHER = {
     "clip": "(24, 8)",  # every text of the batch meets every picture
-    "vit": "(1, 10, 32)",  # the gradient of the places, where the length was split
+    "dinov2": "(1, 10, 32)",  # the gradient of the places, where the length was split
+    "vision-text-dual-encoder": "(24, 8)",
+    "vit": "(1, 10, 32)",  # likewise
 }
 
 

@@ -256,6 +256,10 @@ class CLIP(nnx.Module):
         asked["output_hidden_states"] = output_hidden_states
         pictures = self.vision_model(pixel_values, rngs=rngs, **asked)
         texts = self.text_model(input_ids, attention_mask, position_ids, rngs=rngs, **asked)
+        return self.compared(texts, pictures)
+
+    def compared(self, texts: out.FlaxModelOutput, pictures: out.FlaxModelOutput):
+        """Return how well what both encoders returned fits together."""
         image_embeds = _unit(self.visual_projection(pictures.pooler_output))
         text_embeds = _unit(self.text_projection(texts.pooler_output))
         alike = jnp.matmul(text_embeds, image_embeds.T, preferred_element_type=jnp.float32)

@@ -131,6 +131,14 @@ MODELS = {
                              "ids"),
     "roformer": ("RoFormerForMaskedLM", "RoFormerConfig", SMALL | {"rotary_value": True},
                  "ids types"),
+    "vision_text_dual_encoder": (
+        "VisionTextDualEncoderModel", "VisionTextDualEncoderConfig",
+        {"vision_config": PICTURE | {"model_type": "vit"}, "projection_dim": 8,
+         "text_config": SMALL | {"model_type": "bert"}}, "clip"),
+    "vision_text_dual_encoder_clip": (
+        "VisionTextDualEncoderModel", "VisionTextDualEncoderConfig",
+        {"vision_config": PICTURE | {"model_type": "clip_vision_model"}, "projection_dim": 8,
+         "text_config": SMALL | {"model_type": "roberta", "num_hidden_layers": 1}}, "clip"),
     "vit": ("ViTForImageClassification", "ViTConfig", PICTURE | {"num_labels": 3}, "pictures"),
     "xglm": ("XGLMForCausalLM", "XGLMConfig",
              {"vocab_size": 48, "d_model": 16, "ffn_dim": 24, "num_layers": 2,
