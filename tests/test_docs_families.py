@@ -17,11 +17,12 @@ NAMES = [
     "clip_text_model", "clip_vision_model", "dinov2", "distilbert", "electra", "fp8_encoder",
     "gemma", "gpt2", "gpt_neo", "gptj", "llama", "longt5", "marian", "mbart", "megatron-bert",
     "mistral", "mt5", "opt", "pegasus", "regnet", "resnet", "roberta", "roberta-prelayernorm",
-    "roformer", "t5", "vision-text-dual-encoder", "vit", "vq_transformer", "wmt_transformer",
-    "xglm", "xlm-roberta",
+    "roformer", "t5", "vision-text-dual-encoder", "vit", "vq_transformer", "wav2vec2",
+    "wmt_transformer", "xglm", "xlm-roberta",
 ]  # fmt: skip
 #: No script trains them: their pages show a step.
-PICTURES = ("beit", "clip", "dinov2", "regnet", "resnet", "vision_text_dual_encoder", "vit")
+PICTURES = ("beit", "clip", "dinov2", "regnet", "resnet", "vision_text_dual_encoder", "vit",
+            "wav2vec2")  # fmt: skip
 SECTIONS = [
     "Classes", "Configuration", "Train", "Use", "Convert", "Parameters", "On several devices",
     "Traps",

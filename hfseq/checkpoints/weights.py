@@ -28,7 +28,8 @@ Path = tuple[str, ...]
 #: What is cut out of an array: slices, or ``...`` for all of it.
 Index = tuple[slice, ...] | EllipsisType
 Entry = TypeVar("Entry")
-_LEAF = {
+#: The last components of our names that are others in PyTorch.
+LEAVES = {
     "kernel": "weight", "scale": "weight", "embedding": "weight",
     "mean": "running_mean", "var": "running_var",
 }  # fmt: skip
@@ -168,7 +169,7 @@ class WeightMap:
             if changed:
                 break
         head, _, leaf = name.rpartition(".")
-        return f"{head}.{_LEAF.get(leaf, leaf)}" if head else _LEAF.get(leaf, leaf)
+        return f"{head}.{LEAVES.get(leaf, leaf)}" if head else LEAVES.get(leaf, leaf)
 
     def our_name(self, name: str) -> str:
         """Return the name that this map has for a PyTorch name: without or with the prefix."""
@@ -371,6 +372,6 @@ def describe_missing(report: LoadReport) -> str:
     lines = []
     for path in report.missing:
         if path not in report.refitted:
-            theirs = ".".join((*path[:-1], _LEAF.get(path[-1], path[-1])))
+            theirs = ".".join((*path[:-1], LEAVES.get(path[-1], path[-1])))
             lines.append(f"  {'.'.join(path)}{nearest(theirs, report.unexpected)}")
     return "\n".join(lines)

@@ -32,6 +32,10 @@ class FlaxModelOutput:
         logits_per_text: jax.Array
         text_embeds: jax.Array
         image_embeds: jax.Array
+        extract_features: jax.Array
+        projected_states: jax.Array
+        projected_quantized_states: jax.Array
+        codevector_perplexity: jax.Array
         text_model_output: FlaxModelOutput
         vision_model_output: FlaxModelOutput
         start_logits: jax.Array
@@ -280,4 +284,15 @@ FlaxCLIPOutput = _output(
     "projections, and what both models return.",
     "logits_per_image logits_per_text text_embeds image_embeds text_model_output "
     "vision_model_output",
+)
+FlaxWav2Vec2BaseModelOutput = _output(
+    "FlaxWav2Vec2BaseModelOutput",
+    "Hidden states, and the vectors of sound that they are made of.",
+    "last_hidden_state extract_features hidden_states attentions",
+)
+FlaxWav2Vec2ForPreTrainingOutput = _output(
+    "FlaxWav2Vec2ForPreTrainingOutput",
+    "Guesses of what is hidden and what it was, (batch, frames, features), and how many code "
+    "vectors are in use (a number).",
+    "projected_states projected_quantized_states codevector_perplexity hidden_states attentions",
 )

@@ -29,6 +29,7 @@ from hfseq.testing import torch as torch_checks
 from hfseq.testing.case import ZERO_GRADIENTS, Case, Report
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from transformers import PreTrainedConfig
 
 
@@ -47,6 +48,7 @@ def check_architecture(
     skip: Mapping[str, str] | None = None,
     zero_gradients: Iterable[str] = ZERO_GRADIENTS,
     tolerance: float = 1e-5,
+    inputs: Mapping[str, npt.ArrayLike] | None = None,
 ) -> Report:
     """Run the battery on the architecture ``name``; one AssertionError lists all failures.
 
@@ -59,7 +61,8 @@ def check_architecture(
     tried with attention to an encoder's output); ``torch=False`` leaves PyTorch out;
     ``skip`` maps a check's name to the reason why it cannot hold; ``zero_gradients`` are patterns
     of parameter paths whose gradient is zero for a reason; ``tolerance`` is that of the comparisons
-    with PyTorch, relative to ``max(1, max|b|)``.
+    with PyTorch, relative to ``max(1, max|b|)``; ``inputs`` are given to the model beside those
+    that the battery makes for its eight rows.
 
     **Returns** a :class:`Report`, which says what was not checked and why. What could not run here
     is also told by a :class:`NotRunWarning`, and nothing checked at all is an AssertionError.
@@ -95,7 +98,9 @@ def check_architecture(
                 setattr(changed, attribute, value)
             with tempfile.TemporaryDirectory() as folder:
                 zero = tuple(zero_gradients)
-                case = Case(task, kind, changed, Path(folder), spec, zero, tolerance)
+                case = Case(
+                    task, kind, changed, Path(folder), spec, zero, tolerance, given=inputs or {}
+                )
                 for check in chosen:
                     full = f"{kind.__name__}{label}.{check}"
                     report.run(known[check], full, case, skip.get(check))

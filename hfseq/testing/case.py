@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Batch = Mapping[str, Any]
 Params = Mapping[str, Any]
-ROWS, LENGTH, TARGET_LENGTH = 8, 16, 12
+ROWS, LENGTH, TARGET_LENGTH, SAMPLES = 8, 16, 12, 90
 
 
 NOT_COMPARED = ("past_key_values", "hidden_states", "attentions")  # the ends of their names
@@ -104,6 +104,7 @@ class Case:
     zero_gradients: tuple[str, ...]
     tolerance: float
     shared: dict[str, Any] = dataclasses.field(default_factory=dict)
+    given: Batch = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def model(self) -> Any:
@@ -151,12 +152,22 @@ class Case:
                 channels = getattr(config, "num_channels", 3)
                 shape = self.model.picture_shape() or (channels, 32, 32)
             inputs[name] = random.normal(size=(ROWS, *shape)).astype(np.float32)
+        if self.model.reads("input_values"):
+            inputs |= self.sound(random)
         if getattr(config, "add_cross_attention", False):
             states = random.normal(size=(ROWS, 5, config.hidden_size))
             inputs["encoder_hidden_states"] = states.astype(np.float32)
             mask = np.array([[1, 1, 1, 1, row % 2] for row in range(ROWS)])
             inputs["encoder_attention_mask"] = mask
-        return inputs
+        return inputs | {name: np.asarray(value) for name, value in self.given.items()}
+
+    @staticmethod
+    def sound(random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Return eight sounds, of which the second is padded on the right."""
+        values = random.normal(size=(ROWS, SAMPLES)).astype(np.float32)
+        mask = np.ones((ROWS, SAMPLES), np.int32)
+        mask[1, SAMPLES * 2 // 3 :] = 0
+        return {"input_values": values * mask.astype(np.float32), "attention_mask": mask}
 
     def ended(self, side: Side, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Put padding where ``mask`` is 0, and give a source its <eos>."""

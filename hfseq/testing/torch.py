@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfseq.checkpoints.weights import torch_axes
+from hfseq.checkpoints.weights import LEAVES, torch_axes
 from hfseq.nn import trees
 from hfseq.testing.case import Case, NotRun, Skipped, assert_close, error, jit, leaves
 
@@ -92,6 +92,9 @@ def torch_tree(case: Case) -> None:
     }
     wrong = []
 
+    def plain(path: trees.Path) -> str:
+        return ".".join((*path[:-1], LEAVES.get(path[-1], path[-1])))
+
     def axes(path: trees.Path, shape: tuple[int, ...]) -> Iterable[int]:
         return torch_axes(path, len(shape)) or range(len(shape))
 
@@ -104,7 +107,7 @@ def torch_tree(case: Case) -> None:
             norm = "scale" if "Norm" in kind else "kernel"
             leaf = "embedding" if "Embedding" in kind else norm
         leaf = leaf.removeprefix("running_")
-        if leaf != path[-1]:
+        if leaf != path[-1] and name == plain(path):
             wrong.append(f"{trees.join(path)} should end with {leaf}")
         elif shapes[path] != (shape := tuple(shape[at] for at in axes(path, shape))):
             wrong.append(f"{trees.join(path)} has shape {shapes[path]}, PyTorch's is {shape}")

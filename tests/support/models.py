@@ -379,8 +379,25 @@ def vision_text_dual_encoder_config(**changes: Any) -> Any:
     )
 
 
+def wav2vec2_config(**changes: Any) -> Any:
+    from transformers import Wav2Vec2Config
+
+    sizes = {
+        "vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 48, "conv_dim": (16, 24), "conv_stride": (5, 2), "conv_kernel": (6, 3),
+        "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "codevector_dim": 16,
+        "num_codevectors_per_group": 6, "num_codevector_groups": 2, "proj_codevector_dim": 12,
+        "num_adapter_layers": 2,
+    }  # fmt: skip
+    return Wav2Vec2Config(**sizes | changes)
+
+
 def pictures(rows: int = 2, shape: tuple[int, ...] = (3, 12, 12), seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, *shape)).astype(np.float32)
+
+
+def sounds(rows: int = 2, samples: int = 90, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, samples)).astype(np.float32)
 
 
 def ids(rows: int = 2, length: int = 12, seed: int = 0) -> np.ndarray:

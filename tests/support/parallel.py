@@ -67,7 +67,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "vit": _ENCODER,
     "beit": _ENCODER,
     "dinov2": {"num_attention_heads": 8, "num_hidden_layers": 1},
+    "wav2vec2": _ENCODER,
 }
+#: Inputs whose second axis is no length that devices share.
+UNSPLIT = ("pixel_values", "input_values")
 LANGUAGE = ("ForMaskedLM", "ForCausalLM", "ForSeq2SeqLM")
 ROWS, LENGTH, VOCABULARY = 8, 16, 72
 
@@ -112,6 +115,8 @@ def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
     given = {"input_ids": ids, "attention_mask": mask} if model.reads("input_ids") else {}
     if model.reads("pixel_values"):
         given["pixel_values"] = models.pictures(ROWS)
+    if model.reads("input_values"):
+        given["input_values"] = models.sounds(ROWS)
     if task == "ForMultipleChoice":
         return {key: np.stack([value, value], 1) for key, value in given.items()}
     if getattr(model.config, "is_encoder_decoder", False) and task != "ForCausalLM":
@@ -132,7 +137,7 @@ def compiled(name: str, task: str, mesh: str | None, sequence_parallel: bool = F
             layout.shardings({p: leaf.shape for p, leaf in trees.flatten(params).items()})
         )
         batch = {
-            key: batch_sharding(grid, value.ndim, 0, split_length=key != "pixel_values")
+            key: batch_sharding(grid, value.ndim, 0, split_length=key not in UNSPLIT)
             for key, value in inputs(model, task).items()
         }
         everywhere = jax.NamedSharding(grid, jax.P())

@@ -47,6 +47,12 @@ TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
 PICTURE = TOWER | {"image_size": 12, "patch_size": 4}
 WORDS = TOWER | {"vocab_size": 48, "max_position_embeddings": 20, "bos_token_id": 0,
                  "eos_token_id": 47, "pad_token_id": 1}  # fmt: skip
+SOUND = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "intermediate_size": 24, "conv_dim": (8, 12), "conv_stride": (5, 2), "conv_kernel": (6, 3),
+         "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "codevector_dim": 8,
+         "num_codevectors_per_group": 4, "num_codevector_groups": 2, "proj_codevector_dim": 6,
+         "do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True,
+         "output_hidden_size": 12, "num_adapter_layers": 1}  # fmt: skip
 
 #: Folder: the class without "Flax", its configuration, and what it is given.
 MODELS = {
@@ -140,6 +146,9 @@ MODELS = {
         {"vision_config": PICTURE | {"model_type": "clip_vision_model"}, "projection_dim": 8,
          "text_config": SMALL | {"model_type": "roberta", "num_hidden_layers": 1}}, "clip"),
     "vit": ("ViTForImageClassification", "ViTConfig", PICTURE | {"num_labels": 3}, "pictures"),
+    "wav2vec2": ("Wav2Vec2ForPreTraining", "Wav2Vec2Config", SOUND | {"output_hidden_size": 16},
+                 "sounds"),
+    "wav2vec2_ctc": ("Wav2Vec2ForCTC", "Wav2Vec2Config", SOUND | {"add_adapter": True}, "sounds"),
     "xglm": ("XGLMForCausalLM", "XGLMConfig",
              {"vocab_size": 48, "d_model": 16, "ffn_dim": 24, "num_layers": 2,
               "attention_heads": 2, "max_position_embeddings": 40}, "decoded"),
@@ -155,6 +164,10 @@ def inputs(kind: str) -> dict[str, np.ndarray]:
         given = {"pixel_values": random.normal(size=(2, 3, 12, 12)).astype(np.float32)}
         hide = {"bool_masked_pos": random.integers(0, 2, (2, 9)).astype(bool)}
         return given | (hide if kind == "hidden" else {})
+    if kind == "sounds":
+        mask = (np.arange(90) < [[90], [60]]).astype(np.int64)
+        values = (random.normal(size=mask.shape) * mask).astype(np.float32)
+        return {"input_values": values, "attention_mask": mask}
     ids = random.integers(5, 46, (2, length))
     mask = np.ones_like(ids)
     if kind in ("clip", "words"):
@@ -182,7 +195,7 @@ def arrays(output: object) -> dict[str, np.ndarray]:
     """Return the named arrays of an output; nested outputs and caches are left out."""
     wanted = ("logits", "last_hidden_state", "pooler_output", "start_logits", "end_logits",
               "prediction_logits", "sop_logits", "logits_per_image", "text_embeds",
-              "image_embeds")  # fmt: skip
+              "image_embeds", "projected_states", "projected_quantized_states")  # fmt: skip
     found = {name: output[name] for name in wanted if output.get(name) is not None}
     return {name: np.asarray(getattr(x, "detach", lambda x=x: x)()) for name, x in found.items()}
 

@@ -1,0 +1,370 @@
+"""wav2vec 2.0: the battery for every class and both kinds of norms, quantizer, bad inputs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hfseq
+from hfseq.errors import UsageError
+from hfseq.nn import trees
+from hfseq.objectives.ctc import ctc_loss
+from hfseq.testing import check_architecture
+from hfseq.testing.case import ROWS, SAMPLES, ZERO_GRADIENTS
+from hfseq_plugins.wav2vec2 import modeling
+from hfseq_plugins.wav2vec2.modeling import (
+    FlaxWav2Vec2ForCTC,
+    FlaxWav2Vec2ForPreTraining,
+    FlaxWav2Vec2Model,
+    _compute_mask_indices,
+    _sample_negative_indices,
+    output_lengths,
+)
+from tests.support import models
+from tests.support.models import close, same
+from tests.support.tiers import CHECKS, first
+
+STABLE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
+KINDS = {
+    "base": {},
+    "large": STABLE,
+    "base_before": {"do_stable_layer_norm": True},
+    "odd": {"num_conv_pos_embeddings": 3, "num_feat_extract_layers": 2, "hidden_act": "relu",
+            "feat_extract_activation": "silu"},
+    "adapter": {"add_adapter": True, **STABLE},
+    "adapter_width": {"add_adapter": True, "output_hidden_size": 20},
+    "languages": {"adapter_attn_dim": 8, **STABLE},
+}  # fmt: skip
+
+
+def hidden(config):
+    frames = output_lengths(config, SAMPLES, add_adapter=False)
+    return np.random.default_rng(4).random((ROWS, frames)) < 0.4
+
+
+ONE = [("ForCTC", "large", CHECKS)]
+
+
+@pytest.mark.parametrize(
+    ("head", "kind", "checks"),
+    first(
+        [*ONE, *((head, kind, None) for head in ("Model", "ForCTC") for kind in KINDS)]
+        + [("ForPreTraining", kind, None) for kind in ("base", "large")],
+        *ONE,
+    ),
+)
+def test_battery(head, kind, checks):
+    config = models.wav2vec2_config(**KINDS[kind], **({"num_hidden_layers": 1} if checks else {}))
+    # A code is chosen, not mixed, where nothing is trained: its scores have no gradient.
+    zero = (*ZERO_GRADIENTS, "quantizer/weight_proj/(kernel|bias)$")
+    check_architecture(
+        "wav2vec2", config, heads=[head], checks=checks, zero_gradients=zero,
+        inputs={"mask_time_indices": hidden(config)},
+    )  # fmt: skip
+
+
+#: No dropout of any kind, so that a training step is PyTorch's.
+STILL = dict.fromkeys(
+    ("hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout",
+     "feat_quantizer_dropout", "final_dropout", "layerdrop"), 0.0,
+)  # fmt: skip
+
+
+def sounds(rows=3, samples=SAMPLES, seed=0):
+    values = np.random.default_rng(seed).normal(size=(rows, samples)).astype(np.float32)
+    mask = np.ones((rows, samples), np.int32)
+    mask[0, samples // 2 :] = 0
+    return values * mask.astype(np.float32), mask
+
+
+def twin(model, folder):
+    """PyTorch's model with the same weights."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    model.save_pretrained(folder)
+    return getattr(transformers, model.torch_class_name()).from_pretrained(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["base", "large"])
+def test_names_of_before_and_after_pytorch_2_load_and_the_new_are_written(kind, tmp_path, caplog):
+    from safetensors.numpy import load_file
+
+    model = FlaxWav2Vec2Model(models.wav2vec2_config(**KINDS[kind]))
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    place = "encoder.pos_conv_embed.conv.parametrizations.weight"
+    assert {f"{place}.original0", f"{place}.original1"} <= stored.keys()
+
+    def old(tensors):
+        names = {"parametrizations.weight.original0": "weight_g",
+                 "parametrizations.weight.original1": "weight_v"}  # fmt: skip
+        for new, before in names.items():
+            where = f"encoder.pos_conv_embed.conv.{new}"
+            tensors[where.replace(new, before)] = tensors.pop(where)
+
+    models.rewrite(tmp_path / "model.safetensors", old)
+    assert same(FlaxWav2Vec2Model.from_pretrained(tmp_path).params, model.params)
+    assert not caplog.records
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Model", "ForCTC", "ForPreTraining"])
+def test_files_of_pytorch_load_and_are_saved_as_they_were(name, tmp_path, caplog):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    from safetensors.numpy import load_file
+
+    theirs = getattr(transformers, f"Wav2Vec2{name}")(models.wav2vec2_config()).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = getattr(modeling, f"FlaxWav2Vec2{name}").from_pretrained(tmp_path / "theirs")
+    model.save_pretrained(tmp_path / "ours")
+    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert not caplog.records
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_the_ctc_loss_and_its_gradients_are_those_of_pytorch(reduction, zero_infinity, tmp_path):
+    torch = pytest.importorskip("torch")
+    config = models.wav2vec2_config(ctc_loss_reduction=reduction, ctc_zero_infinity=zero_infinity)
+    model = FlaxWav2Vec2ForCTC(config)
+    theirs = twin(model, tmp_path).eval()
+    values, mask = sounds()
+    labels = np.array([[3, 4, -100, -100, -100], [5, 5, 6, 6, 7], [9, -100, -100, -100, -100]])
+    if zero_infinity:
+        labels[0] = 3  # of which the four frames hold two at most
+    given = {"input_values": values, "attention_mask": mask}
+    output = theirs(**{name: torch.tensor(value) for name, value in given.items()},
+                    labels=torch.tensor(labels))  # fmt: skip
+    output.loss.backward()
+
+    def loss(params):
+        logits = model(**given, params=params).logits
+        lengths = model._get_feat_extract_output_lengths(mask.sum(-1))
+        return ctc_loss(
+            logits, labels, lengths, blank=config.pad_token_id, reduction=reduction,
+            zero_infinity=zero_infinity,
+        )  # fmt: skip
+
+    value, gradient = jax.value_and_grad(loss)(model.params)
+    assert close(value, output.loss.item(), 1e-5)
+    ours = model.weight_map.to_torch(trees.flatten(gradient))
+    for name, parameter in theirs.named_parameters():
+        if parameter.grad is not None:
+            assert close(ours[name], parameter.grad.numpy(), 1e-5), name
+
+
+def test_more_letters_than_frames_cost_infinity_or_nothing():
+    logits, labels = np.zeros((2, 3, 5)), np.array([[1, 1, 2], [1, 2, 3]])
+    assert np.isinf(ctc_loss(logits, labels))
+    each = ctc_loss(logits, labels, reduction="none", zero_infinity=True)
+    assert each[0] == 0 and 0 < each[1] < np.inf
+    with pytest.raises(UsageError, match="no reduction 'means'"):
+        ctc_loss(logits, labels, reduction="means")
+
+
+@pytest.mark.slow
+def test_codes_are_drawn_and_passed_through_as_by_pytorch(monkeypatch, tmp_path):
+    """Version 4 mixed the code vectors by their probabilities."""
+    torch = pytest.importorskip("torch")
+    config = models.wav2vec2_config(**STILL, **STABLE)
+    model = FlaxWav2Vec2ForPreTraining(config)
+    theirs = twin(model, tmp_path).train()
+    theirs.set_gumbel_temperature(1.5)
+    values, mask = sounds()
+    frames = output_lengths(config, SAMPLES)
+    random = np.random.default_rng(5)
+    noise = random.gumbel(size=(3, frames, 2, 6)).astype(np.float32)
+    where = random.random((3, frames)) < 0.5
+    drawn = torch.tensor(np.exp(-noise)).reshape(-1, 6)  # whose -log is taken
+    monkeypatch.setattr(torch.Tensor, "exponential_", lambda tensor: drawn.reshape(tensor.shape))
+    monkeypatch.setattr(modeling, "_gumbel", lambda keys, shape: jnp.asarray(noise).reshape(shape))
+    given = {"input_values": values, "attention_mask": mask, "mask_time_indices": where}
+    output = theirs(**{name: torch.tensor(value) for name, value in given.items()})
+    weights = random.normal(size=output.projected_quantized_states.shape).astype(np.float32)
+
+    def loss(params):
+        found = model(
+            **given, gumbel_temperature=1.5, gumbel_rng=jax.random.key(0), train=True,
+            params=params,
+        )  # fmt: skip
+        total = (found.projected_quantized_states * weights).sum() + found.codevector_perplexity
+        return total, found
+
+    gradient, found = jax.grad(loss, has_aux=True)(model.params)
+    total = (output.projected_quantized_states * torch.tensor(weights)).sum()
+    (total + output.codevector_perplexity).backward()
+    for name in ("projected_states", "projected_quantized_states", "codevector_perplexity"):
+        assert close(found[name], output[name].detach().numpy(), 1e-5), name
+    ours = model.weight_map.to_torch(trees.flatten(gradient))
+    for name, parameter in theirs.named_parameters():
+        if parameter.grad is not None:
+            assert close(ours[name], parameter.grad.numpy(), 2e-5), name
+
+
+@pytest.mark.slow
+def test_training_draws_other_codes_with_another_key_and_needs_one():
+    model = FlaxWav2Vec2ForPreTraining(models.wav2vec2_config(**STILL))
+    values, _ = sounds()
+
+    def states(**keys):
+        return model(values, train=True, **keys).projected_quantized_states
+
+    one, other = (states(gumbel_rng=jax.random.key(n)) for n in (0, 1))
+    assert not close(one, other, 1e-3)
+    assert close(one, states(gumbel_rng=jax.random.PRNGKey(0)), 0)  # a legacy key is a key too
+    assert not close(one, states(dropout_rng=jax.random.key(1)), 1e-3)
+    with pytest.raises(UsageError, match="train=True draws code vectors: give gumbel_rng="):
+        states()
+
+
+@pytest.mark.slow
+def test_dropout_takes_part_in_the_layers():
+    """In those of version 4 it did not."""
+    rates = STILL | {"hidden_dropout": 0.5}
+    for kind in ("base", "large"):
+        config = models.wav2vec2_config(**KINDS[kind], **rates)
+        model = FlaxWav2Vec2Model(config)
+        values, _ = sounds()
+        output = model(values, train=True, dropout_rng=jax.random.key(0), output_hidden_states=True)
+        again = model(values, output_hidden_states=True)
+        first, second, _ = output.hidden_states
+        assert np.mean(np.asarray(first) == 0) > 0.4 and not close(first, again.hidden_states[0])
+        change = np.asarray(second - first)
+        assert kind == "base" or 0.1 < np.mean(change == 0) < 0.4
+
+
+@pytest.mark.slow
+def test_whole_layers_are_skipped_while_training():
+    config = models.wav2vec2_config(**STILL | {"layerdrop": 0.5}, **STABLE)
+    model = FlaxWav2Vec2Model(config)
+    output = model(
+        sounds(32)[0], train=True, dropout_rng=jax.random.split(jax.random.key(0), 32),
+        output_hidden_states=True,
+    )  # fmt: skip
+    first, second, _ = map(np.asarray, output.hidden_states)
+    skipped = [np.array_equal(a, b) for a, b in zip(first, second, strict=True)]
+    assert 4 < sum(skipped) < 28
+
+
+@pytest.mark.slow
+def test_padding_changes_nothing_where_norms_are_of_places(tmp_path):
+    model = FlaxWav2Vec2Model(models.wav2vec2_config(**STABLE))
+    values, mask = sounds()
+    long, short = model(values, mask), model(values[:1, : SAMPLES // 2])
+    frames = model._get_feat_extract_output_lengths(SAMPLES // 2)
+    assert short.last_hidden_state.shape[1] == frames
+    assert close(long.last_hidden_state[:1, :frames], short.last_hidden_state, 1e-5)
+    seen = model._get_feature_vector_attention_mask(long[0].shape[1], mask)
+    assert seen.sum(-1).tolist() == [frames, *[long[0].shape[1]] * 2]
+    whole = model(values, np.ones_like(mask))
+    assert close(whole[0], model(values)[0], 1e-6)
+
+
+@pytest.mark.slow
+def test_a_frozen_feature_encoder_gets_no_gradient():
+    model = FlaxWav2Vec2ForCTC(models.wav2vec2_config())
+    values, mask = sounds()
+
+    def gradient(frozen):
+        def loss(params):
+            return model(values, mask, params=params, freeze_feature_encoder=frozen).logits.var()
+
+        return jax.grad(loss)(model.params)["wav2vec2"]
+
+    def moved(tree):
+        return any(np.asarray(leaf).any() for leaf in jax.tree.leaves(tree))
+
+    assert moved(gradient(False)["feature_extractor"])
+    assert not moved(gradient(True)["feature_extractor"]) and moved(gradient(True)["encoder"])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_spans_are_drawn_as_by_pytorch(masked):
+    torch = pytest.importorskip("torch")
+    from transformers.models.wav2vec2.modeling_wav2vec2 import (
+        _compute_mask_indices as theirs,
+    )
+
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        lengths = random.integers(1, 31, (4, 1)) if masked else np.full((4, 1), 30)
+        mask = (np.arange(30) < lengths).astype(np.int64)
+        probability, length = random.uniform(0, 0.9), int(random.integers(1, 12))
+        found = []
+        for draw, given in ((_compute_mask_indices, mask), (theirs, torch.tensor(mask))):
+            np.random.seed(seed)  # noqa: NPY002
+            given = given if masked else None
+            found.append(draw((4, 30), probability, length, given, min_masks=seed % 3))
+        assert np.array_equal(*found), seed
+    with pytest.raises(UsageError, match="mask_length is 31: it has to be from 1 to the 30"):
+        _compute_mask_indices((2, 30), 0.5, 31)
+
+
+def test_negatives_are_other_frames_of_the_row():
+    drawn = _sample_negative_indices((3, 7, 5), 50)
+    assert drawn.shape == (3, 350) and drawn.dtype == np.int32
+    for row, numbers in enumerate(drawn.reshape(3, 7, 50) - 7 * np.arange(3)[:, None, None]):
+        for own, others in enumerate(numbers):
+            assert set(others) == {*range(7)} - {own}, (row, own)
+    short = _sample_negative_indices((2, 7, 5), 50, np.array([[1] * 4 + [0] * 3, [1] * 7]))
+    assert set(short.reshape(2, 7, 50)[0, 1]) == {0, 2, 3}
+    with pytest.raises(UsageError, match="2 frames or more"):
+        _sample_negative_indices((2, 1, 5), 3)
+
+
+def test_old_paths_lead_to_the_helpers():
+    import importlib
+
+    old = importlib.import_module("transformers.models.wav2vec2.modeling_flax_wav2vec2")
+    names = ("_compute_mask_indices", "_sample_negative_indices", "FlaxWav2Vec2ForCTC",
+             "FlaxWav2Vec2Module", "FlaxWav2Vec2ForPreTrainingModule", "FlaxWav2Vec2Model",
+             "FlaxWav2Vec2BaseModelOutput", "FlaxWav2Vec2ForPreTrainingOutput")  # fmt: skip
+    assert all(hasattr(old, name) for name in names)
+    assert isinstance(hfseq.FlaxAutoModel.from_config(models.wav2vec2_config()), FlaxWav2Vec2Model)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (np.zeros(90), r"takes \(batch, samples\): one sound is a batch of one"),
+        (np.zeros((2, 90, 1)), r"takes \(batch, samples\)"),
+        (np.zeros((1, 15)), "15 samples a row, of which .* makes no vector: it takes 16 or more"),
+        (np.zeros((1, 0)), "0 samples a row"),
+        ([[0.0] * 90, [0.0] * 80], "rows of different lengths: pad them .feature_extractor"),
+    ],
+)
+def test_sounds_that_do_not_fit_are_refused(values, said):
+    model = FlaxWav2Vec2Model(models.wav2vec2_config(), _do_init=False)
+    with pytest.raises(UsageError, match=said):
+        model(values, params={})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"feat_extract_norm": "batch"}, "there are 'group' and 'layer'"),
+        ({"num_attention_heads": 5}, "hidden_size=32 is not a multiple of the 5 attention heads"),
+    ],
+)
+def test_configurations_that_do_not_fit_are_refused(changes, said):
+    with pytest.raises(UsageError, match=said):
+        FlaxWav2Vec2Model(models.wav2vec2_config(**changes), _do_init=False)
+
+
+@pytest.mark.slow
+def test_hidden_frames_that_do_not_fit_are_refused():
+    model = FlaxWav2Vec2Model(models.wav2vec2_config())
+    with pytest.raises(UsageError, match=r"the sound becomes 8 vectors a row: \(batch, 8\)"):
+        model(np.zeros((1, SAMPLES)), mask_time_indices=np.ones((1, 9), bool))
+    model = FlaxWav2Vec2Model(models.wav2vec2_config(mask_time_prob=0.0))
+    with pytest.raises(UsageError, match="mask_time_prob or mask_feature_prob is more than 0"):
+        model(np.zeros((1, SAMPLES)), mask_time_indices=np.ones((1, 8), bool))
+    with pytest.raises(UsageError, match="codevector_dim=16 is not a multiple of num_code"):
+        FlaxWav2Vec2ForPreTraining(models.wav2vec2_config(num_codevector_groups=3))
