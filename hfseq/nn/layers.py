@@ -144,8 +144,11 @@ class Conv(nnx.Module):
             x, kernel = _blocks(x, size), kernel.reshape(-1, kernel.shape[-1])
             y = low_precision_dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
         else:
-            convolve = _convolve if self.groups == 1 else _convolve_groups
-            y = convolve(x, kernel, self.stride, self.padding, self.groups)
+            options = (self.stride, self.padding, self.groups)
+            if self.groups == 1:
+                y = _convolve(x, kernel, *options)
+            else:  # XLA gathers the batch for it
+                y = sharding.by_rows(lambda x, k: _convolve_groups(x, k, *options), x, kernel)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
     def gathered_kernel(self) -> jax.Array:

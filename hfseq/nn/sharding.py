@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
@@ -372,6 +372,20 @@ def looked_up(x: jax.Array, axes: Axes | None) -> jax.Array:
     """Lay out the rows of a table that is split by its entries: every device adds those it has."""
     split = axes is not None and TENSOR in _names(_entry(axes, 0))
     return _constrain(x, (SEQUENCE,), None) if split else x
+
+
+def by_rows(
+    function: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array
+) -> jax.Array:
+    """Return ``function(x, weight)``, of which every device computes the rows that it has."""
+    mesh = current_options().mesh
+    if mesh is None or mesh.size == 1 or x.shape[0] % _ways(mesh, BATCH):
+        return function(x, weight)
+    rows = PartitionSpec(BATCH)
+    run = jax.shard_map(
+        function, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=rows, check_vma=False
+    )
+    return run(x, weight)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

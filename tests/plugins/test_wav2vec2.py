@@ -59,9 +59,10 @@ def test_battery(head, kind, checks):
     config = models.wav2vec2_config(**KINDS[kind], **({"num_hidden_layers": 1} if checks else {}))
     # A code is chosen, not mixed, where nothing is trained: its scores have no gradient.
     zero = (*ZERO_GRADIENTS, "quantizer/weight_proj/(kernel|bias)$")
+    drawn = {"bfloat16": "of codes that are nearly as near another is chosen, all of it different"}
     check_architecture(
         "wav2vec2", config, heads=[head], checks=checks, zero_gradients=zero,
-        inputs={"mask_time_indices": hidden(config)},
+        inputs={"mask_time_indices": hidden(config)}, skip=drawn if "Pre" in head else None,
     )  # fmt: skip
 
 
