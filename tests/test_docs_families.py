@@ -115,7 +115,7 @@ def test_every_part_of_the_parameter_tree_is_in_the_sketch(name):
     config = getattr(models, f"{name.replace('-', '_')}_config")(**WIDE.get(name, {}))
     for task in spec.heads:
         model = spec.load_head(task)(config, _do_init=False)
-        for path in trees.flatten(model.params_shape_tree):
+        for path in trees.flatten(model.abstract_params):
             absent = {part for part in path if not part.isdigit()} - sketch
             assert not absent, ("/".join(path), absent)
 

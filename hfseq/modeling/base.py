@@ -192,7 +192,7 @@ class FlaxModel(FlaxGenerationMixin):
             raise ValueError(_NO_PARAMS.format("set from model"))
         given, extra = self.part(params)
         params = trees.thaw(given)
-        missing = self.required_params - trees.flatten(params).keys()
+        missing = self._paths.keys() - trees.flatten(params).keys()
         if missing:
             names = ", ".join(sorted("/".join(path) for path in missing))
             raise ValueError(
@@ -214,11 +214,17 @@ class FlaxModel(FlaxGenerationMixin):
     @property
     def required_params(self) -> set[tuple[str, ...]]:
         """The paths that a parameter tree must have."""
-        return set(self._paths)
+        return set(trees.flatten(self.params_shape_tree))
 
     @property
     def params_shape_tree(self) -> dict[str, Any]:
-        """The parameter tree with ``jax.ShapeDtypeStruct`` leaves."""
+        """What ``params`` is, with ``jax.ShapeDtypeStruct`` leaves."""
+        joined = self.joined_params
+        return {"params": self._abstract, **self.extra_shape_tree} if joined else self._abstract
+
+    @property
+    def abstract_params(self) -> dict[str, Any]:
+        """The parameters alone, without collections beside them, as ``jax.ShapeDtypeStruct``."""
         return self._abstract
 
     # -- structure

@@ -347,7 +347,13 @@ class FlaxPreTrainedModel(FlaxModel):
         stored = self._stored_paths()
         given = self._require_extra(self.extra if extra is None else extra) if stored else {}
         flat = {name: trees.flatten(tree) for name, tree in given.items()}
-        return {path: flat[name][path] for path, (name, _) in stored.items()}
+        lacking = [trees.join(path) for path, (name, _) in stored.items() if path not in flat[name]]
+        if lacking:
+            logger.warning(
+                "the collections lack variables of %s, not saved: %s", type(self).__name__,
+                ", ".join(lacking),
+            )  # fmt: skip
+        return {p: flat[name][p] for p, (name, _) in stored.items() if p in flat[name]}
 
     def _fresh(self, paths: list[trees.Path], sharding: ShardingOf | None) -> dict[trees.Path, Any]:
         """Initialise only ``paths``; the compiler drops the rest of the initialisation."""
@@ -365,7 +371,9 @@ class FlaxPreTrainedModel(FlaxModel):
         flat = {name: trees.flatten(tree) for name, tree in self.init_extra(self.key).items()}
         for path, (name, leaf) in self._stored_paths().items():
             if path not in read.missing:
-                flat[name][path] = read(path, leaf.shape, leaf.dtype, sharding)
+                # What users have in one tree with the parameters keeps the file's type as they do.
+                dtype = None if self.joined_params else leaf.dtype
+                flat[name][path] = read(path, leaf.shape, dtype, sharding)
         return {name: trees.unflatten(leaves) for name, leaves in flat.items()}
 
     def _read_sidecars(self, source: str, download: dict[str, Any]) -> None:

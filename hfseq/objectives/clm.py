@@ -82,7 +82,7 @@ class CausalLM(Objective):
 
         if not model.statistics:
             return
-        output = jax.eval_shape(call, model.params_shape_tree, model.extra_shape_tree)
+        output = jax.eval_shape(call, model.abstract_params, model.extra_shape_tree)
         if getattr(output, "auxiliary_loss", None) is not None:
             self.sums = (*type(self).sums, "auxiliary_loss")  # type: ignore[misc]
 

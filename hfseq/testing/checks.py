@@ -50,8 +50,8 @@ def shapes(case: Case) -> None:
         assert np.isfinite(value).all(), f"{name} is not finite"
     blank = case.variant()
     real = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), case.params)
-    known = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), blank.params_shape_tree)
-    assert real == known, "params_shape_tree differs from the parameters"
+    known = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), blank.abstract_params)
+    assert real == known, "abstract_params differs from the parameters"
 
 
 def eager(case: Case) -> None:

@@ -187,7 +187,7 @@ def unasked_gathers(
     Asked for are the weights that ``fsdp`` keeps in parts, keys and values of rows that
     ``sequence`` cuts, and with sequence parallelism the hidden states, along their length.
     """
-    shapes = {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
+    shapes = {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
     ways = layout.mesh.shape["tensor"]
     split = set()  # what a device has of each weight that fsdp splits, once it is put together
     for path, axes in layout.axes(shapes).items():

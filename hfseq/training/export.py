@@ -343,9 +343,7 @@ def write_card(
         hardware=hardware,
         versions=versions,
         duration_s=progress.seconds,
-        parameters=sum(
-            int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model.params_shape_tree)
-        ),
+        parameters=sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model.abstract_params)),
         steps=progress.step,
         tokens_seen=progress.tokens_seen,
         curve_file=curve,

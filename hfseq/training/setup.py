@@ -392,7 +392,7 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
 
 def shapes_of(model: FlaxPreTrainedModel) -> dict[trees.Path, tuple[int, ...]]:
     """Return the shapes of the parameters by path, without padding."""
-    return {path: leaf.shape for path, leaf in trees.flatten(model.params_shape_tree).items()}
+    return {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
 
 
 def lay_out(

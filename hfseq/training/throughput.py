@@ -68,7 +68,7 @@ def run_flops(model: FlaxPreTrainedModel, objective: Objective, rows: int, lengt
     told = getattr(model, "attention_flops", None)
     attention = None if told is None else told(length)
     head = round(tokens * objective.head_share())
-    return step_flops(model.params_shape_tree, model.config, tokens, length, head, attention)
+    return step_flops(model.abstract_params, model.config, tokens, length, head, attention)
 
 
 def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) -> float:
@@ -84,7 +84,7 @@ def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) 
     layers = getattr(config, "encoder_layers", both)
     decoders = getattr(config, "decoder_layers", getattr(config, "num_decoder_layers", both))
     weights = {False: 0, True: 0}
-    for path, leaf in trees.flatten(model.params_shape_tree).items():
+    for path, leaf in trees.flatten(model.abstract_params).items():
         if path[-1] == "kernel" and vocab not in leaf.shape:
             weights["decoder" in path] += leaf.size
     inner = getattr(config, "inner_width", width)  # of queries, keys and values

@@ -158,7 +158,7 @@ class Adding:
     extra: ClassVar[dict] = {}
     extra_shape_tree: ClassVar[dict] = {"codebook": {}}
     statistics = ("codebook",)
-    params_shape_tree: ClassVar[dict] = {}
+    abstract_params: ClassVar[dict] = {}
 
     def takes(self, name):
         return name == "code_mask"

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 import hfseq
 from hfseq.errors import UsageError
+from hfseq.nn.trees import flatten, unflatten
 from hfseq.testing import check_architecture
 from tests.support import models
 from tests.support.models import close, same
@@ -80,7 +81,7 @@ def test_three_steps_move_parameters_and_statistics_as_in_pytorch(name, tmp_path
             assert close(again[key].numpy(), value.numpy(), 1e-4), key
 
 
-def test_params_hold_the_statistics_as_in_version_4(tmp_path):
+def test_params_hold_the_statistics_as_in_version_4(tmp_path, caplog):
     model = hfseq.FlaxResNetForImageClassification(config_of("resnet", depths=[1, 1]))
     pixels = models.pictures()
     assert model.params.keys() == {"params", "batch_stats"}
@@ -100,6 +101,13 @@ def test_params_hold_the_statistics_as_in_version_4(tmp_path):
         assert same(params, model.params)
         assert close(again(pixels, params=params).logits, after, 0)
         (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    flat = flatten(moved)
+    path, *_ = (path for path in flat if path[-1] == "mean")
+    del flat[path]
+    model.save_pretrained(tmp_path, params=unflatten(flat))
+    assert "lack variables" in caplog.text and "/".join(path[1:]) in caplog.text
+    again, params = type(model).from_pretrained(tmp_path, _do_init=False)
+    assert flatten(params).keys() == model.required_params
     module = model.module
     variables = module.init(jax.random.key(0), pixels.transpose(0, 2, 3, 1))
     assert variables.keys() == {"params", "batch_stats"}

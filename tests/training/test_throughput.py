@@ -27,7 +27,7 @@ def test_an_encoder_decoder_s_flops_are_those_of_its_two_sides():
         "shared": {"embedding": np.zeros((100, 8))},
     }
     config = types.SimpleNamespace(vocab_size=100, hidden_size=8, num_hidden_layers=2)
-    model = types.SimpleNamespace(params_shape_tree=params, config=config)
+    model = types.SimpleNamespace(abstract_params=params, config=config)
     objective = types.SimpleNamespace(target_length=lambda length: 5, head_share=lambda: 1.0)
     attention = 12 * 2 * 8
     encoder = 3 * 32 * (6 * 8 * 16 + attention * 32)

@@ -93,7 +93,7 @@ def test_the_flops_of_pairs_are_those_of_their_own_lengths():
         "shared": {"embedding": np.zeros((100, 8))},
     }
     config = types.SimpleNamespace(vocab_size=100, d_model=8, encoder_layers=2, decoder_layers=3)
-    model = types.SimpleNamespace(params_shape_tree=params, config=config)
+    model = types.SimpleNamespace(abstract_params=params, config=config)
     from hfseq.data.pairs import PairSums
 
     pairs = [(5, 4), (9, 7)]

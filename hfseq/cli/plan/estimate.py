@@ -166,7 +166,7 @@ def make_plan(options: Options) -> dict[str, Any]:
         "run": {
             "model_type": model.config.model_type,
             "objective": run.objective.name,
-            "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params_shape_tree)),
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.abstract_params)),
             "length": run.batch.length,
             "target_length": run.objective.target_length(run.batch.length),
             "rows": run.batch.rows,
