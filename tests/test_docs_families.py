@@ -18,16 +18,17 @@ NAMES = [
     "gemma", "gpt2", "gpt_neo", "gptj", "llama", "longt5", "marian", "mbart", "megatron-bert",
     "mistral", "mt5", "opt", "pegasus", "regnet", "resnet", "roberta", "roberta-prelayernorm",
     "roformer", "t5", "vision-text-dual-encoder", "vit", "vq_transformer", "wav2vec2",
-    "wmt_transformer", "xglm", "xlm-roberta",
+    "whisper", "wmt_transformer", "xglm", "xlm-roberta",
 ]  # fmt: skip
 #: No script trains them: their pages show a step.
 PICTURES = ("beit", "clip", "dinov2", "regnet", "resnet", "vision_text_dual_encoder", "vit",
-            "wav2vec2")  # fmt: skip
+            "wav2vec2", "whisper")  # fmt: skip
 SECTIONS = [
     "Classes", "Configuration", "Train", "Use", "Convert", "Parameters", "On several devices",
     "Traps",
 ]  # fmt: skip
 WIDE = {
+    "whisper": {"tie_word_embeddings": False, "use_weighted_layer_sum": True},
     "beit": {"use_absolute_position_embeddings": True, "use_shared_relative_position_bias": True},
     "bert": {"add_cross_attention": True, "is_decoder": True},
     "fp8_encoder": {"hidden_act": "geglu", "head": "te_flatten", "flatten_length": 8},

@@ -7,6 +7,7 @@ work on any set of candidates, so that after top-k the others need look at k tok
 from __future__ import annotations
 
 import inspect
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -576,36 +577,47 @@ class FlaxNoBadWordsLogitsProcessor(FlaxSequenceBiasLogitsProcessor):
 
 
 class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
-    """Lets timestamps come in pairs, first at the beginning, and when they are more probable."""
+    """Lets timestamps come first, in pairs and in order, and when they are more probable than text.
+
+    The rules of Whisper's authors, as PyTorch has them. New tokens begin at ``begin_index``, which
+    may be traced; without it they begin where Transformers 4 thought.
+    """
 
     def __init__(
         self, generate_config: GenerationConfig, model_config: PreTrainedConfig,
-        decoder_input_length: int,
+        decoder_input_length: int, begin_index: Length | None = None,
     ) -> None:  # fmt: skip
         config: Any = generate_config  # with Whisper's own entries
-        self.eos_token_id = config.eos_token_id
+        end = config.eos_token_id
+        self.eos_token_id = end[0] if isinstance(end, (list, tuple)) else end
         self.no_timestamps_token_id = config.no_timestamps_token_id
         self.timestamp_begin = config.no_timestamps_token_id + 1
-        self.begin_index = decoder_input_length + 1
-        if config.is_multilingual:
-            self.begin_index += 2  # language and task
+        if begin_index is None:  # language and task come between
+            begin_index = decoder_input_length + (3 if config.is_multilingual else 1)
+        self.begin_index = begin_index
         limit = getattr(config, "max_initial_timestamp_index", None)
         self.max_initial_timestamp_index = model_config.vocab_size if limit is None else limit
 
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         """Forbid what breaks the rules."""
-        tokens = jnp.arange(scores.shape[-1])[None]
-        stamp = tokens >= self.timestamp_begin
+        begin, tokens = self.timestamp_begin, jnp.arange(scores.shape[-1])[None]
+        stamp, new = tokens >= begin, cur_len - self.begin_index
         scores = jnp.where(tokens == self.no_timestamps_token_id, -jnp.inf, scores)
         last, before = (self._was_stamp(input_ids, cur_len, back) for back in (1, 2))
-        new = cur_len - self.begin_index
-        closed = (new >= 1) & last & ((new < 2) | before)
-        opened = (new >= 1) & last & ~((new < 2) | before)
-        scores = jnp.where(closed[:, None] & stamp, -jnp.inf, scores)
+        last, before = last & (new >= 1), before | (new < 2)
+        opened = last & ~before  # its partner, or the end, must follow
+        scores = jnp.where((last & before)[:, None] & stamp, -jnp.inf, scores)
         scores = jnp.where(opened[:, None] & (tokens < self.eos_token_id), -jnp.inf, scores)
-        late = tokens > self.timestamp_begin + self.max_initial_timestamp_index
-        scores = jnp.where((cur_len == self.begin_index) & late, -jnp.inf, scores)
-        log_probabilities = jax.nn.log_softmax(scores, axis=-1)
+        # Time does not run backwards, and a pair closed is not repeated.
+        places = jnp.arange(input_ids.shape[1])[None]
+        seen = (places >= self.begin_index) & (places < cur_len) & (input_ids >= begin)
+        latest = jnp.max(jnp.where(seen, places, -1), axis=1, keepdims=True)
+        at = jnp.take_along_axis(input_ids, jnp.maximum(latest, 0), axis=1)
+        least = jnp.where(latest < 0, begin, jnp.where(opened[:, None], at, at + 1))
+        scores = jnp.where(stamp & (tokens < least), -jnp.inf, scores)
+        late = tokens > begin + self.max_initial_timestamp_index
+        scores = jnp.where((new == 0) & (late | ~stamp), -jnp.inf, scores)
+        log_probabilities = jax.nn.log_softmax(scores.astype(jnp.float32), axis=-1)
         stamps = jax.nn.logsumexp(
             jnp.where(stamp, log_probabilities, -jnp.inf), axis=-1, keepdims=True
         )
@@ -616,6 +628,17 @@ class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
         place = jnp.maximum(cur_len - back, 0)
         column = lax.dynamic_slice_in_dim(input_ids, place, 1, axis=1)
         return column[:, 0] >= self.timestamp_begin
+
+
+def whisper_timestamps(
+    no_timestamps: int, end: int, latest_start: int | None, begin: Length
+) -> FlaxWhisperTimeStampLogitsProcessor:
+    """Return the rules of timestamps for new tokens from ``begin`` on."""
+    config: Any = types.SimpleNamespace(
+        no_timestamps_token_id=no_timestamps, eos_token_id=end, vocab_size=1 << 30,
+        max_initial_timestamp_index=latest_start,
+    )  # fmt: skip
+    return FlaxWhisperTimeStampLogitsProcessor(config, config, 0, begin)
 
 
 # -- what they share

@@ -211,6 +211,10 @@ class Options:
         read=lambda name, value: tuple(map(tuple, value)) or None,
         processor=lambda value, o, x: p.FlaxForceTokensLogitsProcessor(value, x.prompt_length - 1),
     )  # fmt: skip
+    timestamp_rules: tuple[int, int, int | None] | None = _option(
+        None, "",  # Whisper's: <|notimestamps|>, the end, how late the first may be
+        processor=lambda value, o, x: p.whisper_timestamps(*value, x.prompt_length),
+    )  # fmt: skip
     # The last one, after the warpers too.
     renormalize_logits: bool = _option(False, "make the scores log-probabilities")
     output_scores: bool = _option(

@@ -49,6 +49,7 @@ SMALLEST_ENCODER_BUCKET = 8
 EXTRAS = (
     *("stopping_criteria", "streamer", "tokenizer", "stop_token_sequences"),
     *("forced_decoder_ids", "length_penalty_type", "compact_finished", "extra"),
+    "timestamp_rules",
 )
 
 #: Arguments of PyTorch's ``generate`` that have no counterpart.

@@ -47,6 +47,10 @@ def torch_model(case: Case) -> PreTrainedModel:
     )
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
     assert not problems, f"{name}.from_pretrained reports {problems}"
+    # What the constructor freezes, from_pretrained makes trainable again.
+    frozen = {n for n, own in kind(model.config).named_parameters() if not own.requires_grad}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
     case.shared["torch"] = model.eval()
     return model
 

@@ -260,7 +260,8 @@ def test_whisper_timestamps_come_in_pairs():
     closed = np.isinf(rules(ids, values, 2))  # one timestamp, the first token: text must follow
     assert closed[0, 12:].all() and not closed[0, :11].any()
     opened = np.isinf(rules(ids, values, 3))  # text, then a timestamp: its partner, or the end
-    assert opened[1, :10].all() and not opened[1, 12:].any()
+    assert opened[1, :10].all() and not opened[1, 14:].any()
+    assert opened[1, 12:14].all()  # time does not run backwards
 
 
 @pytest.mark.parametrize(

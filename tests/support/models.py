@@ -392,6 +392,24 @@ def wav2vec2_config(**changes: Any) -> Any:
     return Wav2Vec2Config(**sizes | changes)
 
 
+def whisper_config(**changes: Any) -> Any:
+    from transformers import WhisperConfig
+
+    sizes = {
+        "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48, "num_mel_bins": 8, "max_source_positions": 10,
+        "max_target_positions": 40, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 2,
+        "decoder_start_token_id": 3, "begin_suppress_tokens": None, "suppress_tokens": None,
+        "classifier_proj_size": 16, "num_labels": 3,
+    }  # fmt: skip
+    return WhisperConfig(**{**sizes, **changes})
+
+
+def spectrograms(rows: int = 2, frames: int = 20, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, 8, frames)).astype(np.float32)
+
+
 def pictures(rows: int = 2, shape: tuple[int, ...] = (3, 12, 12), seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, *shape)).astype(np.float32)
 

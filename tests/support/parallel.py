@@ -65,12 +65,19 @@ SIZES: dict[str, dict[str, Any]] = {
     "clip_vision_model": _ENCODER,
     "vision-text-dual-encoder": _ENCODER,
     "vit": _ENCODER,
+    "whisper": {
+        "encoder_attention_heads": 8,
+        "decoder_attention_heads": 8,
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+    },
     "beit": _ENCODER,
     "dinov2": {"num_attention_heads": 8, "num_hidden_layers": 1},
     "wav2vec2": _ENCODER,
 }
 #: Inputs whose second axis is no length that devices share.
-UNSPLIT = ("pixel_values", "input_values")
+UNSPLIT = ("pixel_values", "input_values", "input_features")
 LANGUAGE = ("ForMaskedLM", "ForCausalLM", "ForSeq2SeqLM")
 ROWS, LENGTH, VOCABULARY = 8, 16, 72
 
@@ -78,7 +85,8 @@ ROWS, LENGTH, VOCABULARY = 8, 16, 72
 def main_head(name: str) -> str:
     """The head that is trained: the first of these that the family has."""
     heads = plugins.load().architectures.get(name).heads
-    order = ("ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM", "ForImageClassification", "Model")
+    order = ("ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM", "ForImageClassification")
+    order = (*order, "ForSpeechSeq2Seq", "Model")
     return next(task for task in order if task in heads)
 
 
@@ -117,6 +125,8 @@ def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
         given["pixel_values"] = models.pictures(ROWS)
     if model.reads("input_values"):
         given["input_values"] = models.sounds(ROWS)
+    if model.reads("input_features"):
+        given["input_features"] = models.spectrograms(ROWS)
     if task == "ForMultipleChoice":
         return {key: np.stack([value, value], 1) for key, value in given.items()}
     if getattr(model.config, "is_encoder_decoder", False) and task != "ForCausalLM":

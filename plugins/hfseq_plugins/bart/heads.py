@@ -84,15 +84,20 @@ class BartModule(nnx.Module):
             decoder_input_ids, encoded.last_hidden_state, attention_mask, decoder_attention_mask,
             decoder_position_ids, segment_ids, decoder_segment_ids, **flags,
         )  # fmt: skip
-        return out.FlaxSeq2SeqModelOutput(
-            last_hidden_state=decoded.last_hidden_state,
-            decoder_hidden_states=decoded.hidden_states,
-            decoder_attentions=decoded.attentions,
-            cross_attentions=decoded.cross_attentions,
-            encoder_last_hidden_state=encoded.last_hidden_state,
-            encoder_hidden_states=encoded.hidden_states,
-            encoder_attentions=encoded.attentions,
-        )
+        return both_sides(decoded, encoded)
+
+
+def both_sides(decoded: out.FlaxModelOutput, encoded: out.FlaxModelOutput) -> out.FlaxModelOutput:
+    """Put what decoder and encoder return into one output."""
+    return out.FlaxSeq2SeqModelOutput(
+        last_hidden_state=decoded.last_hidden_state,
+        decoder_hidden_states=decoded.hidden_states,
+        decoder_attentions=decoded.attentions,
+        cross_attentions=decoded.cross_attentions,
+        encoder_last_hidden_state=encoded.last_hidden_state,
+        encoder_hidden_states=encoded.hidden_states,
+        encoder_attentions=encoded.attentions,
+    )
 
 
 def headed(

@@ -53,6 +53,10 @@ SOUND = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_atten
          "num_codevectors_per_group": 4, "num_codevector_groups": 2, "proj_codevector_dim": 6,
          "do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True,
          "output_hidden_size": 12, "num_adapter_layers": 1}  # fmt: skip
+SPECTROGRAMS = {n: value for n, value in BART.items() if n != "max_position_embeddings"} | {
+    "num_mel_bins": 6, "max_source_positions": 8, "max_target_positions": 12,
+    "begin_suppress_tokens": None, "suppress_tokens": None,
+}  # fmt: skip
 
 #: Folder: the class without "Flax", its configuration, and what it is given.
 MODELS = {
@@ -149,6 +153,10 @@ MODELS = {
     "wav2vec2": ("Wav2Vec2ForPreTraining", "Wav2Vec2Config", SOUND | {"output_hidden_size": 16},
                  "sounds"),
     "wav2vec2_ctc": ("Wav2Vec2ForCTC", "Wav2Vec2Config", SOUND | {"add_adapter": True}, "sounds"),
+    "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", SPECTROGRAMS,
+                "sound"),
+    "whisper_labels": ("WhisperForAudioClassification", "WhisperConfig",
+                       SPECTROGRAMS | {"num_labels": 3, "classifier_proj_size": 12}, "labels"),
     "xglm": ("XGLMForCausalLM", "XGLMConfig",
              {"vocab_size": 48, "d_model": 16, "ffn_dim": 24, "num_layers": 2,
               "attention_heads": 2, "max_position_embeddings": 40}, "decoded"),
@@ -168,6 +176,10 @@ def inputs(kind: str) -> dict[str, np.ndarray]:
         mask = (np.arange(90) < [[90], [60]]).astype(np.int64)
         values = (random.normal(size=mask.shape) * mask).astype(np.float32)
         return {"input_values": values, "attention_mask": mask}
+    if kind in ("sound", "labels"):
+        given = {"input_features": random.normal(size=(2, 6, 16)).astype(np.float32)}
+        text = {"decoder_input_ids": random.integers(5, 46, (2, 9))}
+        return given | (text if kind == "sound" else {})
     ids = random.integers(5, 46, (2, length))
     mask = np.ones_like(ids)
     if kind in ("clip", "words"):
