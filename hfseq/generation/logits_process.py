@@ -631,9 +631,13 @@ class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
 
 
 def whisper_timestamps(
-    no_timestamps: int, end: int, latest_start: int | None, begin: Length
+    value: tuple[int, int, int | None], begin: Length
 ) -> FlaxWhisperTimeStampLogitsProcessor:
-    """Return the rules of timestamps for new tokens from ``begin`` on."""
+    """Return the rules of timestamps for new tokens from ``begin`` on.
+
+    ``value`` are the tokens of no timestamps and of the end, and how late the first one may be.
+    """
+    no_timestamps, end, latest_start = value
     config: Any = types.SimpleNamespace(
         no_timestamps_token_id=no_timestamps, eos_token_id=end, vocab_size=1 << 30,
         max_initial_timestamp_index=latest_start,

@@ -213,7 +213,7 @@ class Options:
     )  # fmt: skip
     timestamp_rules: tuple[int, int, int | None] | None = _option(
         None, "",  # Whisper's: <|notimestamps|>, the end, how late the first may be
-        processor=lambda value, o, x: p.whisper_timestamps(*value, x.prompt_length),
+        processor=lambda value, o, x: p.whisper_timestamps(value, x.prompt_length),
     )  # fmt: skip
     # The last one, after the warpers too.
     renormalize_logits: bool = _option(False, "make the scores log-probabilities")
