@@ -145,10 +145,11 @@ class Conv(nnx.Module):
             y = low_precision_dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
         else:
             options = (self.stride, self.padding, self.groups)
-            if self.groups == 1:
-                y = _convolve(x, kernel, *options)
-            else:  # XLA gathers the batch for it
-                y = sharding.by_rows(lambda x, k: _convolve_groups(x, k, *options), x, kernel)
+            convolve = _convolve if self.groups == 1 else _convolve_groups
+            if self.groups == 1 and len(size) > 1:
+                y = convolve(x, kernel, *options)
+            else:  # XLA gathers the batch of groups, and errs where a length is split (jax 0.10)
+                y = sharding.by_rows(lambda x, k: convolve(x, k, *options), x, kernel)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
     def gathered_kernel(self) -> jax.Array:
