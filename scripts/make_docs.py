@@ -47,6 +47,7 @@ SCRIPTS = {
     "run_bart_dlm_flax.py": "denoising",
     "run_translation_flax.py": "translation",
     "run_classification_flax.py": "classification",
+    "run_image_classification_flax.py": "image_classification",
 }
 
 FLAGS = """# Flags

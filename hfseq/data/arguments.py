@@ -482,6 +482,100 @@ class ClassificationArguments(TextArguments):
         return any(re.fullmatch(r"[0-9]{1,9}", name or "") for name in named)
 
 
+@dataclass
+class ImageArguments(TextArguments):
+    """Where pictures with labels come from, how they are read, and how predictions are judged."""
+
+    unit = "pictures"
+
+    train_dir: str | None = option(None, "Training pictures: a folder with a folder a class.")
+    validation_dir: str | None = option(None, "Validation pictures, likewise.")
+    test_dir: str | None = option(
+        None, "Pictures for --do_predict, likewise, or without folders of classes."
+    )
+    train_file: list[str] | None = option(
+        None, f"Training pictures in tables, a column of files and one of labels: {TABLES_HELP}."
+    )
+    validation_file: list[str] | None = option(None, "Validation pictures, likewise.")
+    test_file: list[str] | None = option(
+        None, "Pictures for --do_predict, likewise, with labels or without."
+    )
+    test_split_percentage: Percentage = option(
+        0,
+        "Percentage of the training pictures to keep for --do_predict when there is no test split.",
+    )
+    max_predict_samples: Count | None = option(
+        None, "Predict the first so many test pictures only."
+    )
+    image_column: str | None = option(
+        None,
+        f"Column of the picture: {COLUMN_HELP}; by default that of pictures in a dataset, or one "
+        "of a usual name (image, path, file_name …).",
+    )
+    label_column: str | None = option(
+        None, f"Column of the label: {COLUMN_HELP}; by default 'label'."
+    )
+    image_size: Count | None = option(
+        None,
+        "Height and width that the model reads; by default the image processor's, and 224 for a "
+        "model from scratch.",
+    )
+    augment: bool = option(
+        True, "Train on a part of each picture, cut out at random and mirrored in half the cases."
+    )
+    decode_workers: NotNegative | None = option(
+        None,
+        "Processes that decode pictures: by default one a CPU, 8 at most; 0 decodes in training's.",
+    )
+    max_image_pixels: Count = option(
+        1 << 27, "Leave out pictures of more pixels, before they take memory."
+    )
+    header: bool | None = option(
+        None, "Whether the first line of a .tsv or .csv names the columns; by default it does."
+    )
+    quoting: bool | None = option(
+        None, 'Whether " quotes cells; by default in .csv and not in .tsv files.'
+    )
+    metrics: list[str] | None = option(
+        None,
+        f"What predictions are judged by: {', '.join(METRICS[:4])}, or any name that the evaluate "
+        "library loads; by default accuracy.",
+    )
+    ignore_mismatched_sizes: bool = option(
+        False, "Start with a new classifier where the model's own has another number of classes."
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Add two sources of one split, and what only running text has."""
+        for split in SPLITS:
+            given = [kind for kind in ("dir", "file") if getattr(self, f"{split}_{kind}")]
+            if len(given) > 1:
+                yield f"--{split}_dir and --{split}_file exclude each other: give one of them"
+        if self.dataset_name and self.train_dir:
+            yield "--dataset_name and --train_dir exclude each other: give one of them"
+        if self.streaming or self.line_by_line or self.sample_by != "line":
+            yield (
+                "--streaming, --line_by_line and --sample_by are for running text; here every "
+                "picture is a row: drop them"
+            )
+        yield from super().problems()
+
+    @property
+    def by_number(self) -> bool:
+        """Whether a column is named by its number."""
+        return any(
+            re.fullmatch(r"[0-9]{1,9}", name or "")
+            for name in (self.image_column, self.label_column)
+        )
+
+    @property
+    def sentence1_column(self) -> str | None:
+        """The column that tables are asked for beside that of labels."""
+        return self.image_column
+
+    sentence2_column = task_name = None  # what tables of sentences are also asked for
+
+
 PARALLEL_HELP = (
     ".csv, .tsv, .json, .jsonl or .parquet with both sides, two aligned text files (corpus.en "
     "corpus.de), a folder of MultiUN or OPUS Moses files, or tfds:NAME/CONFIG#SPLIT"
@@ -604,6 +698,7 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "denoising": DenoisingArguments,
     "translation": TranslationArguments,
     "classification": ClassificationArguments,
+    "image_classification": ImageArguments,
 }
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hfseq.data import files
-from hfseq.data.arguments import GLUE, SPLITS, ClassificationArguments
+from hfseq.data.arguments import GLUE, SPLITS, ClassificationArguments, TextArguments
 from hfseq.data.batches import IGNORED, LineRows
 from hfseq.data.sources import load_named
 from hfseq.data.store import TokenStore
@@ -111,7 +111,7 @@ class LabelledSplits(dict[str, Examples]):
         super().__init__(splits)
         self.task = task
 
-    def set_aside(self, arguments: ClassificationArguments) -> None:
+    def set_aside(self, arguments: TextArguments) -> None:
         """Cut what has no split of its own off the training examples, by the hash of an example."""
         whole = self["train"]
         contents = map("\0".join, zip(whole.first, whole.second or repeat(""), strict=False))

@@ -169,6 +169,14 @@ class Objective:
         """
         return None
 
+    @classmethod
+    def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
+        """Return what makes inputs of pictures or sound, in place of a tokenizer, or None.
+
+        ``name`` is the checkpoint that the run begins with, ``options`` are for the Hub.
+        """
+        return None
+
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Get to know the model, before any data is read."""
 

@@ -34,6 +34,7 @@ def register_objectives(register: Register) -> None:
     register("denoising", "hfseq.objectives.denoising:Denoising")
     register("translation", "hfseq.objectives.translation:Translation")
     register("classification", "hfseq.objectives.classification:Classification")
+    register("image_classification", "hfseq.objectives.image_classification:ImageClassification")
 
 
 @hookimpl

@@ -42,6 +42,7 @@ PIPELINES = {
     "ForCausalLM": "text-generation",
     "ForSeq2SeqLM": "translation",
     "ForSequenceClassification": "text-classification",
+    "ForImageClassification": "image-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
     "ForMultipleChoice": "multiple-choice",
@@ -83,6 +84,12 @@ logits = model(**tokenizer("Some text", return_tensors="{tensors}")).logits[0]
 print(model.config.id2label[int(logits.argmax())])""",
     "ForCausalLM": GENERATE,
     "ForSeq2SeqLM": GENERATE,
+    "ForImageClassification": """\
+from PIL import Image
+
+picture = Image.open("picture.png").convert("RGB")
+logits = model(**processor(picture, return_tensors="{tensors}")).logits[0]
+print(model.config.id2label[int(logits.argmax())])""",
 }
 
 
@@ -91,7 +98,11 @@ def snippet(task: str, name: str, tensors: str, custom_code: bool = False) -> st
 
     ``custom_code`` is for checkpoints that bring their PyTorch classes along.
     """
-    return (HEADS[tensors] + CALLS.get(task, CALL)).format(
+    head = HEADS[tensors]
+    if task == "ForImageClassification":
+        head = head.replace("AutoTokenizer", "AutoImageProcessor")
+        head = head.replace("tokenizer =", "processor =")
+    return (head + CALLS.get(task, CALL)).format(
         task=task, name=name, tensors=tensors,
         trust=", trust_remote_code=True" if custom_code else "",
         sequences=".sequences" if tensors == "np" else "",

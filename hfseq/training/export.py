@@ -65,6 +65,12 @@ def export(run: Run, state: TrainState, folder: Path) -> None:
     write_whole(folder / "training_args.json", errors.private(text) + "\n")
 
 
+def _described(reader: Any) -> str:
+    """Name a tokenizer and its size, or what reads pictures or sound in its place."""
+    name = type(reader).__name__
+    return f"{name} with {len(reader):,} entries" if hasattr(reader, "get_vocab") else name
+
+
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save a tokenizer file by file; a failure leaves those that were there."""
     with tempfile.TemporaryDirectory() as written:
@@ -334,7 +340,7 @@ def write_card(
                 tokens=counts.get("tokens"),
             )
         ],
-        tokenizer=f"{type(run.tokenizer).__name__} with {len(run.tokenizer):,} entries",
+        tokenizer=_described(run.tokenizer),
         hyperparameters={
             name: value
             for name, value in arguments.as_dict().items()

@@ -48,13 +48,13 @@ def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh, micro: int) -> dict
 
     Each process holds the whole host batch and puts only what its devices need on them. An array of
     the rows' own shape is split over ``sequence`` too, where that divides it; others (targets per
-    group, a decoder's) are not.
+    group, a decoder's, pictures) are not.
     """
-    rows = batch["input_ids"].shape
+    rows = batch["input_ids"].shape if "input_ids" in batch else None
 
     def put(array: np.ndarray) -> jax.Array:
         cut = array.reshape(micro, array.shape[0] // micro, *array.shape[1:])
-        split = array.shape == rows and not rows[1] % mesh.shape["sequence"]
+        split = array.shape == rows and not array.shape[1] % mesh.shape["sequence"]
         place = sharding.batch_sharding(mesh, cut.ndim, split_length=split)
         return jax.make_array_from_callback(cut.shape, place, lambda index: cut[index])
 
@@ -107,7 +107,7 @@ class Loader:
             position = self.source.state()
         else:
             rows = self.source[step]
-        numbers = np.arange(len(rows["input_ids"]), dtype=np.int32)
+        numbers = np.arange(len(rows["valid"]), dtype=np.int32)
         random = RowRandom(self.seed, step, numbers)
         groups = sharding.data_shards(self.mesh) * self.micro
         batch = self.objective.collate(rows, random, groups) | {"row": numbers}

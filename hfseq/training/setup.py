@@ -273,11 +273,19 @@ def _hub_options(arguments: Arguments) -> dict[str, Any]:
 def load_tokenizer(
     arguments: Arguments, objective: type[Objective], folder: Path
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that the flags name, or have the objective make one in ``folder``."""
+    """Load the tokenizer that the flags name, or have the objective make one in ``folder``.
+
+    For an objective that reads no text it is the processor of its pictures or sound.
+    """
     from transformers import AutoTokenizer
 
     model = arguments.model
     name = model.tokenizer_name or model.model_name_or_path
+    made = objective.load_processor(
+        name or weights_source(arguments), arguments.data, **_hub_options(arguments)
+    )
+    if made is not None:
+        return made
     if not name:
         made = objective.make_tokenizer(arguments.data, folder, plugins.load())
         if made is not None:
@@ -327,7 +335,8 @@ def load_config(
         config_files.override(config, config_files.parse_overrides(model.config_overrides))
     objective.configure(config, tokenizer, weights_source(arguments) is None)
     objective.configure_data(config, arguments.data, plugins.load())
-    check_vocabulary(tokenizer, config)
+    if hasattr(tokenizer, "get_vocab"):  # not what makes inputs of pictures or sound
+        check_vocabulary(tokenizer, config)
     return config
 
 
@@ -338,10 +347,12 @@ def fresh_config(
     kind = plugins.load().architectures.get(model_type).load_config()
     sizes = config_files.preset_values(kind, preset, model_type)
     # The tokenizer knows its size and its special tokens better than a preset.
-    values = {**sizes, "vocab_size": len(tokenizer)}
+    values = dict(sizes)
+    if hasattr(tokenizer, "get_vocab"):
+        values["vocab_size"] = len(tokenizer)
     for role in ("pad", "bos", "eos", "cls", "sep"):
         name = f"{role}_token_id"
-        token = getattr(tokenizer, name) if hasattr(kind, name) else None
+        token = getattr(tokenizer, name, None) if hasattr(kind, name) else None
         if token is not None:
             values[name] = token
     config = kind(**values)

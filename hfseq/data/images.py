@@ -1,0 +1,515 @@
+"""Pictures with labels: where they are, how they are decoded, and the rows of their numbers.
+
+They are decoded and resized in processes of their own (:class:`Decoder`), each a picture at a time,
+so memory is bounded by the workers and the batch. What cannot be read is left out, by name and
+reason: it never ends a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hfseq.data import files
+from hfseq.data.arguments import SPLITS, ImageArguments
+from hfseq.data.classification import LABELS, Examples, LabelledSplits
+from hfseq.data.sources import load_named
+from hfseq.data.tables import Label, Table, column_number, read_table
+from hfseq.errors import DataError, UsageError, first_line, nearest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from PIL.Image import Image
+
+    from hfseq.plugins import Plugins
+
+logger = logging.getLogger(__name__)
+#: Names of columns of pictures, and endings of their files.
+COLUMNS = ("image", "image_path", "path", "file_name", "file", "img", "picture")
+ENDINGS = (
+    *(".png", ".jpg", ".jpeg", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
+    *(".pnm", ".tga", ".ico", ".jp2", ".avif"),
+)
+#: Pixels of the largest picture that is decoded, where no flag says: half a gigabyte at most.
+MAX_PIXELS = 1 << 27
+#: Pictures that a log names before it only counts.
+NAMED = 5
+
+
+class Source(NamedTuple):
+    """Where a picture is: a file or URL, or the bytes of one; ``name`` is for messages."""
+
+    name: str
+    data: bytes | None = None
+
+
+class Crop(NamedTuple):
+    """What is cut out of a picture, in shares of its sides, and whether it is turned around."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    mirrored: bool
+
+
+class Unreadable(Exception):
+    """A picture that is left out, and why."""
+
+
+# -- decoding
+
+
+def open_picture(source: Source, most: int = MAX_PIXELS) -> Image:
+    """Decode a picture to RGB, upright; Unreadable for what is none, or not an ordinary one.
+
+    Its size is read before its pixels are: one with more than ``most`` takes no memory.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    Image.MAX_IMAGE_PIXELS = None  # the bound is ours, and an error
+    try:
+        with contextlib.ExitStack() as stack:
+            stream: Any = io.BytesIO(source.data) if source.data is not None else None
+            if stream is None:
+                stream = stack.enter_context(files.open_binary(source.name))
+            picture = stack.enter_context(Image.open(stream))
+            width, height = picture.size
+            if width * height > most:
+                raise Unreadable(f"{width} x {height} pixels, more than {most}")
+            frames = getattr(picture, "n_frames", 1)
+            if frames > 1:
+                raise Unreadable(f"{frames} frames: an animation or several pages")
+            if picture.mode.startswith("I") or picture.mode == "F":
+                raise Unreadable(f"more than 8 bits a channel (mode {picture.mode})")
+            upright = ImageOps.exif_transpose(picture)
+            if "transparency" in upright.info and upright.mode == "P":
+                upright = upright.convert("RGBA")
+            return upright.convert("RGB")
+    except Unreadable:
+        raise
+    except UnidentifiedImageError:
+        raise Unreadable("it is no picture of a known kind") from None
+    except MemoryError:
+        raise Unreadable("there is not enough memory to decode it") from None
+    except Exception as error:  # Pillow's readers raise a dozen types on broken files
+        told = first_line(error).replace(str(source.name), "it")
+        raise Unreadable(told or type(error).__name__) from error
+
+
+def cut(picture: Image, crop: Crop, size: tuple[int, int], resample: int) -> Image:
+    """Cut ``crop`` out of a picture, resized to ``size`` (height, width)."""
+    from PIL import Image
+
+    width, height = picture.size
+    left, top = crop.left * width, crop.top * height
+    box = (
+        left,
+        top,
+        min(left + crop.width * width, width),
+        min(top + crop.height * height, height),
+    )
+    made = picture.resize((size[1], size[0]), resample, box=box)
+    return made.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else made
+
+
+def random_crops(numbers: np.ndarray, sizes: Sequence[tuple[int, int]] | None = None) -> list[Crop]:
+    """Draw a crop of 8 to 100 % of each picture, its sides 3:4 to 4:3, and a mirror in half.
+
+    ``numbers`` are uniform in [0, 1), (pictures, 5). The shares are of the sides, as if pictures
+    were squares: what is cut does not depend on a size that is known only where it is decoded.
+    """
+    crops = []
+    for area, ratio, left, top, mirror in np.asarray(numbers, np.float64).tolist():
+        share = 0.08 + 0.92 * area
+        stretch = math.exp((2 * ratio - 1) * math.log(4 / 3) / 2)
+        width = min(1.0, math.sqrt(share) * stretch)
+        height = min(1.0, share / width)
+        crops.append(Crop(left * (1 - width), top * (1 - height), width, height, mirror < 0.5))
+    return crops
+
+
+@dataclass
+class Decoded:
+    """A batch of pictures: float32 (pictures, channels, height, width), and why some are zero."""
+
+    pixels: np.ndarray
+    reasons: list[str | None]
+
+
+_PROCESSOR: tuple[Any, int] | None = None
+
+
+def _begin(processor: Any, most: int) -> None:
+    """Keep what a worker needs for all pictures."""
+    global _PROCESSOR  # noqa: PLW0603 a worker's only state
+    _PROCESSOR = processor, most
+
+
+def _numbers(source: Source, crop: Crop | None, shape: tuple[int, int, int]) -> np.ndarray | str:
+    assert _PROCESSOR is not None
+    processor, most = _PROCESSOR
+    return numbers_of(source, crop, processor, shape, most)
+
+
+def numbers_of(
+    source: Source, crop: Crop | None, processor: Any, shape: tuple[int, int, int], most: int
+) -> np.ndarray | str:
+    """Return what a model reads of a picture, float32 ``shape``, or why there is nothing."""
+    try:
+        picture = open_picture(source, most)
+        options: dict[str, Any] = {}
+        if crop is not None:
+            resample = getattr(processor, "resample", None)
+            picture = cut(picture, crop, shape[1:], 2 if resample is None else int(resample))
+            options = {"do_resize": False, "do_center_crop": False}
+        pixels = np.asarray(processor(picture, return_tensors="np", **options)["pixel_values"][0])
+    except Unreadable as error:
+        return str(error)
+    except Exception as error:  # a picture that the processor cannot take, of one pixel say
+        return first_line(error) or type(error).__name__
+    if pixels.shape != shape:
+        return f"the image processor makes {pixels.shape} of it, not {shape}"
+    return pixels.astype(np.float32)
+
+
+class Decoder:
+    """Pictures in, numbers out: by ``workers`` processes, or in this one without any.
+
+    ``processor`` is an image processor of Transformers (Pillow's kind), whose numbers these are.
+    Each worker holds one picture at a time; a worker that dies of one leaves that one out.
+    """
+
+    def __init__(self, processor: Any, workers: int, most: int = MAX_PIXELS):
+        self.processor, self.workers, self.most = processor, workers, most
+        self.shape = output_shape(processor)
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __call__(self, sources: Sequence[Source], crops: Sequence[Crop] | None = None) -> Decoded:
+        """Decode pictures, of which ``crops`` are cut out where they are given."""
+        chosen: Sequence[Crop | None] = crops or [None] * len(sources)
+        found: list[np.ndarray | str] = []
+        if not self.workers:
+            found = [
+                numbers_of(source, crop, self.processor, self.shape, self.most)
+                for source, crop in zip(sources, chosen, strict=True)
+            ]
+        else:
+            found = list(self._in_processes(sources, chosen))
+        pixels = np.zeros((len(sources), *self.shape), np.float32)
+        reasons: list[str | None] = []
+        for row, made in enumerate(found):
+            reasons.append(made if isinstance(made, str) else None)
+            if not isinstance(made, str):
+                pixels[row] = made
+        return Decoded(pixels, reasons)
+
+    def _in_processes(
+        self, sources: Sequence[Source], crops: Sequence[Crop | None]
+    ) -> Iterator[np.ndarray | str]:
+        pairs = list(zip(sources, crops, strict=True))
+        try:
+            pending = [self._submit(*pair) for pair in pairs]
+            found = [future.result() for future in pending]
+        except BrokenProcessPool:  # somebody's decoder died: one at a time, to see whose
+            self.close()
+            found = [self._alone(*pair) for pair in pairs]
+        yield from found
+
+    def _alone(self, source: Source, crop: Crop | None) -> np.ndarray | str:
+        try:
+            return self._submit(source, crop).result()
+        except BrokenProcessPool:
+            self.close()
+            return "the process that decoded it died"
+
+    def _submit(self, source: Source, crop: Crop | None) -> Future[np.ndarray | str]:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self.workers, multiprocessing.get_context("spawn"), _begin,
+                (self.processor, self.most),
+            )  # fmt: skip
+        return self._pool.submit(_numbers, source, crop, self.shape)
+
+    def close(self) -> None:
+        """End the workers; the next call begins others."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+
+def workers_of(arguments: ImageArguments) -> int:
+    """Return how many processes decode: as the flag says, else one a CPU, eight at most."""
+    given = arguments.decode_workers
+    return min(os.cpu_count() or 1, 8) if given is None else given
+
+
+def output_shape(processor: Any) -> tuple[int, int, int]:
+    """Return channels, height and width of what a processor makes; they must not depend on it."""
+    from PIL import Image
+
+    shapes = {
+        tuple(processor(Image.new("RGB", size), return_tensors="np")["pixel_values"].shape[1:])
+        for size in ((64, 48), (48, 64))
+    }
+    if len(shapes) > 1:
+        raise UsageError(
+            f"{type(processor).__name__} makes pictures of different sizes ({shapes}), which make "
+            "no batch: give --image_size"
+        )
+    return next(iter(shapes))
+
+
+def load_image_processor(name: str | None, image_size: int | None, **options: Any) -> Any:
+    """Return the image processor of a checkpoint, by Pillow alone, or a plain one without any.
+
+    ``image_size`` replaces its size; without a checkpoint it is 224, v4's.
+    """
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise UsageError("pictures need Pillow: pip install 'hfseq[vision]'") from error
+    from transformers import AutoImageProcessor, ViTImageProcessorPil
+
+    size = image_size or 224
+    if name is None:
+        return ViTImageProcessorPil(size={"height": size, "width": size})
+    try:
+        made = AutoImageProcessor.from_pretrained(name, backend="pil", **options)
+    except Exception as error:  # an OSError without a file, a ValueError of an unknown kind
+        raise UsageError(
+            f"'{name}' has no image processor ({first_line(error)}): give a directory with a "
+            "preprocessor_config.json"
+        ) from error
+    if image_size:
+        square = {"height": size, "width": size}
+        kept = dict(made.size)
+        made.size = {"shortest_edge": size} if "shortest_edge" in kept else square
+        if getattr(made, "crop_size", None):
+            made.crop_size = square
+    return made
+
+
+# -- where pictures are
+
+
+@dataclass
+class Pictures(Examples):
+    """The pictures of a split: ``first`` are their names, ``sources`` where they are."""
+
+    sources: Sequence[Source] = field(default_factory=list)
+
+    def select(self, rows: np.ndarray) -> Pictures:
+        """Return some of the pictures, by ascending row."""
+        kept = super().select(rows)
+        return Pictures(
+            kept.first, None, kept.labels, kept.tables, kept.parts, kept.rows,
+            Selected(self.sources, np.asarray(rows)),
+        )  # fmt: skip
+
+
+class Selected(Sequence[Source]):
+    """Some of a sequence, by number; nothing is read before it is asked for."""
+
+    def __init__(self, whole: Sequence[Source], rows: np.ndarray):
+        self.whole, self.rows = whole, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.whole[int(self.rows[index])]
+
+
+class Column(Sequence[Source]):
+    """A column of pictures of ``datasets``, not decoded: bytes are read where they are asked for.
+
+    Its own decoder is not used: what it cannot read would end the run.
+    """
+
+    def __init__(self, dataset: Dataset, column: str, origin: str):
+        self.dataset, self.column, self.origin = dataset, column, origin
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        cell = self.dataset[int(index)][self.column]
+        name = f"{self.origin}, row {int(index) + 1}"
+        if isinstance(cell, Mapping):
+            data, path = cell.get("bytes"), cell.get("path")
+            if data is None and path:
+                return Source(str(path))
+            return Source(f"{name} ({path})" if path else name, data or b"")
+        return Source(str(cell)) if isinstance(cell, str) else Source(name, b"")
+
+
+def load_pictures(arguments: ImageArguments, plugins: Plugins | None = None) -> LabelledSplits:
+    """Load what the flags name; loading it again gives the same object.
+
+    A folder has a folder for each class; a table has a column of files, relative to itself, and one
+    of labels; a dataset has a column of pictures. Nothing is decoded here.
+    """
+    kept = vars(arguments)  # beside the fields, so logs and cards do not see it
+    if "_pictures" in kept:
+        return kept["_pictures"]
+    read: dict[str, Pictures] = {}
+    if arguments.dataset_name:
+        for split, dataset in load_named(arguments, plugins, SPLITS).items():
+            origin = f"--dataset_name {arguments.dataset_name}, split {split}"
+            read[split] = of_dataset(dataset, origin, arguments)
+    for split in SPLITS:
+        folder, tables = (getattr(arguments, f"{split}_{kind}") for kind in ("dir", "file"))
+        if folder:
+            read[split] = of_folder(folder, f"--{split}_dir", split)
+        elif tables:
+            read[split] = of_tables(tables, f"--{split}_file", split, arguments)
+    if not read:
+        raise UsageError("no data: give --train_dir, --train_file or --dataset_name")
+    splits = LabelledSplits(read, None)
+    if "train" in splits:
+        splits.set_aside(arguments)
+    limits = {"train": "train", "validation": "eval", "test": "predict"}
+    for split, examples in splits.items():
+        most = getattr(arguments, f"max_{limits[split]}_samples")
+        if most is not None and most < len(examples):
+            splits[split] = examples.select(np.arange(most))
+    kept["_pictures"] = splits
+    return splits
+
+
+def of_folder(folder: str, flag: str, split: str) -> Pictures:
+    """Read a folder with a folder for each class; of a test split pictures may lie beside them."""
+    if not files.is_folder(folder, flag):
+        raise DataError(f"{flag} {folder} is no folder: give one with a folder for each class")
+    found = [name for name in files.walk(folder, flag) if name.lower().endswith(ENDINGS)]
+    base = folder.rstrip("/")
+    names, labels, sources = [], [], []
+    for name in found:
+        inside = name[len(base) + 1 :] if name.startswith(f"{base}/") else _relative(name, base)
+        parts = PurePosixPath(inside).parts
+        if any(part.startswith(".") for part in parts):
+            continue
+        label = parts[0] if len(parts) > 1 else None
+        if label is None and split != "test":
+            raise DataError(
+                f"{flag} {name} lies in no folder of a class: put it into one, "
+                f"{PurePosixPath(folder) / 'CLASS' / PurePosixPath(inside).name}"
+            )
+        names.append(inside)
+        labels.append(label)
+        sources.append(Source(name))
+    if not names:
+        raise DataError(
+            f"{flag} {folder} holds no pictures ({', '.join(ENDINGS[:5])} …) in folders of classes"
+        )
+    table = Table({"image": list(names)}, f"{flag} {folder}")
+    return Pictures(names, None, list(labels), [(0, table)], {}, None, sources)
+
+
+def _relative(name: str, folder: str) -> str:
+    """Return the part of ``name`` below ``folder``, which may be written in another way."""
+    return os.path.relpath(name, folder).replace(os.sep, "/")
+
+
+def of_tables(patterns: list[str], flag: str, split: str, arguments: ImageArguments) -> Pictures:
+    """Read tables with a column of files and one of labels."""
+    names: list[str] = []
+    labels: list[Label] = []
+    sources: list[Source] = []
+    origins: list[tuple[int, Table]] = []
+    for file in files.expand(patterns, flag):
+        table: Table = read_table(file, flag, arguments)  # type: ignore[arg-type]
+        column = choose_column(table, "image_column", arguments.image_column, COLUMNS)
+        label = label_of(table, arguments, labelled=split != "test")
+        origins.append((len(names), table))
+        base = str(PurePosixPath(file).parent) if "://" in file else str(Path(file).parent)
+        for name in table.texts(column):
+            whole = name if "://" in name or os.path.isabs(name) else f"{base}/{name}"
+            names.append(name)
+            sources.append(Source(whole))
+        labels += table.labels(label, None) if label else [None] * len(table)
+    return Pictures(names, None, labels, origins, {}, None, sources)
+
+
+def of_dataset(dataset: Any, origin: str, arguments: ImageArguments) -> Pictures:
+    """Read a ``datasets.Dataset`` with a column of pictures, which stays as it is stored."""
+    import datasets
+
+    features: Mapping[str, Any] = dataset.features or {}
+    pictures = [n for n, kind in features.items() if isinstance(kind, datasets.Image)]
+    chosen = arguments.image_column or next(iter(pictures), None)
+    header = Table({name: [] for name in dataset.column_names}, origin)
+    column = choose_column(header, "image_column", chosen, COLUMNS)
+    if isinstance(features.get(column), datasets.Image):
+        dataset = dataset.cast_column(column, datasets.Image(decode=False))
+    label = label_of(header, arguments, labelled="split test" not in origin)
+    classes = tuple(getattr(features.get(label or ""), "names", None) or ())
+    cells = list(dataset[label]) if label else [None] * len(dataset)
+    table = Table({"label": cells}, origin, classes=classes)
+    names = [f"{origin} {row}" for row in range(len(dataset))]
+    sources = Column(dataset, column, origin)
+    return Pictures(names, None, table.labels("label", None), [(0, table)], {}, None, sources)
+
+
+def label_of(table: Table, arguments: ImageArguments, labelled: bool) -> str | None:
+    """Return the column of labels, or nothing where there need be none."""
+    asked = arguments.label_column
+    if asked is None and not labelled and not set(LABELS) & set(table.columns):
+        return None
+    return choose_column(table, "label_column", asked, LABELS)
+
+
+def choose_column(table: Table, flag: str, asked: str | None, usual: Sequence[str]) -> str:
+    """Return the column that a flag names, by name or number, or one of the usual names."""
+    names = list(table.columns)
+    found = asked if asked in names else None
+    if asked is None:
+        found = next((name for name in usual if name in names), None)
+    elif found is None and (number := column_number(asked, len(names))) is not None:
+        found = names[number]
+    if found is None:
+        what = f"no column '{asked or usual[0]}'"
+        raise DataError(
+            f"{table.origin} has {what} but {', '.join(names)}: say which it is with --{flag}"
+            + (nearest(asked, names) if asked else "")
+        )
+    return found
+
+
+class PictureRows:
+    """Row i is picture i, which is decoded when the batch is made: rows hold its number."""
+
+    max_runs = 1
+
+    def __init__(self, pictures: Pictures, labels: np.ndarray, length: int, split: str):
+        self.pictures, self.labels, self.length = pictures, labels, length
+        self.split = SPLITS.index(split)
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def width(self, indices: np.ndarray) -> int:
+        """Places of a picture, as the model counts them."""
+        return self.length
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Return the numbers and labels of these rows, and of which split they are."""
+        indices = np.asarray(indices, np.int64)
+        return {
+            "pictures": indices,
+            "labels": self.labels[indices],
+            "split": np.full(len(indices), self.split, np.int32),
+        }

@@ -1,0 +1,208 @@
+"""Classification of pictures, by one label each."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq.data.arguments import SPLITS, ImageArguments, TextArguments
+from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.classification import Labels, class_names, config_labels
+from hfseq.data.images import (
+    NAMED,
+    Decoder,
+    PictureRows,
+    Pictures,
+    load_image_processor,
+    load_pictures,
+    random_crops,
+    workers_of,
+)
+from hfseq.errors import DataError, UsageError
+from hfseq.objectives.base import Arrays, Batch, Loss, Params
+from hfseq.objectives.classification import Classification
+from hfseq.objectives.cross_entropy import cross_entropy
+from hfseq.objectives.metrics import Metric, load_metric
+
+if TYPE_CHECKING:
+    import jax
+    from transformers import PreTrainedConfig
+
+    from hfseq.modeling import FlaxPreTrainedModel
+    from hfseq.plugins import Plugins
+
+logger = logging.getLogger(__name__)
+
+
+class ImageClassification(Classification):
+    """Cross-entropy of the class of each picture, and how many are right.
+
+    Pictures are decoded while batches are made, by processes of their own; training cuts out a part
+    of each at random, which depends on seed, step and row alone. What cannot be read counts for
+    nothing, and is named and counted in the log and the metrics.
+    """
+
+    name = "image_classification"
+    data_arguments = ImageArguments  # type: ignore[assignment]
+    auto_class = "ForImageClassification"
+    default_model_type = "vit"
+
+    arguments: ImageArguments  # type: ignore[assignment]
+
+    def setup(self) -> None:
+        """Find the pictures, and the metrics that judge what is predicted for them."""
+        self.splits = load_pictures(self.arguments)
+        self.regression, self.types = False, False
+        names = config_labels(self.config)
+        self.labels = Labels(names, by_number="train" not in self.splits)
+        self.sums = ("correct",)  # type: ignore[misc]
+        self.metric_names = tuple(self.arguments.metrics or ("accuracy",))
+        self.scores = [load_metric(name) for name in self.metric_names]
+        for metric in self.scores:
+            if isinstance(metric, Metric) and metric.name == "f1" and len(names) > 2:
+                raise UsageError(
+                    f"--metrics f1 is of two classes and there are {len(names)}: use f1_macro"
+                )
+        self.decoder = Decoder(
+            self.tokenizer, workers_of(self.arguments), self.arguments.max_image_pixels
+        )
+        self.left_out: dict[str, dict[int, str]] = {}
+        self._numbers = {}
+
+    @classmethod
+    def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
+        """Load the image processor of the checkpoint, or make a plain one."""
+        assert isinstance(arguments, ImageArguments)
+        options.pop("trust_remote_code", None)
+        return load_image_processor(name, arguments.image_size, **options)
+
+    @classmethod
+    def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
+        """Let a model that is made anew read the size that the processor makes."""
+        size = getattr(tokenizer, "crop_size", None) or tokenizer.size
+        if fresh and getattr(config, "image_size", None) is not None:
+            sides = [size.get(side, size.get("shortest_edge")) for side in ("height", "width")]
+            config.image_size = sides[0] if sides[0] == sides[1] else sides
+
+    @classmethod
+    def configure_data(  # type: ignore[override]
+        cls, config: PreTrainedConfig, arguments: ImageArguments, plugins: Plugins | None
+    ) -> None:
+        """Let the model have the classes of the data."""
+        splits = load_pictures(arguments, plugins)
+        names, known = class_names(splits, config), config_labels(config)
+        numbers = "train" not in splits and names == list(map(str, range(len(known))))
+        if names != known and not numbers:
+            config.id2label = dict(enumerate(names))
+            config.label2id = {name: number for number, name in enumerate(names)}
+        config.problem_type = "single_label_classification"
+
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Refuse a model that cannot read what the processor makes."""
+        wanted, made = model.picture_shape(), self.decoder.shape
+        fits = wanted is None or wanted == made or (
+            model.any_picture_size and wanted[0] == made[0]
+        )  # fmt: skip
+        if not fits:
+            raise UsageError(
+                f"the model reads pictures of {wanted} (channels, height, width), and "
+                f"{type(self.tokenizer).__name__} makes {made}: give --image_size {wanted[1]}"
+                if wanted and wanted[0] == made[0]
+                else f"the model reads {wanted[0] if wanted else 0} channels and pictures have "
+                f"{made[0]}: give a configuration with num_channels={made[0]}"
+            )
+
+    def choose_length(self, limit: int | None) -> int:
+        """Return the places of a picture in the model: its patches and the first, or one."""
+        patch = getattr(self.config, "patch_size", None)
+        if patch is None:
+            return 1
+        sides = (patch, patch) if isinstance(patch, int) else tuple(patch)
+        _, height, width = self.decoder.shape
+        return (height // sides[0]) * (width // sides[1]) + 1
+
+    def make_rows(
+        self, splits: Mapping[str, Any], split: str, length: int
+    ) -> tuple[Rows, dict[str, Any]]:
+        """Number the pictures of a split; log how many each class has."""
+        pictures: Pictures = splits[split]
+        labels = self._numbers[split] = self.labels.numbers(pictures, split)
+        assert self.labels.names is not None
+        counts = Counter(labels.tolist())
+        shown = [f"{name} {counts[number]}" for number, name in enumerate(self.labels.names)]
+        shown = shown[:20] + ([f"and {len(shown) - 20} classes more"] if shown[20:] else [])
+        shown += [f"without a label {counts[IGNORED]}"] if IGNORED in counts else []
+        logger.info("%s: %d pictures: %s", split, len(labels), ", ".join(shown))
+        rows = PictureRows(pictures, labels.copy(), length, split)
+        return rows, {"documents": len(rows), "tokens": len(rows) * length}
+
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
+        """Decode the pictures; those that cannot be read count for nothing."""
+        split = SPLITS[int(rows["split"][0])]
+        pictures = self.splits[split]
+        assert isinstance(pictures, Pictures)
+        numbers, valid = rows["pictures"], rows["valid"]
+        crops = None
+        if split == "train" and self.arguments.augment:
+            crops = random_crops(random.uniform(5))
+        sources = [pictures.sources[number] for number in numbers.tolist()]
+        decoded = self.decoder(sources, crops)
+        read = np.array([reason is None for reason in decoded.reasons])
+        for number, source, reason in zip(numbers.tolist(), sources, decoded.reasons, strict=True):
+            if reason is not None:
+                self._leave_out(split, number, source.name, reason)
+        if valid.any() and not read[valid].any() and valid.sum() > 1:
+            first = next(reason for reason in decoded.reasons if reason is not None)
+            raise DataError(
+                f"none of the {valid.sum()} pictures of a batch can be read, the first of them "
+                f"{sources[0].name}: {first}"
+            )
+        labels = rows["labels"]
+        counts = read & valid & (labels != IGNORED)
+        return {
+            "pixel_values": decoded.pixels, "labels": np.where(counts, labels, 0).astype(np.int32),
+            "counts": counts, "valid": valid,
+        }  # fmt: skip
+
+    def _leave_out(self, split: str, number: int, name: str, reason: str) -> None:
+        """Name a picture that cannot be read, the first time."""
+        found = self.left_out.setdefault(split, {})
+        if number in found:
+            return
+        found[number] = reason
+        self._numbers[split][number] = IGNORED
+        if len(found) <= NAMED:
+            logger.warning("left out of %s: %s: %s", split, name, reason)
+        elif len(found) in (10, 100, 1000, 10_000, 100_000):
+            logger.warning("left out of %s so far: %d pictures", split, len(found))
+
+    def loss(
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None = None,
+    ) -> Loss:  # fmt: skip
+        """Sum the loss over pictures; in evaluation the logits of each row come along."""
+        output, changed = model(
+            batch["pixel_values"], params=params, dropout_rng=rngs, train=train,
+            extra=model.extra if extra is None else extra,
+        )  # fmt: skip
+        counts = batch["counts"]
+        targets = jnp.where(counts, batch["labels"], IGNORED)
+        total, _, right = cross_entropy(output.logits, targets)
+        totals: dict[str, jax.Array] = {"correct": right}
+        if not train:
+            totals["row_outputs"] = output.logits.astype(jnp.float32)
+        return total, counts.sum(), {"extra": changed, "totals": totals}
+
+    def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
+        """Judge the predictions for a split, and say how many pictures could not be read."""
+        found = {"left_out": float(len(self.left_out[split]))} if split in self.left_out else {}
+        return super().row_metrics(rows, split) | found
+
+    def tokens(self, rows: Arrays) -> int:
+        """Return the places of the pictures that count."""
+        return int(rows["valid"].sum()) * self.choose_length(None)

@@ -1,0 +1,54 @@
+"""The flags of the script for pictures: those of the old one, and commands as documented."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hfseq.data.arguments import OBJECTIVES
+from hfseq.training.arguments import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = ("scripts/run_image_classification_flax.py", "docs/image_classification.md")
+
+# Transformers 4.56, examples/flax/vision/README.md, as it was printed.
+REFERENCE = """
+python run_image_classification.py \
+    --output_dir ./vit-base-patch16-imagenette \
+    --model_name_or_path google/vit-base-patch16-224-in21k \
+    --train_dir="imagenette2/train" \
+    --validation_dir="imagenette2/val" \
+    --num_train_epochs 5 \
+    --learning_rate 1e-3 \
+    --per_device_train_batch_size 128 --per_device_eval_batch_size 128 \
+    --overwrite_output_dir \
+    --preprocessing_num_workers 32 \
+    --push_to_hub
+"""
+# What its own arguments of data were.
+V4 = ("train_dir", "validation_dir", "image_size", "max_train_samples", "max_eval_samples",
+      "overwrite_cache", "preprocessing_num_workers")  # fmt: skip
+
+
+def test_the_command_of_the_old_guide_parses_unchanged():
+    found = parse(shlex.split(REFERENCE)[2:], objective="image_classification")
+    assert found.data.train_dir == "imagenette2/train" and found.data.augment
+    assert found.training.do_train and found.training.do_eval and found.training.push_to_hub
+
+
+def test_every_flag_of_the_old_script_is_there():
+    known = {field.name for field in dataclasses.fields(OBJECTIVES["image_classification"])}
+    assert set(V4) <= known
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_commands_parse_as_they_are_documented(place):
+    text = (ROOT / place).read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"python scripts/run_image_classification_flax.py (.*)", text)
+    assert commands
+    for command in commands:
+        parse(shlex.split(command), objective="image_classification")

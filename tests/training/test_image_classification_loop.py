@@ -1,0 +1,149 @@
+"""Runs that classify pictures: from folders to a directory that PyTorch loads."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from hfseq.errors import DataError, UsageError
+from tests.support.pictures import bad_pictures, draw_digits
+from tests.training.conftest import losses
+from tests.training.test_loop import assert_same, stop_at
+
+pytest.importorskip("PIL")
+SIZES = ("hidden_size=48,intermediate_size=96,num_hidden_layers=2,num_attention_heads=4,"
+         "patch_size=8,initializer_range=0.1,hidden_dropout_prob=0.0")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pictures")
+    draw_digits(path / "train", 60)
+    draw_digits(path / "validation", 10, seed=1)
+    return path
+
+
+@pytest.fixture
+def classify(folder, tmp_path):
+    """Train in this process; keywords add or replace flags, None takes one away."""
+
+    def run(output="run", devices=1, callbacks=(), **changes):
+        from tests.support import runs
+
+        values = {
+            "output_dir": tmp_path / output, "model_type": "vit", "config_overrides": SIZES,
+            "train_dir": folder / "train", "validation_dir": folder / "validation",
+            "image_size": 32, "augment": False, "decode_workers": 0, "global_batch_size": 24,
+            "learning_rate": 3e-3, "max_steps": 4, "logging_steps": 1, "report_to": "jsonl",
+            "compilation_cache_dir": "none",
+        } | changes  # fmt: skip
+        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
+        return runs.train(flags, "image_classification", devices, callbacks)
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_learns_and_leaves_what_both_worlds_load(classify, folder):
+    loop = classify(max_steps=300, logging_steps=50, warmup_steps=10, decode_workers=2)
+    assert loop.metrics["eval_accuracy"] > 0.9 and losses(loop.folder)[300] < 0.3
+    assert "eval_left_out" not in loop.metrics
+    card = (loop.folder / "README.md").read_text()
+    assert "image-classification" in card and "AutoImageProcessor" in card
+    config = json.loads((loop.folder / "config.json").read_text())
+    assert config["id2label"] == {str(n): str(n) for n in range(4)} and config["image_size"] == 32
+    pytest.importorskip("torch")
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    processor = AutoImageProcessor.from_pretrained(loop.folder, backend="pil")
+    model = AutoModelForImageClassification.from_pretrained(loop.folder)
+    right = 0
+    for name in "0123":
+        for number in range(10):
+            picture = Image.open(folder / "validation" / name / f"{number}.png").convert("RGB")
+            logits = model(**processor(picture, return_tensors="pt")).logits[0]
+            right += model.config.id2label[int(logits.argmax())] == name
+    assert right / 40 == pytest.approx(loop.metrics["eval_accuracy"])
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_to_the_bit(classify):
+    whole = classify("whole", augment=True, save_steps=2, max_steps=5)
+    with pytest.raises(SystemExit):
+        classify("parts", augment=True, save_steps=2, max_steps=5, callbacks=[stop_at(3)])
+    again = classify("parts", augment=True, save_steps=2, max_steps=5)
+    assert again.began == 3
+    assert_same(whole.state.params, again.state.params)
+    assert whole.metrics["eval_loss"] == again.metrics["eval_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{"augment": True}, {"model_type": "resnet", "config_overrides": "embedding_size=8,"
+                "hidden_sizes=[8,16],depths=[1,1],layer_type=basic"}], ids=["vit", "resnet"]
+)  # fmt: skip
+def test_two_devices_take_the_steps_of_one(classify, changes):
+    one, two = (classify(f"on-{n}", devices=n, mesh=f"data={n}", **changes) for n in (1, 2))
+    for step, loss in losses(one.folder).items():
+        assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
+    assert one.metrics["eval_loss"] == pytest.approx(two.metrics["eval_loss"], rel=1e-4)
+
+
+def test_pictures_that_cannot_be_read_are_left_out_and_counted(classify, tmp_path, caplog):
+    draw_digits(tmp_path / "data", 3)
+    told = bad_pictures(tmp_path / "data" / "1")
+    caplog.set_level(logging.WARNING, "hfseq")
+    data = {"train_dir": tmp_path / "data", "validation_dir": tmp_path / "data"}
+    loop = classify(**data, global_batch_size=18, max_steps=1, config_overrides=SIZES.replace(
+        "num_hidden_layers=2", "num_hidden_layers=1"))  # fmt: skip
+    assert loop.metrics["eval_left_out"] == len(told)
+    assert np.isfinite(loop.metrics["eval_loss"]) and loop.metrics["eval_accuracy"] <= 1
+    named = [record.getMessage() for record in caplog.records if "left out of" in record.message]
+    assert len([line for line in named if "train" in line]) == 5
+    assert all("\n" not in line for line in named)
+
+
+def test_what_does_not_fit_is_told_before_training(classify, folder, tmp_path):
+    with pytest.raises(UsageError, match="'bert' has no class ForImageClassification"):
+        classify(model_type="bert")
+    made = tmp_path / "model"
+    from hfseq import FlaxViTForImageClassification
+    from tests.support import models
+
+    FlaxViTForImageClassification(models.vit_config(num_hidden_layers=1)).save_pretrained(made)
+    small = {"model_type": None, "config_overrides": None, "model_name_or_path": made}
+    with pytest.raises(UsageError, match="has no image processor"):
+        classify(**small)
+    from transformers import ViTImageProcessorPil
+
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(made)
+    with pytest.raises(UsageError, match=r"reads pictures of \(3, 12, 12\).*--image_size 12"):
+        classify(**small, image_size=None, ignore_mismatched_sizes=True)
+    with pytest.raises(UsageError, match="reads 1 channels and pictures have 3"):
+        classify(config_overrides=f"{SIZES},num_channels=1")
+    with pytest.raises(DataError, match="the label '9' is not one of the classes"):
+        draw_digits(tmp_path / "more", 1)
+        (tmp_path / "more" / "3").rename(tmp_path / "more" / "9")
+        classify(validation_dir=tmp_path / "more")
+
+
+@pytest.mark.slow
+def test_predictions_of_pictures_without_labels_are_written(classify, folder, tmp_path):
+    trained = classify(max_steps=2)
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number in range(5):
+        (flat / f"{number}.png").write_bytes(
+            (folder / "validation" / "2" / f"{number}.png").read_bytes()
+        )
+    found = classify(
+        "guesses", train_dir=None, validation_dir=None, test_dir=flat, do_predict=True,
+        model_type=None, config_overrides=None, model_name_or_path=trained.folder, max_steps=None,
+    )  # fmt: skip
+    lines = (found.folder / "test_results.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction" and len(lines) == 6
+    assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1", "2", "3"}
