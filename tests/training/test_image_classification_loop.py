@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from hfseq.errors import DataError, UsageError
+from tests.support.models import same
 from tests.support.pictures import bad_pictures, draw_digits
 from tests.training.conftest import losses
-from tests.training.test_loop import assert_same, stop_at
+from tests.training.test_loop import stop_at
 
 pytest.importorskip("PIL")
 SIZES = ("hidden_size=48,intermediate_size=96,num_hidden_layers=2,num_attention_heads=4,"
@@ -77,7 +78,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(classify):
         classify("parts", augment=True, save_steps=2, max_steps=5, callbacks=[stop_at(3)])
     again = classify("parts", augment=True, save_steps=2, max_steps=5)
     assert again.began == 3
-    assert_same(whole.state.params, again.state.params)
+    assert same(whole.state.params, again.state.params)
     assert whole.metrics["eval_loss"] == again.metrics["eval_loss"]
 
 
@@ -109,7 +110,7 @@ def test_pictures_that_cannot_be_read_are_left_out_and_counted(classify, tmp_pat
 
 def test_what_does_not_fit_is_told_before_training(classify, folder, tmp_path):
     with pytest.raises(UsageError, match="'bert' has no class ForImageClassification"):
-        classify(model_type="bert")
+        classify(model_type="bert", config_overrides=None)
     made = tmp_path / "model"
     from hfseq import FlaxViTForImageClassification
     from tests.support import models

@@ -26,7 +26,7 @@ WHOLE = {
         "from the width of the tables to that of the layers"
     ),
     r"(position|token_type)_embeddings/embedding$|wpe/|embed_positions/": "positions and types",
-    r"position_embeddings?(/embedding)?$|(class_embedding|cls_token|mask_token)$": "places of a picture",
+    r"position_embeddings?(/embedding)?$|(class_embedding|cls_token|mask_token)$": "places",
     r"patch_embedding(s/projection)?/(kernel|bias)$": "patches, which come in once",
     r"(text|visual)_projection/kernel$|logit_scale$": "one vector of a row",
     # Heads on a token or a row: small, and their classes are few.
