@@ -13,21 +13,26 @@ from hfseq.nn import trees
 from hfseq.nn.sharding import make_mesh
 from hfseq.training import setup
 from tests.support import parallel
+from tests.support.tiers import first
 
 #: What stays whole on every device of the tensor axis, and why.
 WHOLE = {
     # Norms, and biases that are added behind the sum over devices: a vector each.
     r"(norm(_[a-z]+|alization|[12])?|LayerNorm|ln(_\w+)?)/(scale|bias|weight)$": "norms",
     r"(output/dense|attention/output|c_proj|out_proj|fc2|o_proj|down_proj)/bias$": "row biases",
-    r"(fc_out|out_lin|lin2|attention/dense|ffn_output|self_attention/dense|dense_4h_to_h)/bias$": (
+    r"(fc_out|out_lin|output_dense|lin2|(self_)?attention/dense|ffn_output|dense_4h_to_h)/bias$": (
         "row biases of other names"
     ),
     r"(embeddings_project|embedding_hidden_mapping_in|project_(in|out))/(kernel|bias)$": (
         "from the width of the tables to that of the layers"
     ),
     r"(position|token_type)_embeddings/embedding$|wpe/|embed_positions/": "positions and types",
-    r"position_embeddings?(/embedding)?$|(class_embedding|cls_token|mask_token)$": "places",
+    r"position_embeddings?(/embedding)?$|(class_embedding|cls_token)$": "places of a picture",
+    r"(mask_token|masked_spec_embed|lambda_?[12])$": "a vector for all places",
     r"patch_embedding(s/projection)?/(kernel|bias)$": "patches, which come in once",
+    # Sound and its codes: what comes in once, and products of a vector of a frame.
+    r"(conv|conv1|conv2|projection|projector)/(kernel|bias|weight_[gv])$": "sound",
+    r"(project_(hid|q)|weight_proj)/(kernel|bias)$|codevectors$|layer_weights$": "codes of sound",
     r"(text|visual)_projection/kernel$|logit_scale$": "one vector of a row",
     # Heads on a token or a row: small, and their classes are few.
     r"(pooler|transform|lm_head|classifier|classification_head)(/dense)?/(kernel|bias)$": "heads",
@@ -44,6 +49,7 @@ NEVER_WHOLE = re.compile(r"(lm_head|decoder)/kernel$|(word_embeddings|wte|shared
 CONVOLUTIONS = {"regnet", "resnet"}
 NAMES = sorted(set(plugins.load().architectures) - CONVOLUTIONS)
 CASES = [(name, task) for name in NAMES for task in plugins.load().architectures.get(name).heads]
+EVERY_CHANGE = ("bert", "gpt2", "llama", "t5", "vit", "whisper")
 _used: set[str] = set()
 
 
@@ -52,7 +58,9 @@ def mesh():
     return make_mesh("tensor=2", jax.devices()[:2])
 
 
-@pytest.mark.parametrize(("name", "task"), CASES)
+@pytest.mark.parametrize(
+    ("name", "task"), first(CASES, *((name, parallel.main_head(name)) for name in EVERY_CHANGE))
+)
 def test_half_of_every_parameter_lies_on_a_device(name, task, mesh):
     model = parallel.make_model(name, task)
     layout = setup.lay_out(model, mesh)
@@ -72,7 +80,7 @@ def test_half_of_every_parameter_lies_on_a_device(name, task, mesh):
     assert split > whole, "most of the model is whole"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first(NAMES, *EVERY_CHANGE))
 def test_scanned_layers_are_split_alike(name, mesh):
     task = parallel.main_head(name)
     apart, stacked = (
