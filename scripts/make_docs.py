@@ -48,6 +48,7 @@ SCRIPTS = {
     "run_translation_flax.py": "translation",
     "run_classification_flax.py": "classification",
     "run_image_classification_flax.py": "image_classification",
+    "run_clip_flax.py": "image_text",
 }
 
 FLAGS = """# Flags

@@ -576,6 +576,26 @@ class ImageArguments(TextArguments):
     sentence2_column = task_name = None  # what tables of sentences are also asked for
 
 
+@dataclass
+class CaptionArguments(ImageArguments):
+    """Where pictures with captions come from, and how they are read."""
+
+    caption_column: str | None = option(
+        None,
+        f"Column of the caption, or of a list of them: {COLUMN_HELP}; by default one of a usual "
+        "name (caption, captions, text …).",
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Add folders, in which there are no captions."""
+        if self.train_dir or self.validation_dir or self.test_dir:
+            yield (
+                "folders have classes and no captions: give tables with --train_file and "
+                "--validation_file"
+            )
+        yield from super().problems()
+
+
 PARALLEL_HELP = (
     ".csv, .tsv, .json, .jsonl or .parquet with both sides, two aligned text files (corpus.en "
     "corpus.de), a folder of MultiUN or OPUS Moses files, or tfds:NAME/CONFIG#SPLIT"
@@ -699,6 +719,7 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "translation": TranslationArguments,
     "classification": ClassificationArguments,
     "image_classification": ImageArguments,
+    "image_text": CaptionArguments,
 }
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hfseq.data import files
-from hfseq.data.arguments import SPLITS, ImageArguments
+from hfseq.data.arguments import SPLITS, CaptionArguments, ImageArguments
 from hfseq.data.classification import LABELS, Examples, LabelledSplits
 from hfseq.data.sources import load_named
 from hfseq.data.tables import Label, Table, column_number, read_table
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: Names of columns of pictures, and endings of their files.
 COLUMNS = ("image", "image_path", "path", "file_name", "file", "img", "picture")
+CAPTIONS = ("caption", "captions", "text", "sentence", "description", "label")
 ENDINGS = (
     *(".png", ".jpg", ".jpeg", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
     *(".pnm", ".tga", ".ico", ".jp2", ".avif"),
@@ -307,9 +308,13 @@ def load_image_processor(name: str | None, image_size: int | None, **options: An
 
 @dataclass
 class Pictures(Examples):
-    """The pictures of a split: ``first`` are their names, ``sources`` where they are."""
+    """The pictures of a split: ``first`` are their names, ``sources`` where they are.
+
+    ``captions`` are theirs, where they have some instead of labels.
+    """
 
     sources: Sequence[Source] = field(default_factory=list)
+    captions: Sequence[str] = ()
 
     def select(self, rows: np.ndarray) -> Pictures:
         """Return some of the pictures, by ascending row."""
@@ -317,6 +322,7 @@ class Pictures(Examples):
         return Pictures(
             kept.first, None, kept.labels, kept.tables, kept.parts, kept.rows,
             Selected(self.sources, np.asarray(rows)),
+            [self.captions[row] for row in rows] if self.captions else (),
         )  # fmt: skip
 
 
@@ -429,19 +435,43 @@ def of_tables(patterns: list[str], flag: str, split: str, arguments: ImageArgume
     names: list[str] = []
     labels: list[Label] = []
     sources: list[Source] = []
+    captions: list[str] = []
     origins: list[tuple[int, Table]] = []
     for file in files.expand(patterns, flag):
         table: Table = read_table(file, flag, arguments)  # type: ignore[arg-type]
         column = choose_column(table, "image_column", arguments.image_column, COLUMNS)
-        label = label_of(table, arguments, labelled=split != "test")
-        origins.append((len(names), table))
         base = str(PurePosixPath(file).parent) if "://" in file else str(Path(file).parent)
-        for name in table.texts(column):
+        found = table.texts(column)
+        if isinstance(arguments, CaptionArguments):
+            rows, texts = captions_of(table, table.columns, arguments)
+            captions += texts
+        else:
+            label = label_of(table, arguments, labelled=split != "test")
+            labels += table.labels(label, None) if label else [None] * len(table)
+            rows = list(range(len(table)))
+        origins.append((len(names), table))
+        for name in (found[row] for row in rows):
             whole = name if "://" in name or os.path.isabs(name) else f"{base}/{name}"
             names.append(name)
             sources.append(Source(whole))
-        labels += table.labels(label, None) if label else [None] * len(table)
-    return Pictures(names, None, labels, origins, {}, None, sources)
+    labels = labels or [None] * len(names)
+    return Pictures(names, None, labels, origins, {}, None, sources, captions)
+
+
+def captions_of(
+    table: Table, columns: Mapping[str, Sequence[Any]], arguments: CaptionArguments
+) -> tuple[list[int], list[str]]:
+    """Return a row for each caption, and the captions; a cell is one or a list of them."""
+    column = choose_column(table, "caption_column", arguments.caption_column, CAPTIONS)
+    rows: list[int] = []
+    texts: list[str] = []
+    for row, cell in enumerate(columns[column]):
+        listed = [cell] if isinstance(cell, str) else list(cell or ())
+        if not listed or not all(isinstance(text, str) and text.strip() for text in listed):
+            raise DataError(f"{table.place(row)} has no caption in the column '{column}'")
+        rows += [row] * len(listed)
+        texts += listed
+    return rows, texts
 
 
 def of_dataset(dataset: Any, origin: str, arguments: ImageArguments) -> Pictures:
@@ -455,12 +485,20 @@ def of_dataset(dataset: Any, origin: str, arguments: ImageArguments) -> Pictures
     column = choose_column(header, "image_column", chosen, COLUMNS)
     if isinstance(features.get(column), datasets.Image):
         dataset = dataset.cast_column(column, datasets.Image(decode=False))
+    sources: Sequence[Source] = Column(dataset, column, origin)
+    if isinstance(arguments, CaptionArguments):
+        whole = {n: dataset[n] for n in dataset.column_names if n != column}
+        rows, texts = captions_of(header, whole, arguments)
+        names, chosen_rows = [f"{origin} {row}" for row in rows], np.asarray(rows)
+        labels: list[Label] = [None] * len(rows)
+        return Pictures(
+            names, None, labels, [(0, header)], {}, None, Selected(sources, chosen_rows), texts
+        )
     label = label_of(header, arguments, labelled="split test" not in origin)
     classes = tuple(getattr(features.get(label or ""), "names", None) or ())
     cells = list(dataset[label]) if label else [None] * len(dataset)
     table = Table({"label": cells}, origin, classes=classes)
     names = [f"{origin} {row}" for row in range(len(dataset))]
-    sources = Column(dataset, column, origin)
     return Pictures(names, None, table.labels("label", None), [(0, table)], {}, None, sources)
 
 

@@ -10,24 +10,16 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.arguments import SPLITS, ImageArguments, TextArguments
+from hfseq.data.arguments import ImageArguments, TextArguments
 from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.classification import Labels, class_names, config_labels
-from hfseq.data.images import (
-    NAMED,
-    Decoder,
-    PictureRows,
-    Pictures,
-    load_image_processor,
-    load_pictures,
-    random_crops,
-    workers_of,
-)
-from hfseq.errors import DataError, UsageError
+from hfseq.data.images import PictureRows, Pictures, load_image_processor, load_pictures
+from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays, Batch, Loss, Params
 from hfseq.objectives.classification import Classification
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.metrics import Metric, load_metric
+from hfseq.objectives.pictures import ReadsPictures
 
 if TYPE_CHECKING:
     import jax
@@ -39,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class ImageClassification(Classification):
+class ImageClassification(ReadsPictures, Classification):
     """Cross-entropy of the class of each picture, and how many are right.
 
     Pictures are decoded while batches are made, by processes of their own; training cuts out a part
@@ -68,10 +60,7 @@ class ImageClassification(Classification):
                 raise UsageError(
                     f"--metrics f1 is of two classes and there are {len(names)}: use f1_macro"
                 )
-        self.decoder = Decoder(
-            self.tokenizer, workers_of(self.arguments), self.arguments.max_image_pixels
-        )
-        self.left_out: dict[str, dict[int, str]] = {}
+        self.open_decoder(self.tokenizer)
         self._numbers = {}
 
     @classmethod
@@ -102,21 +91,6 @@ class ImageClassification(Classification):
             config.label2id = {name: number for number, name in enumerate(names)}
         config.problem_type = "single_label_classification"
 
-    def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Refuse a model that cannot read what the processor makes."""
-        wanted, made = model.picture_shape(), self.decoder.shape
-        fits = wanted is None or wanted == made or (
-            model.any_picture_size and wanted[0] == made[0]
-        )  # fmt: skip
-        if not fits:
-            raise UsageError(
-                f"the model reads pictures of {wanted} (channels, height, width), and "
-                f"{type(self.tokenizer).__name__} makes {made}: give --image_size {wanted[1]}"
-                if wanted and wanted[0] == made[0]
-                else f"the model reads {wanted[0] if wanted else 0} channels and pictures have "
-                f"{made[0]}: give a configuration with num_channels={made[0]}"
-            )
-
     def choose_length(self, limit: int | None) -> int:
         """Return the places of a picture in the model: its patches and the first, or one."""
         patch = getattr(self.config, "patch_size", None)
@@ -143,43 +117,17 @@ class ImageClassification(Classification):
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Decode the pictures; those that cannot be read count for nothing."""
-        split = SPLITS[int(rows["split"][0])]
-        pictures = self.splits[split]
-        assert isinstance(pictures, Pictures)
-        numbers, valid = rows["pictures"], rows["valid"]
-        crops = None
-        if split == "train" and self.arguments.augment:
-            crops = random_crops(random.uniform(5))
-        sources = [pictures.sources[number] for number in numbers.tolist()]
-        decoded = self.decoder(sources, crops)
-        read = np.array([reason is None for reason in decoded.reasons])
-        for number, source, reason in zip(numbers.tolist(), sources, decoded.reasons, strict=True):
-            if reason is not None:
-                self._leave_out(split, number, source.name, reason)
-        if valid.any() and not read[valid].any() and valid.sum() > 1:
-            first = next(reason for reason in decoded.reasons if reason is not None)
-            raise DataError(
-                f"none of the {valid.sum()} pictures of a batch can be read, the first of them "
-                f"{sources[0].name}: {first}"
-            )
+        pixels, read = self.read(rows, random)
         labels = rows["labels"]
-        counts = read & valid & (labels != IGNORED)
+        counts = read & (labels != IGNORED)
         return {
-            "pixel_values": decoded.pixels, "labels": np.where(counts, labels, 0).astype(np.int32),
-            "counts": counts, "valid": valid,
+            "pixel_values": pixels, "labels": np.where(counts, labels, 0).astype(np.int32),
+            "counts": counts, "valid": rows["valid"],
         }  # fmt: skip
 
-    def _leave_out(self, split: str, number: int, name: str, reason: str) -> None:
-        """Name a picture that cannot be read, the first time."""
-        found = self.left_out.setdefault(split, {})
-        if number in found:
-            return
-        found[number] = reason
+    def missed(self, split: str, number: int) -> None:
+        """Have no label where there is no picture."""
         self._numbers[split][number] = IGNORED
-        if len(found) <= NAMED:
-            logger.warning("left out of %s: %s: %s", split, name, reason)
-        elif len(found) in (10, 100, 1000, 10_000, 100_000):
-            logger.warning("left out of %s so far: %d pictures", split, len(found))
 
     def loss(
         self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,

@@ -35,6 +35,7 @@ def register_objectives(register: Register) -> None:
     register("translation", "hfseq.objectives.translation:Translation")
     register("classification", "hfseq.objectives.classification:Classification")
     register("image_classification", "hfseq.objectives.image_classification:ImageClassification")
+    register("image_text", "hfseq.objectives.image_text:ImageText")
 
 
 @hookimpl

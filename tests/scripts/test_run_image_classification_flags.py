@@ -13,7 +13,12 @@ from hfseq.data.arguments import OBJECTIVES
 from hfseq.training.arguments import parse
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = ("scripts/run_image_classification_flax.py", "docs/image_classification.md")
+PLACES = {
+    "scripts/run_image_classification_flax.py": "image_classification",
+    "docs/image_classification.md": "image_classification",
+    "scripts/run_clip_flax.py": "image_text",
+    "docs/image_text.md": "image_text",
+}
 
 # Transformers 4.56, examples/flax/vision/README.md, as it was printed.
 REFERENCE = """
@@ -48,7 +53,7 @@ def test_every_flag_of_the_old_script_is_there():
 @pytest.mark.parametrize("place", PLACES)
 def test_commands_parse_as_they_are_documented(place):
     text = (ROOT / place).read_text(encoding="utf-8").replace("\\\n", " ")
-    commands = re.findall(r"python scripts/run_image_classification_flax.py (.*)", text)
+    commands = re.findall(r"python scripts/run_(?:image_classification|clip)_flax.py (.*)", text)
     assert commands
     for command in commands:
-        parse(shlex.split(command), objective="image_classification")
+        parse(shlex.split(command), objective=PLACES[place])

@@ -83,11 +83,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(classify):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes", [{"augment": True}, {"model_type": "resnet", "config_overrides": "embedding_size=8,"
-                "hidden_sizes=[8,16],depths=[1,1],layer_type=basic"}], ids=["vit", "resnet"]
-)  # fmt: skip
-def test_two_devices_take_the_steps_of_one(classify, changes):
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_two_devices_take_the_steps_of_one(kind, classify, tmp_path):
+    changes = {"augment": True}
+    if kind == "resnet":
+        from tests.support import models
+
+        models.resnet_config().save_pretrained(tmp_path / "config")
+        changes = {"model_type": None, "config_overrides": None}
+        changes |= {"config_name": tmp_path / "config"}
     one, two = (classify(f"on-{n}", devices=n, mesh=f"data={n}", **changes) for n in (1, 2))
     for step, loss in losses(one.folder).items():
         assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)

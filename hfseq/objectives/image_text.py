@@ -1,0 +1,163 @@
+"""Contrastive training on pictures and their captions (Radford et al., 2021, section 2.3)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq.data.arguments import CaptionArguments, TextArguments
+from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.images import PictureRows, Pictures, load_image_processor, load_pictures
+from hfseq.data.tokenizers import check_vocabulary
+from hfseq.errors import UsageError, first_line
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
+from hfseq.objectives.cross_entropy import cross_entropy
+from hfseq.objectives.pictures import ReadsPictures
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from hfseq.modeling import FlaxPreTrainedModel
+    from hfseq.plugins import Plugins
+
+logger = logging.getLogger(__name__)
+
+
+class PictureAndTextProcessor:
+    """An image processor and a tokenizer, which a model's folder has beside each other."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any):
+        self.image_processor, self.tokenizer = image_processor, tokenizer
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write both into ``folder``, for ``AutoImageProcessor`` and ``AutoTokenizer``."""
+        self.image_processor.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+class CaptionRows(PictureRows):
+    """Row i is picture i, whose number it holds, and the tokens of its caption."""
+
+    def __init__(self, pictures: Pictures, tokenizer: Any, length: int, split: str):
+        super().__init__(pictures, np.zeros(len(pictures), np.int32), length, split)
+        encoded = tokenizer(
+            list(pictures.captions), padding="max_length", truncation=True, max_length=length,
+            return_tensors="np",
+        )  # fmt: skip
+        self.ids, self.mask = (
+            encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask")
+        )
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Return the numbers of these rows, and their tokens."""
+        rows = super().fetch(indices, width)
+        return rows | {"input_ids": self.ids[indices], "segment_ids": self.mask[indices]}
+
+
+class ImageText(ReadsPictures, Objective):
+    """Each picture of the global batch has to find its caption, and each caption its picture.
+
+    The loss is the mean of both, over all devices; a micro-batch of ``--gradient_accumulation``
+    compares what is in it alone. Accuracy is how many captions find their picture in the batch, so
+    it belongs to the size of the batch.
+    """
+
+    name = "image_text"
+    data_arguments = CaptionArguments
+    auto_class = "Model"
+    sums = ("correct",)
+    streams = False
+    default_length = 77
+
+    arguments: CaptionArguments
+
+    def setup(self) -> None:
+        """Find the pictures."""
+        self.splits = load_pictures(self.arguments)
+        self.both = self.tokenizer
+        self.open_decoder(self.both.image_processor)
+        self.tokenizer = self.both.tokenizer
+
+    @classmethod
+    def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
+        """Load the image processor and the tokenizer that lie beside the model."""
+        from transformers import AutoTokenizer
+
+        if name is None:
+            raise UsageError(
+                "no model: give --model_name_or_path, a folder with both encoders, an image "
+                "processor and a tokenizer (docs/image_text.md makes one of two checkpoints)"
+            )
+        assert isinstance(arguments, CaptionArguments)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
+            raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
+        options.pop("trust_remote_code", None)
+        pictures = load_image_processor(name, arguments.image_size, **options)
+        return PictureAndTextProcessor(pictures, tokenizer)
+
+    @classmethod
+    def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
+        """Refuse a model that does not compare pictures and texts, and another's tokenizer."""
+        text = getattr(config, "text_config", None)
+        if text is None or getattr(config, "vision_config", None) is None:
+            raise UsageError(
+                f"'{config.model_type}' is not a pair of encoders: give a CLIP or a "
+                "vision-text-dual-encoder"
+            )
+        check_vocabulary(tokenizer.tokenizer, text)
+
+    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
+        """Return the pictures, which were found already."""
+        return self.splits
+
+    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+        """Tokenise the captions of a split."""
+        rows = CaptionRows(splits[split], self.tokenizer, length, split)
+        logger.info("%s: %d pictures with captions", split, len(rows))
+        return rows, {"documents": len(rows), "tokens": int(rows.mask.sum())}
+
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
+        """Decode the pictures; a pair without one counts for nothing."""
+        pixels, counts = self.read(rows, random)
+        return {
+            "input_ids": rows["input_ids"], "attention_mask": rows["segment_ids"],
+            "pixel_values": pixels, "counts": counts,
+        }  # fmt: skip
+
+    def loss(
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None = None,
+    ) -> Loss:  # fmt: skip
+        """Sum the loss over pairs, compared with all pairs of the batch that count."""
+        output, changed = model(
+            batch["input_ids"], pixel_values=batch["pixel_values"],
+            attention_mask=batch["attention_mask"], params=params, dropout_rng=rngs, train=train,
+            extra=model.extra if extra is None else extra,
+        )  # fmt: skip
+        counts = batch["counts"]
+        # What does not count is nobody's answer.
+        logits = jnp.where(counts[None], output.logits_per_text.astype(jnp.float32), -1e9)
+        back = jnp.where(counts[None], output.logits_per_image.astype(jnp.float32), -1e9)
+        targets = jnp.where(counts, jnp.arange(len(logits)), IGNORED)
+        texts, _, right = cross_entropy(logits, targets)
+        pictures, _, _ = cross_entropy(back, targets)
+        return (
+            (texts + pictures) / 2,
+            counts.sum(),
+            {"extra": changed, "totals": {"correct": right}},
+        )
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Return the loss and the accuracy, and how many pictures could not be read."""
+        metrics = super().metrics(totals)
+        metrics.pop("perplexity", None)
+        missed = len(self.left_out.get("validation", ()))
+        return metrics | ({"left_out": float(missed)} if missed else {})

@@ -1,0 +1,126 @@
+"""Contrastive runs on pictures with captions."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hfseq.errors import UsageError
+from tests.support.models import same
+from tests.support.pictures import bad_pictures, draw_digits
+from tests.training.conftest import losses
+from tests.training.test_loop import stop_at
+
+pytest.importorskip("PIL")
+NAMES = ("zero", "one", "two", "three")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Digits with captions, and a pair of small encoders with what they need."""
+    from transformers import BertConfig, ViTConfig, ViTImageProcessorPil
+
+    from hfseq import FlaxBertModel, FlaxVisionTextDualEncoderModel, FlaxViTModel
+    from hfseq.data.tokenizers import train_tokenizer
+
+    path = tmp_path_factory.mktemp("captioned")
+    texts = [f"the number {name}" for name in NAMES]
+    tables = {"train": 24, "validation": 3}
+    for seed, (split, count) in enumerate(tables.items()):
+        draw_digits(path / split, count, seed)
+        rows = [
+            {"image_path": f"{split}/{n}/{i}.png", "captions": [texts[n]]}
+            for i in range(count)
+            for n in range(4)
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (path / f"{split}.jsonl").write_text(lines)
+    tokenizer = train_tokenizer(
+        texts, "bert", vocab_size=200, output_dir=path / "pair", min_frequency=1
+    )
+    del tokenizer
+    from transformers import AutoTokenizer
+
+    words = len(AutoTokenizer.from_pretrained(path / "pair"))
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+             "num_attention_heads": 4, "initializer_range": 0.1}  # fmt: skip
+    model = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained(
+        vision_model=FlaxViTModel(ViTConfig(image_size=32, patch_size=8, **sizes)),
+        text_model=FlaxBertModel(BertConfig(vocab_size=words, **sizes)), projection_dim=16,
+    )  # fmt: skip
+    model.save_pretrained(path / "pair")
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(path / "pair")
+    return path
+
+
+@pytest.fixture
+def contrast(folder, tmp_path):
+    """Train in this process; keywords add or replace flags, None takes one away."""
+
+    def run(output="run", devices=1, callbacks=(), **changes):
+        from tests.support import runs
+
+        values = {
+            "output_dir": tmp_path / output, "model_name_or_path": folder / "pair",
+            "train_file": folder / "train.jsonl", "validation_file": folder / "validation.jsonl",
+            "image_column": "image_path", "max_seq_length": 8, "augment": False,
+            "decode_workers": 0, "global_batch_size": 8, "per_device_eval_batch_size": 4,
+            "learning_rate": 2e-3, "max_steps": 3, "logging_steps": 1, "report_to": "jsonl",
+            "compilation_cache_dir": "none",
+        } | changes  # fmt: skip
+        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
+        return runs.train(flags, "image_text", devices, callbacks)
+
+    return run
+
+
+def test_a_step_is_taken_and_broken_pictures_count_for_nothing(contrast, folder, tmp_path):
+    bad_pictures(folder / "bad")
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()][:6]
+    rows += [{"image_path": f"bad/{name}", "captions": ["the number two", "two"]}
+             for name in ("text.png", "deep.png")]  # fmt: skip
+    (folder / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mixed = {"train_file": folder / "mixed.jsonl", "validation_file": folder / "mixed.jsonl"}
+    loop = contrast(max_steps=1, **mixed, per_device_eval_batch_size=10)
+    assert loop.metrics["eval_left_out"] == 4 and np.isfinite(loop.metrics["eval_loss"])
+    assert loop.metrics["eval_loss"] < 2 * np.log(6)
+
+
+@pytest.mark.slow
+def test_a_run_learns_and_leaves_what_both_worlds_load(contrast):
+    loop = contrast(max_steps=150, logging_steps=25, learning_rate=3e-3, warmup_steps=10)
+    # Rows of the table go round the digits: four in a batch of evaluation are all different.
+    assert loop.metrics["eval_accuracy"] > 0.6
+    seen = losses(loop.folder)
+    assert seen[150] < 0.8 * seen[1]
+    pytest.importorskip("torch")
+    from transformers import AutoImageProcessor, AutoTokenizer, VisionTextDualEncoderModel
+
+    assert VisionTextDualEncoderModel.from_pretrained(loop.folder).config.projection_dim == 16
+    assert AutoImageProcessor.from_pretrained(loop.folder, backend="pil").size["height"] == 32
+    assert AutoTokenizer.from_pretrained(loop.folder)("the number two")["input_ids"]
+
+
+@pytest.mark.slow
+def test_the_loss_is_over_the_batch_of_all_devices(contrast):
+    one, two = (contrast(f"on-{n}", devices=n, mesh=f"data={n}") for n in (1, 2))
+    for step, loss in losses(one.folder).items():
+        assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_to_the_bit(contrast):
+    whole = contrast("whole", augment=True, save_steps=2, max_steps=4)
+    with pytest.raises(SystemExit):
+        contrast("parts", augment=True, save_steps=2, max_steps=4, callbacks=[stop_at(3)])
+    again = contrast("parts", augment=True, save_steps=2, max_steps=4)
+    assert again.began == 3 and same(whole.state.params, again.state.params)
+
+
+def test_what_is_no_pair_is_told(contrast, folder, tmp_path):
+    with pytest.raises(UsageError, match="folders have classes and no captions"):
+        contrast(train_file=None, train_dir=folder / "train")
+    with pytest.raises(UsageError, match="no model: give --model_name_or_path"):
+        contrast(model_name_or_path=None, model_type="clip")
