@@ -54,6 +54,9 @@ class Family:
     singles: str = ""
 
 
+# Not here: bloom, whose ALiBi is a bias of each key alone (cuDNN takes it, and has pairs; with
+# dropout it is explicit); longt5 and big_bird's blocks, whose attention is local by itself; gpt_neo,
+# whose layers are no flag.
 FAMILIES = {
     "roberta": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
     "bert": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
@@ -62,6 +65,22 @@ FAMILIES = {
         "n_embd=256,n_layer=1,n_head=4,n_positions=512,vocab_size=1024", 1, "attn_pdrop"
     ),
     "llama": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
+    "mistral": Family(f"{_DECODER},head_dim=64,sliding_window=128", 1, "attention_dropout"),
+    "gemma": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
+    "opt": Family(
+        "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,ffn_dim=512,vocab_size=1024,"
+        "word_embed_proj_dim=256,max_position_embeddings=512", 1, "attention_dropout",
+    ),
+    "distilbert": Family(
+        "dim=256,n_layers=1,n_heads=4,hidden_dim=512,vocab_size=1024,max_position_embeddings=512",
+        1, "attention_dropout",
+    ),
+    "electra": Family(f"{_ENCODER},embedding_size=128", 1, "attention_probs_dropout_prob"),
+    "albert": Family(f"{_ENCODER},embedding_size=128", 1, "attention_probs_dropout_prob"),
+    "roformer": Family(f"{_ENCODER},embedding_size=128", 1, "attention_probs_dropout_prob"),
+    "big_bird": Family(
+        f"{_ENCODER},attention_type=original_full", 1, "attention_probs_dropout_prob"
+    ),
     "gptj": Family(
         "n_embd=256,n_layer=1,n_head=4,n_positions=512,vocab_size=1024,rotary_dim=32", 1,
         "attn_pdrop",

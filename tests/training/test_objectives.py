@@ -116,7 +116,7 @@ def test_training_learns_and_pytorch_gives_the_same_logits(train, objective):
     config = json.loads((loop.folder / "config.json").read_text())
     theirs = getattr(transformers, config["architectures"][0]).from_pretrained(loop.folder).eval()
     ids = np.arange(5, 25, dtype=np.int32)[None]
-    paired = loop.run.config.is_encoder_decoder
+    paired = loop.run.model.config.is_encoder_decoder
     targets = {"decoder_input_ids": ids[:, ::-1]} if paired else {}
     given = {"input_ids": ids} | targets
     found = loop.run.model(**given, params=loop.state.params)[0]
