@@ -87,6 +87,15 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "config_overrides": _BERT, "freeze": "embeddings/", "weight_decay": 0.01,
         "weight_decay_mode": "absolute",
     }),
+    "image_classification": ("image_classification", {
+        "model_type": "vit", "train_file": None, "validation_file": None,
+        "train_dir": f"{DATA}/pictures", "image_size": 8, "decode_workers": 0,
+        "config_overrides": f"{_BERT},patch_size=4", "optim": "nadamw",
+    }),
+    "image_text": ("image_text", {
+        "model_name_or_path": f"{DATA}/pair", "train_file": f"{DATA}/captions.jsonl",
+        "validation_file": None, "max_seq_length": 8, "decode_workers": 0,
+    }),
     "fp8": ("mlm", _MLM | {
         "precision": "fp8_delayed", "fp8_amax_history_length": 4,
         "gradient_accumulation_steps": 2,
@@ -222,6 +231,8 @@ def write(target: Path) -> None:
     """Write data, tokenizers and every run of RUNS that is not there yet."""
     if not (target / "data").exists():
         write_data(target / "data")
+    if not (target / "data" / "pictures").exists():
+        write_pictures(target / "data")
     for name, (objective, own) in RUNS.items():
         if not (target / name).exists():
             with tempfile.TemporaryDirectory() as temporary:
@@ -279,6 +290,36 @@ def write_data(folder: Path) -> None:
     for family, kept in (("roberta", texts), ("t5", texts), ("marian", both), ("bert", texts)):
         train_tokenizer(kept, family, vocab_size=300, output_dir=folder / family, min_frequency=1)
     train_tokenizer([], "vq_transformer", "bytes", output_dir=folder / "bytes")
+
+
+def write_pictures(folder: Path) -> None:
+    """Write pictures in two classes, captions, and a pair of encoders that reads both."""
+    from PIL import Image
+    from transformers import BertConfig, ViTConfig, ViTImageProcessorPil
+
+    from hfseq import FlaxBertModel, FlaxVisionTextDualEncoderModel, FlaxViTModel
+
+    draw, rows = np.random.default_rng(0), []
+    for name, low in (("dark", 0), ("light", 160)):
+        (folder / "pictures" / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = draw.integers(low, low + 96, (8, 8, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / "pictures" / name / f"{number}.png")
+            rows.append({"image": f"pictures/{name}/{number}.png", "caption": f"all {name} there"})
+    (folder / "captions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    sizes: dict[str, Any] = {
+        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    }  # fmt: skip
+    model = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained(
+        vision_model=FlaxViTModel(ViTConfig(image_size=8, patch_size=4, **sizes)),
+        text_model=FlaxBertModel(
+            BertConfig(vocab_size=300, max_position_embeddings=24, **sizes), seed=1
+        ),
+        projection_dim=8,
+    )
+    shutil.copytree(folder / "bert", folder / "pair")
+    model.save_pretrained(folder / "pair")
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(folder / "pair")
 
 
 if __name__ == "__main__":

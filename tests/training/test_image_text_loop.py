@@ -20,7 +20,7 @@ NAMES = ("zero", "one", "two", "three")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Digits with captions, and a pair of small encoders with what they need."""
-    from transformers import BertConfig, ViTConfig, ViTImageProcessorPil
+    from transformers import AutoTokenizer, BertConfig, ViTConfig, ViTImageProcessorPil
 
     from hfseq import FlaxBertModel, FlaxVisionTextDualEncoderModel, FlaxViTModel
     from hfseq.data.tokenizers import train_tokenizer
@@ -37,15 +37,11 @@ def folder(tmp_path_factory):
         ]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (path / f"{split}.jsonl").write_text(lines)
-    tokenizer = train_tokenizer(
-        texts, "bert", vocab_size=200, output_dir=path / "pair", min_frequency=1
-    )
-    del tokenizer
-    from transformers import AutoTokenizer
-
+    train_tokenizer(texts, "bert", vocab_size=200, output_dir=path / "pair", min_frequency=1)
     words = len(AutoTokenizer.from_pretrained(path / "pair"))
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
-             "num_attention_heads": 4, "initializer_range": 0.1}  # fmt: skip
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "initializer_range": 0.1, "hidden_dropout_prob": 0.0,
+             "attention_probs_dropout_prob": 0.0}  # fmt: skip
     model = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained(
         vision_model=FlaxViTModel(ViTConfig(image_size=32, patch_size=8, **sizes)),
         text_model=FlaxBertModel(BertConfig(vocab_size=words, **sizes)), projection_dim=16,
@@ -90,11 +86,11 @@ def test_a_step_is_taken_and_broken_pictures_count_for_nothing(contrast, folder,
 
 @pytest.mark.slow
 def test_a_run_learns_and_leaves_what_both_worlds_load(contrast):
-    loop = contrast(max_steps=150, logging_steps=25, learning_rate=3e-3, warmup_steps=10)
+    loop = contrast(max_steps=300, logging_steps=50, learning_rate=1e-3, warmup_steps=20)
     # Rows of the table go round the digits: four in a batch of evaluation are all different.
-    assert loop.metrics["eval_accuracy"] > 0.6
+    assert loop.metrics["eval_accuracy"] > 0.9
     seen = losses(loop.folder)
-    assert seen[150] < 0.8 * seen[1]
+    assert seen[300] < 0.6 * seen[1]
     pytest.importorskip("torch")
     from transformers import AutoImageProcessor, AutoTokenizer, VisionTextDualEncoderModel
 
@@ -105,7 +101,9 @@ def test_a_run_learns_and_leaves_what_both_worlds_load(contrast):
 
 @pytest.mark.slow
 def test_the_loss_is_over_the_batch_of_all_devices(contrast):
-    one, two = (contrast(f"on-{n}", devices=n, mesh=f"data={n}") for n in (1, 2))
+    # Adam would make steps of what rounding leaves of a zero gradient, such as that of keys' biases.
+    plain = {"optim": "sgd", "learning_rate": 0.1}
+    one, two = (contrast(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
     for step, loss in losses(one.folder).items():
         assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
 

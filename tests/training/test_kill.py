@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
 
+from tests.support import stored_runs
 from tests.training.conftest import losses
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -45,6 +47,8 @@ RUNS = {
     "denoising": ("run_bart_dlm_flax.py", "denoising", {}, 8),
     "translation": ("run_translation_flax.py", "translation", {}, 8),
     "classification": ("run_classification_flax.py", "mlm", {"train_file": "labelled"}, 8),
+    "image_classification": ("run_image_classification_flax.py", "mlm", {}, 4),
+    "image_text": ("run_clip_flax.py", "mlm", {}, 4),
 }
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name != "mlm"]
 
@@ -58,6 +62,18 @@ def labelled(corpus):
     return corpus / "labelled.tsv"
 
 
+def on_pictures(name: str) -> dict[str, Any]:
+    """The flags of a stored run on pictures, in place of those on text."""
+    none = ("model_type", "tokenizer_name", "train_file", "validation_file", "max_seq_length")
+    own = stored_runs.RUNS[name][1]
+    given = {
+        flag: value.replace(stored_runs.DATA, str(stored_runs.STORED / "data"))
+        if isinstance(value, str) else value
+        for flag, value in own.items()
+    }  # fmt: skip
+    return {**dict.fromkeys((*none, "config_overrides")), **given, "global_batch_size": 8}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlm", *SLOW])
 def test_kills_at_random_moments_change_nothing(flags, labelled, tmp_path, name):
@@ -66,6 +82,8 @@ def test_kills_at_random_moments_change_nothing(flags, labelled, tmp_path, name)
     options |= {"objective": objective, **own}
     if own.get("train_file"):
         options |= {"train_file": labelled, "validation_file": labelled}
+    if name.startswith("image"):
+        options |= on_pictures(name)
     whole = start(flags("whole", **options), script)
     output, _ = whole.communicate(timeout=900)
     assert whole.returncode == 0, output
