@@ -101,7 +101,7 @@ def test_a_run_learns_and_leaves_what_both_worlds_load(contrast):
 
 @pytest.mark.slow
 def test_the_loss_is_over_the_batch_of_all_devices(contrast):
-    # Adam would make steps of what rounding leaves of a zero gradient, such as that of keys' biases.
+    # Adam makes steps of what rounding leaves of a zero gradient, such as that of keys' biases.
     plain = {"optim": "sgd", "learning_rate": 0.1}
     one, two = (contrast(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
     for step, loss in losses(one.folder).items():
