@@ -374,9 +374,11 @@ def vision_text_dual_encoder_config(**changes: Any) -> Any:
     from transformers import VisionTextDualEncoderConfig
 
     text, vision = bert_config(**changes), vit_config(**changes)
+    # A small scale: sines of logits that are as large as CLIP's magnify rounding.
     return VisionTextDualEncoderConfig(
-        text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=24
-    )
+        text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=24,
+        logit_scale_init_value=1.0,
+    )  # fmt: skip
 
 
 def wav2vec2_config(**changes: Any) -> Any:

@@ -129,7 +129,7 @@ def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
         given["input_features"] = models.spectrograms(ROWS)
     if task == "ForMultipleChoice":
         return {key: np.stack([value, value], 1) for key, value in given.items()}
-    if model.takes("decoder_input_ids") and task != "ForCausalLM":
+    if model.reads("decoder_input_ids") and task != "ForCausalLM":
         given |= {"decoder_input_ids": ids[:, ::-1].copy()}
     return given
 

@@ -205,8 +205,14 @@ class ImageClassification(nnx.Module):
         self.beit = Beit(config, rngs)
         self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)
 
-    def __call__(self, pixel_values, bool_masked_pos=None, *, rngs=None, **asked):
-        encoded = self.beit(pixel_values, bool_masked_pos, rngs=rngs, **asked)
+    def __call__(
+        self, pixel_values, bool_masked_pos=None, *, rngs=None, output_attentions=False,
+        output_hidden_states=False,
+    ):  # fmt: skip
+        encoded = self.beit(
+            pixel_values, bool_masked_pos, rngs=rngs, output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )  # fmt: skip
         logits = self.classifier(encoded.pooler_output)
         return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
 
@@ -219,8 +225,14 @@ class MaskedImageModeling(nnx.Module):
         self.layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.lm_head = dense(config, config.hidden_size, config.vocab_size, rngs)
 
-    def __call__(self, pixel_values, bool_masked_pos=None, *, rngs=None, **asked):
-        encoded = self.beit(pixel_values, bool_masked_pos, rngs=rngs, **asked)
+    def __call__(
+        self, pixel_values, bool_masked_pos=None, *, rngs=None, output_attentions=False,
+        output_hidden_states=False,
+    ):  # fmt: skip
+        encoded = self.beit(
+            pixel_values, bool_masked_pos, rngs=rngs, output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )  # fmt: skip
         logits = self.lm_head(self.layernorm(encoded.last_hidden_state)[:, 1:])
         return out.FlaxMaskedLMOutput(logits, encoded.hidden_states, encoded.attentions)
 

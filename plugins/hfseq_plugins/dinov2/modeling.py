@@ -150,8 +150,14 @@ class ImageClassification(nnx.Module):
         self.dinov2 = Dinov2(config, rngs)
         self.classifier = dense(config, 2 * config.hidden_size, config.num_labels, rngs)
 
-    def __call__(self, pixel_values, *, rngs=None, **asked):
-        encoded = self.dinov2(pixel_values, rngs=rngs, **asked)
+    def __call__(
+        self, pixel_values, bool_masked_pos=None, *, rngs=None, output_attentions=False,
+        output_hidden_states=False,
+    ):  # fmt: skip
+        encoded = self.dinov2(
+            pixel_values, bool_masked_pos, rngs=rngs, output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )  # fmt: skip
         patches = encoded.last_hidden_state[:, 1:].mean(1)
         logits = self.classifier(jnp.concatenate([encoded.pooler_output, patches], -1))
         return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
