@@ -55,8 +55,8 @@ class Family:
 
 
 # Not here: bloom, whose ALiBi is a bias of each key alone (cuDNN takes it, and has pairs; with
-# dropout it is explicit); longt5 and big_bird's blocks, whose attention is local by itself; gpt_neo,
-# whose layers are no flag.
+# dropout it is explicit); longt5, whose attention is local by itself; gpt_neo, whose kinds of
+# layers are no flag; models of pictures and sound, which the loop's batches of text do not fit.
 FAMILIES = {
     "roberta": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
     "bert": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
