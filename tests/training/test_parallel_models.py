@@ -27,8 +27,8 @@ SPLIT_LENGTH = ("data=4,tensor=2", "data=2,tensor=2,sequence=2", "tensor=8")
 TOGETHER = {
     "clip": ("(24, 8)",),  # every text of the batch meets every picture
     "dinov2": ("(1, 10, 32)",),  # the gradient of the places, where the length was split
-    # The blocks of queries and of their neighbours' keys, whose heads XLA brings together: a miss, as
-    # large as a few activations of one layer.
+    # The blocks of queries and of their neighbours' keys, whose heads XLA brings together: a miss,
+    # as large as a few activations of one layer.
     "longt5": ("4, 8, 4)", "12, 4, 8)"),
     "vision-text-dual-encoder": ("(24, 8)", "(1, 10, 32)"),  # likewise
     "vit": ("(1, 10, 32)",),  # likewise
