@@ -363,7 +363,7 @@ def _read_pair(
         if mask is not None:
             mask = as_mask("attention_mask", mask, ids, traced)
         others = {name: inputs.pop(name) for name in [*inputs] if not name.startswith("decoder_")}
-        length, limit = ids.shape[1], model.max_length()
+        length, limit = ids.shape[1], model.max_source_length()
         if limit is not None and length > limit:
             raise UsageError(
                 f"generate: input_ids has {length} tokens, but the model has only {limit} "

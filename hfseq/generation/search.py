@@ -151,6 +151,9 @@ class GenerativeModel(Protocol):
     def max_length(self) -> int | None:
         """Return the number of positions, if there is a limit."""
 
+    def max_source_length(self) -> int | None:
+        """Return the number of positions of an encoder, if there is a limit."""
+
     def vocabulary(self, name: str = "input_ids") -> int:
         """Return the number of tokens that inputs of this name may hold."""
 

@@ -280,6 +280,10 @@ class FlaxModel(FlaxGenerationMixin):
         """The longest sequence that the position table allows; ``None`` where nothing limits it."""
         return getattr(self.text_config, self.position_table or "max_position_embeddings", None)
 
+    def max_source_length(self) -> int | None:
+        """The longest input of the encoder, where there is one."""
+        return self.max_length()
+
     def _has_position_table(self) -> bool:
         """Tell whether an embedding has as many rows as the configuration has positions.
 

@@ -120,6 +120,11 @@ class FlaxRobertaPreTrainedModel(bert.FlaxBertPreTrainedModel):
         "lm_head.decoder.bias": "lm_head.bias",
     }
 
+    @property
+    def first_position(self) -> int:
+        """The place of the first token in the table."""
+        return self.config.pad_token_id + 1
+
     def max_length(self) -> int:
         """The position table holds ``pad_token_id + 1`` places that no token uses."""
         return self.config.max_position_embeddings - self.config.pad_token_id - 1

@@ -1,0 +1,28 @@
+"""Warm-started encoder-decoders (Rothe et al., 2020, https://arxiv.org/abs/1907.12461)."""
+
+from __future__ import annotations
+
+from hfseq import hookimpl
+
+CITATION = """\
+@article{rothe2020leveraging,
+  title = {Leveraging Pre-trained Checkpoints for Sequence Generation Tasks},
+  author = {Rothe, Sascha and Narayan, Shashi and Severyn, Aliaksei},
+  journal = {Transactions of the Association for Computational Linguistics},
+  volume = {8},
+  year = {2020},
+  url = {https://arxiv.org/abs/1907.12461}
+}"""
+
+
+@hookimpl
+def register_architectures(register):
+    """Add the pair of an encoder and a decoder of text that Transformers 4 had in Flax."""
+    register(
+        "encoder-decoder",
+        config="transformers:EncoderDecoderConfig",
+        heads={"ForSeq2SeqLM": "hfseq_plugins.encoder_decoder.modeling:FlaxEncoderDecoderModel"},
+        sharding="hfseq_plugins.encoder_decoder.sharding:RULES",
+        card="An encoder and a decoder of text, from two checkpoints (Rothe et al., 2020).",
+        citation=CITATION,
+    )

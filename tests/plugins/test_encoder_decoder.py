@@ -1,0 +1,170 @@
+"""Pairs of an encoder and a decoder: the battery, files of PyTorch, generation, misfits."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import hfseq
+from hfseq.nn import trees
+from hfseq.testing import check_architecture
+from tests.support import models
+from tests.support.models import close, same
+from tests.support.tiers import CHECKS, first
+
+KINDS = {
+    "encoder-decoder": "EncoderDecoder",
+    "vision-encoder-decoder": "VisionEncoderDecoder",
+    "speech-encoder-decoder": "SpeechEncoderDecoder",
+}
+#: The kind, the encoder, the decoder, and what is changed of either.
+PAIRS = {
+    "bert-bert": ("encoder-decoder", "bert", "bert", {}, {}),
+    "bert-gpt2": ("encoder-decoder", "bert", "gpt2", {"hidden_size": 24}, {}),
+    "roberta-roberta": ("encoder-decoder", "roberta", "roberta", {}, {"hidden_size": 24}),
+    "bert-bart": ("encoder-decoder", "bert", "bart", {"hidden_size": 24}, {}),
+    "vit-gpt2": ("vision-encoder-decoder", "vit", "gpt2", {"hidden_size": 24}, {}),
+    "vit-bert": ("vision-encoder-decoder", "vit", "bert", {}, {}),
+    "dinov2-gpt2": ("vision-encoder-decoder", "dinov2", "gpt2", {}, {}),
+    "wav2vec2-gpt2": ("speech-encoder-decoder", "wav2vec2", "gpt2", {"hidden_size": 24}, {}),
+    "wav2vec2-bart": ("speech-encoder-decoder", "wav2vec2", "bart", {"add_adapter": True}, {}),
+}  # fmt: skip
+TOKENS = {"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": 2}
+
+
+def pair(name, **changes):
+    """The configuration of a pair."""
+    import transformers
+
+    kind, encoder, decoder, encoders, decoders = PAIRS[name]
+    one, other = (
+        getattr(models, f"{part}_config")(**{**own, **changes})
+        for part, own in ((encoder, encoders), (decoder, decoders))
+    )
+    make = getattr(transformers, f"{KINDS[kind]}Config").from_encoder_decoder_configs
+    return kind, make(one, other, **TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("name", "checks"),
+    first([("vit-gpt2", CHECKS), *((name, None) for name in PAIRS)], ("vit-gpt2", CHECKS)),
+)
+def test_battery(name, checks):
+    kind, config = pair(name)
+    zero = (r"(key|k_proj)/bias$", r"^encoder/pooler/", r"c_attn/bias$")
+    check_architecture(kind, config, checks=checks, zero_gradients=zero)
+
+
+def model_of(name, **changes):
+    kind, config = pair(name, **changes)
+    model = getattr(hfseq, f"Flax{KINDS[kind]}Model")(config)
+    random = np.random.default_rng(3)
+    model.params = jax.tree.map(
+        lambda leaf: leaf + 0.2 * random.normal(size=leaf.shape).astype(np.float32), model.params
+    )
+    return model
+
+
+def given_to(model, rows=3, seed=0):
+    """What the encoder reads, padded where it may be."""
+    if model.main_input_name == "pixel_values":
+        return {"pixel_values": models.pictures(rows, seed=seed)}
+    if model.main_input_name == "inputs":
+        mask = (np.arange(90) < [[90], [60], [75]][:rows]).astype(np.int32)
+        return {"inputs": models.sounds(rows, seed=seed) * mask, "attention_mask": mask}
+    mask = (np.arange(12) < [[12], [7], [9]][:rows]).astype(np.int32)
+    pad = model.config.encoder.pad_token_id or 0
+    return {"input_ids": np.where(mask, models.ids(rows, seed=seed), pad), "attention_mask": mask}
+
+
+def twin(model, folder):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    model.save_pretrained(folder)
+    return getattr(transformers, model.torch_class_name()).from_pretrained(folder).eval()
+
+
+def as_torch(given):
+    import torch
+
+    kinds = {np.dtype("float64"): torch.float32}
+    return {n: torch.tensor(v, dtype=kinds.get(v.dtype)) for n, v in given.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_is_written_is_token_for_token_what_pytorch_writes(name, search, tmp_path):
+    model = model_of(name)
+    theirs = twin(model, tmp_path)
+    options = {"max_new_tokens": 12, "do_sample": False, **search}
+    for seed in range(4):
+        given = given_to(model, seed=seed)
+        found = np.asarray(model.generate(**given, **options).sequences)
+        right = theirs.generate(**as_torch(given), **options).numpy()
+        assert np.array_equal(found[:, : right.shape[1]], right), seed
+        assert (found[:, right.shape[1] :] == 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAIRS)
+def test_files_of_pytorch_load_and_are_saved_as_they_were(name, tmp_path, caplog):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    from safetensors.numpy import load_file
+
+    kind, config = pair(name)
+    theirs = getattr(transformers, f"{KINDS[kind]}Model")(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = getattr(hfseq, f"Flax{KINDS[kind]}Model").from_pretrained(tmp_path / "theirs")
+    model.save_pretrained(tmp_path / "ours")
+    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert not caplog.records
+    given = given_to(model)
+    ids = models.ids(3, 6)
+    right = theirs(**as_torch(given), decoder_input_ids=as_torch({"": ids})[""].long())
+    assert close(model(**given, decoder_input_ids=ids).logits, right.logits.detach(), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["bert-bert", "bert-gpt2", "bert-bart", "vit-gpt2", "wav2vec2-bart"]
+)
+def test_two_checkpoints_become_one_model(name, tmp_path):
+    kind, encoder, decoder, encoders, decoders = PAIRS[name]
+    cls = getattr(hfseq, f"Flax{KINDS[kind]}Model")
+    parts = {}
+    for side, part, own, auto in (
+        ("encoder", encoder, encoders, hfseq.FlaxAutoModel),
+        ("decoder", decoder, decoders, hfseq.FlaxAutoModelForCausalLM),
+    ):
+        config = getattr(models, f"{part}_config")(**own)
+        parts[side] = auto.from_config(config)
+        parts[side].save_pretrained(tmp_path / side)
+    model = cls.from_encoder_decoder_pretrained(
+        tmp_path / "encoder", tmp_path / "decoder", decoder_start_token_id=1, pad_token_id=0
+    )
+    assert same(model.params["encoder"], parts["encoder"].params)
+    ours, theirs = (
+        {path: leaf for path, leaf in trees.flatten(tree).items()}
+        for tree in (model.params["decoder"], parts["decoder"].params)
+    )
+    new = ours.keys() - theirs.keys()
+    assert theirs.keys() <= ours.keys()
+    assert all("cross" in "/".join(path) for path in new)
+    assert all(np.array_equal(ours[path], theirs[path]) for path in theirs)
+    assert model.generate(**given_to(model), max_new_tokens=4, decoder_start_token_id=1)
+    given = cls.from_encoder_decoder_pretrained(
+        encoder_model=parts["encoder"], decoder_model=model_part(model), seed=3
+    )
+    assert same(given.params["decoder"], model.params["decoder"])
+
+
+def model_part(model):
+    """The decoder of a pair with its parameters."""
+    part = type(model.parts["decoder"])(model.config.decoder)
+    part.params = model.params["decoder"]
+    return part
