@@ -254,7 +254,7 @@ def _tasks(spec: Any) -> dict[type, list[str]]:
     tasks: dict[type, list[str]] = {}
     for task in spec.heads:
         tasks.setdefault(spec.load_head(task), []).append(task)
-    home = vars(sys.modules[spec.load_head("Model").__module__])
+    home = vars(sys.modules[spec.load_head(next(iter(spec.heads))).__module__])
     others = [kind for kind in home.values() if _is_model(kind, home["__name__"])]
     return {kind: tasks.get(kind, []) for kind in [*tasks, *others]}
 

@@ -63,6 +63,8 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
     """
 
     part_configs: ClassVar[Mapping[str, str]] = {}
+    # The tasks of parts that have a head.
+    part_tasks: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         scan = kwargs.get("scan_layers", False)
@@ -75,8 +77,9 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
 
     @classmethod
     def part_class(cls, name: str, config: PreTrainedConfig) -> Any:
-        """Return the model class of a part: that without a head."""
-        return plugins.load().architectures.get(config.model_type).load_head("Model")
+        """Return the model class of a part: that without a head, or with that of its task."""
+        task = cls.part_tasks.get(name, "Model")
+        return plugins.load().architectures.get(config.model_type).load_head(task)
 
     def _names(self, shapes: Mapping[trees.Path, tuple[int, ...]]) -> WeightMap:
         inside = {

@@ -412,6 +412,32 @@ def spectrograms(rows: int = 2, frames: int = 20, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, 8, frames)).astype(np.float32)
 
 
+def encoder_decoder_config(**changes: Any) -> Any:
+    """``changes`` are those of both sides."""
+    from transformers import EncoderDecoderConfig
+
+    return _pair(EncoderDecoderConfig, bert_config(**changes), bert_config(**changes))
+
+
+def vision_encoder_decoder_config(**changes: Any) -> Any:
+    """``changes`` are those of both sides."""
+    from transformers import VisionEncoderDecoderConfig
+
+    return _pair(VisionEncoderDecoderConfig, vit_config(**changes), bert_config(**changes))
+
+
+def speech_encoder_decoder_config(**changes: Any) -> Any:
+    """``changes`` are those of both sides."""
+    from transformers import SpeechEncoderDecoderConfig
+
+    return _pair(SpeechEncoderDecoderConfig, wav2vec2_config(**changes), bert_config(**changes))
+
+
+def _pair(kind: Any, encoder: Any, decoder: Any) -> Any:
+    tokens = {"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": 2}
+    return kind.from_encoder_decoder_configs(encoder, decoder, **tokens)
+
+
 def pictures(rows: int = 2, shape: tuple[int, ...] = (3, 12, 12), seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, *shape)).astype(np.float32)
 

@@ -75,9 +75,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "beit": _ENCODER,
     "dinov2": {"num_attention_heads": 8, "num_hidden_layers": 1},
     "wav2vec2": _ENCODER,
+    "encoder-decoder": _ENCODER,
+    "vision-encoder-decoder": _ENCODER,
+    "speech-encoder-decoder": _ENCODER,
 }
 #: Inputs whose second axis is no length that devices share.
-UNSPLIT = ("pixel_values", "input_values", "input_features")
+UNSPLIT = ("pixel_values", "input_values", "input_features", "inputs")
 LANGUAGE = ("ForMaskedLM", "ForCausalLM", "ForSeq2SeqLM")
 ROWS, LENGTH, VOCABULARY = 8, 16, 72
 
@@ -86,7 +89,7 @@ def main_head(name: str) -> str:
     """The head that is trained: the first of these that the family has."""
     heads = plugins.load().architectures.get(name).heads
     order = ("ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM", "ForImageClassification")
-    order = (*order, "ForSpeechSeq2Seq", "Model")
+    order = (*order, "ForSpeechSeq2Seq", "ForVision2Seq", "Model")
     return next(task for task in order if task in heads)
 
 
@@ -125,6 +128,8 @@ def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
         given["pixel_values"] = models.pictures(ROWS)
     if model.reads("input_values"):
         given["input_values"] = models.sounds(ROWS)
+    if model.reads("inputs"):
+        given["inputs"] = models.sounds(ROWS)
     if model.reads("input_features"):
         given["input_features"] = models.spectrograms(ROWS)
     if task == "ForMultipleChoice":

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from transformers import AutoConfig, EncoderDecoderConfig, PreTrainedConfig
 
-from hfseq import nn, plugins
+from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.modeling import (
     FlaxCompositePreTrainedModel,
@@ -157,6 +157,7 @@ class FlaxPairPreTrainedModel(
     """
 
     part_configs = {"encoder": "encoder", "decoder": "decoder"}
+    part_tasks = {"decoder": "ForCausalLM"}
     encoder_inputs: ClassVar[tuple[str, ...]]
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
@@ -188,15 +189,12 @@ class FlaxPairPreTrainedModel(
         """Return the model class of a part: without a head, or with one over the vocabulary."""
         if not isinstance(config, PreTrainedConfig):
             raise UsageError(f"{cls.config_class.__name__} needs an encoder and a decoder")
-        spec = plugins.load().architectures.get(config.model_type)
-        if name == "decoder":
-            return spec.load_head("ForCausalLM")
-        if getattr(config, "is_encoder_decoder", False) or "Model" not in spec.heads:
+        if name == "encoder" and getattr(config, "is_encoder_decoder", False):
             raise UsageError(
                 f"the encoder '{config.model_type}' is an encoder-decoder itself: {cls.__name__} "
                 "takes models that encode and do nothing else"
             )
-        return spec.load_head("Model")
+        return super().part_class(name, config)
 
     @property
     def text_config(self) -> Any:
