@@ -75,15 +75,21 @@ class Pair(nnx.Module):
         """Return the mask of the encoder's output from that of its input."""
         return encoder_mask
 
+    def project(self, states: jax.Array) -> jax.Array:
+        """Bring what the encoder gave to the width of the decoder."""
+        return states if self.enc_to_dec_proj is None else self.enc_to_dec_proj(states)
+
+    def told(self, states: jax.Array) -> jax.Array:
+        """Return what a call tells of the encoder's last states."""
+        return states
+
     def decode(
         self, decoder_input_ids, encoder_hidden_states, encoder_attention_mask=None,
         decoder_attention_mask=None, decoder_position_ids=None, *, rngs=None,
         output_attentions=False, output_hidden_states=False,
     ):  # fmt: skip
         """Run the decoder on what the encoder gave, which is projected here."""
-        states = encoder_hidden_states
-        if self.enc_to_dec_proj is not None:
-            states = self.enc_to_dec_proj(states)
+        states = self.project(encoder_hidden_states)
         positions = decoder_position_ids
         if positions is not None and self.padding >= 0:  # RoBERTa's padding has a place of its own
             positions = jnp.where(decoder_input_ids == self.padding, self.padding, positions)
@@ -107,7 +113,7 @@ class Pair(nnx.Module):
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
-            encoder_last_hidden_state=states,
+            encoder_last_hidden_state=self.told(states),
             encoder_hidden_states=encoded.get("hidden_states"),
             encoder_attentions=encoded.get("attentions"),
         )

@@ -36,6 +36,10 @@ class SoundPair(Pair):
         """Return the mask of the vectors that the sound became."""
         return None if encoder_mask is None else shortened(self.config, encoder_mask, states)
 
+    def told(self, states: jax.Array) -> jax.Array:
+        """Return the encoder's last states as PyTorch's class of sound does: projected."""
+        return self.project(states)
+
     def __call__(
         self, inputs, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None,
         decoder_position_ids=None, freeze_feature_encoder=False, *, rngs=None,
