@@ -78,6 +78,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "encoder-decoder": _ENCODER,
     "vision-encoder-decoder": _ENCODER,
     "speech-encoder-decoder": _ENCODER,
+    "resnet": {},
+    "regnet": {},
 }
 #: Inputs whose second axis is no length that devices share.
 UNSPLIT = ("pixel_values", "input_values", "input_features", "inputs")
@@ -112,8 +114,9 @@ def variables(name: str, task: str) -> tuple[Any, Any]:
     def shake(leaf: jax.Array) -> np.ndarray:
         return np.asarray(leaf) + random.normal(size=leaf.shape).astype(np.float32) * 0.05
 
+    params, _ = model.part(model.init_weights(jax.random.key(0)))
     return (
-        jax.tree.map(shake, model.init_weights(jax.random.key(0))),
+        jax.tree.map(shake, params),
         jax.device_get(model.init_extra(jax.random.key(1))),
     )
 
@@ -159,7 +162,9 @@ def compiled(name: str, task: str, mesh: str | None, sequence_parallel: bool = F
         options = {"in_shardings": (places, batch), "out_shardings": (everywhere, places)}
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        output, _ = model(**batch, params=params, extra=extra)
+        # Norms over the batch are over all of it, on however many devices.
+        train = {"train": True} if "batch_stats" in extra else {}
+        output, _ = model(**batch, params=params, extra=extra, **train)
         if task in LANGUAGE:
             total, count, _ = cross_entropy(output.logits, batch["input_ids"], VOCABULARY)
             return total / count
