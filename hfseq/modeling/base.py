@@ -321,7 +321,8 @@ class FlaxModel(FlaxGenerationMixin):
 
     def reads(self, name: str) -> bool:
         """Tell whether ``input_ids`` or ``pixel_values`` are among the arguments of the model."""
-        return name in inspect.signature(self.__call__).parameters
+        given = inspect.signature(self.__call__).parameters.get(name)
+        return given is not None and given.kind is not given.VAR_KEYWORD
 
     def takes(self, name: str, method: str = "__call__") -> bool:
         """Tell whether the module's call (or its ``encode``, ``decode``) accepts ``name``."""

@@ -25,6 +25,8 @@ SPLIT_LENGTH = ("data=4,tensor=2", "data=2,tensor=2,sequence=2", "tensor=8")
 
 #: What comes together by the nature of a model, by its shape.
 TOGETHER = {
+    # Blocks of two tokens are few queries, which CPUs attend to by a form of their own.
+    "big_bird": ("2, 8, 4)", "1, 8, 4)", "6, 32)", "6, 8)"),
     "clip": ("(24, 8)",),  # every text of the batch meets every picture
     "dinov2": ("(1, 10, 32)",),  # the gradient of the places, where the length was split
     # The blocks of queries and of their neighbours' keys, whose heads XLA brings together: a miss,
