@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   hfseq fill-mask DIR "a <mask> text"    what a trained masked language model puts there
   hfseq generate DIR "Once upon a time"  what a language model writes
   hfseq translate DIR < in.txt           translate line by line with a translation model
+  hfseq transcribe DIR talk.flac         write down what is said, as text or subtitles
   hfseq push DIR --hub_model_id me/it    upload a model directory as one commit
 
 Documentation: docs/cli.md and docs/plugins.md."""
@@ -83,6 +84,9 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
      models.EXAMPLES),
     ("translate", "translate text, a file or standard input", models.add_translate,
      models.run_translate, 'hfseq translate my-translator "The cat is blue." --num_beams 4'),
+    ("transcribe", "write down what is said in files of sound", models.add_transcribe,
+     models.run_transcribe,
+     "hfseq transcribe openai/whisper-tiny talks/ --output_format srt --output_dir subtitles"),
     ("push", "push a model directory to the Hub", project.add_push, project.run_push,
      "hfseq push my-roberta --hub_model_id user/my-roberta"),
     ("completion", "print a script that completes commands and flags in a shell", add_completion,

@@ -1,4 +1,4 @@
-"""``hfseq fill-mask``, ``generate`` and ``translate``: a checkpoint at work, its flags and output.
+"""``hfseq fill-mask``, ``generate``, ``translate`` and ``transcribe``: checkpoints at work.
 
 ``translate`` is also ``scripts/translate.py``. What is heavy is imported inside the functions, so
 that ``--help`` answers at once.
@@ -7,15 +7,18 @@ that ``--help`` answers at once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfseq import plugins
 from hfseq.cli.text import add_json, paint, print_json
-from hfseq.errors import CLOSED_PIPE, DataError, UsageError, run_command
+from hfseq.errors import CLOSED_PIPE, DataError, UsageError, run_command, write_whole
 from hfseq.pipelines.fill_mask import MASK, fill_masks
 from hfseq.pipelines.lines import LONG_LINES, Output, count_lines, open_input, read_lines
 
@@ -215,6 +218,100 @@ def run_generate(arguments: argparse.Namespace) -> int:
                 print(paint(f"== {of} ==", "faint"))
             print((prompt if show_prompt else "") + one.text, flush=True)
     return 0
+
+
+def add_transcribe(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``hfseq transcribe``."""
+    parser.add_argument("model", metavar="MODEL", help="directory or Hub name of a Whisper")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a file of sound, or a folder")
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--output_format", choices=("txt", "srt", "json"), default="txt",
+        help="text, subtitles, or segments with their times (txt)",
+    )  # fmt: skip
+    group.add_argument(
+        "--output_dir", metavar="DIR",
+        help="a file for each there, FILE.txt and so on; default: standard output",
+    )  # fmt: skip
+    add_json(group, "a JSON object a line on standard output, for each file")
+    group.add_argument("--no_progress", action="store_true", help="no progress bar on a terminal")
+    group = parser.add_argument_group("speech")
+    group.add_argument("--language", metavar="NAME", help="de or german; default: it is heard")
+    group.add_argument(
+        "--task", choices=("transcribe", "translate"), help="translate writes English"
+    )
+    group.add_argument(
+        "--wrong_rate", choices=("convert", "report"), default="convert",
+        help="a file of another rate than the model's: convert it, or report it (convert)",
+    )  # fmt: skip
+    for name, default, text in (
+        ("batch_size", 8, "files read together (8)"),
+        ("num_beams", 1, "1 is greedy search (1)"),
+        ("max_new_tokens", None, "longest text of thirty seconds; default: what fits"),
+    ):
+        group.add_argument(f"--{name}", type=int, metavar="N", default=default, help=text)
+    _add_model_flags(parser.add_argument_group("model"))
+
+
+def run_transcribe(arguments: argparse.Namespace) -> int:
+    """Transcribe files and folders, and return 1 if one could not be."""
+    from tqdm import tqdm
+
+    from hfseq.data.audio import Sound, Unreadable, find
+    from hfseq.pipelines.transcription import Transcriber
+
+    names, seconds = find(arguments.files), 0.0
+    for name in names:
+        with contextlib.suppress(Unreadable):  # told where it is read
+            seconds += Sound(name).seconds
+    folder = Path(arguments.output_dir) if arguments.output_dir else None
+    targets = _transcript_files(names, folder, arguments.output_format)
+    _prepare(arguments)
+    options = ("precision", "language", "task", "batch_size", "num_beams", "max_new_tokens")
+    transcriber = Transcriber.from_pretrained(
+        arguments.model, resample=arguments.wrong_rate == "convert",
+        **{name: getattr(arguments, name) for name in options},
+    )  # fmt: skip
+    hidden, bad = arguments.no_progress or not sys.stderr.isatty(), 0
+    form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s of sound [{elapsed}<{remaining}]"
+    try:
+        with tqdm(total=seconds, bar_format=form, disable=hidden, file=sys.stderr) as bar:
+            for name, one in zip(names, transcriber(names, progress=bar.update), strict=True):
+                if one.error:
+                    bad += 1
+                    bar.write(f"error: {one.name}: {one.error}", file=sys.stderr)
+                if arguments.json:
+                    print_json(one.record(), one_line=True, texts=True)
+                if one.error:
+                    continue
+                text = {
+                    "txt": lambda one=one: one.text + "\n",
+                    "srt": lambda one=one: one.srt(),
+                    "json": lambda one=one: json.dumps(one.record(), ensure_ascii=False) + "\n",
+                }[arguments.output_format]()
+                if folder is not None:
+                    write_whole(targets[name], text)
+                elif not arguments.json:
+                    print(text, end="", flush=True)
+    except BrokenPipeError:  # whoever read has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    if bad:
+        print(f"{bad} of {len(names)} files could not be transcribed", file=sys.stderr)
+    return 1 if bad else 0
+
+
+def _transcript_files(names: Sequence[str], folder: Path | None, ending: str) -> dict[str, Path]:
+    """Return where the transcript of each file goes; two files must not go to one place."""
+    if folder is None:
+        return {}
+    folder.mkdir(parents=True, exist_ok=True)
+    stems = Counter(Path(name).stem for name in names)
+    return {
+        name: folder / f"{path.stem if stems[path.stem] == 1 else name.replace('/', '_')}.{ending}"
+        for name in names
+        if (path := Path(name))
+    }
 
 
 def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> None:

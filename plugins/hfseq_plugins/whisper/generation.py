@@ -61,8 +61,10 @@ class WhisperGeneration(_Model):
         ``language`` ("de", "german", "<|de|>", or one for each row) is heard where a multilingual
         model is not told; ``task`` is "transcribe" or "translate"; ``return_timestamps`` writes
         when it was said. Their tokens are those of ``generation_config``, which is never changed.
-        ``prompt_ids`` are text that came before. Other options are those of ``generate`` of any
-        model, whose output is returned: ``sequences`` begin with the prompt.
+        Of an ``input_features`` with the method ``window`` no more than that is asked for
+        (:class:`hfseq.data.audio.Spectrograms`). ``prompt_ids`` are text that came before. Other
+        options are those of ``generate`` of any model, whose output is returned: ``sequences``
+        begin with the prompt.
 
         Longer sound than 30 seconds, or ``return_segments=True``, is read by windows, which needs
         timestamps, and :class:`FlaxWhisperOutput` is returned. ``attention_mask`` (batch, frames)
@@ -81,7 +83,8 @@ class WhisperGeneration(_Model):
         window = STRIDE * self.config.max_source_positions
         frames = window
         if input_features is not None:
-            if not isinstance(input_features, jax.Array):
+            lazy = hasattr(input_features, "window")
+            if not lazy and not isinstance(input_features, jax.Array):
                 input_features = np.asarray(input_features, np.float32)
             if input_features.ndim != 3:
                 raise UsageError(
@@ -89,6 +92,7 @@ class WhisperGeneration(_Model):
                     "takes (batch, mels, frames): one sound is a batch of one, features[None]"
                 )
             frames = input_features.shape[2]
+            return_segments |= lazy
         many = return_segments or frames > window
         if return_timestamps is None:
             return_timestamps = True if many else bool(known("return_timestamps"))
@@ -102,14 +106,16 @@ class WhisperGeneration(_Model):
                 "generate: return_timestamps=True needs no_timestamps_token_id in the "
                 "generation_config, as Whisper's checkpoints have it"
             )
-        if input_features is not None and frames < window:
+        if input_features is not None and frames < window and not many:
             xp: Any = jnp if isinstance(input_features, jax.Array) else np
             input_features = xp.pad(input_features, ((0, 0), (0, 0), (0, window - frames)))
         rows = (input_features if outputs is None else outputs[0]).shape[0]
         _refuse_unknown(known, task, language, is_multilingual)
 
         def hear() -> jax.Array:
-            first = None if outputs is not None else input_features[:, :, :window]
+            first = None if outputs is not None else input_features
+            if many and first is not None:
+                first = _cut(first, [(row, 0, window) for row in range(rows)], window)
             return self.detect_language(first, outputs, params=params)
 
         starts: Any = kwargs.get("decoder_input_ids")
@@ -139,7 +145,9 @@ class WhisperGeneration(_Model):
         if condition_on_prev_tokens is None:
             condition_on_prev_tokens = bool(known("condition_on_prev_tokens"))
         ends = np.full(rows, frames)
-        if attention_mask is not None:
+        if hasattr(input_features, "ends"):
+            ends = input_features.ends
+        elif attention_mask is not None:
             ends = np.asarray(attention_mask).sum(-1)
         elif rows > 1 and frames > window:
             raise UsageError(
@@ -147,7 +155,7 @@ class WhisperGeneration(_Model):
                 "extractor returns it with return_attention_mask=True"
             )
         reader = _Reader(self, known, np.asarray(starts), shown, condition_on_prev_tokens, write)
-        return reader.read(np.asarray(input_features), ends, monitor_progress)
+        return reader.read(input_features, ends, monitor_progress)
 
     def detect_language(
         self, input_features: Any = None, encoder_outputs: Any = None,
@@ -294,26 +302,27 @@ class _Reader:
             self.previous = hidden[-2]
 
     def read(
-        self, features: np.ndarray, ends: np.ndarray,
+        self, features: Any, ends: np.ndarray,
         monitor: Callable[[np.ndarray], None] | None = None,
     ) -> FlaxWhisperOutput:  # fmt: skip
         """Read all rows of ``features`` up to their ``ends``."""
-        rows = len(features)
+        rows = len(ends)
         found: list[list[dict[str, Any]]] = [[] for _ in range(rows)]
         seek = np.zeros(rows, int)
         while (active := np.flatnonzero(seek < ends)).size:
             if monitor is not None:
                 monitor(np.stack([seek, ends], axis=1))
+            # As many rows as a power of two, so that few programs are compiled.
+            filled = min(1 << (len(active) - 1).bit_length(), rows)
+            active = np.pad(active, (0, filled - len(active)), mode="edge")
             lengths = np.minimum(ends[active] - seek[active], self.window)
-            heard = np.zeros((len(active), features.shape[1], self.window), features.dtype)
-            for place, row in enumerate(active):
-                cut = features[row, :, seek[row] : seek[row] + lengths[place]]
-                heard[place, :, : cut.shape[1]] = cut
+            places = zip(active, seek[active], lengths, strict=True)
+            heard = _cut(features, list(places), self.window)
             prompt, mask = self.prompt([found[row] for row in active], active)
             more = {} if mask is None else {"decoder_attention_mask": mask}
             output = self.write(heard, prompt, **self.lengths(prompt.shape[1]), **more)
             tokens = np.asarray(output.sequences)[:, prompt.shape[1] :]
-            for place, row in enumerate(active):
+            for row, place in {row: place for place, row in enumerate(active)}.items():
                 segments, offset = self.cut(
                     self.bare(tokens[place]), float(seek[row]) * PRECISION / STRIDE,
                     int(lengths[place]),
@@ -411,6 +420,18 @@ class _Reader:
             last = border
         done = frames if alone else (int(tokens[last - 2]) - self.stamp) * STRIDE
         return segments, done
+
+
+def _cut(features: Any, places: Sequence[tuple[int, int, int]], window: int) -> np.ndarray:
+    """Cut windows out of spectrograms, (row, start, frames) each, and fill them up with zeros."""
+    heard = np.zeros((len(places), features.shape[1], window), np.float32)
+    for place, (row, start, frames) in enumerate(places):
+        if hasattr(features, "window"):
+            cut = features.window(int(row), int(start), int(frames))
+        else:
+            cut = np.asarray(features[row, :, start : start + frames])
+        heard[place, :, : cut.shape[1]] = cut
+    return heard
 
 
 def _tokens(segments: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:

@@ -1,0 +1,219 @@
+"""Sound: where it is, and its samples at a wanted rate, in pieces that fit into memory.
+
+A file is read where it is asked for and never whole (:class:`Sound`), so an hour takes no more
+memory than a window of it. What cannot be read is told by an :class:`Unreadable`, which names why.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hfseq.errors import DataError, UsageError, first_line, nearest
+
+#: Names of columns of sound and of what is said, and endings of files.
+COLUMNS = ("audio", "audio_path", "path", "file_name", "file", "sound", "speech")
+TEXTS = ("text", "sentence", "transcription", "transcript")
+ENDINGS = (
+    *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".aifc", ".au", ".snd"),
+    *(".w64", ".rf64", ".caf"),
+)
+#: The rate of Whisper and wav2vec 2.0, in samples a second.
+RATE = 16000
+#: Rates that are no sound's: a broken header.
+RATES = (1000, 768000)
+
+
+class Source(NamedTuple):
+    """Where sound is: a file, or the bytes of one; ``name`` is for messages."""
+
+    name: str
+    data: bytes | None = None
+
+
+class Unreadable(Exception):
+    """Sound that is left out, and why."""
+
+
+class Sound:
+    """A file of sound: its length, and any part of it as float32 samples of one channel.
+
+    ``rate`` is what is wanted; with ``resample=False`` a file of another rate is refused. Channels
+    are averaged. A part is the same whether the whole is read or not.
+
+    **Raises:** :class:`Unreadable` for what is no sound, or empty; UsageError without soundfile.
+    """
+
+    def __init__(self, source: Source | str | os.PathLike[str], rate: int = RATE,
+                 resample: bool = True):  # fmt: skip
+        self.source = source if isinstance(source, Source) else Source(os.fspath(source))
+        self.rate = rate
+        try:
+            with self._open() as file:
+                self.stored_rate, self._stored = file.samplerate, file.frames
+        except Unreadable:
+            raise
+        except Exception as error:  # libsndfile's, and what the system says of files
+            raise Unreadable(_reason(error, self.source.name)) from error
+        if not RATES[0] <= self.stored_rate <= RATES[1]:
+            raise Unreadable(f"{self.stored_rate} samples a second are no rate of sound")
+        if self._stored < 1:
+            raise Unreadable("it is empty")
+        if self.stored_rate != rate and not resample:
+            raise Unreadable(
+                f"it has {self.stored_rate} samples a second, not {rate}: convert it (ffmpeg -i IN "
+                f"-ar {rate} OUT), or let it be converted"
+            )
+        divisor = math.gcd(rate, self.stored_rate)
+        self._up, self._down = rate // divisor, self.stored_rate // divisor
+        #: Samples at the wanted rate.
+        self.length = -(-self._stored * self._up // self._down)
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.length / self.rate
+
+    def read(self, start: int = 0, count: int | None = None) -> np.ndarray:
+        """Return ``count`` samples from ``start``, fewer at the end; all of them by default."""
+        stop = self.length if count is None else min(start + count, self.length)
+        if stop <= start:
+            return np.zeros(0, np.float32)
+        try:
+            if self._up == self._down:
+                return self._stored_part(start, stop)
+            from scipy.signal import resample_poly  # type: ignore[import-untyped]
+
+            # Whole periods of both rates, and around them what scipy's filter reaches.
+            context = -(-(10 * max(self._up, self._down) // self._up + 1) // self._down)
+            first, last = start // self._up - context, -(-stop // self._up) + context
+            given = self._stored_part(first * self._down, last * self._down)
+            made = resample_poly(given, self._up, self._down)
+            return made[start - first * self._up : stop - first * self._up].astype(np.float32)
+        except Unreadable:
+            raise
+        except Exception as error:
+            raise Unreadable(_reason(error, self.source.name)) from error
+
+    def _stored_part(self, start: int, stop: int) -> np.ndarray:
+        """Return samples at the file's rate, silence before it and behind it."""
+        inside = max(start, 0), min(stop, self._stored)
+        made = np.zeros(stop - start, np.float32)
+        with self._open() as file:
+            file.seek(inside[0])
+            samples = file.read(inside[1] - inside[0], dtype="float32", always_2d=True)
+        mono = samples.mean(1) if samples.shape[1] > 1 else samples[:, 0]
+        if not np.isfinite(mono).all():
+            raise Unreadable("it holds samples that are no numbers")
+        made[inside[0] - start : inside[0] - start + len(mono)] = mono
+        return made
+
+    def _open(self) -> Any:
+        try:
+            import soundfile
+        except ImportError as error:
+            raise UsageError("sound needs soundfile: pip install 'hfseq[audio]'") from error
+        name, data = self.source
+        if data is None and not os.path.isfile(name):
+            raise Unreadable("there is no such file")
+        if (len(data) if data is not None else os.path.getsize(name)) == 0:
+            raise Unreadable("it is empty")
+        return soundfile.SoundFile(name if data is None else io.BytesIO(data))
+
+
+def _reason(error: BaseException, name: str) -> str:
+    told = first_line(error).replace(f"Error opening {name!r}: ", "").replace(name, "it")
+    told = told.removesuffix(".")
+    unknown = "Format not recognised" in told or "unknown format" in told.lower()
+    return "it is no sound of a known kind" if unknown else told or type(error).__name__
+
+
+def find(names: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return the files that ``names`` name: themselves, and all sound below folders, by name.
+
+    **Raises:** DataError for a name that is nothing, and for folders without sound.
+    """
+    found: list[str] = []
+    for name in names:
+        given = os.fspath(name)
+        if not os.path.isdir(given):
+            if not os.path.exists(given):
+                raise DataError(f"there is no file or folder '{given}'")
+            found.append(given)
+            continue
+        inside = [
+            os.fspath(path)
+            for path in sorted(Path(given).rglob("*"))
+            if path.suffix.lower() in ENDINGS and path.is_file()
+            if not any(part.startswith(".") for part in path.relative_to(given).parts)
+        ]
+        if not inside:
+            raise DataError(f"'{given}' holds no sound ({', '.join(ENDINGS[:4])} …)")
+        found += inside
+    return found
+
+
+class Column(Sequence[Source]):
+    """A column of sound of ``datasets``, not decoded: its own decoder needs PyTorch."""
+
+    def __init__(self, dataset: Any, column: str, origin: str):
+        import datasets
+
+        if isinstance((dataset.features or {}).get(column), datasets.Audio):
+            dataset = dataset.cast_column(column, datasets.Audio(decode=False))
+        self.dataset, self.column, self.origin = dataset, column, origin
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        cell, name = self.dataset[int(index)][self.column], f"{self.origin}, row {int(index) + 1}"
+        if isinstance(cell, Mapping):
+            data, path = cell.get("bytes"), cell.get("path")
+            if data is None and path:
+                return Source(str(path))
+            return Source(f"{name} ({path})" if path else name, data or b"")
+        return Source(str(cell)) if isinstance(cell, str) else Source(name, b"")
+
+
+def choose_column(
+    columns: Sequence[str], asked: str | None, usual: Sequence[str], flag: str, origin: str
+) -> str:
+    """Return the column that a flag names, or one of the usual names."""
+    found = next((name for name in ([asked] if asked else usual) if name in columns), None)
+    if found is None:
+        close = nearest(asked, columns) if asked else ""
+        raise DataError(
+            f"{origin} has no column '{asked or usual[0]}' but {', '.join(columns)}: say which it "
+            f"is with --{flag}{close}"
+        )
+    return found
+
+
+class Spectrograms:
+    """Spectrograms of sounds, made window by window by a feature extractor of Transformers.
+
+    It stands for an array (sounds, mels, frames) where :meth:`window` is all that is asked for.
+    Each window is normalised by itself, as if it were a sound of its own.
+    """
+
+    ndim = 3
+
+    def __init__(self, sounds: Sequence[Sound], extractor: Any):
+        self.sounds, self.extractor, self.hop = sounds, extractor, int(extractor.hop_length)
+        self.ends = np.array([max(1, -(-sound.length // self.hop)) for sound in sounds])
+        self.shape = (len(sounds), int(extractor.feature_size), int(self.ends.max()))
+
+    def window(self, row: int, start: int, frames: int) -> np.ndarray:
+        """Return (mels, frames) of a sound from the frame ``start`` on."""
+        samples = self.sounds[row].read(start * self.hop, frames * self.hop)
+        made = self.extractor(
+            samples, sampling_rate=self.extractor.sampling_rate, return_tensors="np"
+        )
+        return np.asarray(made["input_features"][0])[:, :frames]

@@ -1,0 +1,110 @@
+"""Transcription of files: windows, subtitles, broken files, bounded memory, and the command."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from hfseq.cli import main
+from hfseq.data.audio import Sound
+from hfseq.pipelines.transcription import Segment, Transcriber, Transcript
+from tests.data.test_audio import tones
+from tests.plugins.test_whisper import ENTRIES
+from tests.support.models import whisper_config
+
+soundfile = pytest.importorskip("soundfile")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A Whisper with random weights that hears windows of a second, and writes words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GenerationConfig, PreTrainedTokenizerFast, WhisperFeatureExtractor
+
+    from hfseq_plugins.whisper.modeling import FlaxWhisperForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("whisper")
+    config = whisper_config(init_std=0.4, max_source_positions=50)
+    model = FlaxWhisperForConditionalGeneration(config)
+    # One made of the model's own configuration would lose the entries of speech, as in PyTorch.
+    tokens = {"decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 1}
+    model.generation_config = GenerationConfig(**tokens, **ENTRIES)
+    model.save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="w2", pad_token="w1", unk_token="w0"
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sounds")
+    for number, seconds in enumerate((2.6, 0.7, 1.9)):
+        soundfile.write(folder / f"{number}.wav", tones(16000, seconds, number), 16000)
+    (folder / "3.wav").write_bytes(b"no sound")
+    return folder
+
+
+def test_subtitles():
+    made = Transcript("a", 3700.0, [Segment(0, 1.5, "Hello"), Segment(2, 3, ""),
+                                    Segment(3661.5, 3662.25, "there")])  # fmt: skip
+    assert made.text == "Hello there"
+    assert made.srt() == (
+        "1\n00:00:00,000 --> 00:00:01,500\nHello\n\n2\n01:01:01,500 --> 01:01:02,250\nthere\n"
+    )
+
+
+@pytest.mark.slow
+def test_files_are_written_down_alike_alone_and_together(checkpoint, files):
+    names = [str(files / f"{number}.wav") for number in range(4)]
+    options = {"language": "en", "max_new_tokens": 12}
+    seen = []
+    together = Transcriber.from_pretrained(str(checkpoint), batch_size=4, **options)
+    alone = Transcriber.from_pretrained(str(checkpoint), batch_size=1, **options)
+    found, one = list(together(names, progress=seen.append)), list(alone(names))
+    assert found == one and "known kind" in found[3].error and not found[3].segments
+    assert sum(seen) == pytest.approx(2.6 + 0.7 + 1.9, abs=0.05) and len(seen) > 2
+    for each, seconds in zip(found, (2.6, 0.7, 1.9), strict=False):
+        times = [t for s in each.segments for t in (s.start, s.end)]
+        assert each.text and times == sorted(times) and times[-1] <= each.seconds == seconds
+
+
+@pytest.mark.slow
+def test_the_command_writes_each_format_and_counts_broken_files(checkpoint, files, tmp_path, capfd):
+    told = ["transcribe", str(checkpoint), str(files), "--language", "de", "--max_new_tokens", "9"]
+    for ending in ("txt", "srt", "json"):
+        made = ["--output_format", ending, "--output_dir", str(tmp_path)]
+        assert main([*told, *made]) == 1
+        errors = capfd.readouterr().err
+        assert "3.wav: it is no sound of a known kind" in errors
+        assert "1 of 4 files could not be transcribed" in errors
+        assert sorted(p.stem for p in tmp_path.glob(f"*.{ending}")) == ["0", "1", "2"]
+    assert "-->" in (tmp_path / "0.srt").read_text()
+    record = json.loads((tmp_path / "0.json").read_text())
+    assert record["text"] and record["segments"][0].keys() == {"start", "end", "text"}
+    assert (tmp_path / "0.txt").read_text() == record["text"] + "\n"
+    assert main([*told, "--json"]) == 1
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert lines[0] == record | {"file": lines[0]["file"]} and "error" in lines[3]
+    assert main(["transcribe", str(checkpoint), str(tmp_path / "gone.wav")]) == 1
+    assert "no file or folder" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_hour_is_read_in_bounded_memory(tmp_path):
+    with soundfile.SoundFile(tmp_path / "hour.wav", "w", 8000, 1) as file:
+        for minute in range(60):
+            file.write(tones(8000, 60, minute))
+    sound = Sound(tmp_path / "hour.wav")
+    tracemalloc.start()
+    loudest = max(np.abs(sound.read(start * 480000, 480000)).max() for start in range(120))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sound.length == 57600000 and loudest > 0
+    assert peak < 6e7  # where the hour has 2.3e8 bytes
