@@ -348,7 +348,7 @@ def fresh_config(
     sizes = config_files.preset_values(kind, preset, model_type)
     # The tokenizer knows its size and its special tokens better than a preset.
     values = dict(sizes)
-    if hasattr(tokenizer, "get_vocab"):
+    if hasattr(tokenizer, "__len__"):  # what prepares pictures or sound has no vocabulary
         values["vocab_size"] = len(tokenizer)
     for role in ("pad", "bos", "eos", "cls", "sep"):
         name = f"{role}_token_id"

@@ -141,10 +141,11 @@ def load_tokenizer(folder: Path) -> None:
 
     from hfseq.data.tokenize import Encoder
     from hfseq.data.tokenizers import check_vocabulary
+    from hfseq.objectives.base import Objective
     from hfseq.training import setup
     from hfseq.training.arguments import ModelArguments
 
-    arguments = SimpleNamespace(model=ModelArguments(tokenizer_name=str(folder)))
-    tokenizer = setup.load_tokenizer(arguments, None, folder)  # type: ignore[arg-type]
+    arguments = SimpleNamespace(model=ModelArguments(tokenizer_name=str(folder)), data=None)
+    tokenizer = setup.load_tokenizer(arguments, Objective, folder)  # type: ignore[arg-type]
     check_vocabulary(tokenizer, SimpleNamespace(vocab_size=120))
     Encoder(tokenizer)(TEXTS[:2])

@@ -304,6 +304,8 @@ def test_the_scan_check_names_the_first_layer_that_differs():
     changed = {**trees.flatten(params), path: leaf.at[1].add(1)}
     scanned._params, scanned._is_initialized = trees.unflatten(changed), True
     ids = np.ones((2, 3), int)
-    tried = SimpleNamespace(inputs={"input_ids": ids}, model=model, variant=lambda **_: model)
+    tried = SimpleNamespace(
+        inputs={"input_ids": ids}, model=model, params=model.params, variant=lambda **_: model
+    )
     wanted = "hidden_states: what layer 2 returns is the first to differ"
     assert checks._first_apart(tried, scanned) == wanted
