@@ -110,6 +110,7 @@ def test_options_that_a_page_explains_are_options(name):
                 assert any(hasattr(owner, option) for owner in owners), option
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_part_of_the_parameter_tree_is_in_the_sketch(name):
     spec = plugins.load().architectures.get(name)

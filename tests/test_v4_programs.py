@@ -19,6 +19,7 @@ from flax.training.common_utils import onehot, shard, shard_prng_key
 
 import hfseq
 from tests.support.models import bart_config, bert_config, close, gpt2_config, ids, t5_config
+from tests.support.tiers import first
 
 DEVICES = 8
 
@@ -78,10 +79,13 @@ def next_token(logits, labels):
 
 @pytest.mark.parametrize(
     ("auto", "config", "loss_fn"),
-    [
-        (hfseq.FlaxAutoModelForMaskedLM, bert_config, cross_entropy),
+    first(
+        [
+            (hfseq.FlaxAutoModelForMaskedLM, bert_config, cross_entropy),
+            (hfseq.FlaxAutoModelForCausalLM, gpt2_config, next_token),
+        ],
         (hfseq.FlaxAutoModelForCausalLM, gpt2_config, next_token),
-    ],
+    ),
 )
 def test_language_modelling_script(auto, config, loss_fn, tmp_path):
     model = auto.from_config(config(), seed=42, dtype=jnp.float32)

@@ -9,7 +9,7 @@ from hfseq.testing import check_architecture
 from hfseq_plugins.albert.modeling import FlaxAlbertForMaskedLM
 from tests.support.models import albert_config as config
 from tests.support.models import close, ids
-from tests.support.tiers import first
+from tests.support.tiers import battery
 
 HEADS = (
     "Model",
@@ -22,9 +22,9 @@ HEADS = (
 )
 
 
-@pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))
-def test_battery(head):
-    check_architecture("albert", config(num_labels=2), heads=[head])
+@pytest.mark.parametrize(("head", "checks"), battery(HEADS, "ForMaskedLM"))
+def test_battery(head, checks):
+    check_architecture("albert", config(num_labels=2), heads=[head], checks=checks)
 
 
 def test_battery_covers_every_registered_head():

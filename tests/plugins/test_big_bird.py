@@ -22,7 +22,7 @@ from hfseq_plugins.big_bird.modeling import (
 )
 from tests.support.models import big_bird_config as config
 from tests.support.models import close, ids
-from tests.support.tiers import first
+from tests.support.tiers import battery
 
 HEADS = (
     *("Model", "ForPreTraining", "ForMaskedLM", "ForCausalLM", "ForSequenceClassification"),
@@ -40,11 +40,11 @@ NOT_SPARSE = {
 }
 
 
-@pytest.mark.parametrize("head", first(HEADS, "ForMaskedLM"))
-def test_battery(head):
+@pytest.mark.parametrize(("head", "checks"), battery(HEADS, "ForMaskedLM"))
+def test_battery(head, checks):
     answers = {"packing": "the question ends at the first separator of the row"}
     skip = answers if head == "ForQuestionAnswering" else None
-    check_architecture("big_bird", config(num_labels=2), heads=[head], skip=skip)
+    check_architecture("big_bird", config(num_labels=2), heads=[head], checks=checks, skip=skip)
 
 
 def test_battery_covers_every_registered_head():

@@ -10,12 +10,12 @@ from hfseq.testing import check_architecture
 from hfseq_plugins.bloom.modeling import FlaxBloomForCausalLM
 from tests.support.models import bloom_config as config
 from tests.support.models import close, ids
-from tests.support.tiers import first
+from tests.support.tiers import battery
 
 
-@pytest.mark.parametrize("head", first(("ForCausalLM", "Model"), "ForCausalLM"))
-def test_battery(head):
-    check_architecture("bloom", config(), heads=[head])
+@pytest.mark.parametrize(("head", "checks"), battery(("ForCausalLM", "Model"), "ForCausalLM"))
+def test_battery(head, checks):
+    check_architecture("bloom", config(), heads=[head], checks=checks)
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ from hfseq.testing import check_architecture
 from hfseq_plugins.gpt_neo.modeling import FlaxGPTNeoForCausalLM
 from tests.support.models import close, ids
 from tests.support.models import gpt_neo_config as config
-from tests.support.tiers import first
+from tests.support.tiers import battery
 
 
-@pytest.mark.parametrize("head", first(("ForCausalLM", "Model"), "ForCausalLM"))
-def test_battery(head):
-    check_architecture("gpt_neo", config(), heads=[head])
+@pytest.mark.parametrize(("head", "checks"), battery(("ForCausalLM", "Model"), "ForCausalLM"))
+def test_battery(head, checks):
+    check_architecture("gpt_neo", config(), heads=[head], checks=checks)
 
 
 @pytest.mark.slow

@@ -13,15 +13,15 @@ from hfseq.testing.case import ZERO_GRADIENTS
 from hfseq_plugins.longt5.modeling import FlaxLongT5ForConditionalGeneration, FlaxLongT5Model
 from tests.support.models import close, ids
 from tests.support.models import longt5_config as config
-from tests.support.tiers import first
+from tests.support.tiers import battery
 
 GLOBAL = {"encoder_attention_type": "transient-global", "global_block_size": 4}
 NOT_PACKED = {"packing": "the summaries would join the documents of a row"}
 
 
-@pytest.mark.parametrize("head", first(("ForSeq2SeqLM", "Model"), "ForSeq2SeqLM"))
-def test_battery(head):
-    check_architecture("longt5", config(), heads=[head])
+@pytest.mark.parametrize(("head", "checks"), battery(("ForSeq2SeqLM", "Model"), "ForSeq2SeqLM"))
+def test_battery(head, checks):
+    check_architecture("longt5", config(), heads=[head], checks=checks)
 
 
 @pytest.mark.slow

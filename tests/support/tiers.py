@@ -19,5 +19,10 @@ def first(values: Iterable[Any], *default: Any) -> list[Any]:
     ]
 
 
+def battery(heads: Iterable[str], quick: str) -> list[Any]:
+    """Heads with what is checked of them: `CHECKS` of ``quick``; all of all in the slow tier."""
+    return first([(quick, CHECKS), *((head, None) for head in heads)], (quick, CHECKS))
+
+
 def _row(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)

@@ -13,9 +13,13 @@ import pytest
 from hfseq.data.arguments import OBJECTIVES
 from tests.support import stored_runs
 from tests.support.stored_runs import STEP, STORED, Continued
+from tests.support.tiers import first
+
+#: At every change: one of each kind of row and of each part of a state.
+EVERY_CHANGE = ("mlm", "clm", "fp8", "windows", "translation", "image_text")
 
 
-@pytest.fixture(scope="module", params=stored_runs.names())
+@pytest.fixture(scope="module", params=first(stored_runs.names(), *EVERY_CHANGE))
 def continued(request, tmp_path_factory) -> tuple[str, Continued]:
     """The run of each stored checkpoint, gone on with."""
     folder = tmp_path_factory.mktemp(request.param) / "run"
