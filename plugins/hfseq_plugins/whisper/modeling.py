@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from transformers import WhisperConfig
 
 from hfseq import nn
@@ -43,14 +44,19 @@ class DecoderLayer(layers.DecoderLayer):
     norm_first, attention = True, Attention
 
 
+def sinusoidal_embedding_init(
+    key: jax.Array | None, shape: tuple[int, int], dtype: DTypeLike = jnp.float32
+) -> jax.Array:
+    """Return sines and cosines, (length, width), under the name of Transformers 4; draw nothing."""
+    return jnp.asarray(sinusoids(*shape, None), dtype)
+
+
 class EncoderPositions(nn.Embed):
     """Sines and cosines that a checkpoint holds, never trained."""
 
     def __init__(self, config: WhisperConfig, rngs: nnx.Rngs):
-        super().__init__(
-            config.max_source_positions, config.d_model,
-            lambda key, shape, dtype: jnp.asarray(sinusoids(*shape, None), dtype), rngs,
-        )  # fmt: skip
+        size = (config.max_source_positions, config.d_model)
+        super().__init__(*size, sinusoidal_embedding_init, rngs)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Return the vectors of places 0, 1, 2 …: (...) to (..., features)."""
