@@ -15,10 +15,10 @@ FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
 NAMES = [
     "albert", "bart", "beit", "bert", "big_bird", "blenderbot", "blenderbot-small", "bloom", "clip",
     "clip_text_model", "clip_vision_model", "dinov2", "distilbert", "electra",
-    "encoder-decoder", "fp8_encoder",
-    "gemma", "gpt2", "gpt_neo", "gptj", "llama", "longt5", "marian", "mbart", "megatron-bert",
-    "mistral", "mt5", "opt", "pegasus", "regnet", "resnet", "roberta", "roberta-prelayernorm",
-    "roformer", "speech-encoder-decoder", "t5", "vision-encoder-decoder",
+    "encoder-decoder", "eurobert", "fp8_encoder",
+    "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gptj", "llama", "longt5", "marian", "mbart", "megatron-bert",
+    "mistral", "mt5", "opt", "pegasus", "qwen2", "qwen3", "regnet", "resnet", "roberta", "roberta-prelayernorm",
+    "roformer", "smollm3", "speech-encoder-decoder", "t5", "vision-encoder-decoder",
     "vision-text-dual-encoder", "vit", "vq_transformer", "wav2vec2",
     "whisper", "wmt_transformer", "xglm", "xlm-roberta",
 ]  # fmt: skip

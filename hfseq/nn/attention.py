@@ -34,6 +34,7 @@ def attend(
     bias: jax.Array | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     dropout_rate: float = 0.0,
     rngs: Keys | None = None,
     head_mask: jax.Array | None = None,
@@ -44,8 +45,9 @@ def attend(
     **Arguments:** ``query`` (batch, queries, heads, head_dim); ``key`` and ``value`` (batch, keys,
     kv_heads, head_dim), where ``heads`` is a multiple of ``kv_heads`` (grouped queries); ``mask``
     is what :func:`hfseq.nn.visible` describes, or boolean, and ``bias`` additive, both of which
-    broadcast to (batch, heads, queries, keys); ``scale`` defaults to head_dim ** -0.5. Weights and
-    a head mask take the explicit form, whatever was named.
+    broadcast to (batch, heads, queries, keys); ``scale`` defaults to head_dim ** -0.5, and
+    ``softcap`` keeps scaled scores within that distance of zero (Gemma 2). Weights, a head mask and
+    a soft cap take the explicit form, whatever was named.
 
     Whatever runs, ``causal`` attention is aligned at the end (the last query sees the last key,
     also where there are more or fewer queries than keys), a query that sees no key gives zero
@@ -67,8 +69,8 @@ def attend(
             visible = Visible(dense=jnp.tile(dense, (1, 1, beams, 1)))
         folded, weights = attend(
             query.reshape(key.shape[0], beams * query.shape[1], *query.shape[2:]), key, value,
-            mask=visible, bias=bias, scale=scale, dropout_rate=dropout_rate, rngs=rngs,
-            head_mask=head_mask, return_weights=return_weights,
+            mask=visible, bias=bias, scale=scale, softcap=softcap, dropout_rate=dropout_rate,
+            rngs=rngs, head_mask=head_mask, return_weights=return_weights,
         )  # fmt: skip
         if weights is not None:  # every beam gets its own rows of weights again
             rows, heads, _, keys = weights.shape
@@ -78,8 +80,8 @@ def attend(
     rate = 0.0 if rngs is None else dropout_rate
     scale, named = softmax_scale(scale, query), current_options().attention
     seeing = visible.sees_any(query.shape[1], key.shape[1])
-    if return_weights or head_mask is not None or rate >= 1:
-        weights = attention_weights(query, key, visible, bias=bias, scale=scale)
+    if return_weights or head_mask is not None or softcap is not None or rate >= 1:
+        weights = attention_weights(query, key, visible, bias=bias, scale=scale, softcap=softcap)
         if rate >= 1:
             weights = jnp.zeros_like(weights)
         elif rate > 0:

@@ -28,13 +28,18 @@ def softmax_weights(
     bias: jax.Array | None,
     mask: jax.Array | None,
     axis: int = -1,
+    softcap: float | None = None,
 ) -> jax.Array:
     """Return the weights, in float32, of products of queries and keys along ``axis``.
+
+    Scaled products come no further than ``softcap`` from zero, by way of a tanh.
 
     A query that sees nothing has finite weights, all alike; :func:`hfseq.nn.attend` makes zero of
     what comes of them.
     """
     scores = scores * scale
+    if softcap is not None:
+        scores = jnp.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias.astype(jnp.float32)
     if mask is not None:
@@ -49,6 +54,7 @@ def attention_weights(
     *,
     bias: jax.Array | None = None,
     scale: float,
+    softcap: float | None = None,
 ) -> jax.Array:
     """Return weights (batch, heads, queries, keys) in ``query``'s type; computed in float32."""
     batch, queries, heads, head_dim = query.shape
@@ -56,7 +62,8 @@ def attention_weights(
     grouped = query.reshape(batch, queries, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("bqkgd,bskd->bkgqs", grouped, key, preferred_element_type=jnp.float32)
     scores = scores.reshape(batch, heads, queries, keys)
-    return softmax_weights(scores, scale, bias, visible.array(queries, keys)).astype(query.dtype)
+    mask = visible.array(queries, keys)
+    return softmax_weights(scores, scale, bias, mask, softcap=softcap).astype(query.dtype)
 
 
 def mix_values(weights: jax.Array, value: jax.Array) -> jax.Array:

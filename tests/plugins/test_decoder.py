@@ -1,4 +1,4 @@
-"""Llama, Mistral and Gemma: the battery for each switch, and what version 4 did otherwise."""
+"""Llama and its kin: the battery for each switch, and what version 4 did otherwise."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hfseq
+from hfseq import plugins
 from hfseq.errors import UsageError, WeightsError
 from hfseq.nn import trees
 from hfseq.testing import check_architecture
@@ -15,11 +16,21 @@ from tests.support import models
 from tests.support.models import close, ids
 from tests.support.tiers import CHECKS, first
 
-FAMILIES = ("llama", "mistral", "gemma")
+FAMILIES = (
+    "llama", "mistral", "gemma", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text",
+)  # fmt: skip
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [2.0, 3.0, 4.0, 5.0],
         "short_factor": [1.0, 1.5, 2.0, 2.5]}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
         "original_max_position_embeddings": 8}  # fmt: skip
+
+
+S, T, Q = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+HEADS = {
+    "llama": (S, T, Q), "mistral": (S, T, Q), "gemma": (S, T), "qwen2": (S, T, Q),
+    "qwen3": (S, T, Q), "smollm3": (S, T, Q), "gemma2": (S, T), "gemma3_text": (S,),
+    "eurobert": ("Model", "ForMaskedLM", S, T),
+}  # fmt: skip
 
 
 def config(family, **changes):
@@ -39,6 +50,26 @@ def built(family, head="ForCausalLM", **changes):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_battery(family, head, checks):
     check_architecture(family, config(family), heads=[head], checks=checks)
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "checks"),
+    first(
+        [
+            ("eurobert", "ForMaskedLM", CHECKS),
+            *((family, head, None) for family, heads in HEADS.items() for head in heads),
+        ],
+        ("eurobert", "ForMaskedLM", CHECKS),
+    ),
+)
+def test_battery_of_other_heads(family, head, checks):
+    check_architecture(family, config(family, num_labels=3), heads=[head], checks=checks)
+
+
+def test_batteries_cover_every_registered_head():
+    for family, heads in HEADS.items():
+        told = set(heads) if family == "eurobert" else {"Model", "ForCausalLM", *heads}
+        assert told == set(plugins.load().architectures[family].target.heads), family
 
 
 VARIANTS = {
@@ -65,6 +96,17 @@ VARIANTS = {
     "a window larger than the rows": ("mistral", {"sliding_window": 4096}),
     "tied mistral": ("mistral", {"tie_word_embeddings": True}),
     "one key head of gemma": ("gemma", {"num_key_value_heads": 1, "head_dim": 20}),
+    "qwen2 without windows": ("qwen2", {"use_sliding_window": False, "num_hidden_layers": 2}),
+    "layers that are told": ("qwen3", {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "yarn of qwen3": ("qwen3", {"rope_parameters": YARN, "attention_bias": True}),
+    "smollm3 that sees all": ("smollm3", {"use_sliding_window": False, "sliding_window": None}),
+    "positions nowhere": ("smollm3", {"no_rope_layers": [0] * 4, "mlp_bias": True}),
+    "no caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma2 untied": ("gemma2", {"tie_word_embeddings": False, "attention_bias": True}),
+    "gemma3 capped": ("gemma3_text", {"final_logit_softcapping": 4.0, "attn_logit_softcapping": 1.0}),
+    "gemma3 stretched": ("gemma3_text", {"rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 77.0, "factor": 3.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 9.0}}}),
     "untied gemma": ("gemma", {"tie_word_embeddings": False, "attention_bias": True}),
 }  # fmt: skip
 

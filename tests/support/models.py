@@ -82,6 +82,56 @@ def gemma_config(**changes: Any) -> Any:
     return GemmaConfig(**{**_decoder_sizes(), "head_dim": 12, **changes})
 
 
+#: Two layers that see all, two that see a window.
+_QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2,
+                 "num_hidden_layers": 4}  # fmt: skip
+
+
+def qwen2_config(**changes: Any) -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(**{**_decoder_sizes(), **_QWEN_WINDOWS, **changes})
+
+
+def qwen3_config(**changes: Any) -> Any:
+    from transformers import Qwen3Config
+
+    return Qwen3Config(**{**_decoder_sizes(), **_QWEN_WINDOWS, "head_dim": 12, **changes})
+
+
+def smollm3_config(**changes: Any) -> Any:
+    from transformers import SmolLM3Config
+
+    windows = {"use_sliding_window": True, "sliding_window": 5, "no_rope_layers": [1, 0] * 2,
+               "num_hidden_layers": 4}  # fmt: skip
+    return SmolLM3Config(**{**_decoder_sizes(), **windows, **changes})
+
+
+def gemma2_config(**changes: Any) -> Any:
+    from transformers import Gemma2Config
+
+    # The caps bite.
+    caps = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 4.0}
+    more = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 5,
+            "num_hidden_layers": 4}  # fmt: skip
+    return Gemma2Config(**{**_decoder_sizes(), **caps, **more, **changes})
+
+
+def gemma3_text_config(**changes: Any) -> Any:
+    from transformers import Gemma3TextConfig
+
+    more = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 5,
+            "num_hidden_layers": 4}  # fmt: skip
+    kinds = ["sliding_attention", "full_attention"] * 2
+    return Gemma3TextConfig(**{**_decoder_sizes(), **more, "layer_types": kinds, **changes})
+
+
+def eurobert_config(**changes: Any) -> Any:
+    from transformers import EuroBertConfig
+
+    return EuroBertConfig(**{**_decoder_sizes(), "mask_token_id": 3, **changes})
+
+
 def gptj_config(**changes: Any) -> Any:
     from transformers import GPTJConfig
 

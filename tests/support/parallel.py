@@ -49,6 +49,16 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 1,
     },
     "gemma": {**_ENCODER, "num_key_value_heads": 8},
+    **dict.fromkeys(
+        ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text"),
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "eurobert": {**_ENCODER, "num_key_value_heads": 8},
     "t5": {"num_heads": 8, "d_kv": 4, "num_layers": 1},
     "mt5": {"num_heads": 8, "d_kv": 4, "num_layers": 1},
     "bart": _SIDES,

@@ -34,6 +34,10 @@ TRAINED = [
     ("llama", "clm", GROUPED, "tokenizer"),
     ("mistral", "clm", f"{GROUPED},sliding_window=6", "tokenizer"),
     ("gemma", "clm", f"{GROUPED},head_dim=12", "tokenizer"),
+    ("qwen3", "clm", f"{GROUPED},head_dim=12", "tokenizer"),
+    ("gemma2", "clm", f"{GROUPED},head_dim=12,sliding_window=6", "tokenizer"),
+    ("gemma3_text", "clm", f"{GROUPED},head_dim=12,sliding_window=6", "tokenizer"),
+    ("eurobert", "mlm", GROUPED, None),
 ]
 
 

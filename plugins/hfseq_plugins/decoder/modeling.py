@@ -29,18 +29,33 @@ class Switches:
 
     ``sliding``: every layer has the configuration's ``sliding_window``, if that is a number.
     ``norm_offset`` is added to the norms' weights. ``scaled_embeddings`` are multiplied by the
-    root of their width.
+    root of their width. ``norms_behind`` each block too, before it is added. ``head_norms`` of
+    queries and keys before they are turned. ``qkv_bias`` of queries, keys and values, never of what
+    mixes heads. ``softcap`` of scores, by the configuration's ``attn_logit_softcapping``.
+    ``causal``, or every token sees all.
     """
 
     sliding: bool = False
     norm_offset: float = 0.0
     scaled_embeddings: bool = False
+    norms_behind: bool = False
+    head_norms: bool = False
+    qkv_bias: bool = False
+    softcap: bool = False
+    causal: bool = True
 
 
+_GEMMA = Switches(norm_offset=1.0, scaled_embeddings=True)
 SWITCHES = {
     "llama": Switches(),
     "mistral": Switches(sliding=True),
-    "gemma": Switches(norm_offset=1.0, scaled_embeddings=True),
+    "qwen2": Switches(qkv_bias=True),
+    "qwen3": Switches(head_norms=True),
+    "smollm3": Switches(),
+    "gemma": _GEMMA,
+    "gemma2": dataclasses.replace(_GEMMA, norms_behind=True, softcap=True),
+    "gemma3_text": dataclasses.replace(_GEMMA, norms_behind=True, head_norms=True),
+    "eurobert": Switches(causal=False),
 }
 
 
@@ -50,10 +65,24 @@ def switches(config: PreTrainedConfig) -> Switches:
     return next(SWITCHES[name] for name in types if name in SWITCHES)
 
 
+def is_causal(config: PreTrainedConfig) -> bool:
+    """Whether a token sees only what came before it; EmbeddingGemma is a Gemma 3 that sees all."""
+    return switches(config).causal and not getattr(config, "use_bidirectional_attention", None)
+
+
 def layer_types(config: PreTrainedConfig) -> list[str]:
     """Return what each layer attends to: all, or the window."""
-    sliding = switches(config).sliding and config.sliding_window is not None
-    return [SLIDING if sliding else FULL] * config.num_hidden_layers
+    count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
+    kinds = (
+        getattr(config, "layer_types", None)
+        or [SLIDING if switches(config).sliding else FULL] * count
+    )
+    if len(kinds) < count or not set(kinds) <= {FULL, SLIDING}:
+        raise UsageError(
+            f"layer_types={kinds} of the configuration: give '{FULL}' or '{SLIDING}' for each of "
+            f"its {count} layers"
+        )
+    return [FULL if window is None else kind for kind in kinds[:count]]
 
 
 def linear(
@@ -82,25 +111,33 @@ class Attention(nn.CachedAttention):
                 f"multiple of num_key_value_heads={self.kv_heads}: query heads share key and "
                 "value heads in groups of one size"
             )
-        self.causal = not getattr(config, "use_bidirectional_attention", None)
-        self.rate = config.attention_dropout
+        kind, scalar = switches(config), getattr(config, "query_pre_attn_scalar", None)
+        self.causal, self.rate = is_causal(config), config.attention_dropout
+        self.scale = None if scalar is None else scalar**-0.5
+        self.softcap = config.attn_logit_softcapping if kind.softcap else None
         width, bias = config.hidden_size, getattr(config, "attention_bias", False)
         inner, shared = config.num_attention_heads * self.head_dim, self.kv_heads * self.head_dim
-        self.q_proj = linear(config, width, inner, rngs, bias)
-        self.k_proj = linear(config, width, shared, rngs, bias)
-        self.v_proj = linear(config, width, shared, rngs, bias)
+        self.q_proj = linear(config, width, inner, rngs, bias or kind.qkv_bias)
+        self.k_proj = linear(config, width, shared, rngs, bias or kind.qkv_bias)
+        self.v_proj = linear(config, width, shared, rngs, bias or kind.qkv_bias)
         self.o_proj = linear(config, inner, width, rngs, bias)
+        self.q_norm, self.k_norm = (
+            norm(config, self.head_dim) if kind.head_norms else nnx.data(None) for _ in "qk"
+        )
 
     def __call__(self, x, angles, mask, rngs, return_weights=False):
         shape, causal = (*x.shape[:2], -1, self.head_dim), False
-        query = nn.rotate(self.q_proj(x).reshape(shape), angles)
-        key = nn.rotate(self.k_proj(x).reshape(shape), angles)
+        query, key = self.q_proj(x).reshape(shape), self.k_proj(x).reshape(shape)
         value = self.v_proj(x).reshape(shape)
+        if self.q_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if angles is not None:
+            query, key = nn.rotate(query, angles), nn.rotate(key, angles)
         if self.causal:
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, causal=causal, dropout_rate=self.rate, rngs=rngs,
-            return_weights=return_weights,
+            query, key, value, mask=mask, causal=causal, scale=self.scale, softcap=self.softcap,
+            dropout_rate=self.rate, rngs=rngs, return_weights=return_weights,
         )  # fmt: skip
         return self.o_proj(mixed.reshape(*x.shape[:2], -1)), weights
 
@@ -114,30 +151,43 @@ class MLP(nnx.Module):
         self.gate_proj = linear(config, width, inner, rngs, bias)
         self.up_proj = linear(config, width, inner, rngs, bias)
         self.down_proj = linear(config, inner, width, rngs, bias)
-        self.act = nn.activation(config.hidden_act)
+        name = "hidden_act" if hasattr(config, "hidden_act") else "hidden_activation"
+        self.act = nn.activation(getattr(config, name))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
-def norm(config: PreTrainedConfig) -> nn.RMSNorm:
-    """A norm over the hidden size, whose parameter Transformers 4 called ``weight``."""
-    offset = switches(config).norm_offset
-    return nn.RMSNorm(config.hidden_size, config.rms_norm_eps, leaf="weight", offset=offset)
+def norm(config: PreTrainedConfig, width: int | None = None) -> nn.RMSNorm:
+    """A norm over ``width``, or the hidden size, whose parameter is ``weight`` as in version 4."""
+    width, offset = width or config.hidden_size, switches(config).norm_offset
+    return nn.RMSNorm(width, config.rms_norm_eps, leaf="weight", offset=offset)
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, a norm before each."""
+    """Attention and feed-forward, a norm before each, and in some families one behind each.
 
-    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, kind: str):
-        self.kind = kind
+    ``kind`` says what it sees; where it is not ``turned``, its queries and keys have no positions.
+    """
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, kind: str, turned: bool):
+        self.kind, self.turned = kind, turned
+        self.norms_behind = switches(config).norms_behind
         self.input_layernorm, self.self_attn = norm(config), Attention(config, rngs)
         self.post_attention_layernorm, self.mlp = norm(config), MLP(config, rngs)
+        if self.norms_behind:
+            self.pre_feedforward_layernorm = norm(config)
+            self.post_feedforward_layernorm = norm(config)
 
     def __call__(self, x, angles, masks, *, rngs, return_weights=False):
         mixed, weights = self.self_attn(
-            self.input_layernorm(x), angles, masks[self.kind], rngs, return_weights
-        )
+            self.input_layernorm(x), angles[self.kind] if self.turned else None, masks[self.kind],
+            rngs, return_weights,
+        )  # fmt: skip
+        if self.norms_behind:
+            x = x + self.post_attention_layernorm(mixed)
+            block = self.mlp(self.pre_feedforward_layernorm(x))
+            return x + self.post_feedforward_layernorm(block), weights
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x)), weights
 
@@ -146,15 +196,23 @@ class Decoder(nnx.Module):
     """The decoder without a head."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        self.rotary = nn.Rotary(config, head_size(config))
-        self.windows = {FULL: None}
-        if SLIDING in (kinds := layer_types(config)):
+        kinds = layer_types(config)
+        # Every kind may have angles of its own.
+        self.rotary = {
+            kind: nn.Rotary(config, head_size(config), kind) for kind in dict.fromkeys(kinds)
+        }
+        self.windows: dict[str, tuple[int, int] | None] = {FULL: None} if FULL in kinds else {}
+        if SLIDING in kinds:
             # A window counts the query's own key.
-            self.windows = {SLIDING: (config.sliding_window - 1, 0)}
+            side = config.sliding_window - 1
+            self.windows[SLIDING] = (side, 0) if is_causal(config) else (side, side)
+        turned = getattr(config, "no_rope_layers", None) or [True] * len(kinds)
         self.factor = config.hidden_size**0.5 if switches(config).scaled_embeddings else None
         init = nn.normal(config.initializer_range)
         self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
-        self.layers = nn.Layers([Layer(config, rngs, kind) for kind in kinds])
+        self.layers = nn.Layers([
+            Layer(config, rngs, kind, bool(at)) for kind, at in zip(kinds, turned, strict=False)
+        ])  # fmt: skip
         self.norm = norm(config)
 
     def __call__(
@@ -175,7 +233,7 @@ class Decoder(nnx.Module):
             scaled = x * jnp.asarray(self.factor, x.dtype)
             x = jnp.where(jnp.isnan(x), x, scaled)
         x, weights, inputs = nn.run_layers(
-            self.layers, x, self.rotary(position_ids), masks,
+            self.layers, x, {kind: turn(position_ids) for kind, turn in self.rotary.items()}, masks,
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip
         x = self.norm(x)
@@ -193,12 +251,74 @@ class CausalLM(nnx.Module):
         self.model = Decoder(config, rngs)
         tied, sizes = config.tie_word_embeddings, (config.hidden_size, config.vocab_size)
         self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)
+        self.softcap = getattr(config, "final_logit_softcapping", None)
 
     def __call__(self, *args: Any, **kwargs: Any):
         output = self.model(*args, **kwargs)
         head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
+        logits = head(output.last_hidden_state)
+        if self.softcap is not None:
+            logits = jnp.tanh(logits / self.softcap) * self.softcap
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=head(output.last_hidden_state), hidden_states=output.hidden_states,
+            logits=logits, hidden_states=output.hidden_states, attentions=output.attentions
+        )
+
+
+class SequenceClassification(nnx.Module):
+    """A label (or a number) for the whole sequence, by its last token that is no padding."""
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        self.model, self.pad = Decoder(config, rngs), config.pad_token_id
+        self.score = linear(config, config.hidden_size, config.num_labels, rngs, bias=False)
+
+    def __call__(self, input_ids: jax.Array, *args: Any, **kwargs: Any):
+        rows, length = input_ids.shape
+        if self.pad is None and rows > 1:
+            raise UsageError(
+                f"{rows} rows are classified by their last tokens, and the configuration has no "
+                "pad_token_id by which padding could be told: set it, or give one row"
+            )
+        output = self.model(input_ids, *args, **kwargs)
+        real = jnp.ones_like(input_ids) if self.pad is None else input_ids != self.pad
+        last = (jnp.arange(length) * real).argmax(-1)
+        states = jnp.take_along_axis(output.last_hidden_state, last[:, None, None], 1)[:, 0]
+        return out.FlaxSequenceClassifierOutput(
+            logits=self.score(states), hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )  # fmt: skip
+
+
+class TokenClassification(nnx.Module):
+    """A label for every token."""
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        self.model = Decoder(config, rngs)
+        rates = (getattr(config, name, None) for name in ("classifier_dropout", "hidden_dropout"))
+        self.dropout = nn.Dropout(next((rate for rate in rates if rate is not None), 0.1))
+        self.score = linear(config, config.hidden_size, config.num_labels, rngs, bias=True)
+
+    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any):
+        output = self.model(*args, rngs=rngs, **kwargs)
+        return out.FlaxTokenClassifierOutput(
+            logits=self.score(self.dropout(output.last_hidden_state, rngs)),
+            hidden_states=output.hidden_states, attentions=output.attentions,
+        )  # fmt: skip
+
+
+class QuestionAnswering(nnx.Module):
+    """The first and the last token of the answer; most files call the decoder ``transformer``."""
+
+    part = "transformer"
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        setattr(self, self.part, Decoder(config, rngs))
+        self.qa_outputs = linear(config, config.hidden_size, 2, rngs, bias=True)
+
+    def __call__(self, *args: Any, **kwargs: Any):
+        output = getattr(self, self.part)(*args, **kwargs)
+        start, end = jnp.moveaxis(self.qa_outputs(output.last_hidden_state), -1, 0)
+        return out.FlaxQuestionAnsweringModelOutput(
+            start_logits=start, end_logits=end, hidden_states=output.hidden_states,
             attentions=output.attentions,
         )  # fmt: skip
 

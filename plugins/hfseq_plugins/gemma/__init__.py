@@ -16,13 +16,15 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register):
-    """Add Gemma with the heads that Transformers 4 had in Flax."""
+    """Add Gemma with the heads that Transformers has in PyTorch."""
     register(
         "gemma",
         config="transformers:GemmaConfig",
         heads={
             "Model": f"{MODELING}:FlaxGemmaModel",
             "ForCausalLM": f"{MODELING}:FlaxGemmaForCausalLM",
+            "ForSequenceClassification": f"{MODELING}:FlaxGemmaForSequenceClassification",
+            "ForTokenClassification": f"{MODELING}:FlaxGemmaForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
         card="A causal Transformer decoder with scaled embeddings (Gemma Team, 2024).",

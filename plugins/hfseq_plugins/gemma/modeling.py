@@ -5,7 +5,13 @@ from __future__ import annotations
 from transformers import GemmaConfig
 
 from hfseq.generation import CausalGeneration
-from hfseq_plugins.decoder.modeling import CausalLM, Decoder, FlaxDecoderPreTrainedModel
+from hfseq_plugins.decoder.modeling import (
+    CausalLM,
+    Decoder,
+    FlaxDecoderPreTrainedModel,
+    SequenceClassification,
+    TokenClassification,
+)
 
 
 class FlaxGemmaPreTrainedModel(FlaxDecoderPreTrainedModel):
@@ -24,3 +30,15 @@ class FlaxGemmaForCausalLM(CausalGeneration, FlaxGemmaPreTrainedModel):
     """Gemma with its language-modelling head."""
 
     module_class = CausalLM
+
+
+class FlaxGemmaForSequenceClassification(FlaxGemmaPreTrainedModel):
+    """Gemma with a classifier on the last token."""
+
+    module_class = SequenceClassification
+
+
+class FlaxGemmaForTokenClassification(FlaxGemmaPreTrainedModel):
+    """Gemma with a classifier on every token."""
+
+    module_class = TokenClassification

@@ -18,13 +18,16 @@ CITATION = r"""@misc{touvron2023llama,
 
 @hookimpl
 def register_architectures(register):
-    """Add Llama with the heads that Transformers 4 had in Flax."""
+    """Add Llama with the heads that Transformers has in PyTorch."""
     register(
         "llama",
         config="transformers:LlamaConfig",
         heads={
             "Model": f"{MODELING}:FlaxLlamaModel",
             "ForCausalLM": f"{MODELING}:FlaxLlamaForCausalLM",
+            "ForSequenceClassification": f"{MODELING}:FlaxLlamaForSequenceClassification",
+            "ForQuestionAnswering": f"{MODELING}:FlaxLlamaForQuestionAnswering",
+            "ForTokenClassification": f"{MODELING}:FlaxLlamaForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
         card="A causal Transformer decoder with rotary positions (Touvron et al., 2023).",

@@ -18,13 +18,16 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register):
-    """Add Mistral with the heads that Transformers 4 had in Flax."""
+    """Add Mistral with the heads that Transformers has in PyTorch."""
     register(
         "mistral",
         config="transformers:MistralConfig",
         heads={
             "Model": f"{MODELING}:FlaxMistralModel",
             "ForCausalLM": f"{MODELING}:FlaxMistralForCausalLM",
+            "ForSequenceClassification": f"{MODELING}:FlaxMistralForSequenceClassification",
+            "ForQuestionAnswering": f"{MODELING}:FlaxMistralForQuestionAnswering",
+            "ForTokenClassification": f"{MODELING}:FlaxMistralForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
         card="A causal Transformer decoder with a sliding window (Jiang et al., 2023).",

@@ -5,7 +5,14 @@ from __future__ import annotations
 from transformers import MistralConfig
 
 from hfseq.generation import CausalGeneration
-from hfseq_plugins.decoder.modeling import CausalLM, Decoder, FlaxDecoderPreTrainedModel
+from hfseq_plugins.decoder.modeling import (
+    CausalLM,
+    Decoder,
+    FlaxDecoderPreTrainedModel,
+    QuestionAnswering,
+    SequenceClassification,
+    TokenClassification,
+)
 
 
 class FlaxMistralPreTrainedModel(FlaxDecoderPreTrainedModel):
@@ -24,3 +31,27 @@ class FlaxMistralForCausalLM(CausalGeneration, FlaxMistralPreTrainedModel):
     """Mistral with its language-modelling head."""
 
     module_class = CausalLM
+
+
+class FlaxMistralForSequenceClassification(FlaxMistralPreTrainedModel):
+    """Mistral with a classifier on the last token."""
+
+    module_class = SequenceClassification
+
+
+class AnsweringMistral(QuestionAnswering):
+    """Its files call the decoder ``model``, as those of the other heads do."""
+
+    part = "model"
+
+
+class FlaxMistralForQuestionAnswering(FlaxMistralPreTrainedModel):
+    """Mistral that marks the span of an answer."""
+
+    module_class = AnsweringMistral
+
+
+class FlaxMistralForTokenClassification(FlaxMistralPreTrainedModel):
+    """Mistral with a classifier on every token."""
+
+    module_class = TokenClassification

@@ -1,0 +1,32 @@
+"""EuroBERT (Boizard et al., 2025, https://arxiv.org/abs/2503.05500): Llama that sees both ways."""
+
+from __future__ import annotations
+
+from hfseq import hookimpl
+
+MODELING = "hfseq_plugins.eurobert.modeling"
+CITATION = """\
+@misc{boizard2025eurobert,
+  title = {{EuroBERT}: Scaling Multilingual Encoders for European Languages},
+  author = {Boizard, Nicolas and Gisserot-Boukhlef, Hippolyte and Alves, Duarte M. and others},
+  year = {2025},
+  url = {https://arxiv.org/abs/2503.05500}
+}"""
+
+
+@hookimpl
+def register_architectures(register):
+    """Add EuroBERT."""
+    register(
+        "eurobert",
+        config="transformers:EuroBertConfig",
+        heads={
+            "Model": f"{MODELING}:FlaxEuroBertModel",
+            "ForMaskedLM": f"{MODELING}:FlaxEuroBertForMaskedLM",
+            "ForSequenceClassification": f"{MODELING}:FlaxEuroBertForSequenceClassification",
+            "ForTokenClassification": f"{MODELING}:FlaxEuroBertForTokenClassification",
+        },
+        sharding="hfseq_plugins.decoder.sharding:RULES",
+        card="A Transformer encoder of Llama's kind for many languages (Boizard et al., 2025).",
+        citation=CITATION,
+    )

@@ -1,0 +1,33 @@
+"""SmolLM3 (Bakouch et al., 2025, https://huggingface.co/blog/smollm3): Llama, turned less."""
+
+from __future__ import annotations
+
+from hfseq import hookimpl
+
+MODELING = "hfseq_plugins.smollm3.modeling"
+CITATION = """\
+@misc{bakouch2025smollm3,
+  title = {{SmolLM3}: smol, multilingual, long-context reasoner},
+  author = {Bakouch, Elie and Ben Allal, Loubna and Lozhkov, Anton and Tazi, Nouamane and others},
+  year = {2025},
+  url = {https://huggingface.co/blog/smollm3}
+}"""
+
+
+@hookimpl
+def register_architectures(register):
+    """Add SmolLM3."""
+    register(
+        "smollm3",
+        config="transformers:SmolLM3Config",
+        heads={
+            "Model": f"{MODELING}:FlaxSmolLM3Model",
+            "ForCausalLM": f"{MODELING}:FlaxSmolLM3ForCausalLM",
+            "ForSequenceClassification": f"{MODELING}:FlaxSmolLM3ForSequenceClassification",
+            "ForQuestionAnswering": f"{MODELING}:FlaxSmolLM3ForQuestionAnswering",
+            "ForTokenClassification": f"{MODELING}:FlaxSmolLM3ForTokenClassification",
+        },
+        sharding="hfseq_plugins.decoder.sharding:RULES",
+        card="A causal Transformer decoder, some of whose layers have no positions (Bakouch et al., 2025).",
+        citation=CITATION,
+    )
