@@ -103,7 +103,8 @@ VARIANTS = {
     "positions nowhere": ("smollm3", {"no_rope_layers": [0] * 4, "mlp_bias": True}),
     "no caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma2 untied": ("gemma2", {"tie_word_embeddings": False, "attention_bias": True}),
-    "gemma3 capped": ("gemma3_text", {"final_logit_softcapping": 4.0, "attn_logit_softcapping": 1.0}),
+    "gemma3 capped": ("gemma3_text", {"final_logit_softcapping": 4.0,
+                                      "attn_logit_softcapping": 1.0}),
     "gemma3 stretched": ("gemma3_text", {"rope_parameters": {
         "full_attention": {"rope_type": "linear", "rope_theta": 77.0, "factor": 3.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 9.0}}}),
