@@ -202,11 +202,11 @@ def check_against_file(config: PreTrainedConfig, tensors: Mapping[str, Tensor], 
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
-    """Turn ``a=1,b=gelu`` into a dictionary; values are YAML (so JSON too)."""
+    """Turn ``a=1,b=gelu,c=[2,3]`` into a dictionary; values are YAML (so JSON too)."""
     import yaml
 
     overrides: dict[str, Any] = {}
-    for item in filter(None, (text or "").split(",")):
+    for item in filter(None, re.split(r",(?![^\[]*\])", text or "")):  # not within a list
         name, sign, value = item.partition("=")
         if not sign or not name.strip():
             raise UsageError(f"--config_overrides {item}: write name=value, separated by commas")

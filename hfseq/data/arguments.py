@@ -596,6 +596,108 @@ class CaptionArguments(ImageArguments):
         yield from super().problems()
 
 
+@dataclass
+class SoundArguments(TextArguments):
+    """Where sound comes from, and how it is read."""
+
+    unit = "sounds"
+
+    train_dir: str | None = option(None, "Training sounds: a folder, all below it.")
+    validation_dir: str | None = option(None, "Validation sounds, likewise.")
+    train_file: list[str] | None = option(
+        None, f"Training sounds in tables that have a column of files: {TABLES_HELP}."
+    )
+    validation_file: list[str] | None = option(None, "Validation sounds, likewise.")
+    train_split_name: str = option("train", "Split of --dataset_name to train on.")
+    validation_split_name: str = option("validation", "Split of --dataset_name to validate on.")
+    audio_column_name: str | None = option(
+        None,
+        f"Column of the sound: {COLUMN_HELP}; by default that of sounds in a dataset, or one of a "
+        "usual name (audio, path, file …).",
+    )
+    speech_file_column: str | None = option(None, "Another name of --audio_column_name.")
+    max_duration_in_seconds: Annotated[float, Allowed("more than 0", above=0)] = option(
+        20.0, "Cut longer sounds to so much: in training at a random place, else from the start."
+    )
+    min_duration_in_seconds: Annotated[float, Allowed("0 or more", minimum=0)] = option(
+        0.0, "Leave shorter sounds out."
+    )
+    pad_to_multiple_of: Count = option(
+        1024, "Samples of a batch are a multiple of this, of which there are four at most."
+    )
+    decode_workers: NotNegative | None = option(
+        None, "Threads that read sounds: by default one a CPU, 8 at most; 0 reads in training's."
+    )
+    header: bool | None = option(
+        None, "Whether the first line of a .tsv or .csv names the columns; by default it does."
+    )
+    quoting: bool | None = option(
+        None, 'Whether " quotes cells; by default in .csv and not in .tsv files.'
+    )
+
+    def __post_init__(self) -> None:
+        self.audio_column_name = self.audio_column_name or self.speech_file_column
+        super().__post_init__()
+
+    def problems(self) -> Iterator[str]:
+        """Add two sources of one split, lengths that exclude each other, and running text's."""
+        for split in SPLITS[:2]:
+            if getattr(self, f"{split}_dir") and getattr(self, f"{split}_file"):
+                yield f"--{split}_dir and --{split}_file exclude each other: give one of them"
+        if self.dataset_name and self.train_dir:
+            yield "--dataset_name and --train_dir exclude each other: give one of them"
+        if self.min_duration_in_seconds > self.max_duration_in_seconds:
+            yield (
+                f"--min_duration_in_seconds {self.min_duration_in_seconds} is more than "
+                f"--max_duration_in_seconds {self.max_duration_in_seconds}"
+            )
+        if self.streaming or self.line_by_line or self.sample_by != "line":
+            yield (
+                "--streaming, --line_by_line and --sample_by are for running text; here every "
+                "sound is a row: drop them"
+            )
+        yield from super().problems()
+
+    @property
+    def by_number(self) -> bool:
+        """Whether the column is named by its number."""
+        return bool(re.fullmatch(r"[0-9]{1,9}", self.audio_column_name or ""))
+
+    @property
+    def sentence1_column(self) -> str | None:
+        """The column that tables are asked for."""
+        return self.audio_column_name
+
+    sentence2_column = label_column = task_name = None  # what tables are also asked for
+
+
+@dataclass
+class PretrainSpeechArguments(SoundArguments):
+    """The data flags of learning from speech without text."""
+
+    mask_time_prob: Share | None = option(
+        None,
+        "Share of the frames to hide, if no spans overlap; by default the configuration's "
+        "mask_time_prob.",
+    )
+    mask_time_length: Count | None = option(
+        None, "Frames of a hidden span; by default the configuration's mask_time_length."
+    )
+    max_gumbel_temperature: Annotated[float, Allowed("more than 0", above=0)] = option(
+        2.0, "Temperature of the choice of codes at the first step."
+    )
+    min_gumbel_temperature: Annotated[float, Allowed("more than 0", above=0)] = option(
+        0.1, "Temperature that it does not fall below."
+    )
+    gumbel_temperature_decay: Annotated[float, Allowed("in (0, 1]", above=0, maximum=1)] = option(
+        0.999995, "What the temperature is multiplied by after each step."
+    )
+    freeze_feature_extractor: bool = option(
+        False, "Leave the convolutions as they are: for more training of a trained model."
+    )
+    verbose_logging: bool = option(False, "Ignored: a flag of the old script.")
+
+
 PARALLEL_HELP = (
     ".csv, .tsv, .json, .jsonl or .parquet with both sides, two aligned text files (corpus.en "
     "corpus.de), a folder of MultiUN or OPUS Moses files, or tfds:NAME/CONFIG#SPLIT"
@@ -720,6 +822,7 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "classification": ClassificationArguments,
     "image_classification": ImageArguments,
     "image_text": CaptionArguments,
+    "wav2vec2": PretrainSpeechArguments,
 }
 
 

@@ -7,15 +7,28 @@ memory than a window of it. What cannot be read is told by an :class:`Unreadable
 from __future__ import annotations
 
 import io
+import logging
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hfseq.data import files
+from hfseq.data.arguments import SPLITS, SoundArguments
+from hfseq.data.classification import Examples, LabelledSplits
+from hfseq.data.sources import load_named
+from hfseq.data.tables import Table, read_table
 from hfseq.errors import DataError, UsageError, first_line, nearest
+
+if TYPE_CHECKING:
+    from hfseq.plugins import Plugins
+
+logger = logging.getLogger(__name__)
 
 #: Names of columns of sound and of what is said, and endings of files.
 COLUMNS = ("audio", "audio_path", "path", "file_name", "file", "sound", "speech")
@@ -217,3 +230,144 @@ class Spectrograms:
             samples, sampling_rate=self.extractor.sampling_rate, return_tensors="np"
         )
         return np.asarray(made["input_features"][0])[:, :frames]
+
+
+# -- sounds to train on
+
+
+@dataclass
+class Sounds(Examples):
+    """The sounds of a split: ``first`` are their names, ``sources`` those of the whole table."""
+
+    sources: Sequence[Source] = ()
+
+    def source(self, number: int) -> Source:
+        """Say where a sound is."""
+        return self.sources[number if self.rows is None else int(self.rows[number])]
+
+    def select(self, rows: np.ndarray) -> Sounds:
+        """Return some of the sounds, by ascending number."""
+        return Sounds(**vars(super().select(rows)), sources=self.sources)
+
+
+def load_sounds(arguments: SoundArguments, plugins: Plugins | None = None) -> LabelledSplits:
+    """Load what the flags name; loading it again gives the same object. Nothing is read here.
+
+    Of a folder all sound below it, of a table or dataset a column of files or sounds.
+    """
+    kept = vars(arguments)  # beside the fields, so logs and cards do not see it
+    if "_sounds" in kept:
+        return kept["_sounds"]
+    read: dict[str, Sounds] = {}
+    if arguments.dataset_name:
+        named = {split: getattr(arguments, f"{split}_split_name") for split in SPLITS[:2]}
+        found = load_named(arguments, plugins, list(named.values()))
+        for split, name in named.items():
+            if name in found:
+                origin = f"--dataset_name {arguments.dataset_name}, split {name}"
+                read[split] = _of_dataset(found[name], origin, arguments)
+    for split in SPLITS[:2]:
+        folder, tables = (getattr(arguments, f"{split}_{kind}") for kind in ("dir", "file"))
+        if folder:
+            if not os.path.isdir(folder):
+                raise DataError(f"--{split}_dir {folder} is no folder: give one with sound")
+            found_files = find([folder])
+            # By their names inside, so that a folder is divided likewise wherever it lies.
+            inside = [os.path.relpath(name, folder).replace(os.sep, "/") for name in found_files]
+            sources = [Source(name) for name in found_files]
+            read[split] = _sounds(inside, f"--{split}_dir {folder}", sources)
+        elif tables:
+            read[split] = _of_tables(tables, f"--{split}_file", arguments)
+    if not read:
+        raise UsageError("no data: give --train_dir, --train_file or --dataset_name")
+    splits = LabelledSplits(read, None)
+    if "train" in splits:
+        splits.set_aside(arguments)
+    for split, most in (("train", "max_train_samples"), ("validation", "max_eval_samples")):
+        limit = getattr(arguments, most)
+        if split in splits and limit is not None and limit < len(splits[split]):
+            splits[split] = splits[split].select(np.arange(limit))
+    kept["_sounds"] = splits
+    return splits
+
+
+def _sounds(names: list[str], origin: str, sources: Sequence[Source]) -> Sounds:
+    if not names:
+        raise DataError(f"{origin} has no sounds")
+    table = Table({"audio": list(names)}, origin)
+    return Sounds(names, None, [None] * len(names), [(0, table)], sources=sources)
+
+
+def _of_tables(patterns: list[str], flag: str, arguments: SoundArguments) -> Sounds:
+    names: list[str] = []
+    sources: list[Source] = []
+    found = files.expand(patterns, flag)
+    for file in found:
+        table = read_table(file, flag, arguments)  # type: ignore[arg-type]
+        column = choose_column(
+            list(table.columns), arguments.audio_column_name, COLUMNS, "audio_column_name", file
+        )
+        names += (texts := table.texts(column))
+        sources += [Source(os.path.join(os.path.dirname(file), name)) for name in texts]
+    return _sounds(names, f"{flag} {', '.join(found)}", sources)
+
+
+def _of_dataset(dataset: Any, origin: str, arguments: SoundArguments) -> Sounds:
+    import datasets
+
+    features: Mapping[str, Any] = dataset.features or {}
+    sound = [name for name, kind in features.items() if isinstance(kind, datasets.Audio)]
+    asked = arguments.audio_column_name or next(iter(sound), None)
+    column = choose_column(dataset.column_names, asked, COLUMNS, "audio_column_name", origin)
+    names = [f"{origin} {row}" for row in range(len(dataset))]
+    return _sounds(names, origin, Column(dataset, column, origin))
+
+
+class SoundRows:
+    """Row i is sound i, which is read when the batch is made: rows hold its number."""
+
+    max_runs = 1
+
+    def __init__(self, sounds: Sounds, length: int, split: str):
+        self.sounds, self.length, self.split = sounds, length, SPLITS.index(split)
+
+    def __len__(self) -> int:
+        return len(self.sounds)
+
+    def width(self, indices: np.ndarray) -> int:
+        """Places of the longest sound, as the model counts them."""
+        return self.length
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Return the numbers of these rows, and of which split they are."""
+        indices = np.asarray(indices, np.int64)
+        return {"sounds": indices, "split": np.full(len(indices), self.split, np.int32)}
+
+
+class Reader:
+    """Reads the sounds of a batch in threads: libsndfile and scipy leave the interpreter to others.
+
+    Of each at most ``most`` samples, from a place that is a share of what is too much; fewer than
+    ``fewest`` are none.
+    """
+
+    def __init__(self, rate: int, fewest: int, most: int, workers: int | None):
+        self.rate, self.fewest, self.most = rate, fewest, most
+        workers = min(os.cpu_count() or 1, 8) if workers is None else workers
+        self._pool = ThreadPoolExecutor(workers, "hfseq-sound") if workers else None
+
+    def __call__(
+        self, sources: Sequence[Source], starts: Sequence[float]
+    ) -> list[np.ndarray | str]:
+        """Return the samples of each, or why there are none."""
+        each = self._pool.map if self._pool else map
+        return list(each(self._read, sources, starts))
+
+    def _read(self, source: Source, start: float) -> np.ndarray | str:
+        try:
+            sound = Sound(source, self.rate)
+            if sound.length < self.fewest:
+                return f"{sound.seconds:.3g} seconds, less than {self.fewest / self.rate:.3g}"
+            return sound.read(int(start * (max(sound.length - self.most, 0) + 1)), self.most)
+        except Unreadable as error:
+            return str(error)

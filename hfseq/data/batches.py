@@ -265,13 +265,14 @@ class StreamBatches(Batches):
 class RowRandom:
     """Random numbers for the rows of a batch, each depending on (seed, step, row) only.
 
-    ``rows`` are row numbers within the global batch. What a row draws depends neither on the
-    other rows asked for nor on the length of the draw (a longer one begins the same), but on how
-    many draws came before. Counter-based: one SplitMix64 stream per row and draw.
+    ``step`` is that of training, and 0 in evaluations; ``rows`` are row numbers within the global
+    batch. What a row draws depends neither on the other rows asked for nor on the length of the
+    draw (a longer one begins the same), but on how many draws came before. Counter-based: one
+    SplitMix64 stream per row and draw.
     """
 
     def __init__(self, seed: int, step: int, rows: np.ndarray):
-        self.rows = np.asarray(rows, np.uint64)
+        self.step, self.rows = step, np.asarray(rows, np.uint64)
         self._base, self._draws = derive("rows", seed, step), 0
 
     def _bits(self, length: int) -> np.ndarray:

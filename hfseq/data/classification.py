@@ -120,7 +120,7 @@ class LabelledSplits(dict[str, Examples]):
         positions = np.array([int.from_bytes(digest, "little") / 2**64 for digest in digests])
         kept = np.ones(len(whole), bool)
         for split in SPLITS[1:]:
-            share = getattr(arguments, f"{split}_split_percentage")
+            share = getattr(arguments, f"{split}_split_percentage", 0)
             if split in self or not share:
                 continue
             left = np.sort(positions[kept])

@@ -13,6 +13,7 @@ def test_values_have_their_types():
     found = parse_overrides("a=1,b=gelu,c=0.5,d=false,e=null")
     assert found == {"a": 1, "b": "gelu", "c": 0.5, "d": False, "e": None}
     assert parse_overrides(None) == {}
+    assert parse_overrides("a=[1,2],b=3,c=[]") == {"a": [1, 2], "b": 3, "c": []}
 
 
 @pytest.mark.parametrize("text", ["a", "=3", "a=1,b"])

@@ -32,6 +32,8 @@ from unittest import mock
 
 import numpy as np
 
+from tests.support.sounds import write_words
+
 STORED = Path(__file__).resolve().parents[1] / "training" / "stored"
 STEP = 3
 DATA = "{data}"  # in a flag: the folder of the stored data
@@ -45,6 +47,12 @@ _GPT2 = "n_embd=8,n_layer=1,n_head=2,n_positions=24"
 _VQ = (
     "hidden_size=16,num_hidden_layers=1,head_dim=8,num_codes=6,window_size=8,block_size=4,"
     "sinusoid_base=100,commitment_cost=0.01,residual_dropout=0.1"
+)
+_CONVOLUTIONS = (
+    "conv_dim=[4,8],conv_stride=[10,10],conv_kernel=[20,10],num_feat_extract_layers=2,"
+    "feat_extract_norm=layer,do_stable_layer_norm=true,num_conv_pos_embeddings=4,"
+    "num_conv_pos_embedding_groups=2,codevector_dim=8,num_codevectors_per_group=4,"
+    "proj_codevector_dim=8,num_negatives=4,mask_time_length=2"
 )
 _COMMON = {
     "train_file": f"{DATA}/train.jsonl", "validation_file": f"{DATA}/valid.jsonl",
@@ -95,6 +103,12 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "image_text": ("image_text", {
         "model_name_or_path": f"{DATA}/pair", "train_file": f"{DATA}/captions.jsonl",
         "validation_file": None, "max_seq_length": 8, "decode_workers": 0,
+    }),
+    "wav2vec2": ("wav2vec2", {
+        "train_file": None, "validation_file": None, "train_dir": f"{DATA}/sounds",
+        "config_overrides": f"{_BERT},{_CONVOLUTIONS}", "mask_time_prob": 0.5,
+        "max_duration_in_seconds": 0.1, "pad_to_multiple_of": 100, "decode_workers": 0,
+        "gumbel_temperature_decay": 0.9,
     }),
     "fp8": ("mlm", _MLM | {
         "precision": "fp8_delayed", "fp8_amax_history_length": 4,
@@ -233,6 +247,8 @@ def write(target: Path) -> None:
         write_data(target / "data")
     if not (target / "data" / "pictures").exists():
         write_pictures(target / "data")
+    if not (target / "data" / "sounds").exists():
+        write_words(target / "data" / "sounds", 16, longest=4, seconds=0.02)
     for name, (objective, own) in RUNS.items():
         if not (target / name).exists():
             with tempfile.TemporaryDirectory() as temporary:

@@ -49,6 +49,7 @@ RUNS = {
     "classification": ("run_classification_flax.py", "mlm", {"train_file": "labelled"}, 8),
     "image_classification": ("run_image_classification_flax.py", "mlm", {}, 4),
     "image_text": ("run_clip_flax.py", "mlm", {}, 4),
+    "wav2vec2": ("run_wav2vec2_pretrain_flax.py", "mlm", {}, 4),
 }
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name != "mlm"]
 
@@ -62,8 +63,8 @@ def labelled(corpus):
     return corpus / "labelled.tsv"
 
 
-def on_pictures(name: str) -> dict[str, Any]:
-    """The flags of a stored run on pictures, in place of those on text."""
+def without_text(name: str) -> dict[str, Any]:
+    """The flags of a stored run on pictures or sound, in place of those on text."""
     none = ("model_type", "tokenizer_name", "train_file", "validation_file", "max_seq_length")
     own = stored_runs.RUNS[name][1]
     given = {
@@ -82,8 +83,8 @@ def test_kills_at_random_moments_change_nothing(flags, labelled, tmp_path, name)
     options |= {"objective": objective, **own}
     if own.get("train_file"):
         options |= {"train_file": labelled, "validation_file": labelled}
-    if name.startswith("image"):
-        options |= on_pictures(name)
+    if name.startswith(("image", "wav2vec2")):
+        options |= without_text(name)
     whole = start(flags("whole", **options), script)
     output, _ = whole.communicate(timeout=900)
     assert whole.returncode == 0, output

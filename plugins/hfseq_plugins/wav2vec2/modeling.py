@@ -395,7 +395,7 @@ class GumbelVectorQuantizer(nnx.Module):
             hard = jax.nn.one_hot(noisy.argmax(-1), logits.shape[-1])
             chosen, shares = hard + noisy - jax.lax.stop_gradient(noisy), jax.nn.softmax(logits)
         weight = jnp.ones(x.shape[:2]) if hidden is None else hidden.astype(jnp.float32)
-        used = (shares * weight[..., None, None]).sum((0, 1)) / weight.sum()
+        used = (shares * weight[..., None, None]).sum((0, 1)) / jnp.maximum(weight.sum(), 1)
         perplexity = jnp.exp(-jax.scipy.special.xlogy(used, used).sum(-1)).sum()
         codes = self.codevectors[...].reshape(self.groups, logits.shape[-1], -1)
         vectors = jnp.einsum("blgv,gvd->blgd", chosen, codes)

@@ -1,0 +1,155 @@
+"""What objectives on sound have in common: it is read while batches are made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hfseq.data.arguments import SPLITS, SoundArguments, TextArguments
+from hfseq.data.audio import Reader, SoundRows, Sounds, load_sounds
+from hfseq.data.batches import RowRandom, Rows
+from hfseq.errors import DataError, UsageError, first_line
+from hfseq.objectives.base import Arrays
+
+if TYPE_CHECKING:
+    from hfseq.modeling import FlaxPreTrainedModel
+    from hfseq.plugins import Plugins
+
+logger = logging.getLogger(__name__)
+NAMED = 5  # sounds that a log names before it only counts
+
+
+class Heard(NamedTuple):
+    """The samples of a batch, float32 (rows, width), and how many are each row's own.
+
+    Rows that do not count, as they are copies or could not be read, have none.
+    """
+
+    values: np.ndarray
+    lengths: np.ndarray
+
+
+class ReadsSound:
+    """Reads the samples of a batch, and counts sounds that cannot be read."""
+
+    arguments: Any
+    tokenizer: Any
+    splits: Any
+    left_out: dict[str, dict[int, str]]
+    heard: set[str]  # splits of which something was read
+    frames_of: Any
+
+    def setup(self) -> None:
+        """Find the sounds."""
+        self.splits, self.left_out = load_sounds(self.arguments), {}
+        self.heard = set()
+
+    @classmethod
+    def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
+        """Load the feature extractor of the checkpoint, or make a plain one."""
+        from transformers import AutoFeatureExtractor, Wav2Vec2FeatureExtractor
+
+        if name is None:
+            return Wav2Vec2FeatureExtractor(do_normalize=True, return_attention_mask=True)
+        options.pop("trust_remote_code", None)
+        try:
+            return AutoFeatureExtractor.from_pretrained(name, **options)
+        except Exception as error:  # an OSError without a file, a ValueError of an unknown kind
+            raise UsageError(
+                f"'{name}' has no feature extractor ({first_line(error)}): give a directory with a "
+                "preprocessor_config.json"
+            ) from error
+
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Refuse a model that does not read samples; learn what it makes of so many."""
+        frames_of = getattr(model, "_get_feat_extract_output_lengths", None)
+        if frames_of is None:
+            raise UsageError(
+                f"{type(model).__name__} does not read the samples of sound: take wav2vec2"
+            )
+        self.frames_of = lambda samples: np.maximum(frames_of(samples, False), 0)
+        given: SoundArguments = self.arguments
+        rate = self.tokenizer.sampling_rate
+        most, step = round(given.max_duration_in_seconds * rate), given.pad_to_multiple_of
+        fewest = max(round(given.min_duration_in_seconds * rate), 1)
+        while self.frames_of(fewest) < 1:
+            fewest += 1
+        if most < fewest:
+            raise UsageError(
+                f"--max_duration_in_seconds {given.max_duration_in_seconds} are {most} samples; "
+                f"the model makes nothing of fewer than {fewest}"
+            )
+        self.reader = Reader(rate, fewest, most, given.decode_workers)
+        # Four widths at most: the step is compiled for each.
+        self.widths = sorted({-(-most * part // (4 * step)) * step for part in (1, 2, 3, 4)})
+
+    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
+        """Return the sounds, which were found already."""
+        return self.splits
+
+    def choose_length(self, limit: int | None) -> int:
+        """Return the frames of the longest row."""
+        return int(self.frames_of(self.widths[-1]))
+
+    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+        """Number the sounds of a split."""
+        rows = SoundRows(splits[split], length, split)
+        logger.info("%s: %d sounds", split, len(rows))
+        return rows, {"documents": len(rows)}
+
+    def read(self, rows: Arrays, random: RowRandom) -> Heard:
+        """Return the samples of a batch as the model reads them."""
+        split = SPLITS[int(rows["split"][0])]
+        sounds = self.splits[split]
+        assert isinstance(sounds, Sounds)
+        numbers, valid = rows["sounds"].tolist(), rows["valid"]
+        starts = random.uniform(1)[:, 0] if split == "train" else np.zeros(len(numbers))
+        sources = [sounds.source(number) for number in numbers]
+        found = self.reader(sources, starts.tolist())
+        for number, source, made in zip(numbers, sources, found, strict=True):
+            if isinstance(made, str):
+                self._leave_out(split, number, source.name, made)
+        counts = valid & np.array([not isinstance(made, str) for made in found])
+        if counts.any():
+            self.heard.add(split)
+        elif split not in self.heard:  # later on, a batch may be of short sounds alone
+            raise DataError(
+                f"none of the first {valid.sum()} sounds of {split} can be trained on, the first "
+                f"of them {sources[0].name}: {found[0]}"
+            )
+        lengths = np.array([len(made) for made in found]) * counts
+        width = next(width for width in self.widths if width >= lengths.max(initial=1))
+        values = np.zeros((len(found), width), np.float32)
+        for row in np.flatnonzero(counts):
+            made = self.tokenizer(
+                found[row], sampling_rate=self.tokenizer.sampling_rate, return_tensors="np"
+            )
+            values[row, : lengths[row]] = made["input_values"][0]
+        rows["frames"] = self.frames_of(lengths)  # for `tokens`
+        return Heard(values, lengths)
+
+    def inputs(self, heard: Heard) -> Arrays:
+        """Return what the model is given: a mask if it was trained to have one."""
+        values, lengths = heard
+        if not self.tokenizer.return_attention_mask:
+            return {"input_values": values}
+        mask = np.arange(values.shape[1]) < lengths[:, None]
+        return {"input_values": values, "attention_mask": mask.astype(np.int32)}
+
+    def tokens(self, rows: Arrays) -> int:
+        """Return the frames of the sounds that count, once they were read."""
+        return int(rows["frames"].sum())
+
+    def _leave_out(self, split: str, number: int, name: str, reason: str) -> None:
+        """Name a sound that cannot be read, the first time."""
+        found = self.left_out.setdefault(split, {})
+        if number in found:
+            return
+        found[number] = reason
+        if len(found) <= NAMED:
+            logger.warning("left out of %s: %s: %s", split, name, reason)
+        elif len(found) in (10, 100, 1000, 10_000, 100_000):
+            logger.warning("left out of %s so far: %d sounds", split, len(found))

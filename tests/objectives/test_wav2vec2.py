@@ -1,0 +1,128 @@
+"""What is hidden of sound and what it is told apart from; loss and gradients beside PyTorch."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hfseq.data.batches import RowRandom
+from hfseq.objectives.wav2vec2 import Wav2Vec2, contrast, draw_negatives, hide_spans
+from hfseq_plugins.wav2vec2 import modeling
+from hfseq_plugins.wav2vec2.modeling import FlaxWav2Vec2ForPreTraining
+from tests.support import models
+
+STILL = dict.fromkeys(
+    ("hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout",
+     "feat_quantizer_dropout", "final_dropout", "layerdrop"), 0.0,
+)  # fmt: skip
+STABLE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
+
+
+def generators(rows=4, step=0):
+    return RowRandom(3, step, np.arange(rows)).generators()
+
+
+def test_spans_have_the_wanted_share_and_negatives_are_other_hidden_frames():
+    frames = np.array([200, 60, 12, 3, 0])
+    shares = []
+    for step in range(40):
+        hidden = hide_spans(frames, 200, 0.4, 4, generators(5, step))
+        assert not hidden[:, 60:][1:].any() and not hidden[2, 12:].any() and not hidden[3:].any()
+        lengths = np.diff(np.flatnonzero(np.diff(np.r_[0, hidden[0], 0])))[::2]
+        assert lengths.min() >= 4 and hidden[2].any()
+        shares.append(hidden[0].mean())
+        negatives = draw_negatives(hidden, 7, generators(5, step))
+        assert negatives.shape == (5, 200, 7) and not negatives[~hidden].any()
+        for row in range(3):
+            for frame in np.flatnonzero(hidden[row]):
+                assert hidden[row, negatives[row, frame]].all()
+                assert frame not in negatives[row, frame]
+    assert 0.3 < np.mean(shares) < 0.37  # of 0.4, since spans overlap: 1 - exp(-0.4) and less
+    again = hide_spans(frames[1:2], 90, 0.4, 4, generators(5, step)[1:2])
+    assert np.array_equal(again, hidden[1:2, :90])  # neither other rows nor the width count
+
+
+def test_another_frame_with_the_same_code_is_no_wrong_answer():
+    random = np.random.default_rng(0)
+    states = jnp.asarray(random.normal(size=(1, 4, 8)), jnp.float32)
+    codes = states.at[0, 1].set(states[0, 0])  # the guess of 0 is right, and 1 has that code too
+    hidden = jnp.asarray([[True, True, True, False]])
+    negatives = jnp.asarray([[[1], [2], [0], [0]]])
+    total, right = contrast(states, codes, negatives, hidden, 0.1)
+    # Frame 0 has nothing to be told apart from: no loss, and nothing achieved.
+    _, rest = contrast(states, codes, negatives, hidden.at[0, 0].set(False), 0.1)
+    assert right == rest
+    only = contrast(states, codes, negatives, jnp.asarray([[True, False, False, False]]), 0.1)
+    assert float(only[0]) == 0 and int(only[1]) == 0 and total > 0
+    nothing = jax.grad(lambda x: contrast(x, 0 * codes, negatives, hidden, 0.1)[0])(0 * states)
+    assert np.isfinite(nothing).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [STABLE, {}])
+@pytest.mark.parametrize("train", [True, False])
+def test_loss_and_gradients_are_those_of_pytorch(kind, train, tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from transformers import Wav2Vec2ForPreTraining
+
+    config = models.wav2vec2_config(**STILL, **kind, num_negatives=5, mask_time_length=2)
+    model = FlaxWav2Vec2ForPreTraining(config)
+    model.save_pretrained(tmp_path)
+    theirs = Wav2Vec2ForPreTraining.from_pretrained(tmp_path).train(train)
+    random = np.random.default_rng(0)
+    samples = np.array([90, 61, 80])
+    values = random.normal(size=(3, 90)).astype(np.float32)
+    attend = (np.arange(90) < samples[:, None]).astype(np.int32)
+    values *= attend
+    frames = np.asarray(model._get_feat_extract_output_lengths(samples))
+    width = int(model._get_feat_extract_output_lengths(90))
+    hidden = hide_spans(frames, width, 0.5, 2, generators(3))
+    negatives = draw_negatives(hidden, 5, generators(3, 1))
+    noise = random.gumbel(size=(3, width, 2, 6)).astype(np.float32)
+
+    def soft(logits, tau, hard):
+        soft = torch.softmax((logits + torch.tensor(noise).reshape(logits.shape)) / tau, -1)
+        one = torch.nn.functional.one_hot(soft.argmax(-1), soft.shape[-1]).float()
+        return one - soft.detach() + soft
+
+    monkeypatch.setattr(torch.nn.functional, "gumbel_softmax", soft)
+    monkeypatch.setattr(modeling, "_gumbel", lambda keys, shape: jnp.asarray(noise))
+    theirs.set_gumbel_temperature(1.7)
+    whole = negatives + width * np.arange(3)[:, None, None]
+    found = theirs(
+        torch.tensor(values), attention_mask=torch.tensor(attend).long() if kind else None,
+        mask_time_indices=torch.tensor(hidden), sampled_negative_indices=torch.tensor(whole),
+    )  # fmt: skip
+    (found.loss / int(hidden.sum())).backward()  # as PyTorch's script scales its gradients
+
+    objective = object.__new__(Wav2Vec2)
+    objective.config = config
+    objective.arguments = Wav2Vec2.data_arguments()
+    batch = {"input_values": values, "hidden": hidden, "negatives": negatives, "frames": frames,
+             "temperature": np.full(3, 1.7, np.float32)}  # fmt: skip
+    if kind:
+        batch["attention_mask"] = attend
+    batch = {name: jnp.asarray(array) for name, array in batch.items()}
+
+    def mean(params):
+        rngs = jax.random.key(0) if train else None
+        total, count, more = objective.loss(model, params, batch, rngs, train)
+        return total / count, (total, more["totals"])
+
+    gradients, (total, totals) = jax.jit(jax.grad(mean, has_aux=True))(model.params)
+    assert float(total) == pytest.approx(float(found.loss.detach()), rel=1e-5)
+    assert float(totals["contrastive"]) == pytest.approx(
+        float(found.contrastive_loss.detach()), rel=1e-5
+    )
+    perplexity = float(totals["codes"] / hidden.sum())
+    assert perplexity == pytest.approx(float(found.codevector_perplexity.detach()), rel=1e-5)
+    model.save_pretrained(tmp_path / "gradients", params=gradients)
+    from safetensors.numpy import load_file
+
+    ours = load_file(tmp_path / "gradients" / "model.safetensors")
+    for name, parameter in theirs.named_parameters():
+        wanted = np.zeros(parameter.shape) if parameter.grad is None else parameter.grad.numpy()
+        error = np.abs(ours[name] - wanted).max()
+        assert error <= 2e-5 * max(np.abs(wanted).max(), 1e-2), (name, error)

@@ -1,0 +1,51 @@
+"""Small sounds: words of tones, each tone a letter, in files of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+RATE = 16000
+#: The tones of a letter, in hertz.
+LETTERS = {"a": (300, 900), "b": (500, 1500), "c": (800, 2200), "d": (400, 3000)}
+
+
+def say(word: str, seed: int = 0, seconds: float = 0.06) -> np.ndarray:
+    """Return the samples of a word: a tone a letter, a little noise, silence between letters."""
+    random, time = np.random.default_rng(seed), np.arange(round(RATE * seconds)) / RATE
+    silence = np.zeros(len(time) // 3)
+    parts = [silence]
+    for letter in word:
+        wave = sum(np.sin(2 * np.pi * hertz * time) for hertz in LETTERS[letter])
+        parts += [0.2 * wave * np.hanning(len(time)), silence]
+    sound = np.concatenate(parts)
+    return (sound + 0.005 * random.normal(size=sound.shape)).astype(np.float32)
+
+
+def write_words(
+    folder: Path, count: int, seed: int = 0, longest: int = 8, seconds: float = 0.06
+) -> list[str]:
+    """Write sounds of random words into ``folder``; the words by the number of the file."""
+    soundfile = pytest.importorskip("soundfile")
+    random = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    words = []
+    for number in range(count):
+        word = "".join(random.choice(list(LETTERS), int(random.integers(4, longest + 1))))
+        soundfile.write(folder / f"{number:03}.wav", say(word, number, seconds), RATE)
+        words.append(word)
+    return words
+
+
+def bad_sounds(folder: Path) -> dict[str, str]:
+    """Write files that are no sound to train on, and say what is told of each."""
+    soundfile = pytest.importorskip("soundfile")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "text.wav").write_text("no sound")
+    (folder / "zero.wav").write_bytes(b"")
+    soundfile.write(folder / "none.wav", np.zeros(0, np.float32), RATE)
+    soundfile.write(folder / "short.wav", np.zeros(500, np.float32), RATE)
+    return {"text.wav": "no sound of a known kind", "zero.wav": "it is empty",
+            "none.wav": "it is empty", "short.wav": "0.0312 seconds, less than 0.1"}  # fmt: skip

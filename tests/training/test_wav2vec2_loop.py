@@ -1,0 +1,112 @@
+"""Runs of wav2vec 2.0 on speech without text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hfseq.errors import DataError, UsageError
+from tests.support.models import same
+from tests.support.sounds import bad_sounds, write_words
+from tests.training.conftest import losses
+from tests.training.test_loop import stop_at
+
+pytest.importorskip("soundfile")
+#: A frame of 100 samples, 6 ms: a letter has ten.
+SIZES = (
+    "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=64,"
+    "conv_dim=[16,32],conv_stride=[10,10],conv_kernel=[20,10],num_feat_extract_layers=2,"
+    "feat_extract_norm=layer,do_stable_layer_norm=true,num_conv_pos_embeddings=8,"
+    "num_conv_pos_embedding_groups=2,codevector_dim=16,num_codevectors_per_group=8,"
+    "proj_codevector_dim=16,num_negatives=10,layerdrop=0.1,mask_time_length=5"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sound")
+    write_words(path / "train", 48)
+    write_words(path / "validation", 8, seed=1)
+    return path
+
+
+@pytest.fixture
+def pretrain(folder, tmp_path):
+    """Train in this process; keywords add or replace flags, None takes one away."""
+
+    def run(output="run", devices=1, callbacks=(), **changes):
+        from tests.support import runs
+
+        values = {
+            "output_dir": tmp_path / output, "config_overrides": SIZES, "mask_time_prob": 0.5,
+            "train_dir": folder / "train", "validation_dir": folder / "validation",
+            "max_duration_in_seconds": 0.5, "min_duration_in_seconds": 0.1, "decode_workers": 0,
+            "pad_to_multiple_of": 100, "global_batch_size": 8, "per_device_eval_batch_size": 4,
+            "learning_rate": 2e-3, "max_steps": 3, "logging_steps": 1, "report_to": "jsonl",
+            "compilation_cache_dir": "none",
+        } | changes  # fmt: skip
+        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
+        return runs.train(flags, "wav2vec2", devices, callbacks)
+
+    return run
+
+
+def test_a_step_is_taken_and_what_is_no_sound_counts_for_nothing(pretrain, tmp_path, caplog):
+    write_words(tmp_path / "mixed", 8)
+    told = bad_sounds(tmp_path / "mixed" / "bad")
+    loop = pretrain(
+        max_steps=1, max_duration_in_seconds=0.2, per_device_eval_batch_size=12,
+        validation_dir=tmp_path / "mixed",
+    )  # fmt: skip
+    metrics = loop.metrics
+    assert metrics["eval_left_out"] == len(told) and 0.3 < metrics["eval_masked_share"] < 0.6
+    assert np.isfinite(metrics["eval_loss"]) and metrics["eval_codevector_perplexity"] > 2
+    for name, reason in told.items():
+        assert any(name in text and reason in text for text in caplog.messages), name
+
+
+@pytest.mark.slow
+def test_a_run_learns_and_leaves_what_both_worlds_load(pretrain):
+    loop = pretrain(max_steps=300, logging_steps=20, warmup_steps=20, gumbel_temperature_decay=0.99)
+    seen = losses(loop.folder)
+    assert seen[300] < 0.8 * seen[20] and loop.metrics["eval_accuracy"] > 0.3
+    pytest.importorskip("torch")
+    from transformers import AutoFeatureExtractor, Wav2Vec2ForPreTraining
+
+    assert Wav2Vec2ForPreTraining.from_pretrained(loop.folder).config.hidden_size == 32
+    assert AutoFeatureExtractor.from_pretrained(loop.folder).return_attention_mask
+
+
+@pytest.mark.slow
+def test_neither_devices_nor_their_number_change_the_losses(pretrain):
+    # Adam makes steps of what rounding leaves of a zero gradient, such as that of keys' biases.
+    plain = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 5}
+    one, two = (pretrain(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
+    for step, loss in losses(one.folder).items():
+        assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_to_the_bit(pretrain):
+    # The temperature falls with the steps: a resumed run has that of its step.
+    falls = {"gumbel_temperature_decay": 0.9, "save_steps": 2, "max_steps": 4}
+    whole = pretrain("whole", **falls)
+    with pytest.raises(SystemExit):
+        pretrain("parts", **falls, callbacks=[stop_at(3)])
+    again = pretrain("parts", **falls)
+    assert again.began == 3 and same(whole.state.params, again.state.params)
+    assert losses(whole.folder) == losses(again.folder)
+
+
+def test_what_cannot_be_trained_is_told(pretrain, tmp_path):
+    bad_sounds(tmp_path / "bad")
+    with pytest.raises(DataError, match="none of the first 4 sounds of train can be trained on"):
+        pretrain(train_dir=tmp_path / "bad")
+    with pytest.raises(UsageError, match="'bert' has no codes to predict"):
+        pretrain(model_type="bert", config_overrides=None)
+    with pytest.raises(UsageError, match="apply_spec_augment=False hides nothing"):
+        pretrain(config_overrides=f"{SIZES},apply_spec_augment=false")
+    with pytest.raises(UsageError, match="0.005 are 80 samples"):
+        pretrain(max_duration_in_seconds=0.005, min_duration_in_seconds=0.0)
+    with pytest.raises(UsageError, match="no data: give --train_dir"):
+        pretrain(train_dir=None, validation_dir=None)
