@@ -28,6 +28,9 @@ def register_architectures(register):
             "ForTokenClassification": f"{MODELING}:FlaxSmolLM3ForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with layers that know no positions (Bakouch et al., 2025).",
+        card=(
+            "A causal Transformer decoder with layers that know no positions "
+            "(Bakouch et al., 2025)."
+        ),
         citation=CITATION,
     )
