@@ -18,7 +18,7 @@ NAMES = [
     "encoder-decoder", "eurobert", "fp8_encoder",
     "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gptj", "llama", "longt5",
     "marian", "mbart", "megatron-bert",
-    "mistral", "mt5", "opt", "pegasus", "qwen2", "qwen3", "regnet",
+    "mistral", "modernbert", "mt5", "opt", "pegasus", "qwen2", "qwen3", "regnet",
     "resnet", "roberta", "roberta-prelayernorm",
     "roformer", "smollm3", "speech-encoder-decoder", "t5", "vision-encoder-decoder",
     "vision-text-dual-encoder", "vit", "vq_transformer", "wav2vec2",

@@ -132,6 +132,17 @@ def eurobert_config(**changes: Any) -> Any:
     return EuroBertConfig(**{**_decoder_sizes(), "mask_token_id": 3, **changes})
 
 
+def modernbert_config(**changes: Any) -> Any:
+    from transformers import ModernBertConfig
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5}
+    more = {"num_attention_heads": 4, "max_position_embeddings": 40, "local_attention": 6}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1}
+    wide = {"sep_token_id": 2, "initializer_range": 0.2}
+    kinds = ["full_attention", *["sliding_attention", "full_attention"] * 2]
+    return ModernBertConfig(**{**sizes, **more, **tokens, **wide, "layer_types": kinds, **changes})
+
+
 def gptj_config(**changes: Any) -> Any:
     from transformers import GPTJConfig
 

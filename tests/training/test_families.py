@@ -38,6 +38,7 @@ TRAINED = [
     ("gemma2", "clm", f"{GROUPED},head_dim=12,sliding_window=6", "tokenizer"),
     ("gemma3_text", "clm", f"{GROUPED},head_dim=12,sliding_window=6", "tokenizer"),
     ("eurobert", "mlm", GROUPED, None),
+    ("modernbert", "mlm", f"{TINY},local_attention=6", None),
 ]
 
 

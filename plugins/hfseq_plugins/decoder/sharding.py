@@ -8,4 +8,9 @@ RULES = [
     (r"(o|down)_proj/bias$", "vector"),
     (r"norm/weight$", "vector"),
     (r"lm_head/kernel$", "vocab_column"),
+    (r"lm_head/bias$", "vocab"),
+    (r"dense/kernel$", "table"),
+    (r"dense/bias$", "vector"),
+    (r"(classifier|score|qa_outputs)/kernel$", "row_table"),
+    (r"(classifier|score|qa_outputs)/bias$", "replicated"),
 ]

@@ -1,0 +1,77 @@
+"""ModernBERT: the battery for every head and option, and windows that count to each side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hfseq import FlaxModernBertForMaskedLM, plugins
+from hfseq.errors import UsageError
+from hfseq.testing import check_architecture
+from tests.support.models import close, ids
+from tests.support.models import modernbert_config as config
+from tests.support.tiers import battery
+
+HEADS = (
+    "Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification",
+    "ForQuestionAnswering", "ForMultipleChoice",
+)  # fmt: skip
+BIASES = {
+    "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+DROPOUT = {
+    "attention_dropout": 0.1, "mlp_dropout": 0.1, "embedding_dropout": 0.1,
+    "classifier_dropout": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("head", "checks"), battery(HEADS, "ForMaskedLM"))
+def test_battery(head, checks):
+    check_architecture("modernbert", config(num_labels=2), heads=[head], checks=checks)
+
+
+def test_battery_covers_every_registered_head():
+    assert set(HEADS) == set(plugins.load().architectures["modernbert"].target.heads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "changes"),
+    [
+        ("ForMaskedLM", BIASES),
+        ("ForMaskedLM", {"decoder_bias": False, "hidden_activation": "relu"}),
+        ("ForMaskedLM", {"rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 900.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 9.0}}}),
+        ("ForSequenceClassification", {**DROPOUT, "classifier_pooling": "mean"}),
+        ("ForMultipleChoice", {"classifier_pooling": "mean"}),
+        ("ForTokenClassification", DROPOUT),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_battery_of_an_option(head, changes):
+    check_architecture("modernbert", config(num_labels=2, **changes), heads=[head])
+
+
+def test_a_window_is_half_of_it_to_each_side():
+    model = FlaxModernBertForMaskedLM(config(), seed=1)
+    seen = model(ids(1, 12), output_attentions=True).attentions
+    distance = np.abs(np.arange(12)[:, None] - np.arange(12))
+    for number, weights in enumerate(seen):
+        side = 3 if number % 2 else 99
+        assert ((np.asarray(weights[0, 0]) > 0) == (distance <= side)).all()
+
+
+def test_a_document_of_a_packed_row_is_itself():
+    model = FlaxModernBertForMaskedLM(config(), seed=1)
+    tokens = ids(1, 12)
+    packed = model(tokens, segment_ids=np.array([[1] * 5 + [2] * 7])).logits
+    assert close(packed[:, 5:], model(tokens[:, 5:]).logits)
+
+
+def test_layers_of_another_kind_are_refused():
+    with pytest.raises(UsageError, match="'full_attention' or 'sliding_attention' for each of its"):
+        FlaxModernBertForMaskedLM(
+            config(layer_types=["full_attention"] * 4 + ["linear_attention"]), seed=1
+        )
