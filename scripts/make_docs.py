@@ -49,6 +49,7 @@ SCRIPTS = {
     "run_classification_flax.py": "classification",
     "run_image_classification_flax.py": "image_classification",
     "run_clip_flax.py": "image_text",
+    "run_image_captioning_flax.py": "image_to_text",
     "run_wav2vec2_pretrain_flax.py": "wav2vec2",
 }
 

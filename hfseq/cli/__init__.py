@@ -27,6 +27,8 @@ EXAMPLES = """examples:
   hfseq generate DIR "Once upon a time"  what a language model writes
   hfseq translate DIR < in.txt           translate line by line with a translation model
   hfseq transcribe DIR talk.flac         write down what is said, as text or subtitles
+  hfseq caption DIR photos/              write what is to be seen, picture by picture
+  hfseq classify DIR photos/             say which classes pictures have
   hfseq push DIR --hub_model_id me/it    upload a model directory as one commit
 
 Documentation: docs/cli.md and docs/plugins.md."""
@@ -87,6 +89,10 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
     ("transcribe", "write down what is said in files of sound", models.add_transcribe,
      models.run_transcribe,
      "hfseq transcribe openai/whisper-tiny talks/ --output_format srt --output_dir subtitles"),
+    ("caption", "write what is to be seen on pictures", models.add_caption, models.run_caption,
+     "hfseq caption my-captions photos/ --num_beams 4 --json > captions.jsonl"),
+    ("classify", "say which classes pictures have", models.add_classify, models.run_classify,
+     "hfseq classify google/vit-base-patch16-224 photos/ --top_k 3"),
     ("push", "push a model directory to the Hub", project.add_push, project.run_push,
      "hfseq push my-roberta --hub_model_id user/my-roberta"),
     ("completion", "print a script that completes commands and flags in a shell", add_completion,

@@ -1,4 +1,4 @@
-"""``hfseq fill-mask``, ``generate``, ``translate`` and ``transcribe``: checkpoints at work.
+"""``hfseq fill-mask``, ``generate``, ``translate``, ``transcribe``, ``caption``, ``classify``.
 
 ``translate`` is also ``scripts/translate.py``. What is heavy is imported inside the functions, so
 that ``--help`` answers at once.
@@ -298,6 +298,86 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
         return CLOSED_PIPE
     if bad:
         print(f"{bad} of {len(names)} files could not be transcribed", file=sys.stderr)
+    return 1 if bad else 0
+
+
+def add_caption(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``hfseq caption``."""
+    _add_pictures(parser, "directory or Hub name of a vision-encoder-decoder")
+    group = parser.add_argument_group("caption")
+    group.add_argument(
+        "--num_beams", type=int, metavar="N", help="1 is greedy search; default: the model's own"
+    )
+    group.add_argument(
+        "--max_new_tokens", type=int, metavar="N", help="longest caption; default: the model's own"
+    )
+
+
+def add_classify(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``hfseq classify``."""
+    _add_pictures(parser, "directory or Hub name of a classifier of pictures")
+    group = parser.add_argument_group("classes")
+    group.add_argument("--top_k", type=int, metavar="N", default=5, help="likeliest classes (5)")
+
+
+def _add_pictures(parser: argparse.ArgumentParser, model: str) -> None:
+    parser.add_argument("model", metavar="MODEL", help=model)
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a picture, or a folder of them")
+    group = parser.add_argument_group("pictures")
+    group.add_argument(
+        "--batch_size", type=int, metavar="N", default=8, help="pictures read together (8)"
+    )
+    group.add_argument(
+        "--decode_workers", type=int, metavar="N", default=0,
+        help="processes that decode pictures; 0: this one (0)",
+    )  # fmt: skip
+    group = parser.add_argument_group("output")
+    add_json(group, "a JSON object a line, for each picture")
+    group.add_argument("--no_progress", action="store_true", help="no progress bar on a terminal")
+    _add_model_flags(parser.add_argument_group("model"))
+
+
+def run_caption(arguments: argparse.Namespace) -> int:
+    """Write a caption for each picture."""
+    return _on_pictures(arguments, "Captioner", ("num_beams", "max_new_tokens"))
+
+
+def run_classify(arguments: argparse.Namespace) -> int:
+    """Say which classes each picture has."""
+    return _on_pictures(arguments, "PictureClassifier", ("top_k",))
+
+
+def _on_pictures(arguments: argparse.Namespace, kind: str, names: Sequence[str]) -> int:
+    """Print an answer to each picture, and return 1 if one could not be read."""
+    from tqdm import tqdm
+
+    from hfseq.data.images import find
+
+    found, bad = find(arguments.files), 0
+    _prepare(arguments)
+    from hfseq.pipelines import pictures
+
+    pipeline = getattr(pictures, kind).from_pretrained(
+        arguments.model, workers=arguments.decode_workers, precision=arguments.precision,
+        batch_size=arguments.batch_size, **{name: getattr(arguments, name) for name in names},
+    )  # fmt: skip
+    hidden = arguments.no_progress or not sys.stderr.isatty() or len(found) == 1
+    try:
+        for one in tqdm(pipeline(found), total=len(found), disable=hidden, unit=" pictures"):
+            if one.error:
+                bad += 1
+                tqdm.write(f"error: {one.name}: {one.error}", file=sys.stderr)
+            if arguments.json:
+                print_json(one.record(), one_line=True, texts=True)
+            elif not one.error:
+                told = f"{one.name}\t" if len(found) > 1 else ""
+                shown = one.text or ", ".join(f"{label} ({p:.1%})" for label, p in one.labels)
+                print(f"{told}{shown}", flush=True)
+    except BrokenPipeError:  # whoever read has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    if bad:
+        print(f"{bad} of {len(found)} pictures could not be read", file=sys.stderr)
     return 1 if bad else 0
 
 

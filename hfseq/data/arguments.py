@@ -585,6 +585,9 @@ class CaptionArguments(ImageArguments):
         f"Column of the caption, or of a list of them: {COLUMN_HELP}; by default one of a usual "
         "name (caption, captions, text …).",
     )
+    data_dir: str | None = option(
+        None, "Folder that the files of a table are relative to; by default the table's own."
+    )
 
     def problems(self) -> Iterator[str]:
         """Add folders, in which there are no captions."""
@@ -594,6 +597,36 @@ class CaptionArguments(ImageArguments):
                 "--validation_file"
             )
         yield from super().problems()
+
+
+@dataclass
+class CaptioningArguments(CaptionArguments):
+    """Where pictures with captions come from, and how captions are written."""
+
+    max_target_length: Count = option(128, "Tokens a caption, its end among them; longer: cut.")
+    val_max_target_length: Count | None = option(
+        None, "Tokens a caption that is written; by default --max_target_length."
+    )
+    label_smoothing_factor: Annotated[float, Allowed("0 to below 1", minimum=0, below=1)] = option(
+        0.0, "Probability that training spreads over all tokens but the right one; 0 turns it off."
+    )
+    predict_with_generate: bool = option(
+        True, "Write captions of the validation pictures at each evaluation and compute ROUGE."
+    )
+    max_generate_samples: Count | None = option(
+        None, "Write captions of so many validation pictures only, spread evenly over them."
+    )
+    generation_batch_size: Count = option(16, "Pictures that are written about at once.")
+    num_beams: Count = option(1, "Beams of the search; 1 is greedy.")
+    text_samples: NotNegative = option(8, "Sample captions to log at each evaluation.")
+    block_size: NotNegative | None = option(
+        None, "Version 4's: pictures were prepared so many at a time. Here they always are."
+    )
+
+    @property
+    def row_length(self) -> int | None:
+        """Tokens of a caption as asked for."""
+        return self.max_target_length
 
 
 @dataclass
@@ -822,6 +855,7 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "classification": ClassificationArguments,
     "image_classification": ImageArguments,
     "image_text": CaptionArguments,
+    "image_to_text": CaptioningArguments,
     "wav2vec2": PretrainSpeechArguments,
 }
 

@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -152,24 +151,7 @@ def find(names: Iterable[str | os.PathLike[str]]) -> list[str]:
 
     **Raises:** DataError for a name that is nothing, and for folders without sound.
     """
-    found: list[str] = []
-    for name in names:
-        given = os.fspath(name)
-        if not os.path.isdir(given):
-            if not os.path.exists(given):
-                raise DataError(f"there is no file or folder '{given}'")
-            found.append(given)
-            continue
-        inside = [
-            os.fspath(path)
-            for path in sorted(Path(given).rglob("*"))
-            if path.suffix.lower() in ENDINGS and path.is_file()
-            if not any(part.startswith(".") for part in path.relative_to(given).parts)
-        ]
-        if not inside:
-            raise DataError(f"'{given}' holds no sound ({', '.join(ENDINGS[:4])} …)")
-        found += inside
-    return found
+    return files.find(names, ENDINGS, "sound")
 
 
 class Column(Sequence[Source]):

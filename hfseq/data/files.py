@@ -6,8 +6,9 @@ import codecs
 import contextlib
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hfseq import errors
@@ -68,6 +69,33 @@ def _locate(name: str, flag: str) -> tuple[AbstractFileSystem, str]:
         return fsspec.core.url_to_fs(name)
     except (ImportError, ValueError) as error:  # the protocol's package, or the protocol itself
         raise DataError(f"{flag} {name} cannot be opened: {error}") from error
+
+
+def find(names: Iterable[str | os.PathLike[str]], endings: Sequence[str], what: str) -> list[str]:
+    """Return the local files that ``names`` name: themselves, and those below folders, by name.
+
+    Of folders those count that end in ``endings``; ``what`` they are is for messages.
+
+    **Raises:** DataError for a name that is nothing, and for folders without such files.
+    """
+    found: list[str] = []
+    for name in names:
+        given = os.fspath(name)
+        if not os.path.isdir(given):
+            if not os.path.exists(given):
+                raise DataError(f"there is no file or folder '{given}'")
+            found.append(given)
+            continue
+        inside = [
+            os.fspath(path)
+            for path in sorted(Path(given).rglob("*"))
+            if path.suffix.lower() in endings and path.is_file()
+            if not any(part.startswith(".") for part in path.relative_to(given).parts)
+        ]
+        if not inside:
+            raise DataError(f"'{given}' holds no {what} ({', '.join(endings[:4])} …)")
+        found += inside
+    return found
 
 
 def extension_of(file: str) -> str:

@@ -13,12 +13,12 @@ import logging
 import math
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -251,6 +251,40 @@ class Decoder:
             self._pool = None
 
 
+class ReadsPictures(Protocol):
+    """A model that reads pictures, or not."""
+
+    any_picture_size: ClassVar[bool]
+
+    def picture_shape(self) -> tuple[int, int, int] | None:
+        """Channels, height and width of what it reads."""
+        ...
+
+
+def check_pictures(model: ReadsPictures, decoder: Decoder) -> None:
+    """Refuse a model that cannot read what a decoder's processor makes."""
+    wanted, made = model.picture_shape(), decoder.shape
+    if wanted is None or wanted == made or (model.any_picture_size and wanted[0] == made[0]):
+        return
+    if wanted[0] != made[0]:
+        raise UsageError(
+            f"the model reads {wanted[0]} channels and pictures have {made[0]}: give a "
+            f"configuration with num_channels={made[0]}"
+        )
+    raise UsageError(
+        f"the model reads pictures of {wanted} (channels, height, width), and "
+        f"{type(decoder.processor).__name__} makes {made}: give --image_size {wanted[1]}"
+    )
+
+
+def find(names: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return the files that ``names`` name: themselves, and all pictures below folders, by name.
+
+    **Raises:** DataError for a name that is nothing, and for folders without pictures.
+    """
+    return files.find(names, ENDINGS, "pictures")
+
+
 def workers_of(arguments: ImageArguments) -> int:
     """Return how many processes decode: as the flag says, else one a CPU, eight at most."""
     given = arguments.decode_workers
@@ -440,7 +474,8 @@ def of_tables(patterns: list[str], flag: str, split: str, arguments: ImageArgume
     for file in files.expand(patterns, flag):
         table: Table = read_table(file, flag, arguments)  # type: ignore[arg-type]
         column = choose_column(table, "image_column", arguments.image_column, COLUMNS)
-        base = str(PurePosixPath(file).parent) if "://" in file else str(Path(file).parent)
+        own = str(PurePosixPath(file).parent) if "://" in file else str(Path(file).parent)
+        base = (getattr(arguments, "data_dir", None) or own).rstrip("/")
         found = table.texts(column)
         if isinstance(arguments, CaptionArguments):
             rows, texts = captions_of(table, table.columns, arguments)

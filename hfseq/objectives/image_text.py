@@ -41,6 +41,18 @@ class PictureAndTextProcessor:
         self.tokenizer.save_pretrained(folder)
 
 
+def load_pair(name: str, image_size: int | None, **options: Any) -> PictureAndTextProcessor:
+    """Load the image processor and the tokenizer of the checkpoint ``name``."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
+        raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
+    options.pop("trust_remote_code", None)
+    return PictureAndTextProcessor(load_image_processor(name, image_size, **options), tokenizer)
+
+
 class CaptionRows(PictureRows):
     """Row i is picture i, whose number it holds, and the tokens of its caption."""
 
@@ -87,21 +99,13 @@ class ImageText(ReadsPictures, Objective):
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
         """Load the image processor and the tokenizer that lie beside the model."""
-        from transformers import AutoTokenizer
-
         if name is None:
             raise UsageError(
                 "no model: give --model_name_or_path, a folder with both encoders, an image "
                 "processor and a tokenizer (docs/image_text.md makes one of two checkpoints)"
             )
         assert isinstance(arguments, CaptionArguments)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
-            raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
-        options.pop("trust_remote_code", None)
-        pictures = load_image_processor(name, arguments.image_size, **options)
-        return PictureAndTextProcessor(pictures, tokenizer)
+        return load_pair(name, arguments.image_size, **options)
 
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:

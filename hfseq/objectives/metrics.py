@@ -180,3 +180,26 @@ def translation_scores(
         values[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
         signatures[name] = str(metric.get_signature())
     return Scores(values, signatures)
+
+
+def rouge_scores(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Return ROUGE-1, -2, -L and -Lsum as F1, 0 to 100, of stemmed words (Lin, 2004).
+
+    Of several references of a hypothesis the one with the best score counts, for each measure.
+
+    **Raises:** UsageError without the package rouge-score.
+    """
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise UsageError("ROUGE needs rouge-score: pip install 'hfseq[rouge]'") from error
+    names = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+    scorer = RougeScorer(list(names), use_stemmer=True)
+    sums = dict.fromkeys(names, 0.0)
+    for hypothesis, told in zip(hypotheses, references, strict=True):
+        found = scorer.score_multi(list(told), hypothesis)
+        for name in names:
+            sums[name] += found[name].fmeasure
+    return {name: 100 * total / max(len(hypotheses), 1) for name, total in sums.items()}

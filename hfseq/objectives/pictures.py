@@ -9,8 +9,15 @@ import numpy as np
 
 from hfseq.data.arguments import SPLITS, ImageArguments
 from hfseq.data.batches import RowRandom
-from hfseq.data.images import NAMED, Decoder, Pictures, random_crops, workers_of
-from hfseq.errors import DataError, UsageError
+from hfseq.data.images import (
+    NAMED,
+    Decoder,
+    Pictures,
+    check_pictures,
+    random_crops,
+    workers_of,
+)
+from hfseq.errors import DataError
 from hfseq.objectives.base import Arrays
 
 if TYPE_CHECKING:
@@ -35,22 +42,7 @@ class ReadsPictures:
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Refuse a model that cannot read what the processor makes."""
-        wanted, made = model.picture_shape(), self.decoder.shape
-        fits = wanted is None or wanted == made or (
-            model.any_picture_size and wanted[0] == made[0]
-        )  # fmt: skip
-        if wanted is None or fits:
-            return
-        name = type(self.decoder.processor).__name__
-        if wanted[0] != made[0]:
-            raise UsageError(
-                f"the model reads {wanted[0]} channels and pictures have {made[0]}: give a "
-                f"configuration with num_channels={made[0]}"
-            )
-        raise UsageError(
-            f"the model reads pictures of {wanted} (channels, height, width), and {name} makes "
-            f"{made}: give --image_size {wanted[1]}"
-        )
+        check_pictures(model, self.decoder)
 
     def read(self, rows: Arrays, random: RowRandom) -> tuple[np.ndarray, np.ndarray]:
         """Return what the model reads of the pictures of a batch, and which of them count."""

@@ -29,7 +29,8 @@ def load(
 
     model = models.load(auto, name, **options)
     loaded = models.load(AutoTokenizer, tokenizer or name)
-    check_vocabulary(loaded, model.config)
+    # Of two models in one the second writes.
+    check_vocabulary(loaded, getattr(model.config, "decoder", model.config))
     return model, loaded
 
 

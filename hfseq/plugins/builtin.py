@@ -36,6 +36,7 @@ def register_objectives(register: Register) -> None:
     register("classification", "hfseq.objectives.classification:Classification")
     register("image_classification", "hfseq.objectives.image_classification:ImageClassification")
     register("image_text", "hfseq.objectives.image_text:ImageText")
+    register("image_to_text", "hfseq.objectives.image_to_text:ImageToText")
     register("wav2vec2", "hfseq.objectives.wav2vec2:Wav2Vec2")
 
 

@@ -18,6 +18,8 @@ PLACES = {
     "docs/image_classification.md": "image_classification",
     "scripts/run_clip_flax.py": "image_text",
     "docs/image_text.md": "image_text",
+    "scripts/run_image_captioning_flax.py": "image_to_text",
+    "docs/captioning.md": "image_to_text",
 }
 
 # Transformers 4.56, examples/flax/vision/README.md, as it was printed.
@@ -38,6 +40,37 @@ python run_image_classification.py \
 V4 = ("train_dir", "validation_dir", "image_size", "max_train_samples", "max_eval_samples",
       "overwrite_cache", "preprocessing_num_workers")  # fmt: skip
 
+# examples/flax/image-captioning/README.md, likewise.
+CAPTIONING = """
+python run_image_captioning_flax.py \
+    --output_dir ./image-captioning-training-results \
+    --model_name_or_path model \
+    --dataset_name ydshieh/coco_dataset_script \
+    --dataset_config_name=2017 \
+    --data_dir data \
+    --image_column image_path \
+    --caption_column caption \
+    --do_train --do_eval --predict_with_generate \
+    --num_train_epochs 1 \
+    --eval_steps 500 \
+    --learning_rate 3e-5 --warmup_steps 0 \
+    --per_device_train_batch_size 32 \
+    --per_device_eval_batch_size 32 \
+    --overwrite_output_dir \
+    --max_target_length 32 \
+    --num_beams 8 \
+    --preprocessing_num_workers 16 \
+    --logging_steps 10 \
+    --block_size 16384 \
+    --push_to_hub
+"""
+
+
+def test_the_command_of_the_old_guide_of_captions_parses_unchanged():
+    found = parse(shlex.split(CAPTIONING)[2:], objective="image_to_text")
+    assert found.data.num_beams == 8 and found.data.row_length == 32
+    assert found.data.data_dir == "data" and found.data.predict_with_generate
+
 
 def test_the_command_of_the_old_guide_parses_unchanged():
     found = parse(shlex.split(REFERENCE)[2:], objective="image_classification")
@@ -53,7 +86,9 @@ def test_every_flag_of_the_old_script_is_there():
 @pytest.mark.parametrize("place", PLACES)
 def test_commands_parse_as_they_are_documented(place):
     text = (ROOT / place).read_text(encoding="utf-8").replace("\\\n", " ")
-    commands = re.findall(r"python scripts/run_(?:image_classification|clip)_flax.py (.*)", text)
+    commands = re.findall(
+        r"python scripts/run_(?:image_classification|clip|image_captioning)_flax.py (.*)", text
+    )
     assert commands
     for command in commands:
         parse(shlex.split(command), objective=PLACES[place])

@@ -104,6 +104,11 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "model_name_or_path": f"{DATA}/pair", "train_file": f"{DATA}/captions.jsonl",
         "validation_file": None, "max_seq_length": 8, "decode_workers": 0,
     }),
+    "image_to_text": ("image_to_text", {
+        "model_name_or_path": f"{DATA}/writer", "train_file": f"{DATA}/captions.jsonl",
+        "validation_file": None, "max_target_length": 8, "decode_workers": 0,
+        "label_smoothing_factor": 0.1, "predict_with_generate": False,
+    }),
     "wav2vec2": ("wav2vec2", {
         "train_file": None, "validation_file": None, "train_dir": f"{DATA}/sounds",
         "config_overrides": f"{_BERT},{_CONVOLUTIONS}", "mask_time_prob": 0.5,
@@ -247,6 +252,8 @@ def write(target: Path) -> None:
         write_data(target / "data")
     if not (target / "data" / "pictures").exists():
         write_pictures(target / "data")
+    if not (target / "data" / "writer").exists():
+        write_writer(target / "data")
     if not (target / "data" / "sounds").exists():
         write_words(target / "data" / "sounds", 16, longest=4, seconds=0.02)
     for name, (objective, own) in RUNS.items():
@@ -336,6 +343,31 @@ def write_pictures(folder: Path) -> None:
     shutil.copytree(folder / "bert", folder / "pair")
     model.save_pretrained(folder / "pair")
     ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(folder / "pair")
+
+
+def write_writer(folder: Path) -> None:
+    """Write an encoder of pictures and a decoder of text, as one model."""
+    from transformers import AutoTokenizer, GPT2Config, ViTConfig, ViTImageProcessorPil
+
+    from hfseq import FlaxGPT2LMHeadModel, FlaxVisionEncoderDecoderModel, FlaxViTModel
+
+    words = AutoTokenizer.from_pretrained(folder / "roberta")
+    sizes: dict[str, Any] = {
+        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    }  # fmt: skip
+    tokens = {"bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id}
+    decoder = GPT2Config(
+        vocab_size=len(words), n_embd=8, n_layer=1, n_head=2, n_positions=16,
+        add_cross_attention=True, pad_token_id=words.pad_token_id, **tokens,
+    )  # fmt: skip
+    model = FlaxVisionEncoderDecoderModel.from_encoder_decoder_pretrained(
+        encoder_model=FlaxViTModel(ViTConfig(image_size=8, patch_size=4, **sizes)),
+        decoder_model=FlaxGPT2LMHeadModel(decoder),
+    )
+    model.config.decoder_start_token_id = words.bos_token_id
+    shutil.copytree(folder / "roberta", folder / "writer")
+    model.save_pretrained(folder / "writer")
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(folder / "writer")
 
 
 if __name__ == "__main__":

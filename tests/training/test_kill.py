@@ -49,6 +49,7 @@ RUNS = {
     "classification": ("run_classification_flax.py", "mlm", {"train_file": "labelled"}, 8),
     "image_classification": ("run_image_classification_flax.py", "mlm", {}, 4),
     "image_text": ("run_clip_flax.py", "mlm", {}, 4),
+    "image_to_text": ("run_image_captioning_flax.py", "mlm", {}, 4),
     "wav2vec2": ("run_wav2vec2_pretrain_flax.py", "mlm", {}, 4),
 }
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name != "mlm"]

@@ -1,0 +1,227 @@
+"""Captions of pictures, word by word: an encoder of pictures and a decoder of text."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from hfseq.data.arguments import CaptioningArguments, TextArguments
+from hfseq.data.batches import IGNORED, RowRandom, Rows, shift_right
+from hfseq.data.images import PictureRows, Pictures, load_pictures
+from hfseq.data.tokenizers import check_vocabulary
+from hfseq.errors import UsageError
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Texts
+from hfseq.objectives.cross_entropy import smoothed_cross_entropy
+from hfseq.objectives.image_text import load_pair
+from hfseq.objectives.metrics import rouge_scores
+from hfseq.objectives.pictures import ReadsPictures
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from hfseq.modeling import FlaxPreTrainedModel
+    from hfseq.plugins import Plugins
+
+logger = logging.getLogger(__name__)
+
+
+class WrittenRows(PictureRows):
+    """Row i is picture i, whose number it holds, and the tokens to write, with their end."""
+
+    def __init__(
+        self, pictures: Pictures, tokenizer: Any, end: int, length: int, width: int, split: str
+    ):
+        super().__init__(pictures, np.zeros(len(pictures), np.int32), width, split)
+        texts = tokenizer(list(pictures.captions), add_special_tokens=False)["input_ids"]
+        self.targets = np.full((len(texts), length), IGNORED, np.int32)
+        for row, ids in zip(self.targets, texts, strict=True):
+            whole = [*ids[: length - 1], end]
+            row[: len(whole)] = whole
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Return the numbers of these rows, and what is to be written."""
+        return super().fetch(indices, width) | {"labels": self.targets[indices]}
+
+
+class ImageToText(ReadsPictures, Objective):
+    """Cross-entropy of each token of a caption given the picture and the tokens before it.
+
+    ``--label_smoothing_factor`` smoothes it in training only. The end of the text is a target, too.
+    In evaluation captions are written and compared (ROUGE). Pictures that cannot be read count for
+    nothing.
+    """
+
+    name = "image_to_text"
+    data_arguments = CaptioningArguments
+    auto_class = "ForVision2Seq"
+    sums = ("correct", "cross_entropy")
+    streams = False
+    predicts = True
+    default_length = 128
+
+    arguments: CaptioningArguments
+
+    def setup(self) -> None:
+        """Find the pictures."""
+        self.splits = load_pictures(self.arguments)
+        self.both = self.tokenizer
+        self.open_decoder(self.both.image_processor)
+        self.tokenizer = self.both.tokenizer
+
+    @classmethod
+    def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
+        """Load the image processor and the tokenizer that lie beside the model."""
+        if name is None:
+            raise UsageError(
+                "no model: give --model_name_or_path, a folder with a vision-encoder-decoder, an "
+                "image processor and a tokenizer "
+                "(scripts/create_model_from_encoder_decoder_models.py makes one of two checkpoints)"
+            )
+        assert isinstance(arguments, CaptioningArguments)
+        return load_pair(name, arguments.image_size, **options)
+
+    @classmethod
+    def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
+        """Have what the decoder starts and ends with, and refuse what does not fit together."""
+        decoder, words = getattr(config, "decoder", None), tokenizer.tokenizer
+        if decoder is None or not hasattr(config, "encoder"):
+            raise UsageError(
+                f"'{config.model_type}' does not write about pictures: give a "
+                "vision-encoder-decoder, an encoder of pictures and a decoder of text"
+            )
+        check_vocabulary(words, decoder)
+        ends = (*(getattr(one, "eos_token_id", None) for one in (config, decoder, words)),
+                words.sep_token_id)  # fmt: skip
+        known = {
+            "decoder_start_token_id": (
+                getattr(config, "decoder_start_token_id", None), decoder.bos_token_id,
+                words.bos_token_id, words.cls_token_id,
+            ),
+            "eos_token_id": ends,
+            "pad_token_id": (
+                *(getattr(one, "pad_token_id", None) for one in (config, decoder, words)), *ends,
+            ),
+        }  # fmt: skip
+        for name, found in known.items():
+            value = next((token for token in found if token is not None), None)
+            if value is None:
+                raise UsageError(
+                    f"neither the configuration nor the tokenizer has a {name}: set it with "
+                    f"--config_overrides {name}=N"
+                )
+            setattr(config, name, value)
+
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Check the size of pictures; whoever loads the model writes as its evaluation does."""
+        super().prepare(model)
+        config, generation = model.config, model.generation_config
+        for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
+            setattr(generation, name, getattr(config, name))
+        self.length = self.arguments.max_target_length
+        room = getattr(config.decoder, "max_position_embeddings", None)
+        if room is not None and self.length > room:
+            raise UsageError(
+                f"--max_target_length {self.length} is longer than the position table of the "
+                f"decoder allows ({room}): give at most {room}"
+            )
+        longest = (self.arguments.val_max_target_length or self.length) + 1  # the start counts
+        generation.max_length = longest if room is None else min(longest, room)
+        generation.num_beams = self.arguments.num_beams
+
+    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
+        """Return the pictures, which were found already."""
+        return self.splits
+
+    def choose_length(self, limit: int | None) -> int:
+        """Return the tokens of a caption."""
+        return self.arguments.max_target_length
+
+    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+        """Tokenise the captions of a split."""
+        end = self.config.eos_token_id
+        rows = WrittenRows(splits[split], self.tokenizer, end, length, length, split)
+        logger.info("%s: %d pictures with captions", split, len(rows))
+        return rows, {"documents": len(rows), "tokens": int((rows.targets != IGNORED).sum())}
+
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
+        """Decode the pictures; a row without one has no labels."""
+        pixels, counts = self.read(rows, random)
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        decoder = shift_right(rows["labels"], pad, start)
+        labels = np.where(counts[:, None], rows["labels"], np.int32(IGNORED))
+        return {"pixel_values": pixels, "decoder_input_ids": decoder, "labels": labels}
+
+    def loss(
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None = None,
+    ) -> Loss:  # fmt: skip
+        """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
+        output, changed = model(
+            batch["pixel_values"], decoder_input_ids=batch["decoder_input_ids"], params=params,
+            dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
+        )  # fmt: skip
+        smoothing = self.arguments.label_smoothing_factor if train else 0.0
+        total, plain, count, right = smoothed_cross_entropy(
+            output.logits, batch["labels"], model.config.decoder.vocab_size, smoothing
+        )
+        totals = {"correct": right, "cross_entropy": jax.lax.stop_gradient(plain)}
+        return total, count, {"extra": changed, "totals": totals}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
+        plain = totals["cross_entropy"] / max(totals["count"], 1)
+        metrics = {**super().metrics(totals), "perplexity": math.exp(min(plain, 700.0))}
+        if plain != metrics["loss"]:
+            metrics["cross_entropy"] = plain
+        missed = len(self.left_out.get("validation", ()))
+        return metrics | ({"left_out": float(missed)} if missed else {})
+
+    def tokens(self, rows: Arrays) -> int:
+        """Return how many tokens are to be written."""
+        return int((rows["labels"] != IGNORED)[rows["valid"]].sum())
+
+    def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
+        """Write captions of a split, and compare them with those there are: ROUGE.
+
+        A picture with several captions is compared with the one that fits best.
+        """
+        from hfseq.pipelines.pictures import Captioner
+
+        data = self.arguments
+        if split == "validation" and not data.predict_with_generate:
+            return None
+        pictures: Pictures = self.splits[split]
+        told: dict[str, list[str]] = {}
+        places: dict[str, int] = {}
+        for place, caption in enumerate(pictures.captions):
+            name = pictures.sources[place].name
+            told.setdefault(name, []).append(caption)
+            places.setdefault(name, place)
+        chosen = sorted(places.values())
+        most = data.max_generate_samples
+        if split == "validation" and most is not None and most < len(chosen):
+            chosen = [chosen[place * len(chosen) // most] for place in range(most)]
+        captioner = Captioner(
+            model, self.both.image_processor, self.tokenizer,
+            batch_size=data.generation_batch_size, max_image_pixels=data.max_image_pixels,
+        )  # fmt: skip
+        answers = [
+            one
+            for one in captioner((pictures.sources[place] for place in chosen), params)
+            if one.text is not None
+        ]
+        references = [told[one.name] for one in answers]
+        hypotheses = [one.text or "" for one in answers]
+        return Texts(
+            [one.name for one in answers], _first(references), hypotheses,
+            rouge_scores(hypotheses, references), {"rouge": "rouge-score, stemmed, F1"},
+        )  # fmt: skip
+
+
+def _first(references: Sequence[Sequence[str]]) -> list[str]:
+    return [captions[0] for captions in references]

@@ -1,0 +1,104 @@
+"""Captions and classes of pictures, in Python and on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hfseq.cli import main
+from hfseq.errors import UsageError
+from tests.support.models import vit_config
+from tests.support.pictures import bad_pictures
+from tests.support.stored_runs import STORED
+
+pytest.importorskip("PIL")
+DATA = STORED / "data"
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """A small ViT with its image processor."""
+    from transformers import ViTImageProcessorPil
+
+    from hfseq import FlaxViTForImageClassification
+
+    folder = tmp_path_factory.mktemp("classifier")
+    config = vit_config(num_labels=3)
+    size = config.image_size
+    size = size if isinstance(size, int) else size[0]
+    FlaxViTForImageClassification(config, seed=3).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": size, "width": size}).save_pretrained(folder)
+    return folder
+
+
+def test_classes_are_those_of_the_model_and_broken_files_are_told(classifier, tmp_path, capsys):
+    bad_pictures(tmp_path / "bad")
+    good = DATA / "pictures" / "dark"
+    code = main(["classify", str(classifier), str(good), str(tmp_path / "bad"), "--json",
+                 "--top_k", "2", "--batch_size", "3"])  # fmt: skip
+    captured = capsys.readouterr()
+    found = [json.loads(line) for line in captured.out.splitlines()]
+    assert code == 1 and len(found) == 8 + 6 and "6 of 14 pictures" in captured.err
+    told = {one["file"].rsplit("/", 1)[1]: one.get("error") for one in found}
+    assert "more than 8 bits" in told["deep.png"] and "3 frames" in told["moving.gif"]
+    from PIL import Image
+    from transformers import AutoImageProcessor
+
+    from hfseq import FlaxViTForImageClassification
+
+    model = FlaxViTForImageClassification.from_pretrained(classifier)
+    processor = AutoImageProcessor.from_pretrained(classifier, backend="pil")
+    pixels = processor(Image.open(good / "3.png"), return_tensors="np")["pixel_values"]
+    logits = np.asarray(model(pixels).logits[0], np.float64)
+    shares = np.exp(logits - logits.max())
+    shares /= shares.sum()
+    labels = next(one for one in found if one["file"].endswith("dark/3.png"))["labels"]
+    assert [one["label"] for one in labels] == [f"LABEL_{n}" for n in np.argsort(-shares)[:2]]
+    assert labels[0]["score"] == pytest.approx(shares.max(), abs=1e-5)
+
+
+def test_captions_are_those_that_the_model_generates(capsys):
+    picture = DATA / "pictures" / "light" / "2.png"
+    assert main(["caption", str(DATA / "writer"), str(picture), "--max_new_tokens", "5"]) == 0
+    shown = capsys.readouterr().out.removesuffix("\n")
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    from hfseq import FlaxVisionEncoderDecoderModel
+
+    model = FlaxVisionEncoderDecoderModel.from_pretrained(DATA / "writer")
+    processor = AutoImageProcessor.from_pretrained(DATA / "writer", backend="pil")
+    pixels = processor(Image.open(picture).convert("RGB"), return_tensors="np")["pixel_values"]
+    ids = np.asarray(model.generate(pixels, max_new_tokens=5).sequences[0]).tolist()
+    words = AutoTokenizer.from_pretrained(DATA / "writer")
+    assert shown == str(words.decode(ids, skip_special_tokens=True)).strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["caption", "MODEL", "nowhere.png"], "no file or folder 'nowhere.png'"),
+        (["classify", "CLASSES", "PICTURE", "--top_k", "0"], "top_k 0"),
+        (["caption", "MODEL", "PICTURE", "--batch_size", "0"], "batch_size 0"),
+        (["caption", "CLASSES", "PICTURE"], "vit"),
+    ],
+)
+def test_wrong_usage_is_one_line(words, told, classifier, capsys):
+    places = {"MODEL": DATA / "writer", "CLASSES": classifier,
+              "PICTURE": DATA / "pictures" / "light" / "2.png"}  # fmt: skip
+    assert main([str(places.get(word, word)) for word in words]) in (1, 2)
+    captured = capsys.readouterr()
+    assert told in captured.err and len(captured.err.strip().splitlines()) == 1
+
+
+def test_a_processor_of_another_size_is_refused(classifier):
+    from transformers import ViTImageProcessorPil
+
+    from hfseq import FlaxViTForImageClassification
+    from hfseq.pipelines.pictures import PictureClassifier
+
+    model = FlaxViTForImageClassification.from_pretrained(classifier)
+    with pytest.raises(UsageError, match="the model reads pictures of"):
+        PictureClassifier(model, ViTImageProcessorPil(size={"height": 8, "width": 16}))
