@@ -661,6 +661,17 @@ class SoundArguments(TextArguments):
     decode_workers: NotNegative | None = option(
         None, "Threads that read sounds: by default one a CPU, 8 at most; 0 reads in training's."
     )
+    mask_time_prob: Share | None = option(
+        None,
+        "Share of the frames to hide, if no spans overlap; by default the configuration's "
+        "mask_time_prob.",
+    )
+    mask_time_length: Count | None = option(
+        None, "Frames of a hidden span; by default the configuration's mask_time_length."
+    )
+    freeze_feature_extractor: bool = option(
+        False, "Leave the convolutions as they are: for more training of a trained model."
+    )
     header: bool | None = option(
         None, "Whether the first line of a .tsv or .csv names the columns; by default it does."
     )
@@ -708,14 +719,6 @@ class SoundArguments(TextArguments):
 class PretrainSpeechArguments(SoundArguments):
     """The data flags of learning from speech without text."""
 
-    mask_time_prob: Share | None = option(
-        None,
-        "Share of the frames to hide, if no spans overlap; by default the configuration's "
-        "mask_time_prob.",
-    )
-    mask_time_length: Count | None = option(
-        None, "Frames of a hidden span; by default the configuration's mask_time_length."
-    )
     max_gumbel_temperature: Annotated[float, Allowed("more than 0", above=0)] = option(
         2.0, "Temperature of the choice of codes at the first step."
     )
@@ -725,10 +728,31 @@ class PretrainSpeechArguments(SoundArguments):
     gumbel_temperature_decay: Annotated[float, Allowed("in (0, 1]", above=0, maximum=1)] = option(
         0.999995, "What the temperature is multiplied by after each step."
     )
-    freeze_feature_extractor: bool = option(
-        False, "Leave the convolutions as they are: for more training of a trained model."
-    )
     verbose_logging: bool = option(False, "Ignored: a flag of the old script.")
+
+
+@dataclass
+class SpeechArguments(SoundArguments):
+    """Where sound with text comes from."""
+
+    do_lower_case: bool = option(
+        True, "Lower-case the text where no tokenizer is named, before its letters are collected."
+    )
+    chars_to_ignore: list[str] | None = option(
+        None, "Characters to leave out of the text, such as , . ! ?"
+    )
+    ignore_mismatched_sizes: bool = option(
+        False, "Start with a new head where the model's own has another number of letters."
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Add folders, in which there is no text."""
+        if self.train_dir or self.validation_dir:
+            yield (
+                "folders have sound and no text: give tables with --train_file and "
+                "--validation_file"
+            )
+        yield from super().problems()
 
 
 PARALLEL_HELP = (
@@ -857,6 +881,7 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "image_text": CaptionArguments,
     "image_to_text": CaptioningArguments,
     "wav2vec2": PretrainSpeechArguments,
+    "ctc": SpeechArguments,
 }
 
 

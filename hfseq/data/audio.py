@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hfseq.data import files
-from hfseq.data.arguments import SPLITS, SoundArguments
+from hfseq.data.arguments import SPLITS, SoundArguments, SpeechArguments
 from hfseq.data.classification import Examples, LabelledSplits
 from hfseq.data.sources import load_named
 from hfseq.data.tables import Table, read_table
@@ -219,7 +219,10 @@ class Spectrograms:
 
 @dataclass
 class Sounds(Examples):
-    """The sounds of a split: ``first`` are their names, ``sources`` those of the whole table."""
+    """The sounds of a split: ``first`` are their names, ``second`` what is said, if that is asked.
+
+    ``sources`` are those of the whole table.
+    """
 
     sources: Sequence[Source] = ()
 
@@ -273,16 +276,19 @@ def load_sounds(arguments: SoundArguments, plugins: Plugins | None = None) -> La
     return splits
 
 
-def _sounds(names: list[str], origin: str, sources: Sequence[Source]) -> Sounds:
+def _sounds(
+    names: list[str], origin: str, sources: Sequence[Source], texts: list[str] | None = None
+) -> Sounds:
     if not names:
         raise DataError(f"{origin} has no sounds")
     table = Table({"audio": list(names)}, origin)
-    return Sounds(names, None, [None] * len(names), [(0, table)], sources=sources)
+    return Sounds(names, texts, [None] * len(names), [(0, table)], sources=sources)
 
 
 def _of_tables(patterns: list[str], flag: str, arguments: SoundArguments) -> Sounds:
     names: list[str] = []
     sources: list[Source] = []
+    said: list[str] | None = [] if isinstance(arguments, SpeechArguments) else None
     found = files.expand(patterns, flag)
     for file in found:
         table = read_table(file, flag, arguments)  # type: ignore[arg-type]
@@ -291,7 +297,14 @@ def _of_tables(patterns: list[str], flag: str, arguments: SoundArguments) -> Sou
         )
         names += (texts := table.texts(column))
         sources += [Source(os.path.join(os.path.dirname(file), name)) for name in texts]
-    return _sounds(names, f"{flag} {', '.join(found)}", sources)
+        if said is not None:
+            said += _texts(table, arguments)
+    return _sounds(names, f"{flag} {', '.join(found)}", sources, said)
+
+
+def _texts(table: Table, arguments: SoundArguments) -> list[str]:
+    asked, columns = arguments.text_column_name, list(table.columns)
+    return table.texts(choose_column(columns, asked, TEXTS, "text_column_name", table.origin))
 
 
 def _of_dataset(dataset: Any, origin: str, arguments: SoundArguments) -> Sounds:
@@ -302,7 +315,11 @@ def _of_dataset(dataset: Any, origin: str, arguments: SoundArguments) -> Sounds:
     asked = arguments.audio_column_name or next(iter(sound), None)
     column = choose_column(dataset.column_names, asked, COLUMNS, "audio_column_name", origin)
     names = [f"{origin} {row}" for row in range(len(dataset))]
-    return _sounds(names, origin, Column(dataset, column, origin))
+    said = None
+    if isinstance(arguments, SpeechArguments):
+        others = [name for name in dataset.column_names if name != column]
+        said = _texts(Table({name: dataset[name] for name in others}, origin), arguments)
+    return _sounds(names, origin, Column(dataset, column, origin), said)
 
 
 class SoundRows:
@@ -329,12 +346,12 @@ class SoundRows:
 class Reader:
     """Reads the sounds of a batch in threads: libsndfile and scipy leave the interpreter to others.
 
-    Of each at most ``most`` samples, from a place that is a share of what is too much; fewer than
-    ``fewest`` are none.
+    Of each at most ``most`` samples, from a place that is a share of what is too much, or none
+    without ``cut``; fewer than ``fewest`` are none.
     """
 
-    def __init__(self, rate: int, fewest: int, most: int, workers: int | None):
-        self.rate, self.fewest, self.most = rate, fewest, most
+    def __init__(self, rate: int, fewest: int, most: int, workers: int | None, cut: bool = True):
+        self.rate, self.fewest, self.most, self.cut = rate, fewest, most, cut
         workers = min(os.cpu_count() or 1, 8) if workers is None else workers
         self._pool = ThreadPoolExecutor(workers, "hfseq-sound") if workers else None
 
@@ -350,6 +367,8 @@ class Reader:
             sound = Sound(source, self.rate)
             if sound.length < self.fewest:
                 return f"{sound.seconds:.3g} seconds, less than {self.fewest / self.rate:.3g}"
+            if sound.length > self.most and not self.cut:
+                return f"{sound.seconds:.3g} seconds, more than {self.most / self.rate:.3g}"
             return sound.read(int(start * (max(sound.length - self.most, 0) + 1)), self.most)
         except Unreadable as error:
             return str(error)

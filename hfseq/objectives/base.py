@@ -99,6 +99,18 @@ def text_rows(
     return PackedRows(store, length, cross), facts
 
 
+class Processors:
+    """What makes inputs of pictures or sound, and a tokenizer, beside each other in a folder."""
+
+    def __init__(self, inputs: Any, tokenizer: Any):
+        self.inputs, self.tokenizer = inputs, tokenizer
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write both into ``folder``, for ``AutoProcessor`` and the Auto classes of each."""
+        self.inputs.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
 class Texts(NamedTuple):
     """Texts that a model wrote: what they were made of, what they should be, and the scores."""
 

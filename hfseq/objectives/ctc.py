@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from hfseq.data.arguments import SPLITS, SpeechArguments, TextArguments
+from hfseq.data.audio import SoundRows, Sounds, load_sounds
+from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.errors import UsageError, nearest
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors
+from hfseq.objectives.metrics import error_rates
+from hfseq.objectives.sound import ReadsSound, hide_spans
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from hfseq.modeling import FlaxPreTrainedModel
+
+logger = logging.getLogger(__name__)
 REDUCTIONS = ("sum", "mean", "none")
 
 
@@ -47,3 +66,163 @@ def ctc_loss(
     if reduction == "mean":
         return (losses / jnp.maximum(letters, 1)).mean()
     return losses.sum() if reduction == "sum" else losses
+
+
+#: What begins a vocabulary of letters, as in wav2vec2-base-960h; "|" stands between words.
+SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "|")
+
+
+class SpokenRows(SoundRows):
+    """Row i is sound i, and the letters of what is said in it."""
+
+    def __init__(self, sounds: Sounds, labels: list[list[int]], length: int, split: str):
+        super().__init__(sounds, length, split)
+        self.labels = np.full((len(labels), max(map(len, labels), default=1)), IGNORED, np.int32)
+        for row, letters in zip(self.labels, labels, strict=True):
+            row[: len(letters)] = letters
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Return the numbers of these rows, and their letters."""
+        return super().fetch(indices, width) | {"labels": self.labels[indices]}
+
+
+class CTC(ReadsSound, Objective):
+    """The letters of speech; the loss is in nats a letter, judged by word and character errors.
+
+    In training spans of the frames are hidden, as the configuration says. A sound that is longer
+    than allowed, or has more letters than frames, counts for nothing.
+    """
+
+    name = "ctc"
+    data_arguments = SpeechArguments
+    auto_class = "ForCTC"
+    default_model_type = "wav2vec2"
+    streams = False
+    cuts = False
+
+    arguments: SpeechArguments
+
+    def setup(self) -> None:
+        """Find the sounds."""
+        super().setup()
+        self.tokenizer = self.tokenizer.tokenizer
+        self.texts: dict[str, list[str]] = {}
+
+    @classmethod
+    def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
+        """Load feature extractor and letters; the letters of the training text where none are."""
+        from transformers import Wav2Vec2CTCTokenizer
+
+        assert isinstance(arguments, SpeechArguments)
+        extractor = super().load_processor(name, arguments, **options)
+        options.pop("trust_remote_code", None)
+        if name is not None:
+            try:
+                return Processors(extractor, Wav2Vec2CTCTokenizer.from_pretrained(name, **options))
+            except (OSError, TypeError):  # there is no vocab.json
+                pass
+        splits = load_sounds(arguments)
+        if "train" not in splits:
+            raise UsageError(
+                f"'{name}' has no letters, and there is no training text: give --train_file"
+            )
+        letters = {letter for text in cls.clean(splits["train"], arguments) for letter in text}
+        names = [*SPECIAL, *sorted(letters - {" ", *SPECIAL})]
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "vocab.json"
+            file.write_text(json.dumps({name: number for number, name in enumerate(names)}))
+            return Processors(extractor, Wav2Vec2CTCTokenizer(str(file)))
+
+    @staticmethod
+    def clean(sounds: Any, arguments: SpeechArguments) -> list[str]:
+        """Return what is said, spaces single, lower-cased and without characters as asked for."""
+        left_out = str.maketrans("", "", "".join(arguments.chars_to_ignore or ()))
+        texts = (text.translate(left_out) for text in sounds.second or ())
+        texts = (text.lower() for text in texts) if arguments.do_lower_case else texts
+        return [" ".join(text.split()) for text in texts]
+
+    @classmethod
+    def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
+        """Let the model have the letters, and the mask that it was trained with."""
+        letters = tokenizer.tokenizer
+        config.vocab_size, config.pad_token_id = len(letters), letters.pad_token_id
+        config.bos_token_id, config.eos_token_id = letters.bos_token_id, letters.eos_token_id
+        if fresh:
+            tokenizer.inputs.return_attention_mask = config.feat_extract_norm == "layer"
+
+    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+        """Turn what is said into letters, in the case that the vocabulary has."""
+        known = self.tokenizer.get_vocab().keys() - set(SPECIAL)
+        texts = self.clean(splits[split], self.arguments)
+        if not any(letter.islower() for letter in known):
+            texts = [text.upper() for text in texts]
+        self.texts[split] = texts
+        labels = self.tokenizer(texts)["input_ids"]
+        rows = SpokenRows(splits[split], labels, length, split)
+        unknown = sorted({letter for text in texts for letter in text} - known - {" "})
+        if unknown:
+            logger.warning("%s: letters that are not known: %s", split, " ".join(unknown[:20]))
+        logger.info("%s: %d sounds, %d letters", split, len(rows), sum(map(len, labels)))
+        return rows, {"documents": len(rows)}
+
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
+        """Read the sounds; hide spans of them in training."""
+        heard, labels = self.read(rows, random), rows["labels"]
+        split = SPLITS[int(rows["split"][0])]
+        frames = self.frames_of(heard.lengths)
+        known = labels != IGNORED
+        # Between two equal letters stands a frame without one.
+        needed = known.sum(1) + ((labels[:, 1:] == labels[:, :-1]) & known[:, 1:]).sum(1)
+        for row in np.flatnonzero((heard.lengths > 0) & (needed > frames)):
+            number = int(rows["sounds"][row])
+            name = self.splits[split].source(number).name
+            self.leave_out(split, number, name, f"{needed[row]} letters, {frames[row]} frames")
+        counts = (heard.lengths > 0) & (needed <= frames) & (needed > 0)
+        batch = self.inputs(heard) | {
+            "frames": frames.astype(np.int32),
+            "labels": np.where(counts[:, None], labels, IGNORED), "counts": counts,
+        }  # fmt: skip
+        probability, span = self.spans()
+        if split == "train" and probability:
+            width = int(self.frames_of(heard.values.shape[1]))
+            batch["hidden"] = hide_spans(frames, width, probability, span, random.generators())
+        return batch
+
+    def loss(
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None = None,
+    ) -> Loss:  # fmt: skip
+        """Sum the loss over sounds; in evaluation the likeliest of each frame comes along."""
+        output, changed = model(
+            batch["input_values"], attention_mask=batch.get("attention_mask"),
+            mask_time_indices=batch.get("hidden"), params=params, dropout_rng=rngs, train=train,
+            freeze_feature_encoder=self.arguments.freeze_feature_extractor,
+            extra=model.extra if extra is None else extra,
+        )  # fmt: skip
+        labels, frames = batch["labels"], batch["frames"]
+        losses = ctc_loss(
+            output.logits, labels, frames, blank=self.config.pad_token_id, reduction="none",
+            zero_infinity=True,
+        )  # fmt: skip
+        total = jnp.where(batch["counts"], losses, 0).sum()
+        totals = {}
+        if not train:
+            best = output.logits.argmax(-1)
+            best = jnp.where(jnp.arange(best.shape[1]) < frames[:, None], best, -1)
+            missing = self.choose_length(None) - best.shape[1]
+            totals["row_letters"] = jnp.pad(best, ((0, 0), (0, missing)), constant_values=-1)
+        return total, (labels != IGNORED).sum(), {"extra": changed, "totals": totals}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Return the loss."""
+        return {"loss": super().metrics(totals)["loss"]}
+
+    def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
+        """Compare what is read from the sounds with what is said, in all that can be read."""
+        letters, missed = rows["row_letters"], self.left_out.get(split, {})
+        kept = [row for row in range(len(letters)) if row not in missed]
+        found = self.tokenizer.batch_decode(
+            [letters[row][letters[row] >= 0] for row in kept], skip_special_tokens=False
+        )
+        rates = error_rates(found, [self.texts[split][row] for row in kept])
+        return rates | ({"left_out": float(len(missed))} if missed else {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,7 +15,7 @@ from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.images import PictureRows, Pictures, load_image_processor, load_pictures
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import UsageError, first_line
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.pictures import ReadsPictures
 
@@ -29,19 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class PictureAndTextProcessor:
-    """An image processor and a tokenizer, which a model's folder has beside each other."""
-
-    def __init__(self, image_processor: Any, tokenizer: Any):
-        self.image_processor, self.tokenizer = image_processor, tokenizer
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write both into ``folder``, for ``AutoImageProcessor`` and ``AutoTokenizer``."""
-        self.image_processor.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-
-
-def load_pair(name: str, image_size: int | None, **options: Any) -> PictureAndTextProcessor:
+def load_pair(name: str, image_size: int | None, **options: Any) -> Processors:
     """Load the image processor and the tokenizer of the checkpoint ``name``."""
     from transformers import AutoTokenizer
 
@@ -50,7 +37,7 @@ def load_pair(name: str, image_size: int | None, **options: Any) -> PictureAndTe
     except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
         raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
     options.pop("trust_remote_code", None)
-    return PictureAndTextProcessor(load_image_processor(name, image_size, **options), tokenizer)
+    return Processors(load_image_processor(name, image_size, **options), tokenizer)
 
 
 class CaptionRows(PictureRows):
@@ -93,7 +80,7 @@ class ImageText(ReadsPictures, Objective):
         """Find the pictures."""
         self.splits = load_pictures(self.arguments)
         self.both = self.tokenizer
-        self.open_decoder(self.both.image_processor)
+        self.open_decoder(self.both.inputs)
         self.tokenizer = self.both.tokenizer
 
     @classmethod

@@ -70,7 +70,7 @@ class ImageToText(ReadsPictures, Objective):
         """Find the pictures."""
         self.splits = load_pictures(self.arguments)
         self.both = self.tokenizer
-        self.open_decoder(self.both.image_processor)
+        self.open_decoder(self.both.inputs)
         self.tokenizer = self.both.tokenizer
 
     @classmethod
@@ -207,7 +207,7 @@ class ImageToText(ReadsPictures, Objective):
         if split == "validation" and most is not None and most < len(chosen):
             chosen = [chosen[place * len(chosen) // most] for place in range(most)]
         captioner = Captioner(
-            model, self.both.image_processor, self.tokenizer,
+            model, self.both.inputs, self.tokenizer,
             batch_size=data.generation_batch_size, max_image_pixels=data.max_image_pixels,
         )  # fmt: skip
         answers = [

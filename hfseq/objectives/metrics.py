@@ -40,6 +40,30 @@ def accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
     return float(np.mean(predictions == references))
 
 
+def edit_distance(found: Sequence[str], wanted: Sequence[str]) -> int:
+    """Return how many entries have to be changed, added and left out to make one of the other."""
+    names = {name: number for number, name in enumerate({*found, *wanted})}
+    target = np.array([names[name] for name in wanted], np.int64)
+    places = np.arange(len(target) + 1)
+    row = places
+    for number, name in enumerate(found, 1):
+        kept = np.minimum(row[1:] + 1, row[:-1] + (target != names[name]))
+        row = np.concatenate([[number], kept])
+        row = np.minimum.accumulate(row - places) + places  # entries of `wanted` that are missing
+    return int(row[-1])
+
+
+def error_rates(found: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
+    """Return the word and character error rates of texts: edits by what there should be, in all."""
+    pairs = list(zip(found, wanted, strict=True))
+    words = [(one.split(), other.split()) for one, other in pairs]
+    rates = {}
+    for name, sides in (("wer", words), ("cer", pairs)):
+        total = sum(len(other) for _, other in sides)
+        rates[name] = sum(edit_distance(*side) for side in sides) / max(total, 1)
+    return rates
+
+
 def f1(
     predictions: np.ndarray, references: np.ndarray, average: str = "binary", pos_label: int = 1
 ) -> float:

@@ -22,6 +22,33 @@ logger = logging.getLogger(__name__)
 NAMED = 5  # sounds that a log names before it only counts
 
 
+#: Spans that are hidden of every row, however short, as in PyTorch's script.
+FEWEST_SPANS = 2
+
+
+def hide_spans(
+    frames: np.ndarray, width: int, probability: float, length: int,
+    generators: list[np.random.Generator],
+) -> np.ndarray:  # fmt: skip
+    """Draw spans of ``length`` that are hidden: bool (rows, width), in the first ``frames`` each.
+
+    As many as make ``probability`` of a row together, if none overlap: each row's number is rounded
+    up or down by chance. Nothing is hidden of a row that is shorter than a span.
+    """
+    hidden = np.zeros((len(frames), width), bool)
+    for row, own, draw in zip(hidden, frames.tolist(), generators, strict=True):
+        rounding, room = draw.random(), own - length + 1
+        spans = max(int(probability * own / length + rounding), FEWEST_SPANS)
+        spans = min(spans, own // length, room)
+        if spans < 1:
+            continue
+        starts = draw.choice(room, spans, replace=False)
+        row[starts[:, None] + np.arange(length)] = True
+        if row.sum() < 2:  # nothing to be told apart from
+            row[:] = False
+    return hidden
+
+
 class Heard(NamedTuple):
     """The samples of a batch, float32 (rows, width), and how many are each row's own.
 
@@ -37,13 +64,17 @@ class ReadsSound:
 
     arguments: Any
     tokenizer: Any
+    config: Any
+    extractor: Any  # of Transformers
     splits: Any
     left_out: dict[str, dict[int, str]]
     heard: set[str]  # splits of which something was read
     frames_of: Any
+    cuts = True  # long sounds, or leaves them out
 
     def setup(self) -> None:
         """Find the sounds."""
+        self.extractor = getattr(self.tokenizer, "inputs", self.tokenizer)
         self.splits, self.left_out = load_sounds(self.arguments), {}
         self.heard = set()
 
@@ -72,7 +103,7 @@ class ReadsSound:
             )
         self.frames_of = lambda samples: np.maximum(frames_of(samples, False), 0)
         given: SoundArguments = self.arguments
-        rate = self.tokenizer.sampling_rate
+        rate = self.extractor.sampling_rate
         most, step = round(given.max_duration_in_seconds * rate), given.pad_to_multiple_of
         fewest = max(round(given.min_duration_in_seconds * rate), 1)
         while self.frames_of(fewest) < 1:
@@ -82,9 +113,17 @@ class ReadsSound:
                 f"--max_duration_in_seconds {given.max_duration_in_seconds} are {most} samples; "
                 f"the model makes nothing of fewer than {fewest}"
             )
-        self.reader = Reader(rate, fewest, most, given.decode_workers)
+        self.reader = Reader(rate, fewest, most, given.decode_workers, self.cuts)
         # Four widths at most: the step is compiled for each.
         self.widths = sorted({-(-most * part // (4 * step)) * step for part in (1, 2, 3, 4)})
+
+    def spans(self) -> tuple[float, int]:
+        """Return the share of frames to hide, and the frames of a span."""
+        given, config = self.arguments, self.config
+        share, length = given.mask_time_prob, given.mask_time_length
+        share = config.mask_time_prob if share is None else share
+        used = config.apply_spec_augment
+        return share if used else 0.0, config.mask_time_length if length is None else length
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
         """Return the sounds, which were found already."""
@@ -111,7 +150,7 @@ class ReadsSound:
         found = self.reader(sources, starts.tolist())
         for number, source, made in zip(numbers, sources, found, strict=True):
             if isinstance(made, str):
-                self._leave_out(split, number, source.name, made)
+                self.leave_out(split, number, source.name, made)
         counts = valid & np.array([not isinstance(made, str) for made in found])
         if counts.any():
             self.heard.add(split)
@@ -124,8 +163,8 @@ class ReadsSound:
         width = next(width for width in self.widths if width >= lengths.max(initial=1))
         values = np.zeros((len(found), width), np.float32)
         for row in np.flatnonzero(counts):
-            made = self.tokenizer(
-                found[row], sampling_rate=self.tokenizer.sampling_rate, return_tensors="np"
+            made = self.extractor(
+                found[row], sampling_rate=self.extractor.sampling_rate, return_tensors="np"
             )
             values[row, : lengths[row]] = made["input_values"][0]
         rows["frames"] = self.frames_of(lengths)  # for `tokens`
@@ -134,7 +173,7 @@ class ReadsSound:
     def inputs(self, heard: Heard) -> Arrays:
         """Return what the model is given: a mask if it was trained to have one."""
         values, lengths = heard
-        if not self.tokenizer.return_attention_mask:
+        if not self.extractor.return_attention_mask:
             return {"input_values": values}
         mask = np.arange(values.shape[1]) < lengths[:, None]
         return {"input_values": values, "attention_mask": mask.astype(np.int32)}
@@ -143,7 +182,7 @@ class ReadsSound:
         """Return the frames of the sounds that count, once they were read."""
         return int(rows["frames"].sum())
 
-    def _leave_out(self, split: str, number: int, name: str, reason: str) -> None:
+    def leave_out(self, split: str, number: int, name: str, reason: str) -> None:
         """Name a sound that cannot be read, the first time."""
         found = self.left_out.setdefault(split, {})
         if number in found:

@@ -12,38 +12,12 @@ from hfseq.data.arguments import PretrainSpeechArguments
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
-from hfseq.objectives.sound import ReadsSound
+from hfseq.objectives.sound import ReadsSound, hide_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from hfseq.modeling import FlaxPreTrainedModel
-
-#: Spans that are hidden of every row, however short, as in PyTorch's script.
-FEWEST_SPANS = 2
-
-
-def hide_spans(
-    frames: np.ndarray, width: int, probability: float, length: int,
-    generators: list[np.random.Generator],
-) -> np.ndarray:  # fmt: skip
-    """Draw spans of ``length`` that are hidden: bool (rows, width), in the first ``frames`` each.
-
-    As many as make ``probability`` of a row together, if none overlap: each row's number is rounded
-    up or down by chance. Nothing is hidden of a row that is shorter than a span.
-    """
-    hidden = np.zeros((len(frames), width), bool)
-    for row, own, draw in zip(hidden, frames.tolist(), generators, strict=True):
-        rounding, room = draw.random(), own - length + 1
-        spans = max(int(probability * own / length + rounding), FEWEST_SPANS)
-        spans = min(spans, own // length, room)
-        if spans < 1:
-            continue
-        starts = draw.choice(room, spans, replace=False)
-        row[starts[:, None] + np.arange(length)] = True
-        if row.sum() < 2:  # nothing to be told apart from
-            row[:] = False
-    return hidden
 
 
 def draw_negatives(
@@ -129,20 +103,12 @@ class Wav2Vec2(ReadsSound, Objective):
         if fresh:  # a norm over a whole row would see padding whatever the mask says
             tokenizer.return_attention_mask = config.feat_extract_norm == "layer"
 
-    def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Get to know how many frames become of samples."""
-        super().prepare(model)
-        given, config = self.arguments, self.config
-        probability, length = given.mask_time_prob, given.mask_time_length
-        self.probability = config.mask_time_prob if probability is None else probability
-        self.span = config.mask_time_length if length is None else length
-
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Read the sounds, hide spans of their frames, and draw what these are told apart from."""
         heard = self.read(rows, random)
         width, frames = int(self.frames_of(heard.values.shape[1])), self.frames_of(heard.lengths)
         generators = random.generators()
-        hidden = hide_spans(frames, width, self.probability, self.span, generators)
+        hidden = hide_spans(frames, width, *self.spans(), generators)
         given = self.arguments
         temperature = given.max_gumbel_temperature * given.gumbel_temperature_decay**random.step
         temperature = max(temperature, given.min_gumbel_temperature)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hfseq.data.batches import RowRandom
-from hfseq.objectives.wav2vec2 import Wav2Vec2, contrast, draw_negatives, hide_spans
+from hfseq.objectives.sound import hide_spans
+from hfseq.objectives.wav2vec2 import Wav2Vec2, contrast, draw_negatives
 from hfseq_plugins.wav2vec2 import modeling
 from hfseq_plugins.wav2vec2.modeling import FlaxWav2Vec2ForPreTraining
 from tests.support import models

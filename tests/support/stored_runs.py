@@ -115,6 +115,11 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "max_duration_in_seconds": 0.1, "pad_to_multiple_of": 100, "decode_workers": 0,
         "gumbel_temperature_decay": 0.9,
     }),
+    "ctc": ("ctc", {
+        "train_file": f"{DATA}/sounds.csv", "validation_file": None,
+        "config_overrides": f"{_BERT},{_CONVOLUTIONS}", "mask_time_prob": 0.2,
+        "max_duration_in_seconds": 0.2, "pad_to_multiple_of": 100, "decode_workers": 0,
+    }),
     "fp8": ("mlm", _MLM | {
         "precision": "fp8_delayed", "fp8_amax_history_length": 4,
         "gradient_accumulation_steps": 2,
@@ -254,8 +259,10 @@ def write(target: Path) -> None:
         write_pictures(target / "data")
     if not (target / "data" / "writer").exists():
         write_writer(target / "data")
-    if not (target / "data" / "sounds").exists():
-        write_words(target / "data" / "sounds", 16, longest=4, seconds=0.02)
+    if not (target / "data" / "sounds.csv").exists():
+        words = write_words(target / "data" / "sounds", 16, longest=4, seconds=0.02)
+        lines = [f"sounds/{number:03}.wav,{word}\n" for number, word in enumerate(words)]
+        (target / "data" / "sounds.csv").write_text("audio,text\n" + "".join(lines))
     for name, (objective, own) in RUNS.items():
         if not (target / name).exists():
             with tempfile.TemporaryDirectory() as temporary:

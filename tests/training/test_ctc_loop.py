@@ -1,0 +1,169 @@
+"""Runs on speech with text, by connectionist temporal classification."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from hfseq.errors import UsageError
+from hfseq.objectives.metrics import edit_distance, error_rates
+from tests.support.models import same
+from tests.support.sounds import bad_sounds, write_words
+from tests.training.conftest import losses
+from tests.training.test_loop import stop_at
+
+pytest.importorskip("soundfile")
+#: A frame of 400 samples, 25 ms: a letter has three.
+SIZES = (
+    "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=64,"
+    "conv_dim=[32,32,32],conv_stride=[10,10,4],conv_kernel=[20,10,4],num_feat_extract_layers=3,"
+    "feat_extract_norm=layer,do_stable_layer_norm=true,num_conv_pos_embeddings=4,"
+    "num_conv_pos_embedding_groups=2,codevector_dim=16,num_codevectors_per_group=8,"
+    "proj_codevector_dim=16,num_negatives=10,layerdrop=0,mask_time_length=3,hidden_dropout=0"
+)
+
+
+def write_table(folder, split, count, seed=0):
+    words = write_words(folder / split, count, seed)
+    rows = [f"{split}/{number:03}.wav,{word.upper()}!\n" for number, word in enumerate(words)]
+    (folder / f"{split}.csv").write_text("audio,text\n" + "".join(rows))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("spoken")
+    write_table(path, "train", 64)
+    write_table(path, "validation", 8, seed=1)
+    return path
+
+
+@pytest.fixture
+def spell(folder, tmp_path):
+    """Train in this process; keywords add or replace flags, None takes one away."""
+
+    def run(output="run", devices=1, callbacks=(), **changes):
+        from tests.support import runs
+
+        values = {
+            "output_dir": tmp_path / output, "config_overrides": SIZES, "mask_time_prob": 0.0,
+            "train_file": folder / "train.csv", "validation_file": folder / "validation.csv",
+            "chars_to_ignore": "!", "max_duration_in_seconds": 1.0, "decode_workers": 0,
+            "pad_to_multiple_of": 100, "global_batch_size": 8, "per_device_eval_batch_size": 4,
+            "learning_rate": 2e-3, "max_steps": 3, "logging_steps": 1, "report_to": "jsonl",
+            "compilation_cache_dir": "none",
+        } | changes  # fmt: skip
+        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
+        return runs.train(flags, "ctc", devices, callbacks)
+
+    return run
+
+
+def test_edits_are_counted():
+    assert edit_distance("kitten", "sitting") == 3 and edit_distance("", "abc") == 3
+    assert edit_distance("abc", "") == 3 and edit_distance("flaw", "lawn") == 2
+    rates = error_rates(["one too three", ""], ["one two three", "four"])
+    assert rates == {"wer": 2 / 4, "cer": (1 + 4) / 17}
+    random = np.random.default_rng(0)
+
+    def slow(one, other):
+        if not one or not other:
+            return len(one) + len(other)
+        kept = slow(one[1:], other[1:]) + (one[0] != other[0])
+        return min(kept, slow(one[1:], other) + 1, slow(one, other[1:]) + 1)
+
+    for _ in range(20):
+        pair = ["".join(random.choice(list("ab"), random.integers(0, 6))) for _ in range(2)]
+        assert edit_distance(*pair) == slow(*pair), pair
+
+
+@pytest.mark.slow
+def test_what_is_no_sound_or_has_too_much_text_counts_for_nothing(spell, tmp_path, caplog):
+    rows = write_table(tmp_path, "mixed", 6)
+    told = bad_sounds(tmp_path / "bad")
+    del told["short.wav"]
+    rows += [f"bad/{name},A\n" for name in told]
+    rows += ["mixed/000.wav," + "ab" * 16 + "\n"]
+    (tmp_path / "mixed.csv").write_text("audio,text\n" + "".join(rows))
+    loop = spell(max_steps=1, validation_file=tmp_path / "mixed.csv")
+    metrics = loop.metrics
+    assert metrics["eval_left_out"] == len(told) + 1 and np.isfinite(metrics["eval_loss"])
+    assert metrics["eval_cer"] > 0.5 and metrics["eval_wer"] >= 1
+    assert any("32 letters" in text for text in caplog.messages)
+    again = spell("again", max_steps=1, max_duration_in_seconds=0.45)
+    assert any("seconds, more than 0.45" in text for text in caplog.messages)
+    assert again.metrics["eval_left_out"] > 1
+
+
+@pytest.mark.slow
+def test_a_run_learns_to_spell_and_leaves_what_both_worlds_load(spell, folder):
+    loop = spell(max_steps=300, logging_steps=50, warmup_steps=20, learning_rate=3e-3)
+    assert loop.metrics["eval_cer"] < 0.1
+    pytest.importorskip("torch")
+    from transformers import AutoProcessor, Wav2Vec2ForCTC
+
+    from hfseq.data.audio import Sound
+
+    model, processor = (
+        kind.from_pretrained(loop.folder) for kind in (Wav2Vec2ForCTC, AutoProcessor)
+    )
+    lines = (folder / "validation.csv").read_text().splitlines()[1:]
+    right = 0
+    for line in lines:
+        name, text = line.split(",")
+        samples = Sound(folder / name).read()
+        inputs = processor(samples, sampling_rate=16000, return_tensors="pt")
+        found = processor.batch_decode(model.eval()(**inputs).logits.argmax(-1))
+        right += found == [text.lower().removesuffix("!")]
+    assert right >= 0.5 * len(lines)
+    # Judged alone it is what it was.
+    again = spell("judged", model_name_or_path=loop.folder, config_overrides=None, max_steps=None,
+                  train_file=None, do_eval=True)  # fmt: skip
+    assert again.metrics["eval_cer"] == pytest.approx(loop.metrics["eval_cer"])
+    assert again.metrics["eval_loss"] == pytest.approx(loop.metrics["eval_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_pretrained_encoder_is_gone_on_with(spell, folder, tmp_path):
+    from tests.support import runs
+
+    flags = {
+        "output_dir": tmp_path / "pretrained", "config_overrides": SIZES, "mask_time_prob": 0.5,
+        "train_file": folder / "train.csv", "max_duration_in_seconds": 0.5, "max_steps": 2,
+        "global_batch_size": 8, "decode_workers": 2, "compilation_cache_dir": "none",
+    }  # fmt: skip
+    before = runs.train([f"--{n}={v}" for n, v in flags.items()], "wav2vec2", 1)
+    shutil.rmtree(tmp_path / "pretrained" / "checkpoints", ignore_errors=True)
+    loop = spell(
+        model_name_or_path=before.folder, config_overrides=None, max_steps=1, learning_rate=0.0,
+        freeze_feature_extractor=True, mask_time_prob=0.2,
+    )  # fmt: skip
+    assert same(loop.state.params["wav2vec2"], before.state.params["wav2vec2"])
+    assert loop.state.params["lm_head"]["kernel"].shape == (32, 9)
+
+
+@pytest.mark.slow
+def test_neither_devices_nor_their_number_change_the_losses(spell):
+    plain = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 5, "mask_time_prob": 0.3}
+    one, two = (spell(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
+    for step, loss in losses(one.folder).items():
+        assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_to_the_bit(spell):
+    kept = {"mask_time_prob": 0.3, "save_steps": 2, "max_steps": 4}
+    whole = spell("whole", **kept)
+    with pytest.raises(SystemExit):
+        spell("parts", **kept, callbacks=[stop_at(3)])
+    again = spell("parts", **kept)
+    assert again.began == 3 and same(whole.state.params, again.state.params)
+
+
+def test_what_cannot_be_trained_is_told(spell, folder):
+    with pytest.raises(UsageError, match="folders have sound and no text: give tables"):
+        spell(train_file=None, train_dir=folder / "train")
+    with pytest.raises(UsageError, match="--min_duration_in_seconds 2.0 is more than"):
+        spell(min_duration_in_seconds=2.0)
