@@ -51,6 +51,7 @@ SCRIPTS = {
     "run_clip_flax.py": "image_text",
     "run_image_captioning_flax.py": "image_to_text",
     "run_wav2vec2_pretrain_flax.py": "wav2vec2",
+    "run_speech_recognition_ctc_flax.py": "ctc",
 }
 
 FLAGS = """# Flags

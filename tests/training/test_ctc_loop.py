@@ -92,9 +92,9 @@ def test_what_is_no_sound_or_has_too_much_text_counts_for_nothing(spell, tmp_pat
     assert metrics["eval_left_out"] == len(told) + 1 and np.isfinite(metrics["eval_loss"])
     assert metrics["eval_cer"] > 0.5 and metrics["eval_wer"] >= 1
     assert any("32 letters" in text for text in caplog.messages)
-    again = spell("again", max_steps=1, max_duration_in_seconds=0.45)
-    assert any("seconds, more than 0.45" in text for text in caplog.messages)
-    assert again.metrics["eval_left_out"] > 1
+    again = spell("again", max_steps=1, max_duration_in_seconds=0.62)
+    assert any("seconds, more than 0.62" in text for text in caplog.messages)
+    assert again.metrics["eval_left_out"] >= 1
 
 
 @pytest.mark.slow
