@@ -52,6 +52,7 @@ SCRIPTS = {
     "run_image_captioning_flax.py": "image_to_text",
     "run_wav2vec2_pretrain_flax.py": "wav2vec2",
     "run_speech_recognition_ctc_flax.py": "ctc",
+    "run_speech_recognition_flax.py": "speech_recognition",
 }
 
 FLAGS = """# Flags

@@ -149,7 +149,7 @@ def test_an_unknown_name_is_met_with_the_nearest():
     with pytest.raises(ImportError, match="did you mean 'FlaxBertModel'"):
         exec("from transformers import FlaxBretModel", {})
     with pytest.raises(ModuleNotFoundError, match="No module named"):
-        exec("import transformers.models.qwen2.modeling_flax_qwen2", {})
+        exec("import transformers.models.zamba.modeling_flax_zamba", {})
 
 
 def test_install_is_idempotent():

@@ -869,6 +869,53 @@ class TranslationArguments(TextArguments):
         return self.max_source_length or default, self.max_target_length or default
 
 
+@dataclass
+class SpeechRecognitionArguments(SpeechArguments):
+    """Where sound with text comes from, and how text is written."""
+
+    language: str | None = option(
+        None, "Language that is spoken, de or german; a model of several languages needs it."
+    )
+    task: Literal["transcribe", "translate"] = option(
+        "transcribe", "What the text is: what is said, or an English translation of it."
+    )
+    max_label_length: Count = option(128, "Leave sounds out whose text has more tokens.")
+    label_smoothing_factor: Annotated[float, Allowed("0 to below 1", minimum=0, below=1)] = option(
+        0.0, "Probability that training spreads over all tokens but the right one; 0 turns it off."
+    )
+    predict_with_generate: bool = option(
+        True, "Write down the validation sounds at each evaluation and count errors of words."
+    )
+    max_generate_samples: Count | None = option(
+        None, "Write down so many validation sounds only, spread evenly over them."
+    )
+    generation_batch_size: Count = option(16, "Sounds that are written down at once.")
+    num_beams: Count = option(1, "Beams of the search; 1 is greedy.")
+    text_samples: NotNegative = option(8, "Sample texts to log at each evaluation.")
+    feature_extractor_name: str | None = option(
+        None, "Directory or Hub name of the feature extractor, if it does not lie with the model."
+    )
+    generation_max_length: Count | None = option(
+        None, "Tokens a text that is written; by default what the model allows."
+    )
+    dataloader_num_workers: NotNegative | None = option(None, "Another name of --decode_workers.")
+    eval_split_name: str | None = option(None, "Another name of --validation_split_name.")
+    text_column: str | None = option(None, "Another name of --text_column_name.")
+    pad_input_to_multiple_of: Count | None = option(
+        None, "Version 4's: spectrograms are always of thirty seconds."
+    )
+    pad_target_to_multiple_of: Count | None = option(
+        None, "Version 4's: texts are always padded to --max_label_length."
+    )
+
+    def __post_init__(self) -> None:
+        self.validation_split_name = self.eval_split_name or self.validation_split_name
+        self.text_column_name = self.text_column_name or self.text_column
+        if self.decode_workers is None:
+            self.decode_workers = self.dataloader_num_workers
+        super().__post_init__()
+
+
 #: The data flags of hfseq's objectives; others have those of masked language modelling.
 OBJECTIVES: dict[str, type[TextArguments]] = {
     "mlm": DataArguments,
@@ -882,6 +929,7 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "image_to_text": CaptioningArguments,
     "wav2vec2": PretrainSpeechArguments,
     "ctc": SpeechArguments,
+    "speech_recognition": SpeechRecognitionArguments,
 }
 
 

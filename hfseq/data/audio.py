@@ -245,12 +245,17 @@ def load_sounds(arguments: SoundArguments, plugins: Plugins | None = None) -> La
         return kept["_sounds"]
     read: dict[str, Sounds] = {}
     if arguments.dataset_name:
+        from datasets import concatenate_datasets
+
         named = {split: getattr(arguments, f"{split}_split_name") for split in SPLITS[:2]}
-        found = load_named(arguments, plugins, list(named.values()))
-        for split, name in named.items():
-            if name in found:
-                origin = f"--dataset_name {arguments.dataset_name}, split {name}"
-                read[split] = _of_dataset(found[name], origin, arguments)
+        parts = {split: name.split("+") for split, name in named.items()}
+        found = load_named(arguments, plugins, [one for names in parts.values() for one in names])
+        for split, names in parts.items():
+            if all(name in found for name in names):
+                origin = f"--dataset_name {arguments.dataset_name}, split {named[split]}"
+                together = [found[name] for name in names]
+                whole = concatenate_datasets(together) if names[1:] else together[0]
+                read[split] = _of_dataset(whole, origin, arguments)
     for split in SPLITS[:2]:
         folder, tables = (getattr(arguments, f"{split}_{kind}") for kind in ("dir", "file"))
         if folder:

@@ -139,8 +139,8 @@ class ReadsSound:
         logger.info("%s: %d sounds", split, len(rows))
         return rows, {"documents": len(rows)}
 
-    def read(self, rows: Arrays, random: RowRandom) -> Heard:
-        """Return the samples of a batch as the model reads them."""
+    def hear(self, rows: Arrays, random: RowRandom) -> tuple[list[Any], np.ndarray]:
+        """Return the samples of each sound of a batch, or why there are none, and which count."""
         split = SPLITS[int(rows["split"][0])]
         sounds = self.splits[split]
         assert isinstance(sounds, Sounds)
@@ -159,6 +159,11 @@ class ReadsSound:
                 f"none of the first {valid.sum()} sounds of {split} can be trained on, the first "
                 f"of them {sources[0].name}: {found[0]}"
             )
+        return found, counts
+
+    def read(self, rows: Arrays, random: RowRandom) -> Heard:
+        """Return the samples of a batch as the model reads them."""
+        found, counts = self.hear(rows, random)
         lengths = np.array([len(made) for made in found]) * counts
         width = next(width for width in self.widths if width >= lengths.max(initial=1))
         values = np.zeros((len(found), width), np.float32)

@@ -39,6 +39,7 @@ def register_objectives(register: Register) -> None:
     register("image_to_text", "hfseq.objectives.image_to_text:ImageToText")
     register("wav2vec2", "hfseq.objectives.wav2vec2:Wav2Vec2")
     register("ctc", "hfseq.objectives.ctc:CTC")
+    register("speech_recognition", "hfseq.objectives.speech_recognition:SpeechRecognition")
 
 
 @hookimpl

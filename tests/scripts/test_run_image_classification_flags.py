@@ -20,7 +20,15 @@ PLACES = {
     "docs/image_text.md": "image_text",
     "scripts/run_image_captioning_flax.py": "image_to_text",
     "docs/captioning.md": "image_to_text",
+    "scripts/run_speech_recognition_flax.py": "speech_recognition",
+    "docs/speech_recognition.md": "speech_recognition",
 }
+
+SCRIPTS = {
+    "image_classification": "run_image_classification_flax.py", "image_text": "run_clip_flax.py",
+    "image_to_text": "run_image_captioning_flax.py",
+    "speech_recognition": "run_speech_recognition_flax.py",
+}  # fmt: skip
 
 # Transformers 4.56, examples/flax/vision/README.md, as it was printed.
 REFERENCE = """
@@ -66,6 +74,42 @@ python run_image_captioning_flax.py \
 """
 
 
+# examples/flax/speech-recognition/README.md, likewise.
+SPEECH = """
+python run_flax_speech_recognition_seq2seq.py \
+    --model_name_or_path openai/whisper-small \
+    --dataset_name mozilla-foundation/common_voice_13_0 \
+    --dataset_config_name hi \
+    --language hindi \
+    --train_split_name train+validation \
+    --eval_split_name test \
+    --output_dir ./whisper-small-hi-flax \
+    --per_device_train_batch_size 16 \
+    --per_device_eval_batch_size 16 \
+    --num_train_epochs 10 \
+    --learning_rate 1e-4 \
+    --warmup_steps 500 \
+    --logging_steps 25 \
+    --generation_max_length 40 \
+    --preprocessing_num_workers 32 \
+    --dataloader_num_workers 32 \
+    --max_duration_in_seconds 30 \
+    --text_column_name sentence \
+    --overwrite_output_dir \
+    --do_train \
+    --do_eval \
+    --predict_with_generate \
+    --push_to_hub
+"""  # and --use_auth_token, which is refused with what to do: tokens are no flags
+
+
+def test_the_command_of_the_old_guide_of_speech_parses_unchanged():
+    found = parse(shlex.split(SPEECH)[2:], objective="speech_recognition")
+    assert found.data.language == "hindi" and found.data.text_column_name == "sentence"
+    assert found.data.validation_split_name == "test"
+    assert found.data.train_split_name == "train+validation"
+
+
 def test_the_command_of_the_old_guide_of_captions_parses_unchanged():
     found = parse(shlex.split(CAPTIONING)[2:], objective="image_to_text")
     assert found.data.num_beams == 8 and found.data.row_length == 32
@@ -86,9 +130,7 @@ def test_every_flag_of_the_old_script_is_there():
 @pytest.mark.parametrize("place", PLACES)
 def test_commands_parse_as_they_are_documented(place):
     text = (ROOT / place).read_text(encoding="utf-8").replace("\\\n", " ")
-    commands = re.findall(
-        r"python scripts/run_(?:image_classification|clip|image_captioning)_flax.py (.*)", text
-    )
+    commands = re.findall(rf"python scripts/{SCRIPTS[PLACES[place]]} (.*)", text)
     assert commands
     for command in commands:
         parse(shlex.split(command), objective=PLACES[place])

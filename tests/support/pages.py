@@ -23,11 +23,12 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def run(page: Path, folder: Path, data: Path | str, shorten: bool = True) -> dict:
-    """Run a page's blocks in ``folder``, with our scripts in it, and return the Python names.
+    """Run a page's blocks in ``folder``, with our scripts and examples, and return the names.
 
     ``shorten`` cuts trainings to four steps. ``$DATA`` is ``data``.
     """
-    (folder / "scripts").symlink_to(ROOT / "scripts")
+    for name in ("scripts", "docs"):
+        (folder / name).symlink_to(ROOT / name)
     names: dict = {}
     for language, code in blocks(page):
         if language == "python":

@@ -109,6 +109,11 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "validation_file": None, "max_target_length": 8, "decode_workers": 0,
         "label_smoothing_factor": 0.1, "predict_with_generate": False,
     }),
+    "speech_recognition": ("speech_recognition", {
+        "model_name_or_path": f"{DATA}/whisper", "train_file": f"{DATA}/sounds.csv",
+        "validation_file": None, "max_label_length": 8, "decode_workers": 0,
+        "label_smoothing_factor": 0.1, "predict_with_generate": False,
+    }),
     "wav2vec2": ("wav2vec2", {
         "train_file": None, "validation_file": None, "train_dir": f"{DATA}/sounds",
         "config_overrides": f"{_BERT},{_CONVOLUTIONS}", "mask_time_prob": 0.5,
@@ -263,6 +268,8 @@ def write(target: Path) -> None:
         words = write_words(target / "data" / "sounds", 16, longest=4, seconds=0.02)
         lines = [f"sounds/{number:03}.wav,{word}\n" for number, word in enumerate(words)]
         (target / "data" / "sounds.csv").write_text("audio,text\n" + "".join(lines))
+    if not (target / "data" / "whisper").exists():
+        write_whisper(target / "data")
     for name, (objective, own) in RUNS.items():
         if not (target / name).exists():
             with tempfile.TemporaryDirectory() as temporary:
@@ -350,6 +357,29 @@ def write_pictures(folder: Path) -> None:
     shutil.copytree(folder / "bert", folder / "pair")
     model.save_pretrained(folder / "pair")
     ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(folder / "pair")
+
+
+def write_whisper(folder: Path) -> None:
+    """Write a Whisper that hears a second."""
+    from transformers import AutoTokenizer, WhisperConfig, WhisperFeatureExtractor
+
+    from hfseq import FlaxWhisperForConditionalGeneration
+
+    words = AutoTokenizer.from_pretrained(folder / "roberta")
+    tokens = {
+        "bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id,
+        "decoder_start_token_id": words.bos_token_id, "pad_token_id": words.pad_token_id,
+    }  # fmt: skip
+    config = WhisperConfig(
+        vocab_size=len(words), num_mel_bins=8, d_model=8, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, max_source_positions=50, max_target_positions=16,
+        suppress_tokens=None, begin_suppress_tokens=None, **tokens,
+    )  # fmt: skip
+    shutil.copytree(folder / "roberta", folder / "whisper")
+    FlaxWhisperForConditionalGeneration(config).save_pretrained(folder / "whisper")
+    extractor = WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    extractor.save_pretrained(folder / "whisper")
 
 
 def write_writer(folder: Path) -> None:

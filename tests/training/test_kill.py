@@ -52,6 +52,7 @@ RUNS = {
     "image_to_text": ("run_image_captioning_flax.py", "mlm", {}, 4),
     "wav2vec2": ("run_wav2vec2_pretrain_flax.py", "mlm", {}, 4),
     "ctc": ("run_speech_recognition_ctc_flax.py", "mlm", {}, 4),
+    "speech_recognition": ("run_speech_recognition_flax.py", "mlm", {}, 4),
 }
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name != "mlm"]
 
@@ -85,7 +86,7 @@ def test_kills_at_random_moments_change_nothing(flags, labelled, tmp_path, name)
     options |= {"objective": objective, **own}
     if own.get("train_file"):
         options |= {"train_file": labelled, "validation_file": labelled}
-    if name.startswith(("image", "wav2vec2", "ctc")):
+    if name.startswith(("image", "speech", "wav2vec2", "ctc")):
         options |= without_text(name)
     whole = start(flags("whole", **options), script)
     output, _ = whole.communicate(timeout=900)
