@@ -168,6 +168,8 @@ class FlaxPairPreTrainedModel(
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
+        if "input_ids" not in self.encoder_inputs:  # as PyTorch's pairs of sound and of pictures
+            self.config.tie_word_embeddings = False
         encoder, decoder = self.parts["encoder"], self.parts["decoder"]
         kind, name = config.decoder.model_type, type(self).__name__
         if encoder.main_input_name not in self.encoder_inputs:

@@ -27,6 +27,7 @@ from hfseq_plugins.wav2vec2.masking import _compute_mask_indices, _sample_negati
 __all__ = [
     "FlaxWav2Vec2ForCTC",
     "FlaxWav2Vec2ForPreTraining",
+    "FlaxWav2Vec2GumbelVectorQuantizer",
     "FlaxWav2Vec2Model",
     "FlaxWav2Vec2PreTrainedModel",
     "_compute_mask_indices",
@@ -394,12 +395,25 @@ class GumbelVectorQuantizer(nnx.Module):
             noisy = jax.nn.softmax((logits + _gumbel(keys, logits.shape)) / temperature)
             hard = jax.nn.one_hot(noisy.argmax(-1), logits.shape[-1])
             chosen, shares = hard + noisy - jax.lax.stop_gradient(noisy), jax.nn.softmax(logits)
-        weight = jnp.ones(x.shape[:2]) if hidden is None else hidden.astype(jnp.float32)
-        used = (shares * weight[..., None, None]).sum((0, 1)) / jnp.maximum(weight.sum(), 1)
-        perplexity = jnp.exp(-jax.scipy.special.xlogy(used, used).sum(-1)).sum()
+        perplexity = self._compute_perplexity(shares, hidden)
         codes = self.codevectors[...].reshape(self.groups, logits.shape[-1], -1)
         vectors = jnp.einsum("blgv,gvd->blgd", chosen, codes)
         return vectors.reshape(*x.shape[:2], -1).astype(x.dtype), perplexity
+
+    @staticmethod
+    def _compute_perplexity(probs: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Return how many vectors are in use where ``mask`` (frames) says so, over all groups.
+
+        ``probs`` (frames, groups, vectors) are shares of a frame's choice; frames may be rows of
+        frames.
+        """
+        probs = probs.reshape(-1, *probs.shape[-2:])
+        weight = jnp.ones(len(probs)) if mask is None else mask.reshape(-1).astype(jnp.float32)
+        used = (probs * weight[:, None, None]).sum(0) / jnp.maximum(weight.sum(), 1)
+        return jnp.exp(-jax.scipy.special.xlogy(used, used).sum(-1)).sum()
+
+
+FlaxWav2Vec2GumbelVectorQuantizer = GumbelVectorQuantizer
 
 
 def _gumbel(keys: Keys, shape: tuple[int, ...]) -> jax.Array:

@@ -57,6 +57,7 @@ SPECTROGRAMS = {n: value for n, value in BART.items() if n != "max_position_embe
     "num_mel_bins": 6, "max_source_positions": 8, "max_target_positions": 12,
     "begin_suppress_tokens": None, "suppress_tokens": None,
 }  # fmt: skip
+DECODER = {"is_decoder": True, "add_cross_attention": True}
 
 #: Folder: the class without "Flax", its configuration, and what it is given.
 MODELS = {
@@ -102,6 +103,9 @@ MODELS = {
                 "ids types"),
     "electra_generator": ("ElectraForMaskedLM", "ElectraConfig", SMALL | {"embedding_size": 12},
                           "ids types"),
+    "encoder_decoder": ("EncoderDecoderModel", "EncoderDecoderConfig",
+                        {"encoder": SMALL | {"model_type": "bert"},
+                         "decoder": SMALL | DECODER | {"model_type": "roberta"}}, "pairs"),
     "gemma": ("GemmaForCausalLM", "GemmaConfig",
               SMALL | {"head_dim": 12, "num_key_value_heads": 1}, "decoded"),
     "gpt_neo": ("GPTNeoForCausalLM", "GPTNeoConfig",
@@ -141,6 +145,17 @@ MODELS = {
                              "ids"),
     "roformer": ("RoFormerForMaskedLM", "RoFormerConfig", SMALL | {"rotary_value": True},
                  "ids types"),
+    "speech_encoder_decoder": (
+        "SpeechEncoderDecoderModel", "SpeechEncoderDecoderConfig",
+        {"encoder": SOUND | {"model_type": "wav2vec2", "add_adapter": True,
+                             "output_hidden_size": 16},
+         "decoder": SMALL | DECODER | {"model_type": "bert", "max_position_embeddings": 128,
+                                       "hidden_size": 12}}, "spoken"),
+    "vision_encoder_decoder": (
+        "VisionEncoderDecoderModel", "VisionEncoderDecoderConfig",
+        {"encoder": PICTURE | {"model_type": "vit", "hidden_size": 12},
+         "decoder": DECODER | {"model_type": "gpt2", "vocab_size": 48, "n_embd": 16, "n_layer": 1,
+                               "n_head": 2, "n_positions": 40}}, "captions"),
     "vision_text_dual_encoder": (
         "VisionTextDualEncoderModel", "VisionTextDualEncoderConfig",
         {"vision_config": PICTURE | {"model_type": "vit"}, "projection_dim": 8,
@@ -172,6 +187,10 @@ def inputs(kind: str) -> dict[str, np.ndarray]:
         given = {"pixel_values": random.normal(size=(2, 3, 12, 12)).astype(np.float32)}
         hide = {"bool_masked_pos": random.integers(0, 2, (2, 9)).astype(bool)}
         return given | (hide if kind == "hidden" else {})
+    if kind in ("captions", "spoken"):
+        given = inputs("pictures" if kind == "captions" else "sounds")
+        given = {name.replace("input_values", "inputs"): value for name, value in given.items()}
+        return given | {"decoder_input_ids": random.integers(5, 46, (2, 9))}
     if kind == "sounds":
         mask = (np.arange(90) < [[90], [60]]).astype(np.int64)
         values = (random.normal(size=mask.shape) * mask).astype(np.float32)
