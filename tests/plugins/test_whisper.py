@@ -74,7 +74,9 @@ ENTRIES = {
 
 def writer(seed=0, **changes):
     """A model whose text depends on what it hears, and that ends now and then."""
-    model = FlaxWhisperForConditionalGeneration(whisper_config(init_std=0.4, **changes), seed=seed)
+    model = FlaxWhisperForConditionalGeneration(
+        whisper_config(**{"init_std": 0.4, **changes}), seed=seed
+    )
     for name, value in ENTRIES.items():
         setattr(model.generation_config, name, value)
     return model
@@ -138,6 +140,62 @@ def test_writes_what_pytorch_writes(asked, beams, tmp_path):
         width = expected.shape[1]
         assert np.asarray(found)[:, :width].tolist() == expected.tolist()
     assert model.generation_config.to_dict() == before
+
+
+@pytest.mark.slow
+def test_a_trained_model_writes_words_and_times_as_pytorch_does(tmp_path):
+    import optax
+
+    torch = pytest.importorskip("torch")
+    model, random = writer(init_std=0.05), np.random.default_rng(1)
+    sound, words = spectrograms(6), random.integers(5, 40, (6, 4))
+    heads = {  # start, language, task; then times around each two words, or none
+        True: [[3, 40, 43, 48, *w[:2], 52, 52, *w[2:], 55, 2] for w in words],
+        False: [[3, 40, 43, 47, *w, 2] for w in words],
+    }
+    rows = np.array(heads[True] + [row + [1] * (12 - len(row)) for row in heads[False]])
+    heard, given = np.concatenate([sound, sound]), rows[:, :-1]
+    optimizer = optax.adam(3e-3)
+
+    @jax.jit
+    def step(params, state):
+        def loss(params):
+            logits = model(heard, decoder_input_ids=given, params=params).logits
+            each = optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:])
+            return (each * (rows[:, 1:] != 1)).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradients, state)
+        return optax.apply_updates(params, updates), state, value
+
+    params, state = model.params, optimizer.init(model.params)
+    for _ in range(300):
+        params, state, value = step(params, state)
+    assert value < 0.08  # whether there are times is not known: ln 2 of each row
+    model.params = params
+    theirs = twin(model, tmp_path)
+    for beams in (1, 3):
+        for timed in heads:
+            options = {"language": "en", "max_new_tokens": 12, "num_beams": beams}
+            options["return_timestamps"] = timed
+            found = np.asarray(model.generate(sound, **options).sequences)
+            expected = theirs.generate(
+                torch.tensor(sound), force_unique_generate_call=True, **options
+            )
+            assert found[:, : expected.shape[1]].tolist() == expected.tolist()
+            text = [[t for t in row if 5 <= t < 40] for row in found.tolist()]
+            assert text == words.tolist()
+            if timed:
+                assert [[t for t in row if t >= 48] for row in found.tolist()] == [
+                    [48, 52, 52, 55]
+                ] * 6
+    options = {"language": "en", "return_segments": True, "return_timestamps": True}
+    found, expected = (
+        model.generate(sound, **options),
+        theirs.generate(torch.tensor(sound), **options),
+    )
+    assert told(found.segments) == told(expected["segments"])
+    assert [len(row) for row in found.segments] == [2] * 6
 
 
 def told(segments):

@@ -33,6 +33,7 @@ TOGETHER = {
     # as large as a few activations of one layer.
     "longt5": ("4, 8, 4)", "12, 4, 8)"),
     "vision-text-dual-encoder": ("(24, 8)", "(1, 10, 32)"),  # likewise
+    "vision-encoder-decoder": ("(1, 10, 32)",),  # likewise
     "vit": ("(1, 10, 32)",),  # likewise
 }
 
@@ -90,7 +91,7 @@ def test_neither_logits_nor_tables_of_words_come_together_on_a_device(name):
     """The vocabulary is split in the look-up, the head and the loss."""
     task = parallel.main_head(name)
     model, layout, step = parallel.compiled(name, task, "data=4,tensor=2", True)
-    vocabulary = model.config.vocab_size
+    vocabulary = getattr(model.config, "decoder", model.config).vocab_size
     shapes = [shape for one in collectives(step.as_text(), layout.mesh) for shape in one.arrays]
     assert shapes and not [shape for shape in shapes if vocabulary in shape]
 

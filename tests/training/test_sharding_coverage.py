@@ -39,6 +39,7 @@ WHOLE = {
     r"(_?predictions/dense|summary|vocab_transform|pre_classifier)/(kernel|bias)$": "other heads",
     r"(classifier|qa_outputs|seq_relationship|out_proj|score)/(kernel|bias)$": "few classes",
     r"dense_prediction/(kernel|bias)$": "one class",
+    r"^(head/)?dense/(kernel|bias)$": "a token or a row before its classes",
     r"lambda_(q|k)[12]$|head_norm/scale$": "a vector for each head",
     # One key head of the VQ Transformer: its values are split, keys and codes are needed whole.
     r"attention(_2)?/((q|k|r)_proj/kernel|content_bias|position_bias|position_scale)$": "one head",
@@ -83,14 +84,17 @@ def test_half_of_every_parameter_lies_on_a_device(name, task, mesh):
 @pytest.mark.parametrize("name", first(NAMES, *EVERY_CHANGE))
 def test_scanned_layers_are_split_alike(name, mesh):
     task = parallel.main_head(name)
+    kinds = parallel.SIZES[name].get("layer_types")  # a pattern is scanned where it repeats
+    deeper = {"layer_types": 3 * kinds, "num_hidden_layers": 3 * len(kinds)} if kinds else {}
     apart, stacked = (
         setup.lay_out(model, mesh).axes(
             {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
         )
         for model in (
-            parallel.make_model(name, task), parallel.make_model(name, task, scan_layers=True)
+            parallel.make_model(name, task, config=deeper),
+            parallel.make_model(name, task, config=deeper, scan_layers=True),
         )
-    )  # fmt: skip
+    )
     for path, axes in stacked.items():
         single = {axes_of for other, axes_of in apart.items() if _without_numbers(other) == path}
         assert single in ({axes}, set()) or path in apart, path

@@ -69,8 +69,9 @@ class Attention(nnx.Module):
         self.out_drop = nn.Dropout(config.attention_dropout)
 
     def __call__(self, x, angles, mask, rngs, return_weights=False):
-        query, key, value = jnp.moveaxis(
-            self.Wqkv(x).reshape(*x.shape[:2], 3, self.heads, -1), 2, 0
+        # Split before heads are apart: devices that share the product keep their part of each.
+        query, key, value = (
+            part.reshape(*x.shape[:2], self.heads, -1) for part in jnp.split(self.Wqkv(x), 3, -1)
         )
         mixed, weights = nn.attend(
             nn.rotate(query, angles), nn.rotate(key, angles), value, mask=mask,
