@@ -37,7 +37,7 @@ FLAX_FILES = (MSGPACK, MSGPACK_INDEX, SAFETENSORS, SAFETENSORS_INDEX)
 TORCH_FILES = (TORCH_BIN, TORCH_BIN_INDEX)
 _WEIGHTS = re.compile(
     r"(model|flax_model)(-\d{5}-of-\d{5})?\.(safetensors|msgpack)(\.index\.json)?"
-    r"|fp8_params\.safetensors"
+    r"|fp8_params\.safetensors|adapter_model\.safetensors"
 )
 _STAGE = ".hfseq-save-"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -222,6 +222,10 @@ class WeightMap:
         ]
         return found, report
 
+    def shape_in_torch(self, slot: Slot) -> tuple[int, ...]:
+        """Return the shape of the tensor that fills ``slot``."""
+        return self._expected(slot, native=False)
+
     def _expected(self, slot: Slot, native: bool) -> tuple[int, ...]:
         shape = self.shapes[slot.path] if slot.layer is None else self.shapes[slot.path][1:]
         return shape if native else _in_torch(shape, slot.axes)

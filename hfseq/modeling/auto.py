@@ -78,7 +78,11 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         held = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
         trust = {key: kwargs.pop(key) for key in CODE_ARGUMENTS if key in kwargs}
         trust["trust_remote_code"] = bool(trust.get("trust_remote_code"))  # never a question
-        config, kwargs = _load_config(name, hub, trust, kwargs)
+        from hfseq.modeling import lora  # imports jax, which the mappings do without
+
+        adapter = lora.find(name, hub)
+        base = name if adapter is None else adapter.base
+        config, kwargs = _load_config(base, hub, trust, kwargs)
         if cls._has_remote_code(config):
             if not trust["trust_remote_code"] and type(config) not in cls._model_mapping:
                 configs.refuse_code(config.auto_map, name)

@@ -27,11 +27,13 @@ from hfseq.nn.attention import resolve_attention
 from hfseq.nn.context import Options, options
 from hfseq.nn.layers import Dropout, height_and_width
 from hfseq.nn.precision import Precision, apply_precision, resolve_precision
-from hfseq.nn.random import Keys, make_keys
+from hfseq.nn.random import Keys, make_keys, offering
 from hfseq.nn.stack import stack_layers, stacked_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+    from hfseq.modeling.lora import LoraConfig
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class FlaxModel(FlaxGenerationMixin):
     # with batch norm: {"params": ..., "batch_stats": ...}.
     joined_params: ClassVar[bool] = False
     framework = "flax"
+    peft_config: LoraConfig | None = None
     _linen_class: ClassVar[type[FlaxModule]]
     _weight_axes: Mapping[trees.Path, sharding.Axes] = {}
     _auto_class: ClassVar[str | None] = None
@@ -96,6 +99,7 @@ class FlaxModel(FlaxGenerationMixin):
         gradient_checkpointing: bool = False,
         remat_policy: Callable[..., bool] | None = None,
         attn_implementation: str | None = None,
+        peft_config: LoraConfig | None = None,
         **module_kwargs: Any,
     ):
         if config is None:
@@ -111,6 +115,7 @@ class FlaxModel(FlaxGenerationMixin):
             remat_policy=remat_policy,
             attention=resolve_attention(attn_implementation),
         )
+        self.peft_config, self._stacked = peft_config, {}
         module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))
         self._graph, params, extra = trees.split(module)
         self._abstract = trees.to_dict(params)
@@ -155,12 +160,18 @@ class FlaxModel(FlaxGenerationMixin):
     def _build(self, rngs: nnx.Rngs, cache: kv_cache.CacheSize | None = None) -> nnx.Module:
         module = self.module_class(self._config, rngs=rngs, **self._module_kwargs)
         apply_precision(module, self.precision, self.precision_sites)
+        if self.peft_config is not None:
+            self._adapt(module, rngs)
         if cache:
             kv_cache.add_cache(module, cache, self.precision.compute_dtype or jnp.float32)
         if self.scan_layers:
             stack_layers(module)
         sharding.assign(module, self._weight_axes)
         return module
+
+    def _adapt(self, module: nnx.Module, rngs: nnx.Rngs) -> None:
+        """Add the adapters of ``peft_config``; models with files do."""
+        raise UsageError(f"{type(self).__name__} has no checkpoints, by whose paths layers adapt")
 
     def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
         _, params, extra = trees.split(self._build(nnx.Rngs(rng)))
@@ -449,7 +460,7 @@ class FlaxModel(FlaxGenerationMixin):
         chosen = dataclasses.replace(
             self._options, fill_encoder_cache=fill_encoder_cache, train=train
         )
-        with options(chosen):
+        with options(chosen), offering(keys):
             output = getattr(module, method)(**wanted, rngs=keys)
         if past_key_values:
             output.past_key_values = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])

@@ -21,10 +21,12 @@ from hfseq import plugins
 from hfseq.checkpoints import config as configs
 from hfseq.checkpoints import files, weights
 from hfseq.errors import CheckpointError, UsageError, WeightsError, nearest
+from hfseq.modeling import lora
 from hfseq.modeling.base import FlaxModel
 from hfseq.nn import sharding, trees
 
 if TYPE_CHECKING:
+    from flax import nnx
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger("hfseq.modeling")
@@ -229,6 +231,11 @@ class FlaxPreTrainedModel(FlaxModel):
             named = str(dtype or "auto").removeprefix("torch.")
             dtype = jnp.float32 if named == "auto" else jnp.dtype(named)
         download = configs.download_options(kwargs)
+        adapter = lora.find(source, download)
+        if adapter is not None:
+            kwargs["peft_config"], source = adapter.config, adapter.base
+        elif (wanted := kwargs.get("peft_config")) is not None:
+            kwargs["peft_config"] = dataclasses.replace(wanted, base_model_name_or_path=source)
         config, kwargs = configs.load_config(cls, source, config, download, kwargs)
         opened = configs.open_source(source, download, from_pt)
         configs.check_against_file(config, opened.tensors, opened.source)
@@ -239,6 +246,8 @@ class FlaxPreTrainedModel(FlaxModel):
         weights.check_derived(
             model.derived_weights(), opened.tensors, cls.base_model_prefix, opened.source
         )
+        if adapter is not None:
+            opened.tensors = lora.joined(adapter, opened, model.file_map)
         slots, report = model.file_map.match(opened.tensors, native=opened.native)
         weights.check(
             report, opened.source, cls.__name__, ignore_mismatched=ignore_mismatched_sizes
@@ -252,6 +261,7 @@ class FlaxPreTrainedModel(FlaxModel):
         read = _Reader(model.file_map, slots, set(report.missing), opened.native, _do_init)
         params = model._read(read, sharding, param_dtype)
         model.extra = model._read_extra(read, extra_sharding)
+        report.missing = [path for path in report.missing if not lora.is_adapter(path)]
         model._read_sidecars(source, download)
         model._warn(report, source, _do_init, kept=param_dtype is None)
         model.load_generation_config(source, **download)
@@ -452,6 +462,72 @@ class FlaxPreTrainedModel(FlaxModel):
         """Return how the architecture is split over devices, as it was registered, if it was."""
         return plugins.load().architectures.get(self.config.model_type).load_sharding()
 
+    # -- adapters
+
+    def _adapt(self, module: nnx.Module, rngs: nnx.Rngs) -> None:
+        assert self.peft_config is not None
+        settled = lora.settle(self.peft_config, type(self), self.config.model_type)
+        self.peft_config, self._adapted = lora.adapt(
+            module, settled, self._names({}).torch_name, rngs, self.vocabulary()
+        )
+
+    @property
+    def trained_paths(self) -> set[trees.Path]:
+        """The parameters that training changes: of a model with adapters these, else all."""
+        if self.peft_config is None:
+            return set(self._paths)
+        return lora.trained(self._paths, self.peft_config, self._names({}).torch_name)
+
+    def load_adapter(self, source: str | Path, **download: Any) -> Any:
+        """Return this model with the adapter at ``source``; arrays of the base are shared.
+
+        So several are in memory at once, and one is chosen by calling its model. Of a model that
+        has an adapter, the other one takes its place.
+        """
+        adapter = lora.find(str(source), download)
+        if adapter is None:
+            raise CheckpointError(f"'{source}' is no adapter: it has no {lora.CONFIG}")
+        made = self._like(peft_config=adapter.config)
+        found = {n: t for n, t in lora.joined(adapter, None, made.file_map).items()}
+        slots, report = made.file_map.match(found)
+        weights.check(report, adapter.source, type(self).__name__, ignore_mismatched=False)
+        read = _Reader(made.file_map, slots, set(report.missing), False, True)
+        own = trees.flatten(self.params if self.peft_config is None else self.part(self.params)[0])
+        flat = {
+            path: own[path] if path in read.missing else read(path, leaf.shape, None, None)
+            for path, leaf in made._paths.items()
+        }
+        made._is_initialized, made._params, made.extra = True, trees.unflatten(flat), self.extra
+        return made
+
+    def merge_adapter(self, params: trees.Params | None = None) -> Any:
+        """Return a model without adapters, whose kernels have them added."""
+        if self.peft_config is None:
+            raise UsageError(f"this {type(self).__name__} has no adapter to merge")
+        tables = [path for path, one in self._adapted.items() if not one.linear]
+        words = any(self._paths[*path, "embedding"].shape[0] == self.vocabulary() for path in tables)
+        if words and getattr(self.config, "tie_word_embeddings", False):
+            raise UsageError(
+                "the adapted table of words is the head's, too, which its adapter leaves alone: "
+                "merged it would change both. Keep the adapter, or untie them before training "
+                "(--config_overrides tie_word_embeddings=false)"
+            )
+        made = self._like()
+        given = trees.flatten(self.params if params is None else params)
+        merged = lora.merged(given, self._adapted, self._stacked)
+        made._is_initialized, made._params = True, trees.unflatten(merged)
+        made.extra = self.extra
+        return made
+
+    def _like(self, **changes: Any) -> Any:
+        """Return a model of the same structure but for ``changes``, without parameters."""
+        made = type(self)(
+            self.config, seed=self.seed, dtype=self.dtype, _do_init=False, precision=self.precision,
+            scan_layers=self.scan_layers, **changes,
+        )  # fmt: skip
+        made._options, made.generation_config = self._options, self.generation_config
+        return made
+
     # -- saving
 
     def stored_config(self) -> Any:
@@ -502,7 +578,11 @@ class FlaxPreTrainedModel(FlaxModel):
         shapes = self.file_map.shapes
         names = self._names({path: shapes[path] for path in shapes if path in flat})
         with files.staged(folder) as stage:
-            if safe_serialization:
+            if self.peft_config is not None:
+                trained = {p: leaf for p, leaf in flat.items() if p in self.trained_paths}
+                names = self._names({path: shapes[path] for path in trained})
+                lora.write(stage, self.peft_config, self._adapted, names, trained)
+            elif safe_serialization:
                 self._write_torch(stage, names, flat, max_shard_size)
             else:
                 listed = names.listed(flat)
@@ -513,10 +593,11 @@ class FlaxPreTrainedModel(FlaxModel):
                         for path, leaf in listed.items()
                     }
                 files.write_msgpack(stage, listed, max_shard_size)
-            for name, sidecar in self.sidecars().items():
+            for name, sidecar in self.sidecars().items() if self.peft_config is None else ():
                 kept = self._require_extra(self.extra if extra is None else extra)[name]
                 sidecar.write(stage, trees.flatten(kept), self.precision.name)
-            self.save_config(stage)
+            if self.peft_config is None:
+                self.save_config(stage)
         if push_to_hub:
             self.push_to_hub(
                 kwargs.pop("repo_id", folder.name), folder=folder, token=token, **kwargs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from hfseq.errors import UsageError, nearest
 from hfseq.nn import sharding
 from hfseq.nn.context import ConstructorSignature, current_options
 from hfseq.nn.precision import DotGeneral, FusedPart, add_bias, low_precision_dot_general
-from hfseq.nn.random import Keys
+from hfseq.nn.random import Keys, adapter_keys
 
 #: ``init(key, shape, dtype)``, as in ``jax.nn.initializers``.
 Initializer = Callable[..., jax.Array]
@@ -33,6 +33,26 @@ def normal(stddev: float) -> Initializer:
     ``jax.nn.initializers``, or a function of one's own. Biases begin at zero, scales at one.
     """
     return jax.nn.initializers.normal(stddev)
+
+
+class LowRank(NamedTuple):
+    """A low-rank adapter (Hu et al., 2021) of a layer, as PEFT has it.
+
+    ``rate`` of its input's elements are dropped in training; ``gaussian`` draws its first matrix
+    from a normal distribution and not, as PyTorch a Linear's kernel, uniformly.
+    """
+
+    rank: int
+    scale: float
+    rate: float = 0.0
+    gaussian: bool = False
+
+    @property
+    def init(self) -> Initializer:
+        """What draws ``lora_A``."""
+        if self.gaussian:
+            return normal(1 / self.rank)
+        return jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class Linear(nnx.Module):
@@ -51,6 +71,10 @@ class Linear(nnx.Module):
     weight_axes: sharding.Axes | None = None
     # The axis of ``kernel`` that holds the input features.
     input_axis: ClassVar[int] = 0
+    # What :meth:`add_lora` adds.
+    lora_A: Linear | None = None
+    lora_B: Linear | None = None
+    lora: LowRank | None = None
 
     def __init__(
         self,
@@ -80,11 +104,23 @@ class Linear(nnx.Module):
         else:
             y = self.fused(given, x, kernel, dimensions)
         y = sharding.product_output(y, self.weight_axes, 1 - self.input_axis)
-        return y if self.bias is None else add_bias(y, self.bias[...])
+        y = y if self.bias is None else add_bias(y, self.bias[...])
+        if self.lora is None or self.lora_A is None or self.lora_B is None:
+            return y
+        given = dropout(given.astype(y.dtype), self.lora.rate, adapter_keys())
+        return y + self.lora.scale * self.lora_B(self.lora_A(given))
 
     def gathered_kernel(self) -> jax.Array:
         """Return the kernel as the product needs it, put together where ``fsdp`` splits it."""
         return sharding.weight(self.kernel[...], self.weight_axes)
+
+    def add_lora(self, lora: LowRank, rngs: nnx.Rngs) -> None:
+        """Add a low-rank product, ``scale * (dropout(x) @ lora_A @ lora_B)``, which begins at 0."""
+        inner, outer = self.kernel.shape[:: -1 if self.input_axis else 1]
+        self.lora, zeros = lora, jax.nn.initializers.zeros
+        self.lora_A = Linear(inner, lora.rank, lora.init, rngs, use_bias=False)
+        self.lora_B = Linear(lora.rank, outer, zeros, rngs, use_bias=False)
+        self.lora_A.compute_dtype = self.lora_B.compute_dtype = self.compute_dtype
 
 
 class Conv1D(Linear):
@@ -239,6 +275,10 @@ class Embed(nnx.Module):
     __signature__ = ConstructorSignature()
     compute_dtype: DTypeLike | None = None
     weight_axes: sharding.Axes | None = None
+    # What :meth:`add_lora` adds.
+    lora_embedding_A: nnx.Param | None = None
+    lora_embedding_B: nnx.Param | None = None
+    lora: LowRank | None = None
 
     def __init__(self, num_embeddings: int, features: int, init: Initializer, rngs: nnx.Rngs):
         self.embedding = nnx.Param(init(rngs.params(), (num_embeddings, features), jnp.float32))
@@ -249,7 +289,24 @@ class Embed(nnx.Module):
         # Take first, cast afterwards: the table is far larger than the rows that are read.
         ids = sharding.token_ids(ids, self.weight_axes)
         rows = jnp.take(self._table(), ids, axis=0).astype(self._dtype)
-        return sharding.looked_up(rows, self.weight_axes)
+        rows = sharding.looked_up(rows, self.weight_axes)
+        if self.lora is None or self.lora_embedding_A is None or self.lora_embedding_B is None:
+            return rows
+        few = jnp.take(self.lora_embedding_A[...], ids, axis=1).astype(rows.dtype)
+        return rows + self.lora.scale * jnp.einsum(
+            "r...,hr->...h", few, self.lora_embedding_B[...].astype(rows.dtype)
+        )
+
+    def add_lora(self, lora: LowRank, rngs: nnx.Rngs) -> None:
+        """Add a table of low rank, ``scale * (lora_embedding_B @ lora_embedding_A)[:, ids]``.
+
+        Its head, if it is tied, goes without.
+        """
+        many, features = self.embedding.shape
+        self.lora = lora
+        self.lora_embedding_A = nnx.Param(jnp.zeros((lora.rank, many)))
+        drawn = normal(1.0)(rngs.params(), (features, lora.rank), jnp.float32)
+        self.lora_embedding_B = nnx.Param(drawn)
 
     def attend(self, x: jax.Array, bias: jax.Array | None = None) -> jax.Array:
         """Return ``x @ embedding.T + bias``: logits for hidden states (..., features).

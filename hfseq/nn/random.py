@@ -7,15 +7,18 @@ is.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 # What is folded into a key to make one for another purpose; rows and layers have small numbers.
-_SHARED, _SEQUENCE = 2**32 - 1, 2**32 - 2
+_SHARED, _SEQUENCE, _ADAPTERS = 2**32 - 1, 2**32 - 2, 2**32 - 3
 
 
 @jax.tree_util.register_dataclass
@@ -179,3 +182,40 @@ def batch_keys(key: jax.Array, rows: jax.Array, sequence_key: jax.Array | None =
 
     first = jax.random.fold_in(key if sequence_key is None else sequence_key, _SEQUENCE)
     return dataclasses.replace(keys(key), for_sequence=keys(first))
+
+
+# -- keys of adapters, which stand in layers that are given none
+# ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Offered:
+    """The keys of the layer that is traced, and those that its adapters draw from."""
+
+    layer: Keys | None
+    drawn: Keys | None = None
+
+
+_offered: contextvars.ContextVar[_Offered | None] = contextvars.ContextVar(
+    "hfseq_adapter_keys", default=None
+)
+
+
+@contextlib.contextmanager
+def offering(keys: Keys | None) -> Iterator[None]:
+    """Trace what is inside with ``keys`` for its adapters; nothing is computed until one draws."""
+    token = _offered.set(_Offered(keys))
+    try:
+        yield
+    finally:
+        _offered.reset(token)
+
+
+def adapter_keys() -> Keys | None:
+    """Return keys for the next adapter of the layer that is traced; None in evaluation."""
+    offered = _offered.get()
+    if offered is None or offered.layer is None:
+        return None
+    if offered.drawn is None:
+        offered.drawn = offered.layer.fold_in(_ADAPTERS)
+    return offered.drawn

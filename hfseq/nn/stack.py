@@ -22,7 +22,7 @@ from flax import nnx
 from hfseq.errors import UsageError
 from hfseq.nn import sharding, trees
 from hfseq.nn.context import ConstructorSignature, current_options
-from hfseq.nn.random import Keys
+from hfseq.nn.random import Keys, offering
 
 #: Keyword arguments of one layer, or of all with a leading layer axis.
 Slices = Mapping[str, jax.Array]
@@ -245,7 +245,8 @@ def run_layers(
         layer: nnx.Module, x: jax.Array, number: int | jax.Array, slices: Slices
     ) -> tuple[jax.Array, Any]:
         layer_keys = None if keys is None else keys.fold_in(number)
-        out, second = layer(x, *args, rngs=layer_keys, **kwargs, **slices)
+        with offering(layer_keys):
+            out, second = layer(x, *args, rngs=layer_keys, **kwargs, **slices)
         return sharding.hidden_states(out), second
 
     slices = per_layer or {}

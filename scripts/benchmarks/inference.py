@@ -339,6 +339,16 @@ def random_ids(config: Any, rows: int, length: int) -> Any:
     return np.random.default_rng(0).integers(5, config.vocab_size, (rows, length), dtype=np.int32)
 
 
+def prompts(config: Any, rows: int, length: int) -> Batch:
+    """Return what is continued: random tokens, or spectrograms where the model reads sound."""
+    import numpy as np
+
+    if not hasattr(config, "num_mel_bins"):
+        return {"input_ids": random_ids(config, rows, length)}
+    shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
+    return {"input_features": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+
+
 def generation_options(mode: str, beams: int, new_tokens: int) -> dict[str, Any]:
     """Return the options of ``generate`` that both sides get: as many new tokens in every row."""
     modes: dict[str, dict[str, Any]] = {
@@ -369,11 +379,12 @@ def hfseq_generate(
 
     config = training.configuration(model, size)
     module = training.hfseq_class(model).from_pretrained(weights, config=config, dtype=dtype)
-    ids, keys = random_ids(config, rows, length), map(jax.random.PRNGKey, itertools.count())
+    (given,) = prompts(config, rows, length).values()
+    keys = map(jax.random.PRNGKey, itertools.count())
     options = generation_options(mode, beams, new_tokens)
 
     def run() -> dict[str, Any]:
-        sequences = module.generate(ids, prng_key=next(keys), **options).sequences
+        sequences = module.generate(given, prng_key=next(keys), **options).sequences
         return {"tokens": new_part(sequences, new_tokens)}
 
     shapes = training.jax_shapes(module.params)
@@ -391,12 +402,15 @@ def torch_generate(
     config = training.configuration(model, size)
     module, device = training.load_torch(model, weights, config)
     module = module.to(getattr(torch, dtype)).eval()
-    ids = torch.from_numpy(random_ids(config, rows, length)).long().to(device)
-    options = generation_options(mode, beams, new_tokens) | {"attention_mask": torch.ones_like(ids)}
+    ((name, array),) = prompts(config, rows, length).items()
+    given = torch.from_numpy(array).to(device, torch.long if name == "input_ids" else module.dtype)
+    options = generation_options(mode, beams, new_tokens)
+    if name == "input_ids":
+        options["attention_mask"] = torch.ones_like(given)
 
     @torch.inference_mode()
     def run() -> dict[str, Any]:
-        return {"tokens": new_part(module.generate(ids, **options).cpu(), new_tokens)}
+        return {"tokens": new_part(module.generate(given, **options).cpu(), new_tokens)}
 
     shapes = training.torch_shapes(module)
     facts = needed(shapes, config, mode, beams, rows, length, new_tokens, dtype)
@@ -417,6 +431,7 @@ MODES = ("greedy", "sampling", "beam")
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
     able = [name for name, subject in training.SUBJECTS.items() if subject.objective != "mlm"]
+    able += training.WRITING
     parser = harness.parser(
         __doc__, sizes=True, beams=(4, "beams of beam search"),
         prompt_length=(64, "tokens a prompt or source"), new_tokens=(64, "tokens to generate"),
@@ -428,7 +443,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1, 16])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     options = parser.parse_args(given)
-    kind = training.SUBJECTS[options.model].objective
+    kind = training.subject_of(options.model).objective
     options.modes = options.modes or {"clm": ["greedy", "sampling"], "seq2seq": ["beam"]}[kind]
     return options
 
@@ -485,7 +500,7 @@ def generate(given: Sequence[str]) -> int:
         "rounds": f"{options.rounds} alternating rounds after two untimed calls, the first of "
         "which compiles",
         "remarks": [
-            f"{training.SUBJECTS[options.model].title}{harness.size_text(result['options'])}, "
+            f"{training.subject_of(options.model).title}{harness.size_text(result['options'])}, "
             f"random weights, {options.dtype}, prompts (or sources) of {options.prompt_length} "
             f"tokens, {options.new_tokens} new ones a row. Rows whose tokens equal PyTorch's: "
             f"{told or 'not compared'}."
@@ -624,12 +639,14 @@ def generation_cases(options: Options) -> list[Case]:
         ("gpt2", "GPT-2 small", "sampling", (1, 16), (1, 64)),
         ("t5", "T5-small", "beam", (4,), (32,)),
         ("bart", "BART-base", "beam", (4,), (32,)),
+        ("whisper", "Whisper tiny", "greedy", (1, 8), (1, 32)),
     ):
         search, beams = ("beam 4", 4) if mode == "beam" else (mode, 1)
+        cut = training.subject_of(model).length if model == "whisper" else prompt
         counts = options.choose(cpu, gpu, cpu[:1], (2,))
         for dtype, rows in itertools.product(options.types(), counts):
             settings = {
-                "model": model, "mode": mode, "beams": beams, "rows": rows, "length": prompt,
+                "model": model, "mode": mode, "beams": beams, "rows": rows, "length": cut,
                 "new_tokens": new, "size": options.size(model), "dtype": dtype,
             }  # fmt: skip
             name = f"{title}, {search}, batch {rows}, {dtype}"

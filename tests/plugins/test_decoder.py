@@ -38,7 +38,8 @@ def config(family, **changes):
 
 
 def built(family, head="ForCausalLM", **changes):
-    return getattr(hfseq, f"Flax{family.capitalize()}{head}")(config(family, **changes), seed=1)
+    stem = {"smollm3": "SmolLM3", "gemma3_text": "Gemma3"}.get(family, family.capitalize())
+    return getattr(hfseq, f"Flax{stem}{head}")(config(family, **changes), seed=1)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +98,14 @@ VARIANTS = {
     "tied mistral": ("mistral", {"tie_word_embeddings": True}),
     "one key head of gemma": ("gemma", {"num_key_value_heads": 1, "head_dim": 20}),
     "qwen2 without windows": ("qwen2", {"use_sliding_window": False, "num_hidden_layers": 2}),
-    "layers that are told": ("qwen3", {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "layers that are told": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     "yarn of qwen3": ("qwen3", {"rope_parameters": YARN, "attention_bias": True}),
     "smollm3 that sees all": ("smollm3", {"use_sliding_window": False, "sliding_window": None}),
     "positions nowhere": ("smollm3", {"no_rope_layers": [0] * 4, "mlp_bias": True}),
     "no caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma2 untied": ("gemma2", {"tie_word_embeddings": False, "attention_bias": True}),
-    "gemma3 capped": ("gemma3_text", {"final_logit_softcapping": 4.0,
-                                      "attn_logit_softcapping": 1.0}),
+    "gemma3 capped": ("gemma3_text", {"final_logit_softcapping": 8.0,
+                                      "attn_logit_softcapping": 2.0}),
     "gemma3 stretched": ("gemma3_text", {"rope_parameters": {
         "full_attention": {"rope_type": "linear", "rope_theta": 77.0, "factor": 3.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 9.0}}}),
