@@ -41,7 +41,7 @@ SKIPPED = (
 # What may lie in an output directory.
 WEIGHTS = (
     *("model*.safetensors*", "flax_model*.msgpack*", "pytorch_model*.bin*"),
-    "fp8_params.safetensors",
+    *("fp8_params.safetensors", "adapter_config.json", "adapter_model.safetensors"),
 )
 CHECKPOINTS = ("checkpoints", "checkpoint-*")
 LOGS = (

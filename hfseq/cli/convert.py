@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 EXAMPLES = """hfseq convert old-flax-model new-model
 hfseq convert my-roberta my-roberta-flax --to msgpack
 hfseq convert my-gpt2 my-gpt2-bf16 --dtype bfloat16 --max_shard_size 2GB
-hfseq convert my-bert my-encoder --base --strict"""
+hfseq convert my-bert my-encoder --base --strict
+hfseq convert my-adapter my-model --merge"""
 
 #: What is written beside the weights already, or is not the model's own.
 LEFT_BEHIND = (
@@ -76,6 +77,9 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model_class", metavar="CLASS", help="the same by class, BertForMaskedLM")
     group.add_argument("--base", action="store_true", help="leave the head out (--task Model)")
     parser.add_argument(
+        "--merge", action="store_true", help="SRC is an adapter: add it to its base's weights"
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="replace the model in a directory that has one"
     )
     add_json(parser)
@@ -95,7 +99,8 @@ def run_convert(arguments: argparse.Namespace) -> int:
     # What these would say of names is in the result.
     logging.getLogger("hfseq.modeling").setLevel(logging.ERROR)
     try:
-        given = ("to", "dtype", "max_shard_size", "strict", "task", "model_class", "overwrite")
+        given = ("to", "dtype", "max_shard_size", "strict", "task", "model_class", "overwrite",
+                 "merge")  # fmt: skip
         options = {name: getattr(arguments, name) for name in given}
         if arguments.base:
             options["task"] = "Model"
@@ -153,13 +158,15 @@ def convert(
     task: str | None = None,
     model_class: str | None = None,
     overwrite: bool = False,
+    merge: bool = False,
 ) -> Conversion:
     """Write the model at ``source`` to ``destination``, whole or not at all.
 
     **Arguments:** ``source`` a directory, a Hub name or a weight file beside its config.json;
     ``to`` "safetensors" (PyTorch's names) or "msgpack" (Transformers 4's Flax); ``dtype`` of the
     parameters, those of the files by default; ``strict`` makes every missing, unexpected or
-    mis-shaped name an error; ``overwrite`` replaces the model in a directory that is not empty.
+    mis-shaped name an error; ``overwrite`` replaces the model in a directory that is not empty;
+    ``merge`` says that ``source`` is an adapter, which is added to its base.
 
     **Raises:** UsageError, CheckpointError and WeightsError, each before anything is written.
     """
@@ -167,6 +174,8 @@ def convert(
 
     from hfseq.checkpoints.config import Source, open_source, read_config
     from hfseq.checkpoints.files import parse_size
+    from hfseq.checkpoints.weights import LoadReport
+    from hfseq.modeling import lora
     from hfseq.modeling.auto import find_class
 
     checkpoint, target = Source.of(source), Path(destination)
@@ -177,11 +186,24 @@ def convert(
             f"{target} is not empty: give another directory, or --overwrite to replace its model"
         )
     parse_size(max_shard_size)
-    stored = read_config(checkpoint.place)
-    cls = find_class(stored, checkpoint.place, task=task, model_class=model_class)
-    opened = open_source(checkpoint.weights, {}, from_pt=True)
-    model = without_parameters(cls, checkpoint.place, opened.tensors)
-    _, report = model.file_map.match(opened.tensors, native=opened.native)
+    adapter = lora.find(checkpoint.place, {})
+    if merge and adapter is None:
+        raise UsageError(f"--merge: {source} is no adapter: it has no {lora.CONFIG}")
+    if adapter is not None and not merge:
+        raise UsageError(f"{source} is an adapter: --merge adds it to its base's weights")
+    place, folders, report = checkpoint.place, [checkpoint.place], LoadReport()
+    if adapter is not None:
+        place = adapter.base
+        folders.append(place)
+        tasks = {name: head for head, name in lora.TASKS.items()}
+        task = task or (None if model_class else tasks.get(adapter.config.task_type or ""))
+    stored = read_config(place)
+    cls = find_class(stored, place, task=task, model_class=model_class)
+    weights = checkpoint.weights if adapter is None else place
+    opened = open_source(weights, {}, from_pt=True)
+    model = without_parameters(cls, place, opened.tensors)
+    if adapter is None:
+        _, report = model.file_map.match(opened.tensors, native=opened.native)
     if strict and (wrong := problems(model, report)):
         lines = "".join(f"\n  {line}" for line in wrong)
         raise WeightsError(f"{opened.source} does not fit {cls.__name__} (--strict):{lines}")
@@ -191,12 +213,14 @@ def convert(
         from_pt=True,
         param_dtype=None if dtype is None else jnp.dtype(dtype),
     )
+    if adapter is not None:
+        model = model.merge_adapter()
     if checkpoint.file:
         model.load_generation_config(checkpoint.place)
     if dtype is not None:
         model.config.dtype = dtype
     carried: list[str] = []
-    small_files = _small_files(checkpoint.place)
+    small_files = [path for folder in folders for path in _small_files(folder)]
     with _whole(target) as folder:
         model.save_pretrained(
             folder, max_shard_size=max_shard_size, safe_serialization=to == "safetensors"

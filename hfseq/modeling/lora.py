@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from flax import nnx
@@ -23,9 +23,6 @@ from hfseq.checkpoints import files, weights
 from hfseq.errors import CheckpointError, UsageError, WeightsError, nearest
 from hfseq.nn import trees
 from hfseq.nn.layers import Conv1D, Embed, Linear, LowRank
-
-if TYPE_CHECKING:
-    from hfseq.modeling.pretrained import FlaxPreTrainedModel
 
 logger = logging.getLogger("hfseq.modeling")
 
@@ -94,6 +91,7 @@ class LoraConfig:
     init_lora_weights: bool | str = True
     task_type: str | None = None
     base_model_name_or_path: str | None = None
+    inference_mode: bool = False  # as PEFT: true of what was read
 
     def __post_init__(self) -> None:
         if self.r < 1 or any(rank < 1 for rank in self.rank_pattern.values()):
@@ -122,7 +120,8 @@ class LoraConfig:
         known = {field.name for field in dataclasses.fields(cls)}
         given = {name: value for name, value in stored.items() if name in known}
         try:
-            return cls(**{name: value for name, value in given.items() if value is not None})
+            made = cls(**{name: value for name, value in given.items() if value is not None})
+            return dataclasses.replace(made, inference_mode=True)
         except TypeError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
@@ -177,9 +176,9 @@ def _named(wanted: Sequence[str] | str | None, name: str) -> bool:
     return any(name == one or name.endswith(f".{one}") for one in wanted or ())
 
 
-def settle(config: LoraConfig, model: type[FlaxPreTrainedModel], model_type: str) -> LoraConfig:
+def settle(config: LoraConfig, class_name: str, model_type: str) -> LoraConfig:
     """Fill in what depends on the model: its task, the usual targets, heads that are new."""
-    head = re.search(r"(For\w+|Model)$", model.__name__)
+    head = re.search(r"(For\w+|Model)$", class_name)
     task = config.task_type or TASKS.get(head[1] if head else "")
     targets = config.target_modules
     if targets is None:
@@ -229,20 +228,21 @@ def adapt(
             and not config.saves(name)
         )  # fmt: skip
         config = dataclasses.replace(config, target_modules=chosen)
-    adapted = [name for name in found if config.targets(name)]
-    if not adapted:
+    adapted, wanted = [name for name in found if config.targets(name)], config.target_modules
+    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
+    absent = [name for name in names if not any(_named((name,), other) for other in found)]
+    if not adapted or absent and not isinstance(wanted, str) and not config.inference_mode:
         ends = sorted({name.rpartition(".")[2] for name in found})
-        wanted = config.target_modules
-        listed = wanted if isinstance(wanted, str) else ", ".join(wanted or ())
         raise UsageError(
-            f"target_modules {listed}: no layer of this model is called so; its Linears and tables "
-            f"are {', '.join(ends)}"
+            f"target_modules {', '.join(absent or names)}: no layer of this model is called so; "
+            f"its Linears and tables are {', '.join(ends)}"
         )
     made = {}
     for name in adapted:
         lora = config.lowrank(name)
         found[name].add_lora(lora, rngs)
-        made[paths[name]] = Adapted(lora, *(isinstance(found[name], kind) for kind in (Linear, Conv1D)))
+        kinds = (isinstance(found[name], kind) for kind in (Linear, Conv1D))
+        made[paths[name]] = Adapted(lora, *kinds)
     return config, made
 
 
@@ -300,15 +300,19 @@ class Adapter:
         return base
 
 
+_whole_models: set[tuple[str, str]] = set()  # on the Hub, which is asked once
+
+
 def find(source: str, download: Mapping[str, Any]) -> Adapter | None:
     """Return the adapter at ``source``, a directory or a repository, if it is one."""
-    if Path(source).is_file():
+    remote = not Path(source).exists() and (source, str(download.get("revision")))
+    if Path(source).is_file() or remote in _whole_models:
         return None
     fetch = configs.fetcher(source, download)
-    if not Path(source).is_dir() and fetch("config.json") is not None:
-        return None
-    path = fetch(CONFIG)
+    path = None if remote and fetch("config.json") else fetch(CONFIG)
     if path is None:
+        if remote:
+            _whole_models.add(remote)
         return None
 
     def opened() -> dict[str, weights.Tensor]:
@@ -403,9 +407,7 @@ def merged(
             "lora_embedding_A", "lora_embedding_B"
         )  # fmt: skip
         tail = ("kernel",) if path[-1] == "kernel" else ()
-        first, second = (
-            np.asarray(flat[(*path[:-1], name, *tail)], np.float64) for name in names
-        )
+        first, second = (np.asarray(flat[(*path[:-1], name, *tail)], np.float64) for name in names)
         if path[-1] == "kernel":
             product = first @ second  # (in, out), of a stack one after the other
             product = product.swapaxes(-1, -2) if found.conv1d else product

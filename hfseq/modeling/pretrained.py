@@ -278,7 +278,9 @@ class FlaxPreTrainedModel(FlaxModel):
     @classmethod
     def options_of(cls, source: str, **download: Any) -> dict[str, Any]:
         """Return :meth:`checkpoint_options` of the checkpoint at ``source``, without loading it."""
-        return cls.checkpoint_options(configs.open_source(source, download, False).tensors)
+        adapter = lora.find(source, download)
+        place = source if adapter is None else adapter.base
+        return cls.checkpoint_options(configs.open_source(place, download, False).tensors)
 
     @property
     def weight_map(self) -> weights.WeightMap:
@@ -466,7 +468,7 @@ class FlaxPreTrainedModel(FlaxModel):
 
     def _adapt(self, module: nnx.Module, rngs: nnx.Rngs) -> None:
         assert self.peft_config is not None
-        settled = lora.settle(self.peft_config, type(self), self.config.model_type)
+        settled = lora.settle(self.peft_config, type(self).__name__, self.config.model_type)
         self.peft_config, self._adapted = lora.adapt(
             module, settled, self._names({}).torch_name, rngs, self.vocabulary()
         )
@@ -504,8 +506,8 @@ class FlaxPreTrainedModel(FlaxModel):
         """Return a model without adapters, whose kernels have them added."""
         if self.peft_config is None:
             raise UsageError(f"this {type(self).__name__} has no adapter to merge")
-        tables = [path for path, one in self._adapted.items() if not one.linear]
-        words = any(self._paths[*path, "embedding"].shape[0] == self.vocabulary() for path in tables)
+        tables = ((*path, "embedding") for path, one in self._adapted.items() if not one.linear)
+        words = any(self._paths[path].shape[0] == self.vocabulary() for path in tables)
         if words and getattr(self.config, "tie_word_embeddings", False):
             raise UsageError(
                 "the adapted table of words is the head's, too, which its adapter leaves alone: "
@@ -574,14 +576,13 @@ class FlaxPreTrainedModel(FlaxModel):
             raise CheckpointError(f"cannot make the directory {folder}: {error}") from error
         own, beside = self.part(self.params if params is None else params)
         flat = self._known_leaves(own)
-        flat |= self._stored_leaves(beside if extra is None else extra)
+        if self.peft_config is None:
+            flat |= self._stored_leaves(beside if extra is None else extra)
         shapes = self.file_map.shapes
         names = self._names({path: shapes[path] for path in shapes if path in flat})
         with files.staged(folder) as stage:
             if self.peft_config is not None:
-                trained = {p: leaf for p, leaf in flat.items() if p in self.trained_paths}
-                names = self._names({path: shapes[path] for path in trained})
-                lora.write(stage, self.peft_config, self._adapted, names, trained)
+                lora.write(stage, self.peft_config, self._adapted, names, flat)
             elif safe_serialization:
                 self._write_torch(stage, names, flat, max_shard_size)
             else:
@@ -605,11 +606,14 @@ class FlaxPreTrainedModel(FlaxModel):
 
     def _known_leaves(self, params: trees.Params) -> dict[trees.Path, Any]:
         """Return the leaves of ``params`` that this model has; say what is too many or missing."""
-        flat, name = trees.flatten(trees.thaw(params)), type(self).__name__
-        known = {path: flat[path] for path in self._paths if path in flat}
+        flat, name, paths = trees.flatten(trees.thaw(params)), type(self).__name__, self._paths
+        if self.peft_config is not None:
+            trained = self.trained_paths
+            paths = {path: leaf for path, leaf in paths.items() if path in trained}
+        known = {path: flat[path] for path in paths if path in flat}
         if not known:
             raise UsageError(f"params holds no parameter of {name}, so there is nothing to save")
-        ours = [trees.join(path) for path in self._paths if path not in flat]
+        ours = [trees.join(path) for path in paths if path not in flat]
         if surplus := [trees.join(path) for path in flat if path not in self._paths]:
             listed = ", ".join(f"{path}{nearest(path, ours)}" for path in surplus)
             logger.warning("params has what %s has not, which is not saved: %s", name, listed)

@@ -107,7 +107,8 @@ class Linear(nnx.Module):
         y = y if self.bias is None else add_bias(y, self.bias[...])
         if self.lora is None or self.lora_A is None or self.lora_B is None:
             return y
-        given = dropout(given.astype(y.dtype), self.lora.rate, adapter_keys())
+        keys = adapter_keys(len(given)) if self.lora.rate else None
+        given = dropout(given.astype(y.dtype), self.lora.rate, keys)
         return y + self.lora.scale * self.lora_B(self.lora_A(given))
 
     def gathered_kernel(self) -> jax.Array:

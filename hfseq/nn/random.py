@@ -211,11 +211,16 @@ def offering(keys: Keys | None) -> Iterator[None]:
         _offered.reset(token)
 
 
-def adapter_keys() -> Keys | None:
-    """Return keys for the next adapter of the layer that is traced; None in evaluation."""
+def adapter_keys(rows: int) -> Keys | None:
+    """Return keys for the next adapter of the layer that is traced; None in evaluation.
+
+    None too where the ``rows`` of its input are no longer those of the batch, as in a masked
+    language model's head, whose tokens are put together: masks would depend on how it is cut.
+    """
     offered = _offered.get()
     if offered is None or offered.layer is None:
         return None
     if offered.drawn is None:
         offered.drawn = offered.layer.fold_in(_ADAPTERS)
-    return offered.drawn
+    drawn = offered.drawn
+    return None if drawn.key.ndim and rows % len(drawn.key) else drawn

@@ -192,6 +192,7 @@ class CardContext:
     emissions_source: str = ""
     stock: bool = True
     custom_code: bool = False
+    adapter: str = ""
 
     @property
     def task(self) -> str:
@@ -260,8 +261,19 @@ class CardContext:
         return ModelCardData(
             language=self.language,
             license=self.licence,
-            library_name="transformers" if self.stock or self.custom_code else "hfseq",
-            tags=["jax", "flax", "hfseq", self.model_type, *["custom_code"] * self.custom_code],
+            library_name="peft"
+            if self.adapter
+            else "transformers"
+            if self.stock or self.custom_code
+            else "hfseq",
+            tags=[
+                "jax",
+                "flax",
+                "hfseq",
+                self.model_type,
+                *["custom_code"] * self.custom_code,
+                *["lora"] * bool(self.adapter),
+            ],
             datasets=[data.name for data in self.datasets if not data.files] or None,
             metrics=sorted({result.metric for result in results}) or None,
             base_model=self.hub_base,
@@ -302,6 +314,7 @@ class CardContext:
             took = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
             took = f"{hours} h {minutes} min" if hours else took
         facts = {
+            "Adapter": self.adapter,
             "Steps": _count(self.steps),
             "Tokens seen": _count(self.tokens_seen),
             "Training time": took,

@@ -296,6 +296,27 @@ class ModelArguments(CheckedArguments):
     attn_implementation: str | None = option(
         None, "Attention by name: auto (default), cudnn, flash, splash, explicit, xla, yours."
     )
+    use_peft: bool = option(
+        False, "Train low-rank adapters (LoRA) and nothing else; PEFT opens what is left."
+    )
+    lora_r: Count = option(16, "Rank of the adapters.")
+    lora_alpha: Annotated[float, Allowed("above 0", above=0)] = option(
+        32.0, "What adapters add is scaled by this over the rank."
+    )
+    lora_dropout: Annotated[float, Allowed("0 to below 1", minimum=0, below=1)] = option(
+        0.05, "Probability of each input of an adapter to be dropped in training."
+    )
+    lora_target_modules: list[str] | None = option(
+        None,
+        "Layers that get an adapter: ends of paths in checkpoints (q_proj v_proj), or all-linear; "
+        "by default those that PEFT takes for the architecture.",
+    )
+    lora_modules_to_save: list[str] | None = option(
+        None, "What is trained and saved whole beside adapters; new heads are by themselves."
+    )
+    use_rslora: bool = option(
+        False, "Scale by lora_alpha over the root of the rank (rank-stabilised LoRA)."
+    )
 
     def problems(self) -> Iterator[str]:
         """Add two types that differ."""

@@ -17,7 +17,7 @@ from hfseq.nn import sharding, trees
 from hfseq.objectives.base import Texts
 from hfseq.training.loader import place_batch
 from hfseq.training.setup import Run
-from hfseq.training.state import TrainState, Tree, to_host
+from hfseq.training.state import TrainState, Tree, join_frozen, to_host
 
 #: Prefix of the metrics by split, as v4's scripts name them.
 PREFIXES = {"validation": "eval", "test": "predict"}
@@ -100,7 +100,7 @@ def answering(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTrainedModel
     model, extra = run.model, dict(state.extra)
     if jax.process_count() == 1:
         # Without the rows that pad the vocabulary: those must not be written.
-        flat = trees.flatten(state.params)
+        flat = trees.flatten(join_frozen(state.params, run.frozen))
         params: Tree = trees.unflatten(
             {path: run.layout.cut(path, leaf) for path, leaf in flat.items()}
         )
@@ -108,7 +108,7 @@ def answering(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTrainedModel
         model = copy.copy(model)
         model.use_mesh(None)
         extra = jax.tree.map(np.asarray, extra)  # replicated: every process has it
-        params = to_host(state.params, run.layout)
+        params = to_host(join_frozen(state.params, run.frozen), run.layout)
         params, extra = jax.device_put((params, extra), jax.local_devices()[0])
     before, model.extra = model.extra, extra
     try:

@@ -27,6 +27,7 @@ from hfseq.checkpoints import network
 from hfseq.checkpoints.hub import BackgroundPusher
 from hfseq.checkpoints.storage import Workspace
 from hfseq.errors import CheckpointError, HfseqError, write_whole
+from hfseq.nn import trees
 from hfseq.objectives.base import Texts
 from hfseq.plugins.registry import describe
 from hfseq.reports import cards, plots
@@ -39,6 +40,8 @@ from hfseq.training.state import TrainState, to_host
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from hfseq.modeling import FlaxPreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,23 @@ def export(run: Run, state: TrainState, folder: Path) -> None:
     values = {name: v for name, v in run.arguments.as_dict().items() if v is not None}
     text = json.dumps(values, indent=4, sort_keys=True, default=str)
     write_whole(folder / "training_args.json", errors.private(text) + "\n")
+
+
+def _adapter(model: FlaxPreTrainedModel) -> str:
+    """Say what of a model with adapters was trained; "" for another."""
+    config, shapes = model.peft_config, trees.flatten(model.abstract_params)
+    if config is None:
+        return ""
+    count, all_ = (
+        sum(int(np.prod(shapes[path].shape)) for path in paths)
+        for paths in (model.trained_paths, shapes)
+    )
+    name = str(config.base_model_name_or_path)
+    name = Path(name).name if Path(name).exists() else name
+    return (
+        f"LoRA of rank {config.r}, {count:,} of {all_:,} parameters trained, for {name}; PyTorch "
+        "loads it with the package peft"
+    )
 
 
 def _described(reader: Any) -> str:
@@ -345,6 +365,7 @@ def write_card(
             name: value
             for name, value in arguments.as_dict().items()
             if name not in _NO_HYPERPARAMETERS and value not in (None, "", [], False)
+            if arguments.model.use_peft or not name.startswith("lora_")
         },
         hardware=hardware,
         versions=versions,
@@ -362,6 +383,7 @@ def write_card(
         licence=training.card_license,
         about=spec.card or "",
         citation=spec.citation,
+        adapter=_adapter(model),
     )
     own = {split: getattr(data, f"{split}_file", None) for split in ("validation", "test")}
     judged = {split: _file_names(names) for split, names in own.items() if names}

@@ -102,7 +102,7 @@ def main(
         if training.do_train:
             restored_from, progress = resume(checkpointer, training.resume_from_checkpoint)
         run = build_run(arguments, objective, workspace.path, progress, devices)
-        state = begin(run, restored_from, progress)
+        run, state = begin(run, restored_from, progress)
         # -- go
         trackers = make_trackers(
             training.report_to if jax.process_index() == 0 else "none", run.folder, training,

@@ -21,11 +21,12 @@ from hfseq.data.batches import Batches, StreamBatches, WindowBatches
 from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import CheckpointError, UsageError, first_line
+from hfseq.modeling import lora
 from hfseq.nn import fp8, sharding, trees
 from hfseq.nn.context import platform
 from hfseq.nn.precision import choose_precision
 from hfseq.training import processes, state
-from hfseq.training.arguments import Arguments, TrainingArguments
+from hfseq.training.arguments import Arguments, ModelArguments, TrainingArguments
 from hfseq.training.checkpointer import Checkpointer, Progress
 from hfseq.training.optimizers import make_optimizer, make_schedule
 from hfseq.training.state import Carry, TrainState, Tree
@@ -127,9 +128,23 @@ class Run:
         """Return the shapes, types and shardings of the state; nothing is computed."""
         return self._abstract_state
 
+    def abstract_frozen(self) -> Tree:
+        """Return the shapes, types and shardings of what is used and not trained."""
+        trained = self.model.trained_paths
+        shapes = {p: shape for p, shape in shapes_of(self.model).items() if p not in trained}
+        places = self.layout.shardings(shapes)
+        return trees.unflatten({
+            path: jax.ShapeDtypeStruct(
+                self.layout.padded(path, shape), self.arguments.model.param_dtype,
+                sharding=places[path],
+            )
+            for path, shape in shapes.items()
+        })  # fmt: skip
+
     @functools.cached_property
     def _abstract_state(self) -> TrainState:
-        shapes, dtype = shapes_of(self.model), self.arguments.model.param_dtype
+        trained, dtype = self.model.trained_paths, trained_type(self.arguments)
+        shapes = {p: shape for p, shape in shapes_of(self.model).items() if p in trained}
         params = {
             path: jax.ShapeDtypeStruct(self.layout.padded(path, shape), dtype)
             for path, shape in shapes.items()
@@ -209,6 +224,8 @@ def build_run(
         with processes.first():  # it may have to be made
             tokenizer = load_tokenizer(arguments, kind, output)
     if config is None:
+        if arguments.model.use_peft and not arguments.model.model_name_or_path:
+            raise UsageError("--use_peft adapts a trained model: give --model_name_or_path")
         config = load_config(arguments, tokenizer, kind)
     model = build_model(arguments, config, kind.auto_class)
     trained = kind(arguments.data, tokenizer, config)
@@ -245,20 +262,38 @@ def build_run(
     )  # fmt: skip
 
 
-def begin(run: Run, checkpointer: Checkpointer, progress: Progress) -> TrainState:
-    """Return the state to go on from: restored, or initialised where it lies.
+def begin(run: Run, checkpointer: Checkpointer, progress: Progress) -> tuple[Run, TrainState]:
+    """Return the run with what it only uses, and the state to go on from.
 
-    Parameters and moments never lie whole on one host.
+    The state is restored, or initialised where it lies; parameters and moments never lie whole on
+    one host.
     """
     abstract = run.abstract_state()
+    params: Tree = {}
+    extra: Tree = {}
+    if not progress.step or run.model.peft_config is not None:
+        params, extra = make_params(run.arguments, run.model, run.layout)
+    if run.model.peft_config is not None:
+        flat, trained = trees.flatten(params), run.model.trained_paths
+        frozen = {path: leaf for path, leaf in flat.items() if path not in trained}
+        own = {path: leaf for path, leaf in flat.items() if path in trained}
+        params = trees.cast_floating(trees.unflatten(own), trained_type(run.arguments))
+        run = dataclasses.replace(run, frozen=trees.unflatten(frozen))
+        sizes = [sum(leaf.size for leaf in part.values()) for part in (own, flat)]
+        logger.info("%d of %d parameters are trained (%.3g %%)", *sizes, 100 * sizes[0] / sizes[1])
     if progress.step:
         restored = checkpointer.restore(progress.step, abstract)
         output_dir = run.arguments.training.output_dir
         logger.info("resumed from step %d of %s", progress.step, output_dir)
-        return restored
-    params, extra = make_params(run.arguments, run.model, run.layout)
+        return run, restored
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    return jax.jit(run.initial_state, out_shardings=shardings, donate_argnums=0)(params, extra)
+    start = jax.jit(run.initial_state, out_shardings=shardings, donate_argnums=0)
+    return run, start(params, extra)
+
+
+def trained_type(arguments: Arguments) -> str:
+    """Return the type of what is trained: of adapters float32, whatever their base has."""
+    return "float32" if arguments.model.use_peft else arguments.model.param_dtype
 
 
 # -- tokenizer, configuration, model
@@ -314,7 +349,10 @@ def load_config(
     """
     plugins.register_auto_classes()
     model, hub = arguments.model, _hub_options(arguments)
-    name = model.config_name or model.model_name_or_path
+    source = weights_source(arguments)
+    base = base_of(source, hub)
+    # What is only judged and names no model may be an adapter, which names its base.
+    name = model.config_name or (base if base != source else model.model_name_or_path)
     if name:
         config = config_files.auto_config(name, model.trust_remote_code, **hub)
         if model.model_type and model.model_type != config.model_type:
@@ -376,6 +414,12 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
     flags, head, source = arguments.model, spec.load_head(task), weights_source(arguments)
     # The checkpoint may decide about the structure (T5: is the head tied?).
     told = head.options_of(source, **_hub_options(arguments)) if source else {}
+    adapter = lora.find(source, _hub_options(arguments)) if source else None
+    if adapter is not None and arguments.training.do_train and not flags.use_peft:
+        raise UsageError(
+            f"{source} is an adapter: go on with it by --use_peft, or merge it first "
+            "(hfseq convert --merge)"
+        )
     precision = choose_precision(
         flags.recipe, flags.computed_in, flags.sites,
         amax_history_length=flags.fp8_amax_history_length, margin=flags.fp8_margin,
@@ -388,6 +432,7 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
         scan_layers=flags.scan_layers,
         gradient_checkpointing=flags.gradient_checkpointing,
         attn_implementation=flags.attn_implementation,
+        peft_config=adapters(flags) if adapter is None else adapter.config,
         **told,
     )
     fp8.advise(model.precision, getattr(config, "hidden_size", None))
@@ -397,8 +442,29 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
             "computes them again before it needs them; add --scan_layers"
         )
     if source:  # what a fine-tuned model inherits: tokens it must not write, its longest output
-        model.load_generation_config(source, **_hub_options(arguments))
+        base = base_of(source, _hub_options(arguments))
+        model.load_generation_config(base, **_hub_options(arguments))
     return model
+
+
+def adapters(flags: ModelArguments) -> lora.LoraConfig | None:
+    """Return the adapters that the flags ask for, if they do."""
+    if not flags.use_peft:
+        return None
+    targets: list[str] | str | None = flags.lora_target_modules
+    if targets is not None and [one.lower() for one in targets] == ["all-linear"]:
+        targets = "all-linear"
+    return lora.LoraConfig(
+        flags.lora_r, flags.lora_alpha, flags.lora_dropout, targets,
+        modules_to_save=flags.lora_modules_to_save, use_rslora=flags.use_rslora,
+        base_model_name_or_path=flags.model_name_or_path,
+    )  # fmt: skip
+
+
+def base_of(source: str | None, hub: Mapping[str, Any]) -> Any:
+    """Return where the model is that the adapter at ``source`` was made for, else ``source``."""
+    adapter = lora.find(source, hub) if source else None
+    return source if adapter is None else adapter.base
 
 
 def shapes_of(model: FlaxPreTrainedModel) -> dict[trees.Path, tuple[int, ...]]:
@@ -454,7 +520,7 @@ def make_params(
 
     loaded = type(model).from_pretrained(
         source, config=model.config, sharding=where, scan_layers=model.scan_layers,
-        seed=seed, precision=model.precision,
+        seed=seed, precision=model.precision, peft_config=model.peft_config,
         ignore_mismatched_sizes=getattr(arguments.data, "ignore_mismatched_sizes", False),
         **_hub_options(arguments),
     )  # fmt: skip

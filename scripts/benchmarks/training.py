@@ -109,8 +109,10 @@ FORWARD = {
     "llama": Subject("Llama-1B-like, 2 layers", "LlamaConfig", "", (), 0, 128, size=_LLAMA),
 }  # fmt: skip
 #: What only writes: thirty seconds of sound are 1,500 places of the encoder.
-WRITING = {"whisper": Subject("Whisper tiny", "WhisperConfig", "ForSpeechSeq2Seq", (), 0, 1500,
-                              size={"suppress_tokens": None, "begin_suppress_tokens": None})}  # fmt: skip
+WRITING = {
+    "whisper": Subject("Whisper tiny", "WhisperConfig", "ForSpeechSeq2Seq", (), 0, 1500,
+                       size={"suppress_tokens": None, "begin_suppress_tokens": None}),
+}  # fmt: skip
 
 
 def subject_of(name: str) -> Subject:

@@ -14,6 +14,7 @@ from hfseq import cli
 from hfseq.checkpoints.config import open_source
 from hfseq.cli import convert
 from hfseq.errors import CheckpointError, UsageError, WeightsError
+from hfseq.nn import trees
 from tests.support import models
 from tests.support.tiers import first
 
@@ -269,3 +270,26 @@ def test_a_model_on_the_hub_is_converted_with_its_small_files(hub, saved, tmp_pa
     assert {"tokenizer.json", "README.md"} <= set(done.carried)
     convert.convert(str(tmp_path / "out"), tmp_path / "back")
     assert equal(tensors(source), tensors(tmp_path / "back"))
+
+
+def test_the_command_merges_an_adapter_into_its_base(tmp_path, capfd):
+    import hfseq
+    from hfseq.modeling.lora import LoraConfig
+
+    kind, given = hfseq.FlaxAutoModelForSequenceClassification, {"input_ids": models.ids(2, 9)}
+    kind.from_config(models.bert_config()).save_pretrained(tmp_path / "base")
+    model = kind.from_pretrained(
+        tmp_path / "base", peft_config=LoraConfig(2, lora_alpha=8, target_modules=("query",))
+    )
+    shaken = {path: leaf + 0.1 for path, leaf in trees.flatten(model.params).items()}
+    model.save_pretrained(tmp_path / "adapter", params=trees.unflatten(shaken))
+    adapter, merged = str(tmp_path / "adapter"), str(tmp_path / "merged")
+    assert cli.main(["convert", adapter, merged]) == 2
+    assert "--merge adds it to its base's weights" in capfd.readouterr().err
+    assert cli.main(["convert", str(tmp_path / "base"), merged, "--merge"]) == 2
+    assert "is no adapter" in capfd.readouterr().err
+    assert cli.main(["convert", adapter, merged, "--merge"]) == 0
+    assert "FlaxBertForSequenceClassification" in capfd.readouterr().out
+    whole = hfseq.FlaxAutoModelForSequenceClassification.from_pretrained(merged)
+    right = kind.from_pretrained(adapter)(**given).logits
+    np.testing.assert_allclose(whole(**given).logits, right, rtol=3e-5, atol=3e-5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -92,7 +91,6 @@ def test_an_adapter_of_peft_loads_and_goes_back(name, tmp_path):
     pytest.importorskip("peft")
     from peft import PeftModel
     from safetensors.numpy import load_file
-    from transformers import AutoModelForCausalLM  # noqa: F401  (its Auto classes)
 
     kind, given = base(name, tmp_path / "base")
     theirs = peft_model(name, tmp_path / "base")
@@ -119,3 +117,111 @@ def test_an_adapter_of_peft_loads_and_goes_back(name, tmp_path):
         close(scanned(**given).logits, right)
         if name != "words":
             close(scanned.merge_adapter()(**given).logits, right, 3e-5)
+
+
+def test_five_steps_end_where_those_of_peft_do(tmp_path):
+    torch = pytest.importorskip("torch")
+    kind, given = base("ranks", tmp_path / "base")
+    theirs = peft_model("ranks", tmp_path / "base")
+    theirs.save_pretrained(tmp_path / "start")
+    model, ids = kind.from_pretrained(tmp_path / "start"), given["input_ids"]
+    flat = trees.flatten(model.params)
+    frozen = {path: leaf for path, leaf in flat.items() if path not in model.trained_paths}
+    own = {path: leaf for path, leaf in flat.items() if path in model.trained_paths}
+
+    @jax.jit
+    def gradient(own):
+        def loss(own):
+            logits = model(ids, params=trees.unflatten(frozen | own)).logits[:, :-1]
+            return optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:]).mean()
+
+        return jax.grad(loss)(own)
+
+    parameters = [p for n, p in theirs.named_parameters() if "lora_" in n]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    descent, labels = torch.optim.SGD(parameters, lr=0.3), torch.from_numpy(ids).long()
+    for _ in range(5):
+        own = jax.tree.map(lambda leaf, slope: leaf - 0.3 * slope, own, gradient(own))
+        descent.zero_grad()
+        theirs(input_ids=labels, labels=labels).loss.backward()
+        descent.step()
+    theirs.save_pretrained(tmp_path / "end")
+    end = trees.flatten(kind.from_pretrained(tmp_path / "end").params)
+    moved = 0.0
+    for path, leaf in own.items():
+        close(leaf, end[path])
+        moved = max(moved, float(np.abs(leaf - flat[path]).max()))
+    assert moved > 1e-2
+
+
+def test_adapters_share_their_base_and_are_chosen_by_their_model(tmp_path):
+    kind, given = base("gpt2", tmp_path / "base")
+    plain, made = kind.from_pretrained(tmp_path / "base"), []
+    for seed, rank in enumerate((2, 3)):
+        config = LoraConfig(rank, lora_alpha=8, target_modules=["c_attn", "c_fc"])
+        model = kind.from_pretrained(tmp_path / "base", peft_config=config, seed=seed)
+        close(model(**given).logits, plain(**given).logits, 0)  # adapters begin at zero
+        shaken = {
+            path: leaf + 0.1 * (path in model.trained_paths)
+            for path, leaf in trees.flatten(model.params).items()
+        }
+        model.save_pretrained(tmp_path / str(seed), params=trees.unflatten(shaken))
+        made.append(kind.from_pretrained(tmp_path / str(seed)))
+    first = plain.load_adapter(tmp_path / "0")
+    second = first.load_adapter(tmp_path / "1")
+    for model, right in zip((first, second), made, strict=True):
+        assert np.array_equal(model(**given).logits, right(**given).logits)
+        assert model.params["transformer"]["wte"] is plain.params["transformer"]["wte"] or all(
+            model.params["transformer"]["wte"][k] is leaf
+            for k, leaf in plain.params["transformer"]["wte"].items()
+        )
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    written = [model.generate(given["input_ids"], **options).sequences for model in (first, second)]
+    for tokens, model in zip(written, made, strict=True):
+        whole = model.merge_adapter().generate(given["input_ids"], **options).sequences
+        assert np.array_equal(tokens, whole)
+    with pytest.raises(CheckpointError, match="is no adapter"):
+        plain.load_adapter(tmp_path / "base")
+
+
+def change(folder, **fields):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_what_does_not_fit_is_refused_by_name(tmp_path):
+    kind, _ = base("all-linear", tmp_path / "base")
+    config = LoraConfig(2, target_modules=("q_proj", "v_proj"))
+    folder = tmp_path / "adapter"
+    kind.from_pretrained(tmp_path / "base", peft_config=config).save_pretrained(folder)
+
+    def refused(error, message, **fields):
+        before = (folder / "adapter_config.json").read_text()
+        change(folder, **fields)
+        with pytest.raises(error, match=message):
+            kind.from_pretrained(folder)
+        (folder / "adapter_config.json").write_text(before)
+
+    refused(WeightsError, r"lora_A.weight is \(2, 32\); with the ranks .* it is \(3, 32\)", r=3)
+    refused(WeightsError, "lacks 8 of the tensors", target_modules=["q_proj", "k_proj", "v_proj",
+                                                                    "o_proj"])  # fmt: skip
+    refused(UsageError, "target_modules query: no layer of this model", target_modules=["query"])
+    refused(UsageError, "use_dora, which changes numbers", use_dora=True)
+    refused(UsageError, "init_lora_weights='pissa'", init_lora_weights="pissa")
+    refused(UsageError, "peft_type is 'IA3'", peft_type="IA3")
+    refused(UsageError, "ranks are >= 1", r=0)
+    refused(CheckpointError, "there is no directory", base_model_name_or_path="/no/such/model")
+    refused(CheckpointError, "names no base_model_name_or_path", base_model_name_or_path=None)
+    other = models.llama_config(num_hidden_layers=1)
+    kind.from_config(other).save_pretrained(tmp_path / "shallow")
+    refused(
+        WeightsError, r"not for this base, which lacks:\n  model.layers.1.self_attn.q_proj.lora_A",
+        base_model_name_or_path=str(tmp_path / "shallow"),
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="target_modules nope: no layer"):
+        kind.from_pretrained(
+            tmp_path / "base", peft_config=LoraConfig(2, target_modules=("q_proj", "nope"))
+        )
+    with pytest.raises(UsageError, match="no usual layers to adapt in 'modernbert'"):
+        hfseq.FlaxModernBertModel(models.modernbert_config(), peft_config=LoraConfig(2))

@@ -149,7 +149,7 @@ def measure(
     target = described.outline(options.accelerator.name) if stand_in else devices[0]
     with described.compiling_for(target):
         run = build(options, devices, gradient_checkpointing=remat)
-        arguments = run.abstract_state(), run.frozen, abstract_batch(run, rows)
+        arguments = run.abstract_state(), run.abstract_frozen(), abstract_batch(run, rows)
         step = (for_host(run) if stand_in else run).step_function()
     found: dict[str, Any] = {"rows": rows, "remat": remat}
     try:

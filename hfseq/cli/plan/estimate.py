@@ -22,7 +22,7 @@ from hfseq.nn.sharding import AXES
 from hfseq.training import described, throughput
 from hfseq.training.hardware import Accelerator
 from hfseq.training.setup import Run, shapes_of
-from hfseq.training.state import Batch, Tree
+from hfseq.training.state import Batch, Tree, join_frozen
 
 
 class Kept(NamedTuple):
@@ -59,17 +59,18 @@ def kept_bytes(run: Run, rows: int) -> int:
         for name, leaf in abstract_batch(run, rows).items()
     }
 
-    def backward(params: Tree, extra: Tree, batch: Batch) -> Any:
+    def backward(params: Tree, frozen: Tree, extra: Tree, batch: Batch) -> Any:
         inputs, root = dict(batch), jax.random.key(0)
         keys: Any = batch_keys(root, inputs.pop("row"), root)
 
         def loss(params: Tree) -> jax.Array:
-            model = run.model
-            return run.objective.loss(model, params, inputs, keys, True, extra=extra)[0]
+            whole = join_frozen(params, frozen)
+            return run.objective.loss(run.model, whole, inputs, keys, True, extra=extra)[0]
 
         return jax.vjp(loss, params)[1]
 
-    found = jax.make_jaxpr(backward)(state.params, state.extra, batch).jaxpr
+    frozen = run.abstract_frozen()
+    found = jax.make_jaxpr(backward)(state.params, frozen, state.extra, batch).jaxpr
     given = set(found.invars)
     kept = {var for var in found.outvars if not isinstance(var, Literal) and var not in given}
     return sum(int(var.aval.size * getattr(var.aval.dtype, "itemsize", 4)) for var in kept)
@@ -84,7 +85,7 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
     product that is split by its input, in both passes. Bytes are those left on a device.
     """
     mesh, itemsize = run.mesh.shape, _itemsize(run.arguments.model.param_dtype)
-    shapes = shapes_of(run.model)
+    shapes, trained = shapes_of(run.model), run.model.trained_paths
     places = run.layout.shardings(shapes)
     passes = 2 if run.arguments.model.gradient_checkpointing else 1
     config = run.model.config
@@ -103,12 +104,12 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
         local = math.prod(place.shard_shape(shape)) * itemsize
         names = [(entry,) if isinstance(entry, str) else entry or () for entry in place.spec]
         split = {name for name in itertools.chain.from_iterable(names) if mesh[name] > 1}
-        add("all-reduce", ("data",), 1, local)
+        add("all-reduce", ("data",), int(path in trained), local)
         if "fsdp" in split:
             add("all-gather", ("fsdp",), passes, local * mesh["fsdp"])
-            add("reduce-scatter", ("fsdp",), 1, local)
+            add("reduce-scatter", ("fsdp",), int(path in trained), local)
         else:
-            add("all-reduce", ("fsdp",), 1, local)
+            add("all-reduce", ("fsdp",), int(path in trained), local)
         if run.layout.tactic(path) in ("row", "embedding") and "tensor" in split:
             layers = shape[0] if len(shape) > len(run.layout.layer_shape(path, shape)) else 1
             hidden = local_rows(run) * run.batch.length / mesh["sequence"]
@@ -201,7 +202,8 @@ def make_plan(options: Options) -> dict[str, Any]:
             kept = {choice: trace(options, choice) for choice in (False, True)}
             with choices() as chosen, building(options.config):
                 batch = abstract_batch(run, rows)
-                jax.eval_shape(run.step_function(), run.abstract_state(), run.frozen, batch)
+                given = run.abstract_state(), run.abstract_frozen(), batch
+                jax.eval_shape(run.step_function(), *given)
     plan["attention"] = chosen
     names = dict.fromkeys(one["name"] for one in chosen)
     plan["run"]["attention"] = ", ".join(names) or arguments.model.attn_implementation or "none"
@@ -254,7 +256,7 @@ def _bytes(run: Run) -> dict[str, Any]:
     state = run.abstract_state()
     others = state.to_dict()
     parts = {
-        "parameters": state.params,
+        "parameters": {"trained": state.params, "frozen": run.abstract_frozen()},
         "optimizer": state.opt_state,
         "other": {name: others[name] for name in others.keys() - {"params", "opt_state"}},
         "gradients": state.params,

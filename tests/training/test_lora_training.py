@@ -1,0 +1,106 @@
+"""Training of adapters alone: what is in the state, what is left, how a run goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import hfseq
+from hfseq.errors import UsageError
+from hfseq.nn import trees
+from tests.training.conftest import losses
+from tests.training.test_loop import stop_at
+
+LORA = {
+    "use_peft": True, "lora_r": 4, "lora_alpha": 8, "model_type": None, "config_overrides": None,
+    "learning_rate": 1e-2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def base(train):
+    return train("base", max_steps=2).folder
+
+
+def test_only_adapters_are_trained_kept_and_left(train, base, tmp_path):
+    loop = train("lora", model_name_or_path=base, do_train=True, do_eval=True, save_steps=3, **LORA)
+    leaves = trees.flatten(loop.state.params)
+    assert leaves and all("lora_" in trees.join(path) for path in leaves)
+    assert len(jax.tree.leaves(loop.state.opt_state)) < 3 * len(leaves) + 6
+    files = {path.name for path in (tmp_path / "lora").iterdir()}
+    assert "adapter_model.safetensors" in files and "model.safetensors" not in files
+    assert "config.json" not in files
+    assert all(np.any(leaf) for leaf in leaves.values()), "what begins at zero has moved"
+    before = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(base).params
+    model = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(loop.folder)
+    after = trees.flatten(model.params)
+    for path, leaf in trees.flatten(before).items():
+        assert np.array_equal(after[path], leaf), path
+    for path, leaf in leaves.items():
+        assert np.array_equal(after[path], leaf), path
+    card = (loop.folder / "README.md").read_text()
+    assert "library_name: peft" in card and "LoRA of rank 4, 1,024 of" in card
+    assert "lora_alpha" in card and "for base;" in card
+    record = json.loads((loop.folder / "adapter_config.json").read_text())
+    assert record["base_model_name_or_path"] == str(base)
+    assert record["target_modules"] == ["query", "value"]
+    assert (record["r"], record["lora_alpha"], record["lora_dropout"]) == (4, 8, 0.05)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_bit(train, base):
+    options = {"model_name_or_path": base, "do_train": True, "save_steps": 2, **LORA}
+    whole = losses(train("whole", 1, **options).folder)
+    with pytest.raises(SystemExit):
+        train("cut", 1, callbacks=[stop_at(4)], **options)
+    assert losses(train("cut", 1, **options).folder) == whole
+    judged = train("cut", 1, do_eval=True, model_type=None, config_overrides=None)
+    assert np.isfinite(judged.metrics["eval_loss"])
+    longer = {**options, "max_steps": 8, "model_name_or_path": judged.folder}
+    again = train("again", 1, **longer)
+    assert losses(again.folder)[1] < whole[1]
+    with pytest.raises(UsageError, match="is an adapter: go on with it by --use_peft"):
+        train("plain", 1, **{**longer, "use_peft": False})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_mesh_trains_what_one_device_does(train, base, scan):
+    options = {
+        "model_name_or_path": base, "do_train": True, "lora_target_modules": "all-linear", **LORA
+    }  # fmt: skip
+    one = losses(train("one", 1, **options).folder)
+    mesh = {"mesh": "data=2,fsdp=2,tensor=2", "scan_layers": scan, "gradient_checkpointing": scan}
+    many = losses(train("many", 8, **mesh, **options).folder)
+    for step, value in one.items():
+        assert many[step] == pytest.approx(value, rel=2e-5), step
+
+
+def test_what_cannot_be_adapted_is_told(train, base, tmp_path):
+    with pytest.raises(UsageError, match="give --model_name_or_path"):
+        train("none", do_train=True, **{**LORA, "model_type": "roberta"})
+    with pytest.raises(UsageError, match="target_modules q_proj: no layer of this model"):
+        train("other", model_name_or_path=base, lora_target_modules="q_proj", **LORA)
+
+
+def test_no_gradient_of_a_kernel_is_ever_computed(train, base):
+    """The products that give one, (in, out) or (out, in), are not in the compiled step."""
+    shapes = {"query": (32, 32), "intermediate": (32, 64), "output": (64, 32)}
+    texts, seen = [], []
+    adapted = {"model_name_or_path": base, "lora_target_modules": "all-linear", **LORA}
+    for number, options in enumerate(({}, adapted)):
+        keep = [lambda info: seen.append(info.batch)]
+        run = train(f"program{number}", 1, max_steps=2, callbacks=keep, **options).run
+        given = run.abstract_state(), run.abstract_frozen(), seen[-1]
+        texts.append(run.step_function().lower(*given).as_text())
+
+    def products(text, shape):
+        sizes = "x".join(map(str, shape))
+        return len(re.findall(rf"dot_general.*-> tensor<{sizes}xf32>", text))
+
+    for name, shape in shapes.items():
+        whole, few = (products(text, shape) + products(text, shape[::-1]) for text in texts)
+        assert whole and not few, name
