@@ -15,7 +15,7 @@ FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
 NAMES = [
     "albert", "bart", "beit", "bert", "big_bird", "blenderbot", "blenderbot-small", "bloom", "clip",
     "clip_text_model", "clip_vision_model", "dinov2", "distilbert", "electra",
-    "encoder-decoder", "eurobert", "fp8_encoder",
+    "encoder-decoder", "esm", "eurobert", "fp8_encoder",
     "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gptj", "llama", "longt5",
     "marian", "mbart", "megatron-bert",
     "mistral", "modernbert", "mt5", "opt", "pegasus", "qwen2", "qwen3", "regnet",

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from hfseq.cli import convert, inspect, models, plan, project, report
+from hfseq.cli import convert, inspect, models, plan, project, prove, report
 from hfseq.cli.text import add_json
 from hfseq.errors import run_command
 from hfseq.pipelines.fill_mask import MASK
@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   hfseq compare DIR DIR                  curves over each other, and which flags differ
   hfseq inspect DIR                      what a checkpoint holds, and what is wrong with it
   hfseq convert DIR OUT --to msgpack     the same weights in another format
+  hfseq prove DIR                        do other programs compute the same from it
   hfseq fill-mask DIR "a <mask> text"    what a trained masked language model puts there
   hfseq generate DIR "Once upon a time"  what a language model writes
   hfseq translate DIR < in.txt           translate line by line with a translation model
@@ -80,6 +81,8 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
      inspect.run_inspect, inspect.EXAMPLES),
     ("convert", "write a model's weights in another format or type", convert.add_convert,
      convert.run_convert, convert.EXAMPLES),
+    ("prove", "compare what other programs compute from a model directory", prove.add_prove,
+     prove.run_prove, prove.EXAMPLES),
     ("fill-mask", "let a masked language model fill masks", models.add_fill_mask,
      models.run_fill_mask, f'hfseq fill-mask my-roberta "Return the {MASK} of the list."'),
     ("generate", "let a language model write", models.add_generate, models.run_generate,

@@ -132,6 +132,15 @@ def eurobert_config(**changes: Any) -> Any:
     return EuroBertConfig(**{**_decoder_sizes(), "mask_token_id": 3, **changes})
 
 
+def esm_config(**changes: Any) -> Any:
+    from transformers import EsmConfig
+
+    tokens = {"pad_token_id": 1, "eos_token_id": 2, "mask_token_id": 3, "token_dropout": True}
+    more = {"position_embedding_type": "rotary", "initializer_range": 0.2}
+    sizes = {name: TINY[name] for name in TINY if name != "type_vocab_size"}
+    return EsmConfig(**{**sizes, **tokens, **more, **changes})
+
+
 def modernbert_config(**changes: Any) -> Any:
     from transformers import ModernBertConfig
 

@@ -1,0 +1,92 @@
+"""``hfseq prove``: what other programs compute from a directory, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import hfseq
+from hfseq import cli, plugins
+from hfseq.cli import consumers, prove
+from hfseq.modeling.lora import LoraConfig
+from hfseq.nn import trees
+from tests.support import models, parallel
+
+pytest.importorskip("torch")
+#: hfseq's own, which PyTorch has no class of, or which are stored as a stock twin.
+OWN = {"vq_transformer"}
+NAMES = sorted(set(plugins.load().architectures) - OWN)
+
+
+@pytest.fixture
+def bert(tmp_path):
+    model = hfseq.FlaxBertForMaskedLM(models.bert_config(), seed=1)
+    model.save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def told(capfd, *arguments):
+    code = cli.main(["prove", *map(str, arguments), "--json"])
+    return code, json.loads(capfd.readouterr().out)
+
+
+def test_every_consumer_has_its_function():
+    assert tuple(consumers.CONSUMERS) == prove.NAMES
+
+
+def test_pytorch_computes_the_same_and_a_changed_weight_is_seen(bert, capfd):
+    from safetensors.numpy import load_file, save_file
+
+    code, found = told(capfd, bert, "--only", "torch", "peft")
+    first, second = found["consumers"]
+    assert code == 0 and found["model_class"] == "BertForMaskedLM"
+    assert first["status"] == "equal" and first["difference"] < 1e-5
+    assert second == {"name": "peft", "status": "not compared", "detail": "no adapter"}
+    inputs = prove.make_inputs(prove.load(str(bert)))
+    right = np.asarray(prove.load(str(bert))(**inputs).logits)
+    np.savez(bert / "given.npz", **inputs, **{"output:logits": right + 0.01})
+    seen = consumers.main("torch", str(bert), str(bert / "given.npz"))
+    assert seen["difference"] > 1e-3
+    tensors = load_file(bert / "model.safetensors")
+    del tensors["bert.encoder.layer.0.output.dense.weight"]
+    save_file(tensors, bert / "model.safetensors", {"format": "pt"})
+    code, found = told(capfd, bert, "--only", "torch")
+    assert found["consumers"][0]["status"] == "refused"
+    assert "not in the file: ['bert.encoder.layer.0" in found["consumers"][0]["detail"]
+
+
+def test_peft_opens_an_adapter(bert, tmp_path, capfd):
+    pytest.importorskip("peft")
+    config = LoraConfig(2, lora_alpha=8, target_modules=("query",))
+    model = hfseq.FlaxBertForMaskedLM.from_pretrained(bert, peft_config=config)
+    shaken = {path: leaf + 0.1 for path, leaf in trees.flatten(model.params).items()}
+    model.save_pretrained(tmp_path / "adapter", params=trees.unflatten(shaken))
+    code, found = told(capfd, tmp_path / "adapter", "--only", "torch", "peft")
+    assert code == 0
+    assert [one["status"] for one in found["consumers"]] == ["not compared", "equal"]
+
+
+def test_a_difference_is_exit_code_1_and_what_is_not_there_is_said(bert, capfd, monkeypatch):
+    monkeypatch.setattr(prove, "TOLERANCE", -1.0)
+    code, found = told(capfd, bert, "--only", "torch")
+    assert code == 1 and found["consumers"][0]["status"] == "differs"
+    assert cli.main(["prove", str(bert), "--python", "/no/such/python"]) == 2
+    assert "--python /no/such/python: there is no such" in capfd.readouterr().err
+    assert cli.main(["prove", "/no/such/model"]) == 1
+    assert "is no directory" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_pytorch_of_both_generations_computes_what_a_family_does(name, tmp_path):
+    model = parallel.make_model(name, parallel.main_head(name))
+    model.save_pretrained(tmp_path, params=parallel.variables(name, parallel.main_head(name))[0])
+    older = [python] if (python := os.environ.get("HFSEQ_TRANSFORMERS_4")) else []
+    found = prove.prove(str(tmp_path), ("torch",), older, 300)
+    first, *others = found["consumers"]
+    assert first["status"] == "equal", first
+    for other in others:  # families that are younger than 4.57 are refused
+        assert other["status"] in ("equal", "not compared", "refused"), other
