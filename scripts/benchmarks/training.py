@@ -88,6 +88,9 @@ SUBJECTS = {
     "roberta": Subject("RoBERTa-base", "RobertaConfig", "ForMaskedLM", _ENCODER_RATES, 8, 128,
                        mask_id=50264, size=_ROBERTA),
     "bert": Subject("BERT-base", "BertConfig", "ForMaskedLM", _ENCODER_RATES, 8, 128, mask_id=103),
+    "modernbert": Subject("ModernBERT-base", "ModernBertConfig", "ForMaskedLM",
+                          ("attention_dropout", "mlp_dropout", "embedding_dropout"), 8, 128,
+                          mask_id=50284),
     "gpt2": Subject("GPT-2 small", "GPT2Config", "ForCausalLM",
                     ("resid_pdrop", "embd_pdrop", "attn_pdrop"), 4, 512),
     # 114 targets are what span corruption makes of rows whose encoder input has 512 tokens.

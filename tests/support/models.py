@@ -152,6 +152,17 @@ def modernbert_config(**changes: Any) -> Any:
     return ModernBertConfig(**{**sizes, **more, **tokens, **wide, "layer_types": kinds, **changes})
 
 
+def modernbert_decoder_config(**changes: Any) -> Any:
+    from transformers import ModernBertDecoderConfig
+
+    stored = modernbert_config().to_dict()
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+             "num_attention_heads", "max_position_embeddings", "local_attention", "pad_token_id",
+             "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "initializer_range",
+             "layer_types")  # fmt: skip
+    return ModernBertDecoderConfig(**{**{name: stored[name] for name in names}, **changes})
+
+
 def gptj_config(**changes: Any) -> Any:
     from transformers import GPTJConfig
 

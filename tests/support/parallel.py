@@ -63,6 +63,11 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "layer_types": ["full_attention", "sliding_attention"],
     },
+    "modernbert-decoder": {
+        "num_attention_heads": 8,
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "esm": _ENCODER,
     "eurobert": {**_ENCODER, "num_key_value_heads": 8},
     "t5": {"num_heads": 8, "d_kv": 4, "num_layers": 1},

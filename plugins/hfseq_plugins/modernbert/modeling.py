@@ -6,7 +6,7 @@ one base for layers that see all and another for those that see a window.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -98,10 +98,12 @@ class MLP(nnx.Module):
 class Layer(nnx.Module):
     """Attention and feed-forward, a norm before each; the embeddings are normed for the first."""
 
+    mixing: ClassVar[Any] = Attention
+
     def __init__(self, config: ModernBertConfig, rngs: nnx.Rngs, number: int):
         self.kind = config.layer_types[number]
         self.attn_norm = norm(config) if number else nnx.data(None)
-        self.attn, self.mlp = Attention(config, rngs), MLP(config, rngs)
+        self.attn, self.mlp = self.mixing(config, rngs), MLP(config, rngs)
         self.mlp_norm = norm(config)
 
     def __call__(self, x, angles, masks, *, rngs, return_weights=False):
@@ -127,6 +129,9 @@ class Embeddings(nnx.Module):
 class ModernBert(nnx.Module):
     """The encoder without a head."""
 
+    layer: ClassVar[Any] = Layer
+    output: ClassVar[Any] = out.FlaxBaseModelOutput
+
     def __init__(self, config: ModernBertConfig, rngs: nnx.Rngs):
         kinds, count = config.layer_types, config.num_hidden_layers
         if len(kinds) < count or not set(kinds) <= {FULL, SLIDING}:
@@ -134,13 +139,16 @@ class ModernBert(nnx.Module):
                 f"layer_types={kinds} of the configuration: give '{FULL}' or '{SLIDING}' for each "
                 f"of its {count} layers"
             )
-        width, near = config.hidden_size // config.num_attention_heads, config.sliding_window
+        width = config.hidden_size // config.num_attention_heads
         self.rotary = {kind: nn.Rotary(config, width, kind) for kind in (FULL, SLIDING)}
-        # So many tokens to each side.
-        self.windows = {FULL: None, SLIDING: (near, near)}
+        self.windows = {FULL: None, SLIDING: self.window(config)}
         self.embeddings = Embeddings(config, rngs)
-        self.layers = nn.Layers([Layer(config, rngs, number) for number in range(count)])
+        self.layers = nn.Layers([self.layer(config, rngs, number) for number in range(count)])
         self.final_norm = norm(config)
+
+    def window(self, config: ModernBertConfig) -> tuple[int, int]:
+        """Return how many tokens are seen to each side."""
+        return config.sliding_window, config.sliding_window
 
     def __call__(
         self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
@@ -159,7 +167,7 @@ class ModernBert(nnx.Module):
             rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
         )  # fmt: skip
         x = self.final_norm(x)
-        return out.FlaxBaseModelOutput(
+        return self.output(
             last_hidden_state=x,
             hidden_states=(*inputs, x) if output_hidden_states else None,
             attentions=weights if output_attentions else None,
@@ -185,11 +193,16 @@ class WordBias(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
 
 
-class MaskedLM(nnx.Module):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+class OverWords(nnx.Module):
+    """Logits over the vocabulary, by the table of words or a layer of their own.
 
-    def __init__(self, config: ModernBertConfig, rngs: nnx.Rngs):
-        self.model, self.head = ModernBert(config, rngs), PredictionHead(config, rngs)
+    A subclass has ``model`` before it calls ``add_decoder``.
+    """
+
+    model: Any
+
+    def add_decoder(self, config: ModernBertConfig, rngs: nnx.Rngs) -> None:
+        """Make what is not the table's."""
         self.tied, biased = config.tie_word_embeddings, config.decoder_bias
         self.decoder: Any = nnx.data(None)
         if not self.tied:
@@ -197,16 +210,25 @@ class MaskedLM(nnx.Module):
         elif biased:
             self.decoder = WordBias(config)
 
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Map (..., hidden_size) to (..., vocab_size)."""
+        if not self.tied:
+            return self.decoder(x)
+        logits = self.model.embeddings.tok_embeddings.attend(x)
+        return logits if self.decoder is None else nn.add_bias(logits, self.decoder.bias[...])
+
+
+class MaskedLM(OverWords):
+    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+
+    def __init__(self, config: ModernBertConfig, rngs: nnx.Rngs):
+        self.model, self.head = ModernBert(config, rngs), PredictionHead(config, rngs)
+        self.add_decoder(config, rngs)
+
     def __call__(self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any):
         encoded = self.model(*args, **kwargs)
         x = self.head(nn.gather_positions(encoded.last_hidden_state, masked_positions))
-        if self.tied:
-            logits = self.model.embeddings.tok_embeddings.attend(x)
-            if self.decoder is not None:
-                logits = nn.add_bias(logits, self.decoder.bias[...])
-        else:
-            logits = self.decoder(x)
-        return out.FlaxMaskedLMOutput(logits, encoded.hidden_states, encoded.attentions)
+        return out.FlaxMaskedLMOutput(self.logits(x), encoded.hidden_states, encoded.attentions)
 
 
 class Classifier(nnx.Module):

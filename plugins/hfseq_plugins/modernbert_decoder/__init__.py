@@ -1,0 +1,32 @@
+"""The decoder of ModernBERT (Weller et al., 2025, https://arxiv.org/abs/2507.11412)."""
+
+from __future__ import annotations
+
+from hfseq import hookimpl
+
+CLASS = "hfseq_plugins.modernbert_decoder.modeling:FlaxModernBertDecoder"
+RULES = "hfseq_plugins.modernbert_decoder.modeling:RULES"
+CITATION = """\
+@misc{weller2025seq,
+  title = {Seq vs Seq: An Open Suite of Paired Encoders and Decoders},
+  author = {Weller, Orion and Ricci, Kathryn and Marone, Marc and others},
+  year = {2025},
+  url = {https://arxiv.org/abs/2507.11412}
+}"""
+
+
+@hookimpl
+def register_architectures(register):
+    """Add ModernBERT's decoder with the heads that PyTorch has."""
+    register(
+        "modernbert-decoder",
+        config="transformers:ModernBertDecoderConfig",
+        heads={
+            "Model": f"{CLASS}Model",
+            "ForCausalLM": f"{CLASS}ForCausalLM",
+            "ForSequenceClassification": f"{CLASS}ForSequenceClassification",
+        },
+        sharding=RULES,
+        card="The decoder of ModernBERT, with rotary positions and windows (Weller et al., 2025).",
+        citation=CITATION,
+    )

@@ -1,0 +1,70 @@
+"""ModernBERT's decoder: the battery for every head and option, windows that count themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hfseq import FlaxModernBertDecoderForCausalLM, plugins
+from hfseq.testing import check_architecture
+from tests.support.models import ids
+from tests.support.models import modernbert_decoder_config as config
+from tests.support.tiers import battery
+
+HEADS = ("Model", "ForCausalLM", "ForSequenceClassification")
+
+
+@pytest.mark.parametrize(("head", "checks"), battery(HEADS, "ForCausalLM"))
+def test_battery(head, checks):
+    check_architecture("modernbert-decoder", config(num_labels=3), heads=[head], checks=checks)
+
+
+def test_battery_covers_every_registered_head():
+    heads = plugins.load().architectures["modernbert-decoder"].target.heads
+    assert set(HEADS) == set(heads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "changes"),
+    [
+        ("ForCausalLM", {"norm_bias": True, "attention_bias": True, "mlp_bias": True,
+                         "classifier_bias": True, "tie_word_embeddings": False}),
+        ("ForCausalLM", {"decoder_bias": False, "attention_dropout": 0.1, "mlp_dropout": 0.1}),
+        ("ForSequenceClassification", {"classifier_bias": True, "classifier_dropout": 0.1}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_battery_of_an_option(head, changes):
+    check_architecture("modernbert-decoder", config(num_labels=2, **changes), heads=[head])
+
+
+def test_a_window_counts_itself():
+    model = FlaxModernBertDecoderForCausalLM(config(), seed=1)
+    seen = model(ids(1, 12), output_attentions=True).attentions
+    behind = np.arange(12)[:, None] - np.arange(12)
+    for kind, weights in zip(model.config.layer_types, seen, strict=True):
+        allowed = (behind >= 0) & ((behind < 3) | (kind == "full_attention"))
+        assert np.array_equal(np.asarray(weights[0, 0]) > 0, allowed)
+        assert model.config.local_attention == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_it_writes_what_pytorch_writes(search, tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import ModernBertDecoderForCausalLM
+
+    model = FlaxModernBertDecoderForCausalLM(config(), seed=2)
+    model.save_pretrained(tmp_path)
+    theirs = ModernBertDecoderForCausalLM.from_pretrained(tmp_path).eval()
+    tokens, mask = ids(50, 9), np.ones((50, 9), np.int64)
+    for row, length in enumerate(np.random.default_rng(3).integers(3, 10, 50)):
+        mask[row, : 9 - length] = 0
+    tokens = np.where(mask, tokens, 0)
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, **search}
+    right = theirs.generate(
+        torch.from_numpy(tokens).long(), attention_mask=torch.from_numpy(mask), **options
+    ).numpy()
+    found = np.asarray(model.generate(tokens, attention_mask=mask, **options).sequences)
+    assert np.array_equal(found[:, : right.shape[1]], right)
