@@ -227,6 +227,10 @@ def refuses_few_queries(facts: Facts) -> str | None:
     return None
 
 
+#: Keys up to which a sum over them is faster than a product of all heads, if rows are several.
+SHORT = 384
+
+
 def few_queries_attention(
     query: jax.Array,
     key: jax.Array,
@@ -258,7 +262,7 @@ def few_queries_attention(
     scores = scores.reshape(batch, keys, queries, heads)
     weights = softmax_weights(scores, scale, bias, mask, axis=1)
     weights = weights.astype(value.dtype)
-    if queries == group == 1:  # one pass over the values, each multiplied once
+    if queries == group == 1 < batch and keys <= SHORT:  # one pass, each value multiplied once
         wide = weights.swapaxes(2, 3).astype(jnp.float32)
         return (wide * value.astype(jnp.float32)).sum(1)[:, None].astype(value.dtype)
     # A product gives every head all features, of which its own are kept.

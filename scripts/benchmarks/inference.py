@@ -642,16 +642,19 @@ def generation_cases(options: Options) -> list[Case]:
         ("whisper", "Whisper tiny", "greedy", (1, 8), (1, 32)),
     ):
         search, beams = ("beam 4", 4) if mode == "beam" else (mode, 1)
-        cut = training.subject_of(model).length if model == "whisper" else prompt
+        # Thirty seconds of speech are a hundred tokens or so.
+        heard = model == "whisper"
+        cut = training.subject_of(model).length if heard else prompt
+        count = new * 3 if heard else new
         counts = options.choose(cpu, gpu, cpu[:1], (2,))
         for dtype, rows in itertools.product(options.types(), counts):
             settings = {
                 "model": model, "mode": mode, "beams": beams, "rows": rows, "length": cut,
-                "new_tokens": new, "size": options.size(model), "dtype": dtype,
+                "new_tokens": count, "size": options.size(model), "dtype": dtype,
             }  # fmt: skip
             name = f"{title}, {search}, batch {rows}, {dtype}"
             cases.append(harness.compared(
-                options, GENERATE, settings, name, rows * new, options.eager, **turns
+                options, GENERATE, settings, name, rows * count, options.eager, **turns
             ))  # fmt: skip
     return cases
 

@@ -141,6 +141,8 @@ def configuration(name: str, size: Mapping[str, Any], dropout: float | None = No
         raise ValueError(f"{type(config).__name__} has no {', '.join(absent)}")
     for key, value in changes.items():
         setattr(config, key, value)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[: config.num_hidden_layers]
     for key in SPECIAL:  # a smaller vocabulary keeps its special tokens
         if getattr(config, key, None) is not None:
             setattr(config, key, min(getattr(config, key), config.vocab_size - 1))

@@ -82,8 +82,9 @@ def test_a_difference_is_exit_code_1_and_what_is_not_there_is_said(bert, capfd, 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_pytorch_of_both_generations_computes_what_a_family_does(name, tmp_path):
-    model = parallel.make_model(name, parallel.main_head(name))
-    model.save_pretrained(tmp_path, params=parallel.variables(name, parallel.main_head(name))[0])
+    head = parallel.main_head(name)
+    params, extra = parallel.variables(name, head)
+    parallel.make_model(name, head).save_pretrained(tmp_path, params=params, extra=extra)
     older = [python] if (python := os.environ.get("HFSEQ_TRANSFORMERS_4")) else []
     found = prove.prove(str(tmp_path), ("torch",), older, 300)
     first, *others = found["consumers"]

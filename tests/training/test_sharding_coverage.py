@@ -38,7 +38,7 @@ WHOLE = {
     r"(pooler|transform|lm_head|classifier|classification_head)(/dense)?/(kernel|bias)$": "heads",
     r"(_?predictions/dense|summary|vocab_transform|pre_classifier)/(kernel|bias)$": "other heads",
     r"(classifier|qa_outputs|seq_relationship|out_proj|score)/(kernel|bias)$": "few classes",
-    r"dense_prediction/(kernel|bias)$": "one class",
+    r"(dense_prediction|regression)/(kernel|bias)$": "one class",
     r"^(head/)?dense/(kernel|bias)$": "a token or a row before its classes",
     r"lambda_(q|k)[12]$|head_norm/scale$": "a vector for each head",
     # One key head of the VQ Transformer: its values are split, keys and codes are needed whole.
