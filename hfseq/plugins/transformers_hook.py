@@ -12,6 +12,7 @@ transformers``, and plugins that are loaded later count.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import sys
@@ -38,11 +39,12 @@ logger = logging.getLogger("hfseq")
 
 _AUTO = "transformers.models.auto"
 _EXTENDED = (f"{_AUTO}.configuration_auto", f"{_AUTO}.modeling_auto")
+_ARRAYS = "transformers.utils.generic"
 
 
 def install() -> None:
     """Extend transformers' mappings: now where they are imported already, else when they are."""
-    for name in _EXTENDED:
+    for name in (_ARRAYS, *_EXTENDED):
         if name in sys.modules:
             _extend(sys.modules[name])
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -122,7 +124,10 @@ def _custom(stock: Container[str]) -> dict[str, ArchitectureSpec]:
 
 
 def _extend(module: ModuleType) -> None:
-    """Put hfseq's mappings behind those of one of `_EXTENDED`, once."""
+    """Put hfseq's mappings behind those of one of `_EXTENDED`, once; have arrays of jax read."""
+    if module.__name__ == _ARRAYS:
+        _read_jax(module)
+        return
     if module.__name__.endswith("configuration_auto"):
         configs = module.CONFIG_MAPPING
         if not isinstance(configs._extra_content, ConfigMapping):
@@ -145,9 +150,23 @@ class _Finder:
     ) -> ModuleSpec | None:
         if name == "flax":
             return find_and_wrap(self, name, path, target, before=_prepare_jax)
-        if name in _EXTENDED:
+        if name in (_ARRAYS, *_EXTENDED):
             return find_and_wrap(self, name, path, target, after=_extend)
         return None
+
+
+def _read_jax(module: ModuleType) -> None:
+    """Have tokenizers decode arrays of jax, as in Transformers 4: to lists, as NumPy's become."""
+    asked = getattr(module, "_get_frameworks_and_test_func", None)
+    if asked is None or hasattr(asked, "__wrapped__"):
+        return
+
+    @functools.wraps(asked)
+    def kinds(value: Any) -> Any:
+        of_jax = type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
+        return {"np": lambda _: True} if of_jax else asked(value)
+
+    module._get_frameworks_and_test_func = kinds  # type: ignore[attr-defined]
 
 
 def _prepare_jax() -> None:

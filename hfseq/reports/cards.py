@@ -48,6 +48,38 @@ PIPELINES = {
     "ForMultipleChoice": "multiple-choice",
 }
 
+#: Of models that read no text alone, by their class: what reads for them, the task, the call.
+SOUND = """\
+samples, rate = soundfile.read("speech.wav")  # as many samples a second as reader.sampling_rate
+inputs = reader(samples, sampling_rate=rate, return_tensors="{tensors}")
+"""
+PICTURE = """\
+picture = Image.open("picture.png").convert("RGB")
+inputs = reader(picture, return_tensors="{tensors}")
+"""
+WRITTEN = """\
+generated = model.generate(inputs["{given}"]){sequences}
+print(tokenizer.batch_decode(generated, skip_special_tokens=True))"""
+MEDIA = {
+    "WhisperForConditionalGeneration": (
+        "automatic-speech-recognition", SOUND + WRITTEN.replace("{given}", "input_features"),
+    ),
+    "Wav2Vec2ForCTC": (
+        "automatic-speech-recognition",
+        SOUND + "print(tokenizer.batch_decode(model(**inputs).logits.argmax(-1)))",
+    ),
+    "Wav2Vec2ForPreTraining": (None, SOUND + "outputs = model(**inputs)"),
+    "VisionEncoderDecoderModel": (
+        "image-to-text", PICTURE + WRITTEN.replace("{given}", "pixel_values"),
+    ),
+    **dict.fromkeys(
+        ("CLIPModel", "VisionTextDualEncoderModel"),
+        ("zero-shot-image-classification", PICTURE + """\
+captions = tokenizer(["a cat", "a dog"], padding=True, return_tensors="{tensors}")
+print(model(**inputs, **captions).logits_per_image)"""),
+    ),
+}  # fmt: skip
+
 ENDINGS = {"ForConditionalGeneration": "ForSeq2SeqLM", "LMHeadModel": "ForCausalLM"}
 
 #: How a model is loaded, and called by the head it has; with hfseq and with plain transformers.
@@ -93,11 +125,16 @@ print(model.config.id2label[int(logits.argmax())])""",
 }
 
 
-def snippet(task: str, name: str, tensors: str, custom_code: bool = False) -> str:
+def snippet(
+    task: str, name: str, tensors: str, custom_code: bool = False, architecture: str = ""
+) -> str:
     """Return the lines that load and call a model: with hfseq for "np", transformers for "pt".
 
-    ``custom_code`` is for checkpoints that bring their PyTorch classes along.
+    ``custom_code`` is for checkpoints that bring their PyTorch classes along; ``architecture`` is
+    the class of one that reads pictures or sound.
     """
+    if architecture in MEDIA:
+        return _media_snippet(architecture, name, tensors)
     head = HEADS[tensors]
     if task == "ForImageClassification":
         head = head.replace("AutoTokenizer", "AutoImageProcessor")
@@ -107,6 +144,24 @@ def snippet(task: str, name: str, tensors: str, custom_code: bool = False) -> st
         trust=", trust_remote_code=True" if custom_code else "",
         sequences=".sequences" if tensors == "np" else "",
     )  # fmt: skip
+
+
+def _media_snippet(architecture: str, name: str, tensors: str) -> str:
+    call = MEDIA[architecture][1]
+    heard = call.startswith(SOUND)
+    reader = "AutoFeatureExtractor" if heard else "AutoImageProcessor"
+    ours = tensors == "np"
+    names = [reader, *(["AutoTokenizer"] if "tokenizer" in call else [])]
+    lines = [
+        "import soundfile" if heard else "from PIL import Image",
+        f"from transformers import {', '.join(names if ours else [*names, architecture])}", "",
+        *([f"from hfseq import Flax{architecture}", ""] if ours else []),
+        f'reader = {reader}.from_pretrained("{name}")',
+        *([f'tokenizer = AutoTokenizer.from_pretrained("{name}")'] if names[1:] else []),
+        f'model = {"Flax" * ours}{architecture}.from_pretrained("{name}")',
+        call.format(tensors=tensors, sequences=".sequences" if ours else ""),
+    ]  # fmt: skip
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -237,7 +292,8 @@ class CardContext:
         """Return what the Hub reads of the card: licence, data, ``results`` and so on."""
         from huggingface_hub import EvalResult, ModelCardData
 
-        pipeline = self.pipeline_tag or PIPELINES.get(self.task)
+        known = MEDIA[self.architecture][0] if self.architecture in MEDIA else None
+        pipeline = self.pipeline_tag or known or PIPELINES.get(self.task)
         evaluations = [
             EvalResult(
                 task_type=pipeline or "other",
@@ -405,8 +461,12 @@ def render_model_card(context: CardContext) -> str:
         "description": context.description or context.summary(),
         "results": results,
         "auto_class": f"AutoModel{context.task}",
-        "jax_snippet": snippet(context.task, name, "np"),
-        "torch_snippet": snippet(context.task, name, "pt", context.custom_code) if torch else "",
+        "jax_snippet": snippet(context.task, name, "np", architecture=context.architecture),
+        "torch_snippet": snippet(
+            context.task, name, "pt", context.custom_code, context.architecture
+        )
+        if torch
+        else "",
         "samples": context.sample_outputs,
         "facts": context.facts(),
         "command": private(context.command),

@@ -87,7 +87,9 @@ def _adapter(model: FlaxPreTrainedModel) -> str:
 
 def _described(reader: Any) -> str:
     """Name a tokenizer and its size, or what reads pictures or sound in its place."""
-    name = type(reader).__name__
+    name = type(getattr(reader, "inputs", reader)).__name__
+    if hasattr(reader, "tokenizer"):
+        return f"{name}, {_described(reader.tokenizer)}"
     return f"{name} with {len(reader):,} entries" if hasattr(reader, "get_vocab") else name
 
 

@@ -37,9 +37,7 @@ def test_every_consumer_has_its_function():
     assert tuple(consumers.CONSUMERS) == prove.NAMES
 
 
-def test_pytorch_computes_the_same_and_a_changed_weight_is_seen(bert, capfd):
-    from safetensors.numpy import load_file, save_file
-
+def test_pytorch_computes_the_same_and_a_difference_is_seen(bert, capfd):
     code, found = told(capfd, bert, "--only", "torch", "peft")
     first, second = found["consumers"]
     assert code == 0 and found["model_class"] == "BertForMaskedLM"
@@ -50,6 +48,12 @@ def test_pytorch_computes_the_same_and_a_changed_weight_is_seen(bert, capfd):
     np.savez(bert / "given.npz", **inputs, **{"output:logits": right + 0.01})
     seen = consumers.main("torch", str(bert), str(bert / "given.npz"))
     assert seen["difference"] > 1e-3
+
+
+@pytest.mark.slow
+def test_a_parameter_that_the_file_lacks_is_no_match(bert, capfd):
+    from safetensors.numpy import load_file, save_file
+
     tensors = load_file(bert / "model.safetensors")
     del tensors["bert.encoder.layer.0.output.dense.weight"]
     save_file(tensors, bert / "model.safetensors", {"format": "pt"})
@@ -58,6 +62,7 @@ def test_pytorch_computes_the_same_and_a_changed_weight_is_seen(bert, capfd):
     assert "not in the file: ['bert.encoder.layer.0" in found["consumers"][0]["detail"]
 
 
+@pytest.mark.slow
 def test_peft_opens_an_adapter(bert, tmp_path, capfd):
     pytest.importorskip("peft")
     config = LoraConfig(2, lora_alpha=8, target_modules=("query",))

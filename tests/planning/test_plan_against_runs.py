@@ -67,6 +67,7 @@ def test_bytes_on_a_device_are_those_of_the_arrays_of_a_run(train, mesh, objecti
     assert plan["bytes"]["batch"]["device"] == local_bytes(batch)
 
 
+@pytest.mark.slow
 def test_a_program_of_the_plan_is_that_of_the_run(train):
     loop = train(mesh="data=2,fsdp=4", objective="clm", max_steps=2, do_train=True,
                  save_strategy="no")  # fmt: skip

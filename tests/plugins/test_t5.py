@@ -9,7 +9,8 @@ import pytest
 
 from hfseq import modeling, nn, plugins
 from hfseq.nn import trees
-from hfseq.testing import case, check_architecture, checks
+from hfseq.testing import case, check_architecture
+from hfseq.testing import checks as testing_checks
 from hfseq.testing import torch as testing_torch
 from hfseq.testing.case import Case, Skipped
 from hfseq_plugins.t5.modeling import (
@@ -19,6 +20,7 @@ from hfseq_plugins.t5.modeling import (
 )
 from tests.support.models import close, ids, rewrite, same, t5_config
 from tests.support.parity import compare
+from tests.support.tiers import CHECKS, first
 
 HEADS = ("Model", "ForSeq2SeqLM")
 V1_1 = {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}
@@ -26,10 +28,14 @@ TABLE = ("layer", "0", "SelfAttention", "relative_attention_bias", "embedding")
 
 
 @pytest.mark.parametrize(
-    ("head", "depth"), [pytest.param("Model", 1, marks=pytest.mark.slow), ("ForSeq2SeqLM", 2)]
+    ("head", "depth", "checks"),
+    first(
+        [("Model", 1, None), ("ForSeq2SeqLM", 2, None), ("ForSeq2SeqLM", 1, CHECKS)],
+        ("ForSeq2SeqLM", 1, CHECKS),
+    ),
 )
-def test_battery(head, depth):
-    check_architecture("t5", t5_config(num_layers=depth), heads=[head])
+def test_battery(head, depth, checks):
+    check_architecture("t5", t5_config(num_layers=depth), heads=[head], checks=checks)
 
 
 @pytest.mark.slow
@@ -54,7 +60,7 @@ def encoder_case(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "check", (*checks.CHECKS, *testing_torch.CHECKS), ids=lambda check: check.__name__
+    "check", (*testing_checks.CHECKS, *testing_torch.CHECKS), ids=lambda check: check.__name__
 )
 def test_battery_of_the_encoder_alone(encoder_case, check):
     try:

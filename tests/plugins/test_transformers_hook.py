@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -202,3 +204,29 @@ def test_install_is_idempotent():
     hfseq.register_auto_classes()
     assert sys.meta_path == before
     assert sum(isinstance(f, transformers_hook._Finder) for f in before) == 1
+
+
+@pytest.mark.parametrize("first", ["hfseq", "transformers"])
+def test_tokenizers_decode_arrays_of_jax_as_in_version_4(first, tmp_path):
+    from hfseq.data.tokenizers import train_tokenizer
+
+    train_tokenizer(["a word and another"], "gpt2", vocab_size=270, output_dir=tmp_path)
+    program = f"""
+        import {first}
+        from transformers import AutoTokenizer
+        import hfseq
+        import jax.numpy as jnp
+        words = AutoTokenizer.from_pretrained({str(tmp_path)!r})
+        ids = words(["a word", "another"], padding=False)["input_ids"]
+        rows = jnp.array([ids[0][:2], ids[1][:2]])
+        texts = [words.decode(row) for row in rows.tolist()]
+        assert words.batch_decode(rows) == texts, words.batch_decode(rows)
+        assert words.batch_decode(list(rows)) == texts and words.decode(rows[0]) == texts[0]
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

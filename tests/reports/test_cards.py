@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from hfseq import plugins
+from hfseq.reports import cards
 from hfseq.reports.cards import (
     MARKER,
+    MEDIA,
     CardContext,
     CardDataset,
     CardResult,
@@ -258,3 +260,12 @@ def test_checkpoints_that_bring_their_classes_say_how_pytorch_loads_them():
     card = render_model_card(replace(FULL, stock=False, custom_code=True))
     assert "trust_remote_code=True" in card and "brings along" in card
     assert "library_name: transformers" in card and "- custom_code" in card
+
+
+@pytest.mark.parametrize("architecture", MEDIA)
+def test_what_reads_pictures_or_sound_is_shown_how_to(architecture):
+    for tensors, library in (("np", "hfseq"), ("pt", "transformers")):
+        text = cards.snippet("", "mine", tensors, architecture=architecture)
+        compile(text, "card", "exec")
+        assert f'{"Flax" * (library == "hfseq")}{architecture}.from_pretrained("mine")' in text
+        assert ("tokenizer = " in text) == ("tokenizer" in MEDIA[architecture][1])

@@ -29,6 +29,7 @@ def evaluations(loop):
     return [(r["step"], r["eval_loss"]) for r in records if "eval_loss" in r]
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_last_checkpoints_is_saved_and_evaluated(train):
     loop = train(save_steps=2, max_steps=6, average_checkpoints=2, eval_steps=6)
     parts = [trees.flatten(restored(loop, step).params) for step in (4, 6)]

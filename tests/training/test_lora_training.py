@@ -86,6 +86,7 @@ def test_what_cannot_be_adapted_is_told(train, base, tmp_path):
         train("other", model_name_or_path=base, lora_target_modules="q_proj", **LORA)
 
 
+@pytest.mark.slow
 def test_no_gradient_of_a_kernel_is_ever_computed(train, base):
     """The products that give one, (in, out) or (out, in), are not in the compiled step."""
     shapes = {"query": (32, 32), "intermediate": (32, 64), "output": (64, 32)}

@@ -20,6 +20,7 @@ def test_sequence_parallelism_changes_no_loss(train):
     assert losses(loop.folder) == pytest.approx(plain, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_inspection_says_what_lies_where_and_what_is_exchanged(train, capsys):
     train("run", mesh="data=2,fsdp=2,tensor=2", inspect_sharding=True, **ONE)
     text = capsys.readouterr().out

@@ -132,6 +132,7 @@ def test_scanned_layers_give_the_same_losses_and_resume_with_their_state(run, ke
     assert_same(losses(scanned.folder), plain, relative=1e-4)
 
 
+@pytest.mark.slow
 def test_streams_resume_and_carry_their_state_over_the_end_of_a_row(run):
     options = {"state_reset": "never", "max_steps": 40, "logging_steps": 8}
     whole = run("stream", **options)
@@ -250,6 +251,7 @@ def test_rows_that_begin_with_a_skipped_step_begin_afresh(run):
     jax.tree.map(np.testing.assert_array_equal, left, empty)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_cut_is_refused_with_both_cuts(run):
     with pytest.raises(SystemExit):
         run("cut", callbacks=[stop_at(3)])

@@ -37,7 +37,8 @@ def info(tmp_path):
     """Where a run stands that has no rows to judge, only texts to write."""
     run = SimpleNamespace(
         objective=SimpleNamespace(write_texts=lambda model, params, split: WRITTEN),
-        model=SimpleNamespace(extra={}), layout=SimpleNamespace(cut=lambda path, leaf: leaf),
+        model=SimpleNamespace(extra={}), frozen={},
+        layout=SimpleNamespace(cut=lambda path, leaf: leaf),
         arguments=SimpleNamespace(
             data=SimpleNamespace(text_samples=3), training=TrainingArguments(output_dir="run")
         ),

@@ -132,6 +132,7 @@ def test_shipped_files_need_torch_and_transformers_only():
             assert roots <= {"torch", "transformers", *sys.stdlib_module_names}, file.name
 
 
+@pytest.mark.slow
 def test_pytorch_without_hfseq_computes_the_same(shipped):
     folder, ours, params, found = shipped
     classes = [(name, missing) for name, missing, _ in found["classes"]]
