@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,3 +125,45 @@ def test_what_is_no_pair_is_told(contrast, folder, tmp_path):
         contrast(train_file=None, train_dir=folder / "train")
     with pytest.raises(UsageError, match="no model: give --model_name_or_path"):
         contrast(model_name_or_path=None, model_type="clip")
+
+
+@pytest.mark.slow
+def test_the_script_puts_two_checkpoints_together_and_goes_on_from_them(tmp_path):
+    from PIL import Image
+    from transformers import ViTImageProcessorPil
+
+    import hfseq
+    from hfseq.data.tokenizers import train_tokenizer
+    from tests.support.models import bert_config, vit_config
+
+    hfseq.FlaxViTModel(vit_config()).save_pretrained(tmp_path / "eyes")
+    size = vit_config().image_size
+    ViTImageProcessorPil(size={"height": size, "width": size}).save_pretrained(tmp_path / "eyes")
+    train_tokenizer(["red", "green", "blue"], "bert", vocab_size=60, output_dir=tmp_path / "words")
+    words = bert_config(vocab_size=60)
+    hfseq.FlaxBertModel(words).save_pretrained(tmp_path / "words")
+    rows = []
+    for number, name in enumerate(("red", "green", "blue") * 4):
+        colour = tuple(200 * (name == one) for one in ("red", "green", "blue"))
+        Image.new("RGB", (40, 30), colour).save(tmp_path / f"{number}.png")
+        rows.append(json.dumps({"image": f"{number}.png", "caption": name}) + "\n")
+    (tmp_path / "train.jsonl").write_text("".join(rows))
+    root = Path(__file__).resolve().parents[2]
+    command = [
+        sys.executable, str(root / "scripts" / "run_clip_flax.py"), "--output_dir", "pairs",
+        "--train_file", "train.jsonl", "--max_seq_length", "8", "--do_train",
+        "--per_device_train_batch_size", "4", "--max_steps", "2", "--text_model_name_or_path",
+        "words", "--report_to", "jsonl",
+    ]  # fmt: skip
+    more = ["--vision_model_name_or_path", "eyes"]
+    alone, done, again = (
+        subprocess.run(
+            [*command, *extra], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        for extra in ([], more, [*more, "--max_steps", "3"])
+    )
+    assert alone.returncode == 2 and "go together" in alone.stderr
+    assert done.returncode == 0, done.stderr
+    assert again.returncode == 0 and "resumed from step 2" in again.stderr + again.stdout
+    assert (tmp_path / "pairs-start" / "preprocessor_config.json").exists()
+    hfseq.FlaxVisionTextDualEncoderModel.from_pretrained(tmp_path / "pairs")
