@@ -50,15 +50,20 @@ def _torch_model(folder: str) -> Any:
     return model.eval()
 
 
-def _run_torch(model: Any, inputs: Arrays, name: str) -> np.ndarray:
+def _tensors(inputs: Arrays) -> dict[str, Any]:
     import torch
 
-    given = {
+    return {
         key: torch.from_numpy(value if value.dtype.kind == "f" else value.astype(np.int64))
         for key, value in inputs.items()
     }
+
+
+def _run_torch(model: Any, inputs: Arrays, name: str) -> np.ndarray:
+    import torch
+
     with torch.no_grad():
-        found = model(**given, return_dict=True)[name]
+        found = model(**_tensors(inputs), return_dict=True)[name]
     return np.asarray(found.float().numpy())
 
 
@@ -86,9 +91,8 @@ def sentence_transformers(folder: str, inputs: Arrays, name: str) -> np.ndarray:
     if name != "last_hidden_state" or set(inputs) != {"input_ids", "attention_mask"}:
         raise NoUse("it embeds texts by encoders without a head")
     model = SentenceTransformer(folder, device="cpu")
-    given = {key: pytorch.from_numpy(value.astype(np.int64)) for key, value in inputs.items()}
     with pytorch.no_grad():
-        return np.asarray(model[0](given)["token_embeddings"].numpy())
+        return np.asarray(model[0](_tensors(inputs))["token_embeddings"].numpy())
 
 
 def ctranslate2(folder: str, inputs: Arrays, name: str) -> np.ndarray:
@@ -130,14 +134,10 @@ def type_name(config: Mapping[str, Any]) -> str:
 
 def onnx(folder: str, inputs: Arrays, name: str) -> np.ndarray:
     """Transformers' own exporter, and onnxruntime."""
-    import torch as pytorch
     from transformers.exporters import OnnxConfig, OnnxExporter
 
     importlib.import_module("onnxruntime")
-    given = {
-        key: pytorch.from_numpy(value if value.dtype.kind == "f" else value.astype(np.int64))
-        for key, value in inputs.items()
-    }
+    given = _tensors(inputs)
     model: Any = _torch_model(folder)
     exported: Any = OnnxExporter().export(model, dict(given), config=OnnxConfig())
     return np.asarray(exported(**given)[name])

@@ -195,8 +195,7 @@ def convert(
     if adapter is not None:
         place = adapter.base
         folders.append(place)
-        tasks = {name: head for head, name in lora.TASKS.items()}
-        task = task or (None if model_class else tasks.get(adapter.config.task_type or ""))
+        task = task or (None if model_class else adapter.head)
     stored = read_config(place)
     cls = find_class(stored, place, task=task, model_class=model_class)
     weights = checkpoint.weights if adapter is None else place

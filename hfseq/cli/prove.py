@@ -158,10 +158,8 @@ def load(folder: str) -> FlaxPreTrainedModel:
     from hfseq.modeling import lora
     from hfseq.modeling.auto import find_class
 
-    adapter, task = lora.find(folder, {}), None
-    if adapter is not None:
-        task = {name: head for head, name in lora.TASKS.items()}.get(adapter.config.task_type or "")
-    place = folder if adapter is None else adapter.base
+    adapter = lora.find(folder, {})
+    place, task = (folder, None) if adapter is None else (adapter.base, adapter.head)
     return find_class(read_config(place), place, task=task).from_pretrained(folder)
 
 

@@ -285,6 +285,11 @@ class Adapter:
     open: Callable[[], dict[str, weights.Tensor]]
 
     @property
+    def head(self) -> str | None:
+        """The head that it was trained with, "ForCausalLM", where its task tells."""
+        return next((h for h, task in TASKS.items() if task == self.config.task_type), None)
+
+    @property
     def base(self) -> str:
         """Where the model is that it was made for; CheckpointError where nobody says, or nothing
         is there."""

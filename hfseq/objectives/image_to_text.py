@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Texts
 from hfseq.objectives.cross_entropy import smoothed_cross_entropy
 from hfseq.objectives.image_text import load_pair
-from hfseq.objectives.metrics import rouge_scores
+from hfseq.objectives.metrics import beside_smoothed, rouge_scores
 from hfseq.objectives.pictures import ReadsPictures
 
 if TYPE_CHECKING:
@@ -174,10 +173,7 @@ class ImageToText(ReadsPictures, Objective):
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
-        plain = totals["cross_entropy"] / max(totals["count"], 1)
-        metrics = {**super().metrics(totals), "perplexity": math.exp(min(plain, 700.0))}
-        if plain != metrics["loss"]:
-            metrics["cross_entropy"] = plain
+        metrics = beside_smoothed(super().metrics(totals), totals)
         missed = len(self.left_out.get("validation", ()))
         return metrics | ({"left_out": float(missed)} if missed else {})
 

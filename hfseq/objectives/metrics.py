@@ -6,6 +6,7 @@ Those of classes and numbers are called as those of the ``evaluate`` library,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hfseq.errors import UsageError
+
+
+def beside_smoothed(metrics: dict[str, float], totals: dict[str, float]) -> dict[str, float]:
+    """Return ``metrics`` of a loss that may be smoothed with those of the plain cross-entropy.
+
+    ``perplexity`` is the exponential of that; ``cross_entropy`` itself is there where it differs.
+    """
+    plain = totals["cross_entropy"] / max(totals["count"], 1)
+    metrics = {**metrics, "perplexity": math.exp(min(plain, 700.0))}
+    return metrics if plain == metrics["loss"] else {**metrics, "cross_entropy": plain}
 
 
 class Metric:

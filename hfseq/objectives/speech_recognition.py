@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,7 +15,7 @@ from hfseq.errors import UsageError, first_line
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors, Texts
 from hfseq.objectives.cross_entropy import smoothed_cross_entropy
 from hfseq.objectives.ctc import CTC, SpokenRows
-from hfseq.objectives.metrics import error_rates
+from hfseq.objectives.metrics import beside_smoothed, error_rates
 from hfseq.objectives.sound import ReadsSound
 
 if TYPE_CHECKING:
@@ -179,10 +178,7 @@ class SpeechRecognition(ReadsSound, Objective):
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
-        plain = totals["cross_entropy"] / max(totals["count"], 1)
-        metrics = {**super().metrics(totals), "perplexity": math.exp(min(plain, 700.0))}
-        if plain != metrics["loss"]:
-            metrics["cross_entropy"] = plain
+        metrics = beside_smoothed(super().metrics(totals), totals)
         missed = len(self.left_out.get("validation", ()))
         return metrics | ({"left_out": float(missed)} if missed else {})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from hfseq.data.parallel import PairSplits, load_pairs
 from hfseq.data.tokenizers import pad_token_id, vocabulary_in
 from hfseq.objectives.base import Arrays, Batch, Loss, Params, Sample, Texts
 from hfseq.objectives.cross_entropy import smoothed_cross_entropy
-from hfseq.objectives.metrics import translation_scores
+from hfseq.objectives.metrics import beside_smoothed, translation_scores
 from hfseq.objectives.seq2seq import Seq2SeqLM
 
 if TYPE_CHECKING:
@@ -163,9 +162,7 @@ class Translation(Seq2SeqLM):
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
-        plain = totals["cross_entropy"] / max(totals["count"], 1)
-        metrics = {**super().metrics(totals), "perplexity": math.exp(min(plain, 700.0))}
-        return metrics if plain == metrics["loss"] else {**metrics, "cross_entropy": plain}
+        return beside_smoothed(super().metrics(totals), totals)
 
     def tokens(self, rows: Arrays) -> int:
         """Return how many tokens the sources and targets of the rows have."""

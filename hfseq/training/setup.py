@@ -442,8 +442,8 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
             "computes them again before it needs them; add --scan_layers"
         )
     if source:  # what a fine-tuned model inherits: tokens it must not write, its longest output
-        base = base_of(source, _hub_options(arguments))
-        model.load_generation_config(base, **_hub_options(arguments))
+        place = source if adapter is None else adapter.base
+        model.load_generation_config(place, **_hub_options(arguments))
     return model
 
 

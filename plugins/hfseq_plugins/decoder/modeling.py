@@ -264,6 +264,19 @@ class CausalLM(nnx.Module):
         )
 
 
+def last_states(states: jax.Array, input_ids: jax.Array, pad: int | None) -> jax.Array:
+    """Return the vector of each row's last token that is not ``pad``: (batch, hidden_size)."""
+    rows, length = input_ids.shape
+    if pad is None and rows > 1:
+        raise UsageError(
+            f"{rows} rows are classified by their last tokens, and the configuration has no "
+            "pad_token_id by which padding could be told: set it, or give one row"
+        )
+    real = jnp.ones_like(input_ids) if pad is None else input_ids != pad
+    last = (jnp.arange(length) * real).argmax(-1)
+    return jnp.take_along_axis(states, last[:, None, None], 1)[:, 0]
+
+
 class SequenceClassification(nnx.Module):
     """A label (or a number) for the whole sequence, by its last token that is no padding."""
 
@@ -272,16 +285,8 @@ class SequenceClassification(nnx.Module):
         self.score = linear(config, config.hidden_size, config.num_labels, rngs, bias=False)
 
     def __call__(self, input_ids: jax.Array, *args: Any, **kwargs: Any):
-        rows, length = input_ids.shape
-        if self.pad is None and rows > 1:
-            raise UsageError(
-                f"{rows} rows are classified by their last tokens, and the configuration has no "
-                "pad_token_id by which padding could be told: set it, or give one row"
-            )
         output = self.model(input_ids, *args, **kwargs)
-        real = jnp.ones_like(input_ids) if self.pad is None else input_ids != self.pad
-        last = (jnp.arange(length) * real).argmax(-1)
-        states = jnp.take_along_axis(output.last_hidden_state, last[:, None, None], 1)[:, 0]
+        states = last_states(output.last_hidden_state, input_ids, self.pad)
         return out.FlaxSequenceClassifierOutput(
             logits=self.score(states), hidden_states=output.hidden_states,
             attentions=output.attentions,

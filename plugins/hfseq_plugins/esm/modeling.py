@@ -20,7 +20,7 @@ from hfseq.nn import outputs as out
 from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert.encoder import dense
 from hfseq_plugins.bert.sharding import RULES as BERT_RULES
-from hfseq_plugins.megatron_bert.modeling import norm
+from hfseq_plugins.megatron_bert.modeling import Output, norm
 from hfseq_plugins.roberta import modeling as roberta
 
 RULES = [
@@ -98,17 +98,6 @@ class SelfAttention(nnx.Module):
             return_weights=return_weights,
         )  # fmt: skip
         return mixed.reshape(x.shape), weights
-
-
-class Output(nnx.Module):
-    """Projection back to the residual stream, dropout, residual."""
-
-    def __init__(self, config: EsmConfig, features_in: int, rngs: nnx.Rngs):
-        self.dense = dense(config, features_in, config.hidden_size, rngs)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def __call__(self, x: jax.Array, residual: jax.Array, rngs: Keys | None) -> jax.Array:
-        return residual + self.dropout(self.dense(x), rngs)
 
 
 class Attention(nnx.Module):

@@ -8,16 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from transformers import ModernBertDecoderConfig
 
 from hfseq import nn
-from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import outputs as out
-from hfseq_plugins.decoder.modeling import DecoderCall
+from hfseq_plugins.decoder.modeling import DecoderCall, last_states
 from hfseq_plugins.modernbert import modeling as modernbert
 from hfseq_plugins.modernbert.modeling import linear
 
@@ -103,16 +101,8 @@ class SequenceClassification(nnx.Module):
         self.classifier = linear(config, width, config.num_labels, rngs, bias, std=width**-0.5)
 
     def __call__(self, input_ids: jax.Array, *args: Any, rngs=None, **kwargs: Any):
-        rows, length = input_ids.shape
-        if self.pad is None and rows > 1:
-            raise UsageError(
-                f"{rows} rows are classified by their last tokens, and the configuration has no "
-                "pad_token_id by which padding could be told: set it, or give one row"
-            )
         output = self.model(input_ids, *args, rngs=rngs, **kwargs)
-        real = jnp.ones_like(input_ids) if self.pad is None else input_ids != self.pad
-        last = (jnp.arange(length) * real).argmax(-1)
-        states = jnp.take_along_axis(output.last_hidden_state, last[:, None, None], 1)[:, 0]
+        states = last_states(output.last_hidden_state, input_ids, self.pad)
         return out.FlaxSequenceClassifierOutput(
             logits=self.classifier(self.drop(self.head(states), rngs)),
             hidden_states=output.hidden_states, attentions=output.attentions,
