@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.typing import DTypeLike
 
 from hfseq import plugins
@@ -24,9 +25,10 @@ from hfseq.errors import CheckpointError, UsageError, WeightsError, nearest
 from hfseq.modeling import lora
 from hfseq.modeling.base import FlaxModel
 from hfseq.nn import sharding, trees
+from hfseq.nn.layers import Linear
+from hfseq.nn.qwix import quantize_kernel
 
 if TYPE_CHECKING:
-    from flax import nnx
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger("hfseq.modeling")
@@ -479,6 +481,21 @@ class FlaxPreTrainedModel(FlaxModel):
         if self.peft_config is None:
             return set(self._paths)
         return lora.trained(self._paths, self.peft_config, self._names({}).torch_name)
+
+    def quantize(self, params: trees.Params, kind: str) -> dict[str, Any]:
+        """Return ``params`` with the kernels of Linears stored in fewer bits: a base of adapters.
+
+        ``kind`` is "nf4" or "int8" (:func:`hfseq.nn.qwix.quantize_kernel`). Tables, adapters and
+        the head over the vocabulary stay as they are. The model takes the result wherever it takes
+        parameters; nothing of it can be saved or trained.
+        """
+        flat, words = trees.flatten(params), self.vocabulary()
+        for keys, part in nnx.iter_graph(nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))):
+            path = (*map(str, keys), "kernel")
+            if isinstance(part, Linear) and path in flat and not lora.is_adapter(path):
+                if words not in part.kernel.shape:
+                    flat[path] = quantize_kernel(flat[path], kind, part.input_axis)
+        return trees.unflatten(flat)
 
     def load_adapter(self, source: str | Path, **download: Any) -> Any:
         """Return this model with the adapter at ``source``; arrays of the base are shared.

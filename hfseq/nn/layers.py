@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from hfseq.errors import UsageError, nearest
 from hfseq.nn import sharding
 from hfseq.nn.context import ConstructorSignature, current_options
 from hfseq.nn.precision import DotGeneral, FusedPart, add_bias, low_precision_dot_general
+from hfseq.nn.qwix import dequantized, is_stored, stored_product
 from hfseq.nn.random import Keys, adapter_keys
 
 #: ``init(key, shape, dtype)``, as in ``jax.nn.initializers``.
@@ -92,17 +94,18 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map (..., in_features) to (..., out_features)."""
-        kernel, dtype = self.gathered_kernel(), self.compute_dtype
+        kernel, dtype = self.kernel[...], self.compute_dtype
         # Not cast where it need not be: fused products know their input by its identity.
         x = x if dtype is None or x.dtype == dtype else x.astype(dtype)
-        if self.dot_general is lax.dot_general:
-            kernel = kernel.astype(x.dtype)
         given, dimensions = x, (((x.ndim - 1,), (self.input_axis,)), ((), ()))
         x = sharding.product_input(x, self.weight_axes, self.input_axis)
-        if self.fused is None:
-            y = self.dot_general(x, kernel, dimensions)
+        if is_stored(kernel):
+            y = stored_product(x, kernel, self.weight_axes, dimensions)
         else:
-            y = self.fused(given, x, kernel, dimensions)
+            kernel = self.gathered_kernel()
+            kernel = kernel.astype(x.dtype) if self.dot_general is lax.dot_general else kernel
+            multiply = self.dot_general if self.fused is None else partial(self.fused, given)
+            y = multiply(x, kernel, dimensions)
         y = sharding.product_output(y, self.weight_axes, 1 - self.input_axis)
         y = y if self.bias is None else add_bias(y, self.bias[...])
         if self.lora is None or self.lora_A is None or self.lora_B is None:
@@ -112,8 +115,10 @@ class Linear(nnx.Module):
         return y + self.lora.scale * self.lora_B(self.lora_A(given))
 
     def gathered_kernel(self) -> jax.Array:
-        """Return the kernel as the product needs it, put together where ``fsdp`` splits it."""
-        return sharding.weight(self.kernel[...], self.weight_axes)
+        """Return the kernel as a product needs it, put together where ``fsdp`` splits it."""
+        kernel = self.kernel[...]
+        kernel = dequantized(kernel, jnp.float32) if is_stored(kernel) else kernel
+        return sharding.weight(kernel, self.weight_axes)
 
     def add_lora(self, lora: LowRank, rngs: nnx.Rngs) -> None:
         """Add a low-rank product, ``scale * (dropout(x) @ lora_A @ lora_B)``, which begins at 0."""

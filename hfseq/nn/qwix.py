@@ -1,22 +1,30 @@
-"""Inference in int8 or FP8 through qwix, an optional package: ``pip install "hfseq[qwix]"``.
+"""Inference in int8 or FP8, and stored kernels in int8 or NF4, through qwix, an optional package:
+``pip install "hfseq[qwix]"``.
 
-The Linears that FP8 training targets quantise both operands as they multiply: activations with one
-scale a token, kernels with one a column, found in the tensors themselves. Nothing is stored:
-checkpoints, parameters and their memory stay as they are. Rounding has no gradient, so these
-recipes refuse to train.
+In a recipe the Linears that FP8 training targets quantise both operands as they multiply:
+activations with one scale a token, kernels with one a column, found in the tensors themselves.
+Nothing is stored: checkpoints, parameters and their memory stay as they are. Rounding has no
+gradient, so these recipes refuse to train.
+
+Stored kernels (:func:`quantize_kernel`) are the base of adapters, which nothing trains (QLoRA:
+Dettmers et al., 2023): whole kernels again for each product, in its own type.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
-from typing import Any, NoReturn
+import math
+from typing import Any, NoReturn, TypeGuard
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError
+from hfseq.nn import sharding
 from hfseq.nn.fp8 import SITES
 from hfseq.nn.precision import Dimensions, Precision
 
@@ -32,13 +40,89 @@ def qwix_fp8() -> Precision:
 
 
 def _recipe(name: str, quantised: DTypeLike) -> Precision:
-    if importlib.util.find_spec("qwix") is None:
-        raise UsageError(
-            f"precision '{name}' needs the package qwix, which is not installed: "
-            'pip install "hfseq[qwix]" (or pip install qwix)'
-        )
+    _require(f"precision '{name}'")
     operation = functools.partial(quantised_product, name, quantised)
     return Precision(name, jnp.bfloat16, lambda: operation, SITES)
+
+
+def _require(what: str) -> None:
+    if importlib.util.find_spec("qwix") is None:
+        raise UsageError(
+            f"{what} needs the package qwix, which is not installed: "
+            'pip install "hfseq[qwix]" (or pip install qwix)'
+        )
+
+
+def quantize_kernel(kernel: jax.Array, kind: str, input_axis: int) -> Any:
+    """Return a kernel (in, out), or a stack of them, as a ``qwix.QArray``.
+
+    **Arguments:** ``kind`` is "int8", with one scale for each feature that goes out, or "nf4" (the
+    quantiles of a normal distribution), with one for each 64 numbers along ``input_axis``, 0 or 1.
+    The result lies as ``kernel`` does; of its shape alone (``ShapeDtypeStruct``) shapes are
+    returned. UsageError where qwix is not installed.
+    """
+    _require(f"a base in {kind}")
+    shapes = jax.eval_shape(lambda k: _quantized(k, kind, input_axis), kernel)
+    where, places = getattr(kernel, "sharding", None), None
+    if isinstance(where, NamedSharding):
+        try:
+            where.shard_shape(shapes.scale.shape)
+            places = where, where
+        except ValueError:  # fewer scales than devices
+            places = where, NamedSharding(where.mesh, PartitionSpec())
+    if not isinstance(kernel, jax.ShapeDtypeStruct):
+        return _quantize(kernel, kind, input_axis, places)
+    parts = zip((shapes.qvalue, shapes.scale), places or (None, None), strict=True)
+    values = (jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place) for s, place in parts)
+    return dataclasses.replace(shapes, **dict(zip(("qvalue", "scale"), values, strict=True)))
+
+
+def _quantized(kernel: jax.Array, kind: str, input_axis: int) -> Any:
+    import qwix
+
+    axis = input_axis + kernel.ndim - 2
+    others = [other for other in range(kernel.ndim) if other != axis]
+    tiles = {axis: math.gcd(kernel.shape[axis], 64)} if kind == "nf4" else {}
+    return qwix.quantize(
+        kernel.astype(jnp.float32), kind, channelwise_axes=others, tiled_axes=tiles
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _quantize(
+    kernel: jax.Array, kind: str, input_axis: int,
+    places: tuple[NamedSharding, NamedSharding] | None,
+) -> Any:  # fmt: skip
+    made = _quantized(kernel, kind, input_axis)
+    if places is None:
+        return made
+    value, scale = jax.lax.with_sharding_constraint((made.qvalue, made.scale), places)
+    return dataclasses.replace(made, qvalue=value, scale=scale)
+
+
+def is_stored(kernel: Any) -> TypeGuard[Any]:
+    """Tell whether a parameter is what :func:`quantize_kernel` makes."""
+    return hasattr(kernel, "qvalue")
+
+
+def dequantized(kernel: Any, dtype: DTypeLike) -> jax.Array:
+    """Return a stored kernel as an array of ``dtype``."""
+    import qwix
+
+    return qwix.dequantize(kernel).astype(dtype)
+
+
+@functools.partial(jax.checkpoint, static_argnums=(2, 3))
+def stored_product(
+    x: jax.Array, kernel: Any, axes: sharding.Axes | None, dimensions: Dimensions
+) -> jax.Array:
+    """Multiply (..., k) by a stored kernel that ``axes`` split; for the gradient of ``x`` it is
+    gathered and made whole again.
+
+    So between the forward and the backward pass its own part of it is all that a device holds.
+    """
+    kernel = dataclasses.replace(kernel, qvalue=sharding.weight(kernel.qvalue, axes))
+    return jax.lax.dot_general(x, dequantized(kernel, x.dtype), dimensions)
 
 
 def quantised_product(

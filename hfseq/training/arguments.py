@@ -317,11 +317,29 @@ class ModelArguments(CheckedArguments):
     use_rslora: bool = option(
         False, "Scale by lora_alpha over the root of the rank (rank-stabilised LoRA)."
     )
+    load_in_4bit: bool = option(
+        False, "With --use_peft: keep the base's Linears in NF4, by 64 numbers (QLoRA)."
+    )
+    load_in_8bit: bool = option(
+        False, "With --use_peft: keep the base's Linears in int8, by feature."
+    )
 
     def problems(self) -> Iterator[str]:
         """Add two types that differ."""
         if self.dtype and self.precision in TYPES and self.dtype != self.precision:
             yield f"--dtype {self.dtype} and --precision {self.precision} disagree: give one"
+        bits = [name for name in ("load_in_4bit", "load_in_8bit") if getattr(self, name)]
+        if bits and not self.use_peft:
+            yield f"--{bits[0]} stores a base that is not trained: give --use_peft"
+        if len(bits) > 1:
+            yield "--load_in_4bit and --load_in_8bit: give one"
+        if bits and self.recipe not in TYPES:
+            yield f"--{bits[0]} and --precision {self.recipe} both decide how products are made"
+
+    @property
+    def stored_base(self) -> str | None:
+        """The type in which the base of adapters is kept, where it is not its own."""
+        return "nf4" if self.load_in_4bit else "int8" if self.load_in_8bit else None
 
     @property
     def recipe(self) -> str:

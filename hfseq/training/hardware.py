@@ -36,7 +36,7 @@ class Accelerator:
     kinds: tuple[str, ...] = ()
     share: float = 0.75
 
-    def peak(self, itemsize: int) -> float:
+    def peak(self, itemsize: float) -> float:
         """Return the peak of products of a type of ``itemsize`` bytes, FLOP/s."""
         return self.half if itemsize < 4 else self.single
 

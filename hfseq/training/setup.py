@@ -133,13 +133,15 @@ class Run:
         trained = self.model.trained_paths
         shapes = {p: shape for p, shape in shapes_of(self.model).items() if p not in trained}
         places = self.layout.shardings(shapes)
-        return trees.unflatten({
+        frozen = trees.unflatten({
             path: jax.ShapeDtypeStruct(
                 self.layout.padded(path, shape), self.arguments.model.param_dtype,
                 sharding=places[path],
             )
             for path, shape in shapes.items()
         })  # fmt: skip
+        kind = self.arguments.model.stored_base
+        return frozen if kind is None else self.model.quantize(frozen, kind)
 
     @functools.cached_property
     def _abstract_state(self) -> TrainState:
@@ -275,12 +277,14 @@ def begin(run: Run, checkpointer: Checkpointer, progress: Progress) -> tuple[Run
         params, extra = make_params(run.arguments, run.model, run.layout)
     if run.model.peft_config is not None:
         flat, trained = trees.flatten(params), run.model.trained_paths
-        frozen = {path: leaf for path, leaf in flat.items() if path not in trained}
         own = {path: leaf for path, leaf in flat.items() if path in trained}
-        params = trees.cast_floating(trees.unflatten(own), trained_type(run.arguments))
-        run = dataclasses.replace(run, frozen=trees.unflatten(frozen))
         sizes = [sum(leaf.size for leaf in part.values()) for part in (own, flat)]
         logger.info("%d of %d parameters are trained (%.3g %%)", *sizes, 100 * sizes[0] / sizes[1])
+        params = trees.cast_floating(trees.unflatten(own), trained_type(run.arguments))
+        frozen = trees.unflatten({p: flat.pop(p) for p in list(flat) if p not in trained})
+        if (kind := run.arguments.model.stored_base) is not None:
+            frozen = run.model.quantize(frozen, kind)
+        run = dataclasses.replace(run, frozen=frozen)
     if progress.step:
         restored = checkpointer.restore(progress.step, abstract)
         output_dir = run.arguments.training.output_dir

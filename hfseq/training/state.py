@@ -197,12 +197,15 @@ def state_shardings(
 
 def to_host(params: Tree, layout: sharding.Layout) -> dict:
     """Gather parameters to the host without padding rows, ready to be saved."""
-    flat = trees.flatten(params)
-    for path, leaf in flat.items():
+
+    def gathered(leaf: jax.Array) -> np.ndarray:
         if not leaf.is_fully_addressable:
             leaf = multihost_utils.process_allgather(leaf, tiled=True)
-        flat[path] = np.asarray(layout.cut(path, jnp.asarray(leaf)))
-    return trees.unflatten(flat)
+        return np.asarray(leaf)
+
+    flat = {path: jax.tree.map(gathered, leaf) for path, leaf in trees.flatten(params).items()}
+    cut = {path: layout.cut(path, leaf) for path, leaf in flat.items()}
+    return jax.tree.map(np.asarray, trees.unflatten(cut))
 
 
 # -- the step

@@ -14,7 +14,7 @@ from hfseq import plugins
 from hfseq.errors import UsageError
 from hfseq.nn.fp8 import SITES
 from hfseq.nn.precision import resolve_precision
-from hfseq.nn.qwix import quantised_product
+from hfseq.nn.qwix import dequantized, quantised_product, quantize_kernel, stored_product
 from tests.support.models import close
 
 NAMES = ("qwix_int8", "qwix_fp8")
@@ -120,3 +120,42 @@ def test_training_is_refused(name):
 
     with pytest.raises(UsageError, match=f"'{name}' is for inference.*fp8_delayed"):
         jax.grad(loss)(quantised.params)
+
+
+# -- stored kernels
+
+#: The 16 numbers of NF4 (Dettmers et al., 2023, appendix E).
+NF4 = np.array([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_nf4_is_the_nearest_of_its_numbers_by_64(axis):
+    pytest.importorskip("qwix")
+    kernel = random(3, 128, 40) if axis == 0 else random(3, 40, 128)
+    rows = np.asarray(kernel if axis == 1 else kernel.swapaxes(1, 2), np.float64)
+    parts = rows.reshape(3, 40, 2, 64)
+    scale = np.abs(parts).max(-1, keepdims=True)
+    wanted = NF4[np.abs(parts[..., None] / scale[..., None] - NF4).argmin(-1)] * scale
+    wanted = wanted.reshape(rows.shape)
+    wanted = wanted if axis == 1 else wanted.swapaxes(1, 2)
+    given = dequantized(quantize_kernel(kernel, "nf4", axis), jnp.float32)
+    # A tie at the edge of two numbers may go either way: none did in these.
+    assert np.allclose(given, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_no_whole_kernel_waits_for_the_backward_pass(kind):
+    pytest.importorskip("qwix")
+    x, kernel = random(5, 64), quantize_kernel(random(64, 48, seed=1), kind, 0)
+    dimensions = (((1,), (0,)), ((), ()))
+    y, back = jax.vjp(lambda x: stored_product(x, kernel, None, dimensions), x)
+    whole = dequantized(kernel, jnp.float32)
+    assert np.allclose(y, x @ whole, atol=1e-5)
+    assert np.allclose(back(y)[0], y @ whole.T, atol=1e-4)
+    kept = {(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(back)}
+    assert ((64, 48), "float32") not in kept

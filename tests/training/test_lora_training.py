@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -66,6 +67,56 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(train, base):
         train("plain", 1, **{**longer, "use_peft": False})
 
 
+FEW_BITS = {"load_in_4bit": "uint4", "load_in_8bit": "int8"}
+
+
+@pytest.mark.parametrize("flag", FEW_BITS)
+def test_a_base_in_few_bits_trains_as_one_that_was_rounded_to_them(train, base, tmp_path, flag):
+    """The reference is a base that was written with the rounded numbers, trained as any other."""
+    qwix = pytest.importorskip("qwix")
+    model = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(base)
+    stored = model.quantize(model.params, "nf4" if flag == "load_in_4bit" else "int8")
+    kept = {path: leaf for path, leaf in trees.flatten(stored).items() if hasattr(leaf, "qvalue")}
+    assert len(kept) == 6 * 2 + 1, "six Linears a layer, and that of the head"
+    assert all(path[-1] == "kernel" for path in kept)
+    whole = {path: qwix.dequantize(leaf) for path, leaf in kept.items()}
+    shifts = [
+        abs(whole[p] - leaf).max() for p, leaf in trees.flatten(model.params).items() if p in whole
+    ]
+    assert min(shifts) > 0
+    rounded = trees.unflatten(trees.flatten(stored) | whole)
+    model.save_pretrained(tmp_path / "rounded", params=rounded)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(base / name, tmp_path / "rounded" / name)
+    options = {"do_train": True, "do_eval": True, "save_steps": 2, **LORA}
+    wanted = train("plain", 1, model_name_or_path=tmp_path / "rounded", **options)
+    options |= {"model_name_or_path": base, flag: True}
+    run = train("few", 1, **options)
+    assert losses(run.folder) == pytest.approx(losses(wanted.folder), rel=1e-6)
+    assert run.metrics["eval_loss"] == pytest.approx(wanted.metrics["eval_loss"], rel=1e-6)
+    types = [
+        leaf.qvalue.dtype
+        for leaf in trees.flatten(run.run.frozen).values()
+        if hasattr(leaf, "qvalue")
+    ]
+    assert list(map(str, types)) == [FEW_BITS[flag]] * len(kept)
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.run.frozen)
+    assert shapes == jax.tree.map(lambda s: (s.shape, s.dtype), run.run.abstract_frozen())
+    with pytest.raises(SystemExit):
+        train("cut", 1, callbacks=[stop_at(4)], **options)
+    assert losses(train("cut", 1, **options).folder) == losses(run.folder)
+
+
+def test_few_bits_are_for_a_base_that_is_not_trained(train, base):
+    with pytest.raises(UsageError, match="--load_in_4bit stores a base that is not trained"):
+        train("none", do_train=True, model_name_or_path=base, load_in_4bit=True)
+    with pytest.raises(UsageError, match="--load_in_4bit and --load_in_8bit: give one"):
+        train("both", model_name_or_path=base, load_in_4bit=True, load_in_8bit=True, **LORA)
+    with pytest.raises(UsageError, match="--load_in_8bit and --precision fp8_current both"):
+        fp8 = {"precision": "fp8_current", "load_in_8bit": True}
+        train("fp8", model_name_or_path=base, **fp8, **LORA)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_mesh_trains_what_one_device_does(train, base, scan):
@@ -77,6 +128,14 @@ def test_a_mesh_trains_what_one_device_does(train, base, scan):
     many = losses(train("many", 8, **mesh, **options).folder)
     for step, value in one.items():
         assert many[step] == pytest.approx(value, rel=2e-5), step
+    options["load_in_4bit"] = True
+    one = losses(train("one_in_4", 1, **options).folder)
+    many = train("many_in_4", 8, **mesh, **options)
+    for step, value in one.items():
+        assert losses(many.folder)[step] == pytest.approx(value, rel=2e-5), step
+    leaves = trees.flatten(many.run.frozen)
+    kernel = next(v for path, v in leaves.items() if path[-2:] == ("query", "kernel"))
+    assert kernel.qvalue.sharding.shard_shape(kernel.shape)[-2:] == (16, 16)
 
 
 def test_what_cannot_be_adapted_is_told(train, base, tmp_path):

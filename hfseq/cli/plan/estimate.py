@@ -17,6 +17,8 @@ from hfseq.checkpoints.config import building
 from hfseq.cli.plan import compile
 from hfseq.cli.plan.options import Options
 from hfseq.cli.plan.run import abstract_batch, abstract_mesh, build, choices, local_rows
+from hfseq.nn import trees
+from hfseq.nn.qwix import is_stored
 from hfseq.nn.random import batch_keys
 from hfseq.nn.sharding import AXES
 from hfseq.training import described, throughput
@@ -85,11 +87,15 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
     product that is split by its input, in both passes. Bytes are those left on a device.
     """
     mesh, itemsize = run.mesh.shape, _itemsize(run.arguments.model.param_dtype)
+    stored = {
+        path: _itemsize(leaf.qvalue.dtype)
+        for path, leaf in trees.flatten(run.abstract_frozen()).items() if is_stored(leaf)
+    }  # fmt: skip
     shapes, trained = shapes_of(run.model), run.model.trained_paths
     places = run.layout.shardings(shapes)
     passes = 2 if run.arguments.model.gradient_checkpointing else 1
     config = run.model.config
-    width = int(getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0))
+    width: float = getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0)
     width *= _itemsize(run.model.precision.compute_dtype)
     sums: dict[tuple[str, tuple[str, ...]], list[float]] = {}
 
@@ -101,7 +107,7 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
 
     for path, place in places.items():
         shape = run.layout.padded(path, shapes[path])
-        local = math.prod(place.shard_shape(shape)) * itemsize
+        local = math.prod(place.shard_shape(shape)) * stored.get(path, itemsize)
         names = [(entry,) if isinstance(entry, str) else entry or () for entry in place.spec]
         split = {name for name in itertools.chain.from_iterable(names) if mesh[name] > 1}
         add("all-reduce", ("data",), int(path in trained), local)
@@ -143,8 +149,10 @@ def wire_seconds(
     return sent / rate if rate else None
 
 
-def _itemsize(dtype: DTypeLike | None) -> int:
-    return jnp.dtype(dtype or jnp.float32).itemsize
+def _itemsize(dtype: DTypeLike | None) -> float:
+    """Return the bytes of a number on an accelerator, where two of four bits share one."""
+    dtype = jnp.dtype(dtype or jnp.float32)
+    return 0.5 if dtype in (jnp.uint4, jnp.int4) else dtype.itemsize
 
 
 def make_plan(options: Options) -> dict[str, Any]:
@@ -262,15 +270,15 @@ def _bytes(run: Run) -> dict[str, Any]:
         "gradients": state.params,
         "batch": abstract_batch(run, local_rows(run)),
     }
-    sizes = {name: {"all": 0, "device": 0} for name in (*parts, "whole")}
+    sizes = {name: {"all": 0.0, "device": 0.0} for name in (*parts, "whole")}
     for name, tree in parts.items():
         for leaf in jax.tree.leaves(tree):
             shape = leaf.sharding.shard_shape(leaf.shape)
-            sizes[name]["all"] += leaf.size * leaf.dtype.itemsize
-            sizes[name]["device"] += math.prod(shape) * leaf.dtype.itemsize
+            sizes[name]["all"] += leaf.size * _itemsize(leaf.dtype)
+            sizes[name]["device"] += math.prod(shape) * _itemsize(leaf.dtype)
             if name in ("parameters", "optimizer") and shape == leaf.shape:
-                sizes["whole"]["device"] += leaf.size * leaf.dtype.itemsize
-    return sizes
+                sizes["whole"]["device"] += leaf.size * _itemsize(leaf.dtype)
+    return jax.tree.map(round, sizes)
 
 
 def _fit(plan: dict[str, Any], kept: dict[bool, Kept], run: Run) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class Attention(StateAttention):
         waves = self.wave_dropout(waves, rngs and rngs.per_sequence.shared)
         shape = (heads, -1, 1, config.head_dim)
         if one:
-            kernel = self.r_proj.kernel[...].astype(jnp.float32) * self.scale
+            kernel = self.r_proj.gathered_kernel().astype(jnp.float32) * self.scale
             relative = waves, kernel.reshape(-1, heads, config.head_dim)
         else:
             rows = self.r_proj(waves).astype(jnp.float32) * self.scale
