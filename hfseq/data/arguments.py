@@ -483,6 +483,50 @@ class ClassificationArguments(TextArguments):
 
 
 @dataclass
+class RecordArguments(TextArguments):
+    """Where examples with named columns come from, of texts, lists and objects."""
+
+    unit = "examples"
+
+    train_file: list[str] | None = option(None, f"Training examples: {TABLES_HELP}.")
+    validation_file: list[str] | None = option(None, "Validation examples, likewise.")
+    test_file: list[str] | None = option(
+        None, "Examples for --do_predict, likewise, with answers or without."
+    )
+    test_split_percentage: Percentage = option(
+        0,
+        "Percentage of the training examples to keep for --do_predict when there is no test split.",
+    )
+    max_predict_samples: Count | None = option(
+        None, "Predict the first so many test examples only."
+    )
+    bad_examples: Literal["skip", "error"] = option(
+        "skip",
+        "What cannot be learned from: 'skip' leaves it out, counted and named; 'error' stops.",
+    )
+    header: bool | None = option(
+        None, "Whether the first line of a .tsv or .csv names the columns; by default it does."
+    )
+    quoting: bool | None = option(
+        None, 'Whether " quotes cells; by default in .csv and not in .tsv files.'
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Add what only running text has."""
+        if self.streaming or self.line_by_line or self.sample_by != "line":
+            yield (
+                "--streaming, --line_by_line and --sample_by are for running text; here every "
+                "example is for itself: drop them"
+            )
+        yield from super().problems()
+
+    # What tables of sentences are also asked for.
+    by_number = False
+    sentence1_column = sentence2_column = label_column = None
+    task_name = ""
+
+
+@dataclass
 class ImageArguments(TextArguments):
     """Where pictures with labels come from, how they are read, and how predictions are judged."""
 
