@@ -3,8 +3,8 @@ r"""Write the table of docs/checkpoints.md: what other programs compute of one m
 
     python scripts/make_prove_table.py --python ~/transformers4/bin/python --output prove.json
 
-The models are those of the tests, with random weights and a made-up tokenizer; encoders come without
-a head, too. Programs that are not installed are left out. It takes about half an hour.
+The models are those of the tests, with random weights and a made-up tokenizer; encoders come
+without a head, too. Programs that are not installed are left out. It takes about half an hour.
 """
 
 import argparse

@@ -7,10 +7,19 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from hfseq.errors import UsageError, nearest
 
@@ -527,6 +536,53 @@ class RecordArguments(TextArguments):
 
 
 @dataclass
+class TokenClassificationArguments(RecordArguments):
+    """Where words with tags come from, and how predictions are judged."""
+
+    task_name: str = option(
+        "ner", "What the tags are called: the column NAME_tags is taken where none is named."
+    )
+    label_column_name: str | None = option(
+        None,
+        "Column of the tags, a list for each example; by default NAME_tags, tags or labels, else "
+        "the second.",
+    )
+    label_all_tokens: bool = option(
+        False, "Tag all tokens of a word, and not the first alone (B- goes on as I-)."
+    )
+    return_entity_level_metrics: bool = option(
+        False, "Report the scores of each kind of entity as well."
+    )
+    ignore_mismatched_sizes: bool = option(
+        False, "Start with a new classifier where the model's own has other tags."
+    )
+
+
+@dataclass
+class QuestionAnsweringArguments(RecordArguments):
+    """Where questions with contexts and answers come from, and how answers are found."""
+
+    doc_stride: Count = option(
+        128, "Tokens that two windows of a context share, where it is longer than a row."
+    )
+    version_2_with_negative: bool = option(
+        False, "Some questions have no answer; without it these are bad examples."
+    )
+    null_score_diff_threshold: float = option(
+        0.0,
+        "A question has no answer where that scores so much more than the best one "
+        "(with --version_2_with_negative).",
+    )
+    n_best_size: Count = option(20, "Starts and ends of answers that are tried, and answers kept.")
+    max_answer_length: Count = option(30, "Tokens of the longest answer.")
+
+    @property
+    def row_length(self) -> int | None:
+        """Tokens a row as asked for; version 4's scripts had 384."""
+        return self.max_seq_length
+
+
+@dataclass
 class ImageArguments(TextArguments):
     """Where pictures with labels come from, how they are read, and how predictions are judged."""
 
@@ -806,6 +862,8 @@ PARALLEL_HELP = (
 
 #: Tokens a side, where no flag and no position table says how many.
 LONGEST = 256
+#: What columns are called after their side.
+ROLES = {"source": ("source", "src", "source_text"), "target": ("target", "tgt", "target_text")}
 
 
 @dataclass
@@ -813,6 +871,8 @@ class TranslationArguments(TextArguments):
     """Where parallel text comes from, how it is cut into rows, and how translations are judged."""
 
     unit = "pairs"
+    #: What the columns of a source and a target are usually called.
+    roles: ClassVar[Mapping[str, tuple[str, ...]]] = ROLES
 
     train_file: list[str] | None = option(None, f"Training pairs: {PARALLEL_HELP}.")
     validation_file: list[str] | None = option(None, f"Validation pairs: {PARALLEL_HELP}.")
@@ -914,6 +974,62 @@ class TranslationArguments(TextArguments):
 
 
 @dataclass
+class SummarizationArguments(TranslationArguments):
+    """Where texts with summaries come from, how they are cut, and how summaries are written."""
+
+    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "source": ("text", "document", "article", "dialogue", "source", "src"),
+        "target": ("summary", "highlights", "abstract", "target", "tgt"),
+    }
+
+    validation_split_percentage: Percentage = option(
+        5, "Percentage of the training texts to validate on when there is no validation split."
+    )
+    text_column: str | None = option(
+        None, "Column of the text; by default text, document, article or dialogue, else the first."
+    )
+    summary_column: str | None = option(
+        None, "Column of the summary; by default summary, highlights or abstract, else the second."
+    )
+    max_source_length: Count | None = option(
+        None, "Tokens of a text, the rest is cut; 1024, or what the model allows, by default."
+    )
+    max_target_length: Count | None = option(
+        None, "Tokens of a summary to learn from; 128, or what the model allows, by default."
+    )
+    val_max_target_length: Count | None = option(
+        None, "Tokens of a summary that is written; by default --max_target_length."
+    )
+    truncate_long_pairs: bool = option(
+        True, "Cut what is longer than a row; with False such pairs are left out of training."
+    )
+    label_smoothing_factor: Annotated[float, Allowed("0 to below 1", minimum=0, below=1)] = option(
+        0.0, "Probability that training spreads over all tokens but the right one; 0 turns it off."
+    )
+    predict_with_generate: bool = option(
+        True, "Summarise the validation texts at each evaluation and compute ROUGE."
+    )
+    max_predict_samples: Count | None = option(None, "Summarise the first so many test texts only.")
+    num_beams: Count = option(1, "Beams of the search; 1 is greedy.")
+
+    def __post_init__(self) -> None:
+        self.source_column = self.source_column or self.text_column or self.text_column_name
+        self.target_column = self.target_column or self.summary_column
+        self.max_new_tokens = self.max_new_tokens or self.val_max_target_length
+        self.max_test_samples = self.max_test_samples or self.max_predict_samples
+        super().__post_init__()
+
+    def lengths(self, limit: int | None) -> tuple[int, int]:
+        """Return tokens of a text and of a summary where the position table has ``limit``."""
+        source, target = (min(default, limit or default) for default in (1024, 128))
+        asked = super().lengths(limit)  # which refuses what is too long
+        return (
+            asked[0] if self.max_source_length else source,
+            asked[1] if self.max_target_length else target,
+        )
+
+
+@dataclass
 class SpeechRecognitionArguments(SpeechArguments):
     """Where sound with text comes from, and how text is written."""
 
@@ -967,7 +1083,10 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "span_mlm": SpanArguments,
     "denoising": DenoisingArguments,
     "translation": TranslationArguments,
+    "summarization": SummarizationArguments,
     "classification": ClassificationArguments,
+    "token_classification": TokenClassificationArguments,
+    "question_answering": QuestionAnsweringArguments,
     "image_classification": ImageArguments,
     "image_text": CaptionArguments,
     "image_to_text": CaptioningArguments,

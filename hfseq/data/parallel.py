@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from hfseq import errors
 from hfseq.data import files, numbers_and_dates, sources, tables, tfds
-from hfseq.data.arguments import SPLITS, TranslationArguments
+from hfseq.data.arguments import ROLES, SPLITS, TranslationArguments
 from hfseq.data.languages import code_of, find_language, same_language
 from hfseq.data.store import write_once
-from hfseq.data.tables import BATCH, ROLES, Origin, Pair, PairColumns, Part
+from hfseq.data.tables import BATCH, Origin, Pair, PairColumns, Part
 from hfseq.errors import DataError
 
 if TYPE_CHECKING:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from hfseq.data import files
 from hfseq.data.arguments import SPLITS, ClassificationArguments, RecordArguments
+from hfseq.data.batches import LineRows
 from hfseq.data.sources import load_named
+from hfseq.data.store import TokenStore
 from hfseq.data.tables import Table, column_number, read_table
 from hfseq.errors import DataError, UsageError, nearest
 
@@ -85,8 +88,13 @@ class Records:
         return found
 
 
-def load_records(arguments: RecordArguments, plugins: Plugins | None = None) -> dict[str, Records]:
+def load_records(
+    arguments: RecordArguments, plugins: Plugins | None = None,
+    shape: Callable[[Table], Table] | None = None,
+) -> dict[str, Records]:  # fmt: skip
     """Load the examples that the flags ask for, by split; loading them again gives the same object.
+
+    ``shape`` makes examples of the rows of a table, where they are none.
 
     What has no split is cut off the training examples: a share by hash, equal examples on one side.
     """
@@ -108,6 +116,8 @@ def load_records(arguments: RecordArguments, plugins: Plugins | None = None) -> 
             like = cast(ClassificationArguments, arguments)  # it has all that tables ask for
             found = (read_table(name, flag, like) for name in files.expand(patterns, flag))
             tables[split] = tuple(found)
+    if shape is not None:
+        tables = {split: tuple(map(shape, parts)) for split, parts in tables.items()}
     splits = {
         split: Records(parts, np.arange(sum(map(len, parts)))) for split, parts in tables.items()
     }
@@ -182,3 +192,49 @@ def sift(
         len(told), len(records), split, "\n  ".join(told[:NAMED]), more,
     )  # fmt: skip
     return records.select(good)
+
+
+class FieldRows(LineRows):
+    """Row i is ``ids[i]``, cut to ``max_length``, with other numbers for each of its tokens.
+
+    ``tokens`` are those by name, with what stands at padding; ``rows`` are arrays with an entry for
+    each row. Batches are as wide as those of examples (:class:`LineRows`), and as the longest row
+    at most.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[Sequence[int]],
+        pad: int,
+        max_length: int,
+        tokens: Mapping[str, tuple[Sequence[Sequence[int]], int]],
+        rows: Mapping[str, np.ndarray],
+        pad_to_max_length: bool = False,
+    ):
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        offsets = np.concatenate([[0], lengths.cumsum()])
+
+        def store(values: Sequence[Sequence[int]], padding: int) -> TokenStore:
+            flat = np.fromiter(chain.from_iterable(values), np.int32, int(offsets[-1]))
+            return TokenStore(flat, offsets, padding)
+
+        longest = min(-(-int(lengths.max()) // 8) * 8, max_length)
+        width = max_length if pad_to_max_length else longest
+        super().__init__(store(ids, pad), width, pad_to_max_length)
+        self.fields = {name: store(values, padding) for name, (values, padding) in tokens.items()}
+        self.rows = dict(rows)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of all rows, without padding."""
+        return self.store.total_tokens
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Copy these rows out, ``width`` columns wide."""
+        rows = super().fetch(indices, width)
+        kept = {name: rows[name] for name in ("input_ids", "segment_ids")}
+        starts, lengths = self.store.offsets[indices], self._lengths(indices)
+        for name, store in self.fields.items():
+            gathered, _ = store.gather(starts, lengths, rows["input_ids"].shape[1])
+            kept[name] = gathered["input_ids"]
+        return kept | {name: values[indices] for name, values in self.rows.items()}

@@ -467,10 +467,6 @@ def arrow_pairs(
         yield number, source, target
 
 
-#: What columns are called after their side.
-ROLES = {"source": ("source", "src", "source_text"), "target": ("target", "tgt", "target_text")}
-
-
 def choose_columns(
     names: Sequence[str], arguments: TranslationArguments, where: str
 ) -> PairColumns:
@@ -483,7 +479,7 @@ def choose_columns(
     """
     chosen: dict[str, str | None] = {}
     listing = ", ".join(names) or "none"
-    for side, usual in ROLES.items():
+    for side, usual in arguments.roles.items():
         asked = getattr(arguments, f"{side}_column")
         if asked and asked not in names:
             raise DataError(
@@ -505,7 +501,7 @@ def choose_columns(
     def language_of(name: str) -> str | None:
         return None if name.lower() == "id" else code_of(name)  # Indonesian only if asked for
 
-    for side in ROLES:
+    for side in arguments.roles:
         if chosen[side] is None:
             language = getattr(arguments, f"{side}_lang")
             left = [name for name in names if name not in chosen.values()]
@@ -532,7 +528,7 @@ def is_header(cells: Sequence[str], arguments: TranslationArguments) -> bool:
     if arguments.source_column or arguments.target_column:
         return True
     usual = {arguments.source_lang, arguments.target_lang}
-    roles = {name for names in ROLES.values() for name in names}
+    roles = {name for names in arguments.roles.values() for name in names}
     plain = {cell: cell.strip().lower() for cell in cells}
     known = {
         code_of(cell) or name

@@ -7,6 +7,9 @@ Those of classes and numbers are called as those of the ``evaluate`` library,
 from __future__ import annotations
 
 import math
+import re
+import string
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -176,6 +179,85 @@ def judge(
     return judged
 
 
+Entity = tuple[str, int, int]
+#: Where a sentence ends and another begins.
+SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[^\Wa-z_]|[\"'(])")
+
+
+def entities(tags: Sequence[str]) -> set[Entity]:
+    """Return the entities of a sentence, (kind, first word, last word), as conlleval finds them.
+
+    Tags are IOB, IOB2, IOE or IOBES; one begins where its kind changes, too.
+    """
+    found, begun = set(), 0
+    before, kind = "O", ""
+    for place, tag in enumerate([*tags, "O"]):
+        mark, now = tag[:1], tag[1:].split("-", 1)[-1] or "_"
+        other = now != kind
+        ends = before in "ES" or before in "BI" and mark in "BSO" or before not in "O." and other
+        if ends:
+            found.add((kind, begun, place - 1))
+        if mark in "BS" or before in "ESO" and mark in "EI" or mark not in "O." and other:
+            begun = place
+        before, kind = mark, now
+    return found
+
+
+def entity_scores(
+    predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Return precision, recall and F1 of whole entities and the accuracy of tags, as seqeval.
+
+    Beside the overall scores, those of each kind are called ``PER_precision``; ``PER_number``
+    counts what there is of it. Source: Tjong Kim Sang and De Meulder (2003).
+    """
+    hit: Counter[str] = Counter()
+    said, there = Counter[str](), Counter[str]()
+    right = total = 0
+    for found, wanted in zip(predictions, references, strict=True):
+        ours, theirs = entities(found), entities(wanted)
+        said.update(kind for kind, *_ in ours)
+        there.update(kind for kind, *_ in theirs)
+        hit.update(kind for kind, *_ in ours & theirs)
+        right += sum(one == other for one, other in zip(found, wanted, strict=True))
+        total += len(wanted)
+
+    def score(hits: int, marked: int, known: int) -> tuple[float, float, float]:
+        precision, recall = hits / max(marked, 1), hits / max(known, 1)
+        return precision, recall, 2 * precision * recall / (precision + recall or 1)
+
+    names = ("precision", "recall", "f1")
+    scores = dict(zip(names, score(hit.total(), said.total(), there.total()), strict=True))
+    scores["accuracy"] = right / max(total, 1)
+    for kind in sorted(there.keys() | said.keys()):
+        values = score(hit[kind], said[kind], there[kind])
+        scores |= {f"{kind}_{name}": value for name, value in zip(names, values, strict=True)}
+        scores[f"{kind}_number"] = there[kind]
+    return scores
+
+
+def plain_words(answer: str) -> list[str]:
+    """Return the words that answers are compared by: lower case, no punctuation, no articles."""
+    kept = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", kept).split()
+
+
+def answer_scores(answer: str, wanted: Sequence[str]) -> tuple[float, float]:
+    """Return exact match and F1 of an answer, 0 to 1, by the best of those that are right.
+
+    No answer is "", and right where nothing is ``wanted``. Source: SQuAD's official scorer
+    (Rajpurkar et al., 2016; 2018).
+    """
+    best = (0.0, 0.0)
+    found = plain_words(answer)
+    for one in [text for text in wanted if plain_words(text)] or [""]:
+        words = plain_words(one)
+        common = (Counter(found) & Counter(words)).total()
+        f1 = 2 * common / (len(found) + len(words)) if found and words else float(found == words)
+        best = max(best[0], float(found == words)), max(best[1], f1)
+    return best
+
+
 class Scores(NamedTuple):
     """Values by metric, and the signature of each, which says how it was computed."""
 
@@ -223,6 +305,7 @@ def rouge_scores(
     """Return ROUGE-1, -2, -L and -Lsum as F1, 0 to 100, of stemmed words (Lin, 2004).
 
     Of several references of a hypothesis the one with the best score counts, for each measure.
+    Lsum is of sentences: what ends with a mark before a space and a capital, quote or digit.
 
     **Raises:** UsageError without the package rouge-score.
     """
@@ -234,7 +317,8 @@ def rouge_scores(
     scorer = RougeScorer(list(names), use_stemmer=True)
     sums = dict.fromkeys(names, 0.0)
     for hypothesis, told in zip(hypotheses, references, strict=True):
-        found = scorer.score_multi(list(told), hypothesis)
+        shown, *wanted = (SENTENCE.sub("\n", text) for text in (hypothesis, *told))
+        found = scorer.score_multi(wanted, shown)
         for name in names:
             sums[name] += found[name].fmeasure
     return {name: 100 * total / max(len(hypotheses), 1) for name, total in sums.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from hfseq.data.parallel import PairSplits, load_pairs
 from hfseq.data.tokenizers import pad_token_id, vocabulary_in
 from hfseq.objectives.base import Arrays, Batch, Loss, Params, Sample, Texts
 from hfseq.objectives.cross_entropy import smoothed_cross_entropy
-from hfseq.objectives.metrics import beside_smoothed, translation_scores
+from hfseq.objectives.metrics import Scores, beside_smoothed, translation_scores
 from hfseq.objectives.seq2seq import Seq2SeqLM
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Translation(Seq2SeqLM):
 
     name = "translation"
     data_arguments = TranslationArguments
-    default_model_type = "wmt_transformer"
+    default_model_type: ClassVar[str | None] = "wmt_transformer"
     predicts = True
     streams = False
     sums = ("correct", "cross_entropy")
@@ -175,8 +175,13 @@ class Translation(Seq2SeqLM):
         """Return nothing: translations that were judged serve as samples."""
         return []
 
+    def judge(self, hypotheses: list[str], references: list[str]) -> Scores:
+        """Return BLEU and chrF."""
+        data = self.arguments
+        return translation_scores(hypotheses, references, data.bleu_lowercase, data.bleu_tokenizer)
+
     def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
-        """Translate the pairs of a split, or samples spread evenly over it; BLEU and chrF."""
+        """Write the targets of a split, or of samples spread evenly over it, and judge them."""
         from hfseq.pipelines.translation import Translator
 
         data = self.arguments
@@ -197,9 +202,7 @@ class Translation(Seq2SeqLM):
             max_new_tokens=data.max_new_tokens, source_prefix=data.source_prefix or "", **options,
         )  # fmt: skip
         hypotheses = [beams[0].text for beams in translator(sources, params)]
-        scores = translation_scores(
-            hypotheses, references, data.bleu_lowercase, data.bleu_tokenizer
-        )
+        scores = self.judge(hypotheses, references)
         return Texts(sources, references, hypotheses, scores.values, scores.signatures)
 
 

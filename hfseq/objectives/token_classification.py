@@ -1,0 +1,291 @@
+"""Tags of words: named entities, parts of speech, chunks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq.data.arguments import TokenClassificationArguments
+from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.classification import config_labels, sorted_names
+from hfseq.data.records import FieldRows, Records, load_records, sift
+from hfseq.data.tokenizers import pad_token_id
+from hfseq.errors import UsageError, write_whole
+from hfseq.nn.context import Rows as KnownRows
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
+from hfseq.objectives.cross_entropy import cross_entropy
+from hfseq.objectives.metrics import entity_scores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.modeling import FlaxPreTrainedModel
+    from hfseq.plugins import Plugins
+
+logger = logging.getLogger(__name__)
+
+WORDS = ("tokens", "words")
+OVERALL = ("precision", "recall", "f1", "accuracy")
+
+
+class TokenClassification(Objective):
+    """Cross-entropy of the tag of each word, told by its first token.
+
+    A word that is cut off with the end of a long sentence is neither learned nor judged. Scores are
+    those of whole entities, from the predictions for all sentences of a split.
+    """
+
+    name = "token_classification"
+    data_arguments = TokenClassificationArguments
+    auto_class = "ForTokenClassification"
+    streams = False
+    predicts = True
+    judges_test = True
+    known_rows = KnownRows()
+    sums = ("correct",)
+
+    arguments: TokenClassificationArguments
+
+    def setup(self) -> None:
+        """Check the examples, and have the tokenizer mark where a word begins."""
+        self.names = config_labels(self.config)
+        self.numbers = {name: number for number, name in enumerate(self.names)}
+        self._loaded = splits = load_records(self.arguments)
+        self._labels: dict[str, tuple[list[list[int]], bool]] = {}
+        self.splits: dict[str, Records] = {}
+        for split, records in splits.items():
+            words, column = word_columns(records, self.arguments, split != "test")
+            problems = {}
+            for row in range(len(records)):
+                tags = records[row].get(column) if column else ...
+                problem = self._problem(records[row].get(words), tags, self._classes(records))
+                if problem is not None:
+                    problems[row] = problem
+            self.splits[split] = sift(records, split, problems, self.arguments)
+        mark_words(self.tokenizer)
+
+    def _problem(self, words: object, tags: object, classes: Sequence[str]) -> str | None:
+        """Say why an example is of no use, if it is; ``tags`` are ... where none are needed."""
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            return f"words are a list of texts, and not {words!r:.60}"
+        if not any(word.strip() for word in words):
+            return "there are no words"
+        if tags is ...:
+            return None
+        if not isinstance(tags, list) or len(tags) != len(words):
+            count = len(tags) if isinstance(tags, list) else f"{tags!r:.40} for"
+            return f"{len(words)} words and {count} tags"
+        strange = [tag for tag in named_tags(tags, classes) if tag not in self.numbers]
+        if strange:
+            return f"the tag '{strange[0]}' is not one that the model learns"
+        return None
+
+    def _classes(self, records: Records) -> Sequence[str]:
+        """Return the names behind tags that are numbers; of an evaluation alone the model's."""
+        return records.tables[0].classes or ([] if "train" in self._loaded else self.names)
+
+    @classmethod
+    def configure_data(  # type: ignore[override]
+        cls, config: PreTrainedConfig, arguments: TokenClassificationArguments,
+        plugins: Plugins | None,
+    ) -> None:  # fmt: skip
+        """Let the model have the tags of the data; one that knows them all keeps its own order."""
+        splits = load_records(arguments, plugins)
+        known = config_labels(config)
+        records = splits.get("train")
+        if records is None or len(records) == 0:
+            return
+        _, column = word_columns(records, arguments, tagged=True)
+        names = list(records.tables[0].classes)
+        if not names:
+            lists = [records[row].get(str(column)) for row in range(len(records))]
+            names = sorted_names(
+                str(tag) for tags in lists if isinstance(tags, list) for tag in tags
+            )
+        if not names:
+            raise UsageError(
+                f"--label_column_name {column}: there are no tags in the training data"
+            )
+        if set(names) <= set(known):
+            return
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: number for number, name in enumerate(names)}
+
+    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
+        """Return the examples that can be used."""
+        return self.splits
+
+    def make_rows(
+        self, splits: Mapping[str, Any], split: str, length: int
+    ) -> tuple[Rows, dict[str, Any]]:
+        """Tokenise the sentences of a split, a row each."""
+        records, data = splits[split], self.arguments
+        words, column = word_columns(records, data, split != "test")
+        ids, labels, cut = [], [], 0
+        for row in range(len(records)):
+            example = records[row]
+            encoded = self.tokenizer(
+                example[words], is_split_into_words=True, truncation=True, max_length=length,
+                verbose=False,
+            )  # fmt: skip
+            tags = [self.names[0]] * len(example[words])
+            if column is not None:
+                tags = named_tags(example[column], self._classes(records))
+            numbers = [self.numbers[tag] for tag in tags]
+            ids.append(encoded["input_ids"])
+            labels.append(self._aligned(encoded.word_ids(), tags, numbers))
+            cut += len({word for word in encoded.word_ids() if word is not None}) < len(tags)
+        if cut:
+            logger.info(
+                "%d of the %d %s sentences are longer than %d tokens and were cut",
+                cut, len(records), split, length,
+            )  # fmt: skip
+        self.length = length
+        self._labels[split] = labels, column is not None
+        rows = FieldRows(
+            ids, pad_token_id(self.tokenizer), length, {"labels": (labels, IGNORED)}, {},
+            data.pad_to_max_length,
+        )  # fmt: skip
+        return rows, {"documents": len(rows), "tokens": rows.total_tokens}
+
+    def _aligned(
+        self, words: Sequence[int | None], tags: Sequence[str], numbers: Sequence[int]
+    ) -> list[int]:
+        """Return the label of each token, IGNORED where nothing is predicted."""
+        labels, before = [], None
+        for word in words:
+            if word is None:
+                labels.append(IGNORED)
+            elif word != before:
+                labels.append(numbers[word])
+            elif self.arguments.label_all_tokens:
+                tag = tags[word]
+                inside = f"I-{tag[2:]}" if tag.startswith("B-") else tag
+                labels.append(self.numbers.get(inside, numbers[word]))
+            else:
+                labels.append(IGNORED)
+            before = word
+        return labels
+
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
+        """Hide the labels of rows that only fill a batch up."""
+        valid = rows["valid"][:, None] if "valid" in rows else True
+        labels = np.where(valid, rows["labels"], np.int32(IGNORED))
+        return {
+            "input_ids": rows["input_ids"], "attention_mask": rows["segment_ids"], "labels": labels,
+        }  # fmt: skip
+
+    def loss(
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
+        train: bool, extra: Params | None = None,
+    ) -> Loss:  # fmt: skip
+        """Sum the cross-entropy of tags; in evaluation the predictions of each row come along."""
+        output, changed = model(
+            batch["input_ids"], attention_mask=batch["attention_mask"], params=params,
+            dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
+        )  # fmt: skip
+        total, count, right = cross_entropy(output.logits, batch["labels"])
+        totals = {"correct": right}
+        if not train:  # rows of one width, whatever that of their batch is
+            best = output.logits.argmax(-1).astype(jnp.int32)
+            totals["predicted"] = jnp.pad(best, ((0, 0), (0, self.length - best.shape[1])))
+        return total, count, {"extra": changed, "totals": totals}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Return the loss; the other scores are of whole sentences."""
+        return {"loss": super().metrics(totals)["loss"]}
+
+    def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
+        """Judge the entities of a split."""
+        labels, tagged = self._labels[split]
+        if not tagged:
+            return {}
+        predicted = self._tags(rows["predicted"], labels)
+        wanted = [[self.names[label] for label in row if label != IGNORED] for row in labels]
+        scores = entity_scores(predicted, wanted[: len(predicted)])
+        if self.arguments.return_entity_level_metrics:
+            return scores
+        return {name: scores[name] for name in OVERALL}
+
+    def reported(self, split: str) -> set[str] | None:
+        """Return the names of all metrics of a split; kinds of entities are not known before."""
+        return None if self.arguments.return_entity_level_metrics else {"loss", *OVERALL}
+
+    def _tags(self, predicted: np.ndarray, labels: Sequence[Sequence[int]]) -> list[list[str]]:
+        return [
+            [self.names[tag] for tag, label in zip(row, known, strict=False) if label != IGNORED]
+            for row, known in zip(predicted.tolist(), labels, strict=False)
+        ]
+
+    def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
+        """Write ``predictions.txt``, the tags of a sentence a line, and ``predictions.jsonl``."""
+        records, (labels, _) = self.splits[split], self._labels[split]
+        tags = self._tags(rows["predicted"], labels)
+        write_whole(folder / "predictions.txt", "".join(" ".join(row) + "\n" for row in tags))
+        column, _ = word_columns(records, self.arguments, tagged=False)
+        lines = (
+            json.dumps({"tokens": records[row][column], "tags": found}, ensure_ascii=False)
+            for row, found in enumerate(tags)
+        )
+        write_whole(folder / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
+
+    def tokens(self, rows: Arrays) -> int:
+        """Return how many real tokens the rows hold."""
+        return int(rows["segment_ids"][rows["valid"]].sum())
+
+    def head_share(self) -> float:
+        """No head runs over the vocabulary."""
+        return 0.0
+
+
+def named_tags(tags: Sequence[str | int], classes: Sequence[str]) -> list[str]:
+    """Return tags by name; numbers are those of ``classes``, where these are known."""
+    return [
+        classes[tag] if type(tag) is int and 0 <= tag < len(classes) else str(tag) for tag in tags
+    ]
+
+
+def word_columns(
+    records: Records, arguments: TokenClassificationArguments, tagged: bool
+) -> tuple[str, str | None]:
+    """Return the columns of words and of tags; None where there are none and none are needed."""
+    names = list(records.tables[0].columns)
+    words = records.column("text_column_name", arguments.text_column_name, (*WORDS, *names[:1]))
+    others = [name for name in names if name != words]
+    asked = arguments.label_column_name
+    usual = (f"{arguments.task_name}_tags", "tags", "labels", *others[:1])
+    if not tagged and (asked or usual[0]) not in names and not {"tags", "labels"} & set(names):
+        return words, None
+    return words, records.column("label_column_name", asked, usual)
+
+
+def mark_words(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let a byte-level tokenizer begin each word as after a space, as in the text it was made of.
+
+    **Raises:** UsageError for a tokenizer that does not tell words from tokens.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UsageError(
+            f"{type(tokenizer).__name__} does not say which word a token is of: give a fast "
+            "tokenizer (a tokenizer.json)"
+        )
+    state = json.loads(backend.to_str())
+    steps = [state.get("pre_tokenizer") or {}]
+    for step in steps:
+        steps += step.get("pretokenizers", ())
+    bytes_ = [step for step in steps if step.get("type") == "ByteLevel"]
+    if bytes_ and not any(step.get("add_prefix_space") for step in bytes_):
+        from tokenizers import Tokenizer
+
+        bytes_[0]["add_prefix_space"] = True
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))  # its only place
+    if bytes_:
+        tokenizer.add_prefix_space = True  # written beside it
