@@ -562,8 +562,10 @@ class TokenClassificationArguments(RecordArguments):
 class QuestionAnsweringArguments(RecordArguments):
     """Where questions with contexts and answers come from, and how answers are found."""
 
-    doc_stride: Count = option(
-        128, "Tokens that two windows of a context share, where it is longer than a row."
+    doc_stride: Count | None = option(
+        None,
+        "Tokens that two windows of a context share, where it is longer than a row; 128, or a "
+        "third of a row, by default.",
     )
     version_2_with_negative: bool = option(
         False, "Some questions have no answer; without it these are bad examples."

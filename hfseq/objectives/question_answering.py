@@ -95,7 +95,8 @@ class QuestionAnswering(Objective):
         examples = [records[row] for row in range(len(records))]
         windows = self.windows[split] = make_windows(
             self.tokenizer, [one["question"] for one in examples],
-            [one["context"] for one in examples], length, data.doc_stride,
+            [one["context"] for one in examples], length,
+            data.doc_stride or min(128, length // 3),
         )  # fmt: skip
         spans = np.zeros((len(windows.ids), 2), np.int32)  # the first token: no answer here
         for row, example in enumerate(windows.example.tolist()):
