@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel as FlaxPreTrainedModel
     from hfseq.modeling.auto import *  # noqa: F403
     from hfseq.nn.outputs import *  # noqa: F403
+    from hfseq.pipelines.tasks import pipeline as pipeline
     from hfseq.plugins import hookimpl as hookimpl
     from hfseq.plugins import register_auto_classes as register_auto_classes
 
@@ -54,6 +55,7 @@ _PUBLIC = {
     ],
     "hfseq.v4.sentencepiece": ["SentencePieceUnigramTokenizer"],
     "hfseq.objectives.span_mlm": ["compute_input_and_target_lengths"],
+    "hfseq.pipelines.tasks": ["pipeline"],
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 

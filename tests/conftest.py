@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import re
+import subprocess
+import sys
+import venv
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,3 +93,18 @@ def messages(caplog: pytest.LogCaptureFixture):
         return re.sub(r"\s+", " ", caplog.text)
 
     return text
+
+
+@pytest.fixture(scope="session")
+def python_4(tmp_path_factory):
+    """A Python that has Transformers 4.57 and PyTorch."""
+    if given := os.environ.get("HFSEQ_TRANSFORMERS_4"):
+        return given
+    folder = tmp_path_factory.mktemp("transformers-4")
+    venv.create(folder, with_pip=True)
+    python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    packages = ("transformers==4.57.6", "torch==2.13.0", "numpy")
+    done = subprocess.run([python, "-m", "pip", "install", "--quiet", *packages])
+    if done.returncode:
+        pytest.skip("Transformers 4.57 cannot be installed here: give HFSEQ_TRANSFORMERS_4")
+    return python

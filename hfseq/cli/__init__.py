@@ -7,10 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from hfseq.cli import convert, inspect, models, plan, project, prove, report
+from hfseq.cli import convert, inspect, models, plan, project, prove, report, tasks
 from hfseq.cli.text import add_json
 from hfseq.errors import run_command
-from hfseq.pipelines.fill_mask import MASK
 from hfseq.plugins import __version__
 from hfseq.training import described
 from hfseq.training.arguments import refuse_secrets
@@ -29,7 +28,10 @@ EXAMPLES = """examples:
   hfseq translate DIR < in.txt           translate line by line with a translation model
   hfseq transcribe DIR talk.flac         write down what is said, as text or subtitles
   hfseq caption DIR photos/              write what is to be seen, picture by picture
-  hfseq classify DIR photos/             say which classes pictures have
+  hfseq classify DIR photos/             say which classes pictures, or texts, have
+  hfseq tag DIR "Ada lives in Oslo."     find names in texts
+  hfseq answer DIR "Who?" --context @f   answer from a text
+  hfseq summarize DIR < articles.txt     summarise line by line
   hfseq push DIR --hub_model_id me/it    upload a model directory as one commit
 
 Documentation: docs/cli.md and docs/plugins.md."""
@@ -84,7 +86,7 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
     ("prove", "compare what other programs compute from a model directory", prove.add_prove,
      prove.run_prove, prove.EXAMPLES),
     ("fill-mask", "let a masked language model fill masks", models.add_fill_mask,
-     models.run_fill_mask, f'hfseq fill-mask my-roberta "Return the {MASK} of the list."'),
+     models.run_fill_mask, f'hfseq fill-mask my-roberta "Return the {models.MASK} of the list."'),
     ("generate", "let a language model write", models.add_generate, models.run_generate,
      models.EXAMPLES),
     ("translate", "translate text, a file or standard input", models.add_translate,
@@ -94,8 +96,19 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
      "hfseq transcribe openai/whisper-tiny talks/ --output_format srt --output_dir subtitles"),
     ("caption", "write what is to be seen on pictures", models.add_caption, models.run_caption,
      "hfseq caption my-captions photos/ --num_beams 4 --json > captions.jsonl"),
-    ("classify", "say which classes pictures have", models.add_classify, models.run_classify,
+    ("classify", "say which classes texts or pictures have", tasks.add_classify,
+     tasks.run_classify,
+     "hfseq classify my-cola 'They drank the pub dry.'\n"
+     "hfseq classify my-nli --candidate_labels sport,politics --input_file news.txt --json\n"
      "hfseq classify google/vit-base-patch16-224 photos/ --top_k 3"),
+    ("tag", "find names and other entities in texts", tasks.add_tag, tasks.run_tag,
+     "hfseq tag my-ner 'Ada lives in Oslo.'\n"
+     "hfseq tag my-ner --input_file letters.txt --json > entities.jsonl"),
+    ("answer", "answer questions from a text", tasks.add_answer, tasks.run_answer,
+     "hfseq answer my-qa 'Who wrote it?' --context @chapter.txt --top_k 3\n"
+     "hfseq answer my-qa --input_file dev-v2.0.json --handle_impossible_answer --json"),
+    ("summarize", "summarise texts", tasks.add_summarize, tasks.run_summarize,
+     "hfseq summarize my-t5 --input_file articles.txt --output_file short.txt"),
     ("push", "push a model directory to the Hub", project.add_push, project.run_push,
      "hfseq push my-roberta --hub_model_id user/my-roberta"),
     ("completion", "print a script that completes commands and flags in a shell", add_completion,

@@ -1,4 +1,4 @@
-"""``hfseq fill-mask``, ``generate``, ``translate``, ``transcribe``, ``caption``, ``classify``.
+"""``hfseq fill-mask``, ``generate``, ``translate``, ``transcribe``, ``caption``.
 
 ``translate`` is also ``scripts/translate.py``. What is heavy is imported inside the functions, so
 that ``--help`` answers at once.
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from hfseq import plugins
 from hfseq.cli.text import add_json, paint, print_json
 from hfseq.errors import CLOSED_PIPE, DataError, UsageError, run_command, write_whole
-from hfseq.pipelines.fill_mask import MASK, fill_masks
 from hfseq.pipelines.lines import LONG_LINES, Output, count_lines, open_input, read_lines
 
 if TYPE_CHECKING:
@@ -29,6 +28,9 @@ EXAMPLES = """hfseq generate my-gpt2 "Once upon a time"
 hfseq generate my-gpt2 "The law" --do_sample --temperature 0.8 --top_p 0.95 --seed 7
 hfseq generate my-t5 --input_file questions.txt --num_beams 4 --json > answers.jsonl
 cat chapter.txt | hfseq generate my-gpt2 --whole --max_new_tokens 200"""
+
+#: What stands for a mask, whatever the tokenizer calls it.
+MASK = "<mask>"
 
 #: Options of GenerationConfig: name, type, help.
 OPTIONS: tuple[tuple[str, type, str], ...] = (
@@ -57,7 +59,8 @@ TRANSLATOR_OPTIONS = (
 )
 
 
-def _add_model_flags(group: argparse._ActionsContainer) -> None:
+def add_model_flags(group: argparse._ActionsContainer) -> None:
+    """Add the flags of all commands that compute."""
     group.add_argument(
         "--precision", metavar="NAME", default="float32", help="float32, bfloat16 … (float32)"
     )
@@ -67,7 +70,7 @@ def _add_model_flags(group: argparse._ActionsContainer) -> None:
     )  # fmt: skip
 
 
-def _prepare(arguments: argparse.Namespace) -> None:
+def prepare(arguments: argparse.Namespace) -> None:
     """Load the plugins, and see that the device is the one that was asked for."""
     from hfseq.training.output import require_device, use_compilation_cache
 
@@ -102,11 +105,28 @@ def run_fill_mask(arguments: argparse.Namespace) -> int:
     if arguments.top < 1:
         raise UsageError(f"--top {arguments.top}: give a number of at least 1")
     plugins.load(arguments.plugin)
-    filled = fill_masks(arguments.model, arguments.texts, arguments.top)
+    from hfseq.pipelines.base import Refused
+    from hfseq.pipelines.tasks import pipeline
+
+    made = pipeline("fill-mask", arguments.model, batch_size=32, top_k=arguments.top)
+    if made.tokenizer.mask_token_id is None:
+        raise UsageError(
+            f"the tokenizer of {arguments.model} has no mask token: take a masked language model"
+        )
+    bare = [text for text in arguments.texts if MASK not in text]
+    if bare:
+        raise UsageError(f"no {MASK} in '{bare[0]}': put one where a token is to be guessed")
+    texts = [text.replace(MASK, made.tokenizer.mask_token) for text in arguments.texts]
+    filled = []
+    for text, masks in zip(arguments.texts, made.stream(texts), strict=True):
+        if isinstance(masks, Refused):
+            raise UsageError(f"'{text}': {masks}")
+        filled.append(masks if isinstance(masks[0], list) else [masks])
     if arguments.json:
         rows = [
             {"text": text, "masks": [
-                [{"token": token, "probability": share} for token, share in guesses]
+                [{"token": guess["token_str"].strip(), "probability": guess["score"]}
+                 for guess in guesses]
                 for guesses in masks
             ]}
             for text, masks in zip(arguments.texts, filled, strict=True)
@@ -118,8 +138,8 @@ def run_fill_mask(arguments: argparse.Namespace) -> int:
         for number, guesses in enumerate(masks, 1):
             if len(masks) > 1:
                 print(f"  mask {number}")
-            for token, probability in guesses:
-                print(f"  {probability:6.1%}  {token}")
+            for guess in guesses:
+                print(f"  {guess['score']:6.1%}  {guess['token_str'].strip()}")
     return 0
 
 
@@ -149,7 +169,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     for name, kind, text in OPTIONS:
         metavar = "N" if kind is int else "X"
         group.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
-    _add_model_flags(parser.add_argument_group("model"))
+    add_model_flags(parser.add_argument_group("model"))
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
@@ -192,7 +212,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
         raise UsageError("no prompt: the input is empty")
     from hfseq.pipelines.text_generation import TextGenerator
 
-    _prepare(arguments)
+    prepare(arguments)
     generator = TextGenerator.from_pretrained(arguments.model, arguments.precision)
     show_prompt = generator.continues and not arguments.continuation_only
     plain = options.get("num_beams", 1) == 1 == options.get("num_return_sequences", 1)
@@ -250,7 +270,7 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         ("max_new_tokens", None, "longest text of thirty seconds; default: what fits"),
     ):
         group.add_argument(f"--{name}", type=int, metavar="N", default=default, help=text)
-    _add_model_flags(parser.add_argument_group("model"))
+    add_model_flags(parser.add_argument_group("model"))
 
 
 def run_transcribe(arguments: argparse.Namespace) -> int:
@@ -266,7 +286,7 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
             seconds += Sound(name).seconds
     folder = Path(arguments.output_dir) if arguments.output_dir else None
     targets = _transcript_files(names, folder, arguments.output_format)
-    _prepare(arguments)
+    prepare(arguments)
     options = ("precision", "language", "task", "batch_size", "num_beams", "max_new_tokens")
     transcriber = Transcriber.from_pretrained(
         arguments.model, resample=arguments.wrong_rate == "convert",
@@ -303,25 +323,9 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
 
 def add_caption(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``hfseq caption``."""
-    _add_pictures(parser, "directory or Hub name of a vision-encoder-decoder")
-    group = parser.add_argument_group("caption")
-    group.add_argument(
-        "--num_beams", type=int, metavar="N", help="1 is greedy search; default: the model's own"
+    parser.add_argument(
+        "model", metavar="MODEL", help="directory or Hub name of a vision-encoder-decoder"
     )
-    group.add_argument(
-        "--max_new_tokens", type=int, metavar="N", help="longest caption; default: the model's own"
-    )
-
-
-def add_classify(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq classify``."""
-    _add_pictures(parser, "directory or Hub name of a classifier of pictures")
-    group = parser.add_argument_group("classes")
-    group.add_argument("--top_k", type=int, metavar="N", default=5, help="likeliest classes (5)")
-
-
-def _add_pictures(parser: argparse.ArgumentParser, model: str) -> None:
-    parser.add_argument("model", metavar="MODEL", help=model)
     parser.add_argument("files", metavar="FILE", nargs="+", help="a picture, or a folder of them")
     group = parser.add_argument_group("pictures")
     group.add_argument(
@@ -334,7 +338,14 @@ def _add_pictures(parser: argparse.ArgumentParser, model: str) -> None:
     group = parser.add_argument_group("output")
     add_json(group, "a JSON object a line, for each picture")
     group.add_argument("--no_progress", action="store_true", help="no progress bar on a terminal")
-    _add_model_flags(parser.add_argument_group("model"))
+    group = parser.add_argument_group("caption")
+    group.add_argument(
+        "--num_beams", type=int, metavar="N", help="1 is greedy search; default: the model's own"
+    )
+    group.add_argument(
+        "--max_new_tokens", type=int, metavar="N", help="longest caption; default: the model's own"
+    )
+    add_model_flags(parser.add_argument_group("model"))
 
 
 def run_caption(arguments: argparse.Namespace) -> int:
@@ -342,8 +353,15 @@ def run_caption(arguments: argparse.Namespace) -> int:
     return _on_pictures(arguments, "Captioner", ("num_beams", "max_new_tokens"))
 
 
-def run_classify(arguments: argparse.Namespace) -> int:
-    """Say which classes each picture has."""
+def classify_pictures(arguments: argparse.Namespace) -> int:
+    """Say which classes each picture has; ``inputs`` are files and folders."""
+    unused = ("input_file", "output_file", "candidate_labels")
+    if not arguments.inputs or any(getattr(arguments, name) for name in unused):
+        raise UsageError(
+            "the model reads pictures: give files or folders, and neither --input_file nor "
+            "--output_file nor --candidate_labels"
+        )
+    arguments.files = arguments.inputs
     return _on_pictures(arguments, "PictureClassifier", ("top_k",))
 
 
@@ -354,7 +372,7 @@ def _on_pictures(arguments: argparse.Namespace, kind: str, names: Sequence[str])
     from hfseq.data.images import find
 
     found, bad = find(arguments.files), 0
-    _prepare(arguments)
+    prepare(arguments)
     from hfseq.pipelines import pictures
 
     pipeline = getattr(pictures, kind).from_pretrained(
@@ -460,7 +478,7 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
     group.add_argument("--source_lang", metavar="CODE", help="where the model has several")
     group.add_argument("--target_lang", metavar="CODE", help="where the model has several")
     group.add_argument("--source_prefix", metavar="TEXT", help="put this before each text")
-    _add_model_flags(group)
+    add_model_flags(group)
 
 
 def main(argv: Sequence[str] | None = None, description: str | None = None) -> int:
@@ -519,7 +537,7 @@ def run_translate(arguments: argparse.Namespace) -> int:
     bad = unended = count = 0
     try:
         with Output(arguments.output_file) as output:
-            _prepare(arguments)
+            prepare(arguments)
             translator = Translator.from_pretrained(arguments.model, **given)
             with tqdm(total=total, unit=" lines", disable=hidden, file=sys.stderr) as bar:
                 for translation in translator.stream(lines, **pause):

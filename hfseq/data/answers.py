@@ -23,12 +23,14 @@ class Windows:
     """Questions with parts of their contexts, a row each; windows of one context overlap.
 
     ids, types: of the tokens. offsets: (tokens, 2) characters of the context, -1 elsewhere.
+    words: (tokens,) the number of the word that a token of the context is of, -1 elsewhere.
     example: the question of each window.
     """
 
     ids: list[list[int]]
     types: list[list[int]] | None
     offsets: list[np.ndarray]
+    words: list[np.ndarray]
     example: np.ndarray
 
     def of(self, count: int) -> list[np.ndarray]:
@@ -67,13 +69,14 @@ def make_windows(
             f"rows of {max_length} tokens, of which windows share {stride}, leave no room beside "
             f"the longest question: give more tokens a row, or a smaller stride ({error})"
         ) from error
-    offsets = []
+    offsets, words = [], []
     for row, spans in enumerate(encoded["offset_mapping"]):
-        side = np.array([-1 if one is None else one for one in encoded.sequence_ids(row)])
-        inside = side == int(first)
+        inside = np.array([side == int(first) for side in encoded.sequence_ids(row)])
         offsets.append(np.where(inside[:, None], np.array(spans, np.int32), -1))
+        own = np.array([-1 if word is None else word for word in encoded.word_ids(row)])
+        words.append(np.where(inside, own, -1))
     return Windows(
-        encoded["input_ids"], encoded.get("token_type_ids"), offsets,
+        encoded["input_ids"], encoded.get("token_type_ids"), offsets, words,
         np.array(encoded["overflow_to_sample_mapping"]),
     )  # fmt: skip
 

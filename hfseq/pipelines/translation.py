@@ -17,10 +17,10 @@ import numpy as np
 from hfseq.errors import UsageError, first_line, nearest
 from hfseq.generation.request import bucket
 from hfseq.pipelines import load
+from hfseq.pipelines.base import WINDOW, distribute
 from hfseq.pipelines.lines import LONG_LINES, BadLine, windows
 
 if TYPE_CHECKING:
-    import jax
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from hfseq.modeling import FlaxPreTrainedModel
@@ -46,9 +46,6 @@ CUTS = (
 
 #: What a model without a position table, whose tokenizer has no limit either, may read at most.
 MAX_SOURCE_LENGTH = 1024
-
-#: Batches that are sorted by length together.
-WINDOW = 16
 
 #: Seconds without a new line after which a stream is translated as far as it has come.
 PAUSE = 0.1
@@ -520,7 +517,7 @@ class Translator:
         for number, row in enumerate(filled):
             ids[number, : len(row)], mask[number, : len(row)] = row, 1
         output = self.model.generate(
-            _distribute(ids, params), attention_mask=mask, params=params,
+            distribute({"ids": ids}, params)["ids"], attention_mask=mask, params=params,
             max_length=1 + self._new_tokens(width), max_new_tokens=None, **self._options,
         )  # fmt: skip
         wanted = self.num_return_sequences
@@ -560,20 +557,3 @@ class Translator:
             score = sum(scores) / len(scores) if scores else None
             joined.append(Hypothesis(text.strip(), score, all(one.ended for one in ranked)))
         return joined
-
-
-def _distribute(ids: np.ndarray, params: Mapping[str, Any] | None) -> np.ndarray | jax.Array:
-    """Distribute rows over the data axes of the mesh on which parameters lie, if they do."""
-    if params is None:
-        return ids
-    import jax
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    sharding = getattr(next(iter(jax.tree.leaves(params)), None), "sharding", None)
-    if not isinstance(sharding, NamedSharding) or not sharding.is_fully_addressable:
-        return ids
-    axes = [name for name in ("data", "fsdp") if sharding.mesh.shape.get(name, 1) > 1]
-    shards = int(np.prod([sharding.mesh.shape[name] for name in axes]))
-    if not axes or len(ids) % shards:
-        return ids
-    return jax.device_put(ids, NamedSharding(sharding.mesh, PartitionSpec(tuple(axes))))

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import numpy as np
@@ -197,21 +194,6 @@ for folder in map(Path, sys.argv[1:]):
         output = model.eval()(**inputs)
     np.save(folder / "v4.npy", (output.logits if "logits" in output else output[0]).numpy())
 """
-
-
-@pytest.fixture(scope="module")
-def python_4(tmp_path_factory):
-    """A Python that has Transformers 4.57 and PyTorch."""
-    if given := os.environ.get("HFSEQ_TRANSFORMERS_4"):
-        return given
-    folder = tmp_path_factory.mktemp("transformers-4")
-    venv.create(folder, with_pip=True)
-    python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
-    packages = ("transformers==4.57.6", "torch==2.13.0", "numpy")
-    done = subprocess.run([python, "-m", "pip", "install", "--quiet", *packages])
-    if done.returncode:
-        pytest.skip("Transformers 4.57 cannot be installed here: give HFSEQ_TRANSFORMERS_4")
-    return python
 
 
 def in_tree():

@@ -75,7 +75,7 @@ def test_fill_mask_as_json(model, capsys):
     [
         (["en lov om alle"], 2, "no <mask> in 'en lov om alle'"),
         (["en <mask> lov", "--top", "0"], 2, "--top 0"),
-        (["<mask> lov " * 12], 2, "too long: give at most 22"),
+        (["<mask> lov " * 12], 2, "tokens are more than the 22 that the model reads"),
     ],
 )
 def test_fill_mask_names_what_is_wrong_with_a_text(model, arguments, code, message, capsys):

@@ -10,7 +10,7 @@ import pytest
 
 from hfseq.data.tokenizers import train_tokenizer
 from hfseq.pipelines import encode
-from hfseq.pipelines.fill_mask import fill_masks
+from hfseq.pipelines.tasks import pipeline
 from hfseq.pipelines.text_generation import TextGenerator
 from tests.support import models
 
@@ -62,14 +62,14 @@ def test_a_tokenizer_without_attention_mask_generates(gpt2):
 
 def test_masks_are_filled_whatever_the_tokenizer_returns_beside_ids(roberta):
     texts = ["the <mask> of every land", "a <mask>"]
-    wanted = fill_masks(str(roberta), texts, 2)
+    wanted = pipeline("fill-mask", str(roberta))(texts, top_k=2)
     for names in (["input_ids"], ["input_ids", "token_type_ids", "attention_mask"]):
         without(roberta, model_input_names=names)
-        assert fill_masks(str(roberta), texts, 2) == wanted
+        assert pipeline("fill-mask", str(roberta))(texts, top_k=2) == wanted
     without(roberta, "pad_token", model_input_names=["input_ids"])
-    found = fill_masks(str(roberta), texts, 2)
-    for one, other in zip(sum(found, []), sum(wanted, []), strict=True):
-        assert [token for token, _ in one] == [token for token, _ in other]
+    found = pipeline("fill-mask", str(roberta))(texts, top_k=2)
+    for one, other in zip(found, wanted, strict=True):
+        assert [guess["token"] for guess in one] == [guess["token"] for guess in other]
 
 
 def test_rows_are_filled_up_behind_and_hidden(gpt2):

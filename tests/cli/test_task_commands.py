@@ -1,0 +1,124 @@
+"""The commands answer, tag, summarize and classify."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import hfseq
+from hfseq import cli
+from tests.support.task_models import TEXTS, make
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    for name in ("classes", "nli", "tags", "answers", "seq2seq"):
+        make(root, name)
+    return root
+
+
+@pytest.fixture
+def typed(monkeypatch, tmp_path):
+    """Put bytes into standard input."""
+
+    opened = []
+
+    def put(data: bytes) -> None:
+        (tmp_path / "typed").write_bytes(data)
+        opened.append(open(tmp_path / "typed", encoding="utf-8"))
+        monkeypatch.setattr("sys.stdin", opened[-1])
+
+    yield put
+    for file in opened:
+        file.close()
+
+
+def test_lines_come_in_order_and_bad_ones_leave_a_gap(folder, typed, capfd):
+    data = b"Anna lives in Berlin.\n\nbad \xff byte\n" + b"It was. " * 99 + b"\nIt was\n"
+    command = ["classify", str(folder / "classes"), "--top_k", "1", "--long_lines", "error"]
+    typed(data)
+    assert cli.main(command) == 1
+    out, err = capfd.readouterr()
+    lines = out.splitlines()
+    assert len(lines) == 5 and lines[1:4] == ["", "", ""] and lines[0] and lines[4]
+    assert "error: <stdin>:2: there is no text in it" in err
+    assert "<stdin>:3: invalid UTF-8: byte 0xff at column 5" in err
+    assert "<stdin>:4: " in err and "are more than the 128 that the model reads" in err
+    assert "3 of 5 inputs have no answer: their places are empty" in err
+    typed(data)
+    assert cli.main([*command, "--on_bad_line", "skip"]) == 0
+    typed(data)
+    assert cli.main([*command, "--on_bad_line", "stop"]) == 1
+    assert "stopped at <stdin>:2" in capfd.readouterr().err
+    typed(data)
+    code = cli.main([*command[:-2], "--on_bad_line", "replace", "--json"])
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert code == 1 and [row.get("error", "") != "" for row in rows] == [0, 1, 0, 0, 0]
+    made = hfseq.pipeline("text-classification", str(folder / "classes"), truncation=True)
+    (wanted,) = made(rows[3]["input"], top_k=1)
+    assert rows[3]["output"][0]["label"] == wanted["label"]
+    assert rows[3]["output"][0]["score"] == pytest.approx(wanted["score"], rel=1e-4)
+
+
+def test_labels_that_are_named_are_compared(folder, capsys):
+    command = ["classify", str(folder / "nli"), TEXTS[0], "--candidate_labels", "river, law"]
+    assert cli.main(command) == 0
+    first, second = capsys.readouterr().out.strip().split(", ")
+    assert {first.split()[0], second.split()[0]} == {"river", "law"}
+
+
+def test_entities_are_marked_where_they_stand(folder, tmp_path, capsys):
+    file, written = tmp_path / "in.txt", tmp_path / "out.txt"
+    file.write_text("".join(f"{text}\n" for text in TEXTS[:4]))
+    command = ["tag", str(folder / "tags"), "--input_file", str(file)]
+    assert cli.main([*command, "--output_file", str(written)]) == 0
+    made = hfseq.pipeline("ner", str(folder / "tags"), aggregation_strategy="first")
+    for text, line, found in zip(
+        TEXTS, written.read_text().splitlines(), made(TEXTS[:4]), strict=False
+    ):
+        for one in found:
+            assert f"[{text[one['start'] : one['end']]}]({one['entity_group']})" in line
+        plain = line
+        for one in found:
+            plain = plain.replace(f"]({one['entity_group']})", "").replace("[", "")
+        assert plain == text
+    assert not (tmp_path / "out.txt.part").exists()
+
+
+def test_questions_are_answered_from_a_text_or_a_table(folder, tmp_path, capsys):
+    model, context = str(folder / "answers"), tmp_path / "context.txt"
+    context.write_text(TEXTS[2])
+    made = hfseq.pipeline("question-answering", model, max_answer_len=30)
+    wanted = made(question="Where?", context=TEXTS[2])["answer"]
+    for given in (TEXTS[2], f"@{context}"):
+        assert cli.main(["answer", model, "Where?", "--context", given]) == 0
+        assert capsys.readouterr().out.strip() == wanted
+    table = tmp_path / "questions.jsonl"
+    rows = [{"question": "Where?", "context": TEXTS[2]}, {"question": "", "context": "a"}, {"a": 1}]
+    table.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert cli.main(["answer", model, "--input_file", str(table), "--json", "--top_k", "2"]) == 1
+    out, err = capsys.readouterr()
+    first, second, third = map(json.loads, out.splitlines())
+    assert first["input"] == rows[0] | {"a": None} and first["output"][0]["answer"] == wanted
+    assert "its question or its context is empty" in second["error"]
+    assert f"{table}, line 3: its 'question' is no text but None" in err and third["error"]
+    for bad, message in (
+        (["Where?"], "give --context TEXT"), ([], "--input_file with a table"),
+        (["--context", "a"], "--context without a QUESTION"),
+        (["Where?", "--context", "@nowhere"], "nowhere"),
+        (["Where?", "--context", "a", "--top_k", "0"], "--top_k 0: give a number of at least 1"),
+    ):  # fmt: skip
+        assert cli.main(["answer", model, *bad]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_summaries_take_a_line_each(folder, capsys):
+    command = ["summarize", str(folder / "seq2seq"), *TEXTS[:2], "--max_new_tokens", "6"]
+    assert cli.main(command) == 0
+    made = hfseq.pipeline("summarization", str(folder / "seq2seq"), max_new_tokens=6)
+    wanted = [" ".join(one["summary_text"].split()) for one in made(TEXTS[:2])]
+    assert capsys.readouterr().out.splitlines() == wanted
+    assert cli.main([*command, "--input_file", "x"]) == 2
+    assert "give texts or --input_file, not both" in capsys.readouterr().err
