@@ -219,8 +219,8 @@ def build_run(
     kind = plugins.load().objectives.get(objective)
     if training.do_predict and not kind.predicts:
         raise UsageError(
-            f"--do_predict: '{objective}' training has no test split to judge; "
-            "clm (its loss) and translation (what is written) have it, and classification"
+            f"--do_predict: '{objective}' training has no test split to judge; clm (its loss) has "
+            "it, and what classifies, tags, answers, translates or summarises"
         )
     if tokenizer is None:
         with processes.first():  # it may have to be made
