@@ -9,6 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
-# The compilers for accelerators are large; without them what needs them is skipped.
-if [[ " $* " == *" -m slow "* ]]; then prepare test,aot; else prepare test; fi
+# The compilers for accelerators and the evaluation harness are large; what needs them is skipped
+# where they are not there.
+if [[ " $* " == *" -m slow "* ]]; then prepare test,aot,eval; else prepare test; fi
 exec "$PYTHON" -m pytest -n "${WORKERS:-auto}" --dist loadfile "$@"

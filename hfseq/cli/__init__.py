@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from hfseq.cli import convert, inspect, models, plan, project, prove, report, tasks
+from hfseq.cli import convert, evaluate, inspect, models, plan, project, prove, report, tasks
 from hfseq.cli.text import add_json
 from hfseq.errors import run_command
 from hfseq.plugins import __version__
@@ -32,6 +32,7 @@ EXAMPLES = """examples:
   hfseq tag DIR "Ada lives in Oslo."     find names in texts
   hfseq answer DIR "Who?" --context @f   answer from a text
   hfseq summarize DIR < articles.txt     summarise line by line
+  hfseq evaluate DIR --tasks hellaswag   scores on tasks of lm-evaluation-harness
   hfseq push DIR --hub_model_id me/it    upload a model directory as one commit
 
 Documentation: docs/cli.md and docs/plugins.md."""
@@ -109,6 +110,8 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
      "hfseq answer my-qa --input_file dev-v2.0.json --handle_impossible_answer --json"),
     ("summarize", "summarise texts", tasks.add_summarize, tasks.run_summarize,
      "hfseq summarize my-t5 --input_file articles.txt --output_file short.txt"),
+    ("evaluate", "evaluate a language model on tasks of lm-evaluation-harness",
+     evaluate.add_evaluate, evaluate.run_evaluate, evaluate.EXAMPLES),
     ("push", "push a model directory to the Hub", project.add_push, project.run_push,
      "hfseq push my-roberta --hub_model_id user/my-roberta"),
     ("completion", "print a script that completes commands and flags in a shell", add_completion,

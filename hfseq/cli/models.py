@@ -79,7 +79,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     use_compilation_cache(None)
 
 
-def _input_lines(
+def input_lines(
     input_file: str | None, doing: str, replace: bool = False
 ) -> tuple[Iterator[str], str]:
     """Return the lines of a file or of standard input, and what messages call them."""
@@ -199,7 +199,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
         raise UsageError("; ".join(problems))
     prompts = list(arguments.prompts)
     if not prompts:
-        lines, name = _input_lines(arguments.input_file, "continuing")
+        lines, name = input_lines(arguments.input_file, "continuing")
         for number, line in enumerate(lines, 1):
             if problem := getattr(line, "problem", None):
                 raise UsageError(f"{name}:{number}: {problem}")
@@ -526,7 +526,7 @@ def run_translate(arguments: argparse.Namespace) -> int:
     else:
         total = count_lines(arguments.input_file or "-")
         replace = arguments.on_bad_line == "replace"
-        lines, name = _input_lines(arguments.input_file, "translating", replace)
+        lines, name = input_lines(arguments.input_file, "translating", replace)
     from tqdm import tqdm
 
     from hfseq.pipelines.translation import Translator

@@ -13,22 +13,31 @@ if TYPE_CHECKING:
 
 
 def load(
-    auto: type, name: str, *, tokenizer: str | None = None, **options: Any
-) -> tuple[FlaxPreTrainedModel, PreTrainedTokenizerBase]:
+    auto: type, name: str, *, tokenizer: str | None = None, revision: str | None = None,
+    **options: Any,
+) -> tuple[FlaxPreTrainedModel, PreTrainedTokenizerBase]:  # fmt: skip
     """Return the model ``name`` (a directory or on the Hub) by an Auto class, and its tokenizer.
 
-    ``tokenizer`` is where that lies, if elsewhere; ``options`` are those of ``from_pretrained``.
+    ``tokenizer`` is where that lies, if elsewhere: by default beside the model, or where an adapter
+    has none beside its base. ``revision`` is that of a repository on the Hub; ``options`` are those
+    of ``from_pretrained``.
 
     **Raises:** CheckpointError for what is absent or cannot be read, UsageError for a tokenizer
     with more entries than the model has rows.
     """
     from transformers import AutoTokenizer
 
+    from hfseq.checkpoints.config import fetcher
     from hfseq.data.tokenizers import check_vocabulary
     from hfseq.modeling import auto as models
+    from hfseq.modeling import lora
 
-    model = models.load(auto, name, **options)
-    loaded = models.load(AutoTokenizer, tokenizer or name)
+    version = {} if revision is None else {"revision": revision}
+    model = models.load(auto, name, **version, **options)
+    if tokenizer is None and (adapter := lora.find(name, version)):
+        if fetcher(name, version)("tokenizer_config.json") is None:
+            tokenizer, version = adapter.base, {}
+    loaded = models.load(AutoTokenizer, tokenizer or name, **version)
     # Of two models in one the second writes.
     check_vocabulary(loaded, getattr(model.config, "decoder", model.config))
     return model, loaded

@@ -156,3 +156,10 @@ def test_help_imports_nothing_heavy(command):
         "assert not {'jax', 'flax', 'torch', 'transformers', 'numpy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_evaluation_without_the_harness_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert cli.main(["evaluate", "no-model", "--tasks", "riddles"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('error: evaluation needs lm-eval: pip install "hfseq[eval]"')

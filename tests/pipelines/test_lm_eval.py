@@ -1,0 +1,315 @@
+"""The model that lm-evaluation-harness evaluates: likelihoods, windows and texts as PyTorch's."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hfseq
+from hfseq import cli
+from hfseq.errors import DataError, UsageError
+from tests.support import models
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("lm_eval", reason="pip install 'hfseq[eval]'")
+    from hfseq.pipelines.lm_eval import HfseqLM
+
+TEXT = "the law of every land is read by all who live there, blåbær"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A tiny random GPT-2 of 40 positions with its tokenizer, which has a chat template."""
+    from hfseq.data.tokenizers import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("evaluated") / "gpt2"
+    tokenizer = train_tokenizer([[f"{TEXT} {i}" for i in range(30)]], "gpt2", None, 300, folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = models.gpt2_config(vocab_size=len(tokenizer), initializer_range=0.4, **ids)
+    hfseq.FlaxGPT2LMHeadModel(config, seed=3).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(folder) -> Any:
+    return HfseqLM(str(folder), batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def reference(folder) -> Any:
+    """A function from ids (length,) to log-probabilities (length, vocabulary) of PyTorch."""
+    torch = pytest.importorskip("torch")
+    from transformers import GPT2LMHeadModel
+
+    model = GPT2LMHeadModel.from_pretrained(folder).eval()
+
+    def compute(ids: list[int]) -> np.ndarray:
+        with torch.no_grad():
+            return torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), -1).numpy()
+
+    return compute
+
+
+def asked(*arguments: Any) -> SimpleNamespace:
+    return SimpleNamespace(args=arguments)
+
+
+def scored(reference: Any, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    """What PyTorch makes of the last 41 tokens."""
+    tokens = (context + continuation)[-41:]
+    found = reference(tokens[:-1])[-len(continuation) :]
+    picked = found[np.arange(len(continuation)), continuation]
+    return picked.sum(), found.argmax(-1).tolist() == continuation
+
+
+def test_likelihoods_are_those_of_pytorch_whatever_else_is_in_the_batch(evaluated, reference):
+    pairs = [
+        ("the law of", " every land"),
+        ("", "the law"),
+        ("who live there, ", "blåbær"),
+        (TEXT * 4, " every land"),  # longer than the model reads
+        ("the", " law of every land is read by all"),
+        ("read by", " all"),
+    ]
+    found = evaluated.loglikelihood([asked(*pair) for pair in pairs], disable_tqdm=True)
+    encode = evaluated.tok_encode
+    for (context, continuation), answer in zip(pairs, found, strict=True):
+        before, after = ([evaluated.prefix_token_id], encode(continuation))
+        if context:
+            stripped = context.rstrip()
+            before = encode(stripped)
+            after = encode(context + continuation)[len(before) :]
+        wanted = scored(reference, before, after)
+        assert answer[0] == pytest.approx(wanted[0], abs=1e-4) and answer[1] == wanted[1]
+
+
+def test_what_greedy_search_writes_is_told(evaluated, reference):
+    context = evaluated.tok_encode("the law of")
+    written: list[int] = []
+    for _ in range(4):
+        written.append(int(reference(context + written)[-1].argmax()))
+    other = [*written[:-1], (written[-1] + 1) % 300]
+    requests = [(("a", "b"), context, written), (("a", "c"), context, other)]
+    found = evaluated._loglikelihood_tokens(requests, disable_tqdm=True)
+    assert [likeliest for _, likeliest in found] == [True, False]
+
+
+@pytest.mark.parametrize("repeats", [1, 3, 7])
+def test_a_long_text_is_read_in_windows_that_predict_each_token_once(evaluated, reference, repeats):
+    text = " ".join([TEXT] * repeats)
+    ids = [evaluated.prefix_token_id, *evaluated.tok_encode(text)]
+    total, done = 0.0, 1
+    while done < len(ids):
+        end = min(done + 40, len(ids))
+        found = reference(ids[max(0, end - 41) : end - 1])
+        places = range(done, end)
+        total += sum(found[place - end, ids[place]] for place in places)
+        done = end
+    (answer,) = evaluated.loglikelihood_rolling([asked(text)], disable_tqdm=True)
+    assert isinstance(answer, float) and answer == pytest.approx(total, abs=1e-4 * repeats)
+
+
+def test_few_programs_are_compiled_for_many_lengths(folder):
+    fresh = HfseqLM(str(folder), batch_size=2)
+    words = fresh.tok_encode(TEXT * 4)
+    requests = [((str(n), ""), words[:n], words[n : n + 1]) for n in range(1, 39)]
+    fresh._loglikelihood_tokens(requests, disable_tqdm=True)
+    assert fresh._score._cache_size() == 4  # 16, 24, 32 and 40 tokens
+
+
+def greedy(evaluated: Any, context: str, new: int) -> str:
+    ids = np.array([evaluated.tok_encode(context)[-(40 - new) :]])
+    written = np.asarray(evaluated.model.generate(ids, max_new_tokens=new).sequences)
+    return evaluated.tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_texts_are_those_of_generate_up_to_the_first_stop_string(evaluated):
+    contexts = ["the law of", "blåbær", TEXT * 4, "read by all who"]
+    whole = [greedy(evaluated, context, 12) for context in contexts]
+    plain = {"until": [], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
+    asks = [asked(context, plain) for context in contexts]
+    assert evaluated.generate_until(asks, disable_tqdm=True) == whole
+    stops = [whole[0][3:5], whole[3][4:6]]
+    asks = [asked(context, {"until": stops, "max_gen_toks": 12}) for context in contexts]
+    cut = [text.split(stops[0])[0].split(stops[1])[0] for text in whole]
+    assert evaluated.generate_until(asks, disable_tqdm=True) == cut != whole
+
+
+def test_a_stop_string_that_begins_in_the_context_ends_nothing(evaluated):
+    context = "the law of"
+    whole = greedy(evaluated, context, 8)
+    stop = context[-2:] + whole[0]
+    assert stop not in whole
+    ask = asked(context, {"until": stop, "max_gen_toks": 8})
+    assert evaluated.generate_until([ask, asked("read", ask.args[1])])[0] == whole
+
+
+def test_sampling_is_the_tasks_choice(evaluated):
+    options = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": True, "temperature": 1.5}
+    (text,) = evaluated.generate_until([asked("the law of", options)], disable_tqdm=True)
+    assert text != greedy(evaluated, "the law of", 8)
+
+
+def test_an_adapter_is_its_directory_or_added_to_its_base(folder, tmp_path):
+    import jax
+
+    from hfseq.modeling.lora import LoraConfig
+
+    config = LoraConfig(2, target_modules=("c_attn",), base_model_name_or_path=str(folder))
+    adapted = hfseq.FlaxGPT2LMHeadModel.from_pretrained(folder, peft_config=config)
+    # B begins as zeros, which change nothing.
+    adapted.params = jax.tree.map(lambda leaf: leaf + 0.1, adapted.params)
+    adapted.save_pretrained(tmp_path)
+    ask = [asked("the law of", " every land")]
+    found = [HfseqLM(str(tmp_path)), HfseqLM(str(folder), peft=str(tmp_path))]
+    first, second = (one.loglikelihood(ask, disable_tqdm=True) for one in found)
+    assert first == second != HfseqLM(str(folder)).loglikelihood(ask, disable_tqdm=True)
+
+
+def test_what_cannot_be_is_refused(folder, evaluated):
+    with pytest.raises(UsageError, match="max_length 99: .* has 40 positions"):
+        HfseqLM(str(folder), max_length=99)
+    with pytest.raises(UsageError, match="batch_size auto: give a number"):
+        HfseqLM(str(folder), batch_size="auto")
+    with pytest.raises(UsageError, match="256 tokens are to be written, and the model reads 40"):
+        evaluated.generate_until([asked("the", {"until": ["\n"]})], disable_tqdm=True)
+    with pytest.raises(DataError, match="a continuation has 41 tokens"):
+        evaluated._loglikelihood_tokens([(("a", "b"), [1], [2] * 41)], disable_tqdm=True)
+
+
+def test_a_loaded_model_and_its_tokenizer_serve(evaluated):
+    ask = [asked("the law of", " every land")]
+    other = HfseqLM(evaluated.model, tokenizer=evaluated.tokenizer, max_length=20)
+    assert other.max_length == 20
+    wanted = evaluated.loglikelihood(ask, disable_tqdm=True)[0][0]
+    assert other.loglikelihood(ask, disable_tqdm=True)[0][0] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_conversations_are_written_by_the_chat_template(evaluated):
+    messages = [{"role": "user", "content": "hi"}]
+    assert evaluated.apply_chat_template(messages) == "[user] hi\n[assistant] "
+    assert evaluated.chat_template(True) == TEMPLATE
+    assert evaluated.tokenizer_name.endswith("__gpt2")
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> Path:
+    """A folder with a task of each kind of request, on one file of documents."""
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = [
+        {"text": "The law of every land is", "choices": ["read by all", "blåbær"], "label": 0},
+        {"text": "All who live there", "choices": ["see", "read the law", "all"], "label": 1},
+        {"text": "Who reads the law?", "choices": ["nobody", "all", "the land"], "label": 1},
+    ]
+    lines = [json.dumps(row | {"text": f"{n}. {row['text']}"}) for n in range(5) for row in rows]
+    (folder / "documents.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    common = (
+        f"dataset_path: json\ntest_split: test\nfewshot_split: test\n"
+        f"dataset_kwargs: {{data_files: {{test: {folder / 'documents.jsonl'}}}}}\n"
+    )
+    kinds = {
+        "riddles": 'output_type: multiple_choice\ndoc_to_text: "{{text}}"\n'
+        "doc_to_choice: choices\ndoc_to_target: label\n"
+        "metric_list: [{metric: acc}, {metric: acc_norm}]\n",
+        "surprises": 'output_type: loglikelihood_rolling\ndoc_to_text: ""\n'
+        'doc_to_target: "{{text}} {{text}} {{text}} {{text}} {{text}}"\n'
+        "metric_list: [{metric: byte_perplexity}]\n",
+        "stories": 'output_type: generate_until\ndoc_to_text: "{{text}}"\n'
+        'doc_to_target: "{{choices[0]}}"\nmetric_list: [{metric: exact_match}]\n'
+        'generation_kwargs: {until: ["\\n", "e"], max_gen_toks: 12}\n',
+    }
+    for name, text in kinds.items():
+        (folder / f"{name}.yaml").write_text(f"task: {name}\n{common}{text}", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("shots", "chat"), [(0, False), (2, False), (1, True)])
+def test_samples_are_those_of_the_harness_own_model(folder, tasks, shots, chat):
+    for package in ("torch", "accelerate", "peft"):
+        pytest.importorskip(package)
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    names = ["riddles", "surprises", "stories"]
+    ours, theirs = (
+        simple_evaluate(
+            model=model, model_args={"pretrained": str(folder), "dtype": "float32"}, tasks=names,
+            task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+            num_fewshot=shots, batch_size=4, apply_chat_template=chat, device="cpu",
+        )
+        for model in ("hfseq", "hf")
+    )  # fmt: skip
+    for name in names:
+        for one, other in zip(ours["samples"][name], theirs["samples"][name], strict=True):
+            for (mine,), (right,) in zip(one["resps"], other["resps"], strict=True):
+                if name == "stories":
+                    assert mine == right
+                elif name == "riddles":
+                    assert float(mine[0]) == pytest.approx(float(right[0]), abs=2e-4)
+                    assert str(mine[1]) == str(right[1])
+                else:
+                    assert mine == pytest.approx(right, abs=1e-3)
+
+
+def evaluate(folder: Path, *arguments: str) -> int:
+    return cli.main(["evaluate", str(folder), *arguments])
+
+
+def test_the_command_prints_the_table_of_the_harness(folder, tasks, tmp_path, capsys):
+    output = tmp_path / "scores.json"
+    flags = ["--include_path", str(tasks), "--limit", "4", "--output", str(output)]
+    assert evaluate(folder, "--tasks", "riddles,surprises", *flags) == 0
+    table = capsys.readouterr().out
+    assert table.startswith("|  Tasks  |") and "|riddles  |" in table and "|acc_norm" in table
+    stored = json.loads(output.read_text(encoding="utf-8"))
+    assert stored["results"]["riddles"]["sample_len"] == 4 and "samples" not in stored
+    flags[-2:] = ["--json", "--num_fewshot", "1", "--batch_size", "3", "--apply_chat_template"]
+    assert evaluate(folder, "--task", str(tasks / "riddles.yaml"), *flags) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["n-shot"]["riddles"] == 1 and printed["config"]["batch_size"] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tasks", "ridles"], "--tasks ridles: there is no such task, group, tag or file; near "
+         "names are riddles"),
+        (["--tasks", "riddles", "--limit", "0"], "--limit 0.0: give a number above 0"),
+        (["--tasks", "riddles", "--batch_size", "0"], "--batch_size 0: give a number of at least"),
+        (["--tasks", "riddles", "--output", "/no/where/x"], "/no/where/x: there is no such dir"),
+        (["--tasks", "riddles", "--include_path", "/no/where"], "/no/where is no directory"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_told_before_anything_is_loaded(
+    folder, tasks, flags, message, capsys, monkeypatch
+):
+    import lm_eval.tasks
+
+    whole = lm_eval.tasks.TaskManager
+    alone = lambda include_path, **_: whole(include_path=include_path, include_defaults=False)  # noqa: E731
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", alone)
+    monkeypatch.setattr("hfseq.pipelines.lm_eval.load", None)
+    flags = flags if "--include_path" in flags else [*flags, "--include_path", str(tasks)]
+    assert evaluate(folder, *flags) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_a_task_does_wrong_is_one_line(folder, tmp_path, capsys):
+    (tmp_path / "bad.yaml").write_text("task: bad\ndataset_path: json\ntest_split: test\n")
+    assert evaluate(folder, "--tasks", "bad", "--include_path", str(tmp_path)) == 1
+    assert "error: lm_eval cannot evaluate bad: " in capsys.readouterr().err.splitlines()[-1]
