@@ -7,7 +7,18 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from hfseq.cli import convert, evaluate, inspect, models, plan, project, prove, report, tasks
+from hfseq.cli import (
+    chat,
+    convert,
+    evaluate,
+    inspect,
+    models,
+    plan,
+    project,
+    prove,
+    report,
+    tasks,
+)
 from hfseq.cli.text import add_json
 from hfseq.errors import run_command
 from hfseq.plugins import __version__
@@ -25,6 +36,7 @@ EXAMPLES = """examples:
   hfseq prove DIR                        do other programs compute the same from it
   hfseq fill-mask DIR "a <mask> text"    what a trained masked language model puts there
   hfseq generate DIR "Once upon a time"  what a language model writes
+  hfseq chat DIR                         talk with a language model
   hfseq translate DIR < in.txt           translate line by line with a translation model
   hfseq transcribe DIR talk.flac         write down what is said, as text or subtitles
   hfseq caption DIR photos/              write what is to be seen, picture by picture
@@ -90,6 +102,8 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
      models.run_fill_mask, f'hfseq fill-mask my-roberta "Return the {models.MASK} of the list."'),
     ("generate", "let a language model write", models.add_generate, models.run_generate,
      models.EXAMPLES),
+    ("chat", "talk with a language model that has a chat template", chat.add_chat, chat.run_chat,
+     chat.EXAMPLES),
     ("translate", "translate text, a file or standard input", models.add_translate,
      models.run_translate, 'hfseq translate my-translator "The cat is blue." --num_beams 4'),
     ("transcribe", "write down what is said in files of sound", models.add_transcribe,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,15 +45,16 @@ class TextGenerator:
 
     @classmethod
     def from_pretrained(cls, name: str, precision: str = "float32") -> TextGenerator:
-        """Load a directory or a model on the Hub with its tokenizer.
+        """Load a directory or a model on the Hub, an adapter too, with its tokenizer.
 
         **Raises:** CheckpointError for what cannot be read, UsageError for a model that does not
         write, or without a tokenizer.
         """
-        from hfseq.modeling import auto
+        from hfseq.modeling import auto, lora
 
-        place = Source.of(name).place
-        stored = read_config(place)
+        source = Source.of(name)
+        adapter = lora.find(source.weights, {})
+        stored = read_config(source.place if adapter is None else adapter.base)
         kind = model_type(stored)
         spec = plugins.load().architectures.get(str(kind))
         tasks = [task for task in ("ForSeq2SeqLM", "ForCausalLM") if task in spec.heads]
@@ -70,7 +71,8 @@ class TextGenerator:
         else:
             task = "ForCausalLM"
         auto_class = getattr(auto, f"FlaxAutoModel{task}")
-        return cls(*load(auto_class, name, tokenizer=place, precision=precision), name)
+        beside = None if source.file is None else source.place
+        return cls(*load(auto_class, source.weights, tokenizer=beside, precision=precision), name)
 
     def write(self, prompt: str, **options: Any) -> list[Text]:
         """Return the texts for a prompt; ``options`` are those of ``model.generate``."""
@@ -79,8 +81,8 @@ class TextGenerator:
         start = inputs["input_ids"].shape[1] if self.continues else 1
         return [self._text(row[start:]) for row in np.asarray(output.sequences)]
 
-    def stream(self, prompt: str, **options: Any) -> Iterator[str]:
-        """Yield the text for a prompt piece by piece, whole characters each."""
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
+        """Yield the text for a prompt, or for its ids, piece by piece, whole characters each."""
         inputs = self._inputs(prompt)
         ids: list[int] = []
         text = shown = ""
@@ -93,7 +95,10 @@ class TextGenerator:
         if len(text) > len(shown):
             yield text[len(shown) :]
 
-    def _inputs(self, prompt: str) -> dict[str, Any]:
+    def _inputs(self, prompt: str | Sequence[int]) -> dict[str, Any]:
+        if not isinstance(prompt, str):
+            given = np.array([prompt], np.int32)
+            return {"input_ids": given, "attention_mask": np.ones_like(given)}
         inputs = encode(self.tokenizer, [prompt])
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         if self.continues and not ids.size:

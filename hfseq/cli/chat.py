@@ -1,0 +1,161 @@
+"""``hfseq chat``: a conversation with a language model, in the terminal or through a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hfseq.cli.models import add_model_flags, input_lines, prepare
+from hfseq.cli.text import add_json, paint
+from hfseq.errors import DataError, UsageError
+from hfseq.pipelines.lines import Output
+
+if TYPE_CHECKING:
+    from hfseq.pipelines.chat import Chat
+
+EXAMPLES = """hfseq chat HuggingFaceTB/SmolLM2-135M-Instruct
+hfseq chat my-qwen --system "Answer in one sentence." --temperature 0.7 --top_p 0.9
+hfseq chat my-adapter --input_file questions.txt --output_file answers.jsonl --json"""
+
+
+def add_chat(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``hfseq chat``."""
+    parser.add_argument("model", metavar="MODEL", help="directory or Hub name of a causal LM")
+    group = parser.add_argument_group("conversation")
+    group.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    group.add_argument(
+        "--chat_template", metavar="FILE", help="a Jinja template, instead of the tokenizer's own"
+    )
+    group.add_argument(
+        "--input_file", metavar="FILE",
+        help="a turn a line; - is standard input, the default; in a terminal you are asked",
+    )  # fmt: skip
+    group.add_argument(
+        "--output_file", metavar="FILE", help="default: standard output; FILE.part until complete"
+    )
+    add_json(group, "a JSON object with role and content a line, for each answer")
+    group = parser.add_argument_group("answers")
+    group.add_argument(
+        "--max_new_tokens", type=int, metavar="N", default=512, help="longest answer (512)"
+    )
+    group.add_argument(
+        "--temperature", type=float, metavar="X",
+        help="draw tokens at random; below 1 favours likely ones, 0 takes the likeliest; default: "
+        "what the model's generation_config.json says",
+    )  # fmt: skip
+    group.add_argument(
+        "--top_p", type=float, metavar="X", help="draw from the likeliest with this probability"
+    )
+    group.add_argument(
+        "--top_k", type=int, metavar="N", help="draw from the k likeliest; 0 from all"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of drawing (0)")
+    add_model_flags(parser.add_argument_group("model"))
+
+
+def run_chat(arguments: argparse.Namespace) -> int:
+    """Answer turn by turn until there are no more."""
+    sampling = {name: getattr(arguments, name) for name in ("temperature", "top_p", "top_k")}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    ranges = (
+        ("max_new_tokens", arguments.max_new_tokens >= 1, "a number of at least 1"),
+        ("temperature", sampling.get("temperature", 1) >= 0, "a number of at least 0"),
+        ("top_p", 0 < sampling.get("top_p", 1) <= 1, "a number above 0 and at most 1"),
+        ("top_k", sampling.get("top_k", 1) >= 0, "a number of at least 0"),
+    )
+    problems = [
+        f"--{n} {getattr(arguments, n)}: give {what}" for n, fits, what in ranges if not fits
+    ]
+    if sampling.get("temperature") == 0 and len(sampling) > 1:
+        problems.append("--temperature 0 draws nothing at random: leave out --top_p and --top_k")
+    if problems:
+        raise UsageError("; ".join(problems))
+    options: dict[str, Any] = {"do_sample": True, **sampling} if sampling else {}
+    if sampling.get("temperature") == 0:
+        options = {"do_sample": False}
+    if arguments.chat_template:
+        try:
+            options["chat_template"] = Path(arguments.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--chat_template {arguments.chat_template}: {error}") from None
+    by_hand = arguments.input_file is None and sys.stdin.isatty()
+    lines, name = ([], "") if by_hand else input_lines(arguments.input_file, "answering")
+    from hfseq.pipelines.chat import Chat
+
+    with Output(arguments.output_file) as output:
+        prepare(arguments)
+        chat = Chat.from_pretrained(
+            arguments.model, precision=arguments.precision, system=arguments.system,
+            max_new_tokens=arguments.max_new_tokens, seed=arguments.seed, **options,
+        )  # fmt: skip
+        if by_hand:
+            help_ = "/clear forgets, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+            print(paint(f"{arguments.model}: {help_}", "faint"), file=sys.stderr)
+        hidden = arguments.json or arguments.output_file or not sys.stdout.isatty()
+        turns = _typed("" if hidden else "> ") if by_hand else _read(lines, name)
+        for text in turns:
+            if text == "/exit":
+                break
+            if text == "/clear":
+                chat.clear()
+            elif text:
+                _answer(chat, text, arguments, output, by_hand)
+    return 0
+
+
+def _typed(prompt: str) -> Iterator[str]:
+    """Yield what is typed, until Ctrl-D or Ctrl-C."""
+    with contextlib.suppress(ImportError):  # lines can be edited, and called back, where it is
+        import readline  # noqa: F401
+    while True:
+        try:
+            text = input(prompt)
+        except (EOFError, KeyboardInterrupt):
+            print(file=sys.stderr)
+            return
+        yield text.strip()
+
+
+def _read(lines: Iterable[str], name: str) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        if problem := getattr(line, "problem", None):
+            raise DataError(f"{name}:{number}: {problem}")
+        yield line.strip()
+
+
+def _answer(
+    chat: Chat, text: str, arguments: argparse.Namespace, output: Output, by_hand: bool
+) -> None:
+    """Print the answer as it comes, or write it when it is complete."""
+    streamed, dropped = not arguments.json and output.name is None, chat.dropped
+    content = ""
+    try:
+        with contextlib.closing(chat.reply(text)) as pieces:
+            for piece in pieces:
+                content += piece
+                if streamed:
+                    print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        if not by_hand:
+            raise
+    except UsageError as error:
+        if not by_hand:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return
+    if streamed:
+        print(flush=True)
+    elif arguments.json:
+        output.write(json.dumps({"role": "assistant", "content": content}, ensure_ascii=False))
+    else:
+        output.write(content)
+    if chat.dropped and not dropped:
+        print(
+            "the conversation is longer than the model reads: from here on its oldest turns are "
+            "left out", file=sys.stderr,
+        )  # fmt: skip

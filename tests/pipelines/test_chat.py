@@ -1,0 +1,131 @@
+"""Conversations: what is written, what is kept, what is left out, and how often it compiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hfseq
+from hfseq.errors import CheckpointError, UsageError
+from hfseq.pipelines.chat import Chat
+from tests.support.chats import save_tiny_chat
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("chats") / "gpt2"
+    save_tiny_chat(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(folder) -> Chat:
+    return Chat.from_pretrained(str(folder), max_new_tokens=10)
+
+
+@pytest.fixture
+def chat(loaded) -> Chat:
+    return Chat(loaded.generator, max_new_tokens=10)
+
+
+def ask(chat: Chat, text: str) -> str:
+    return "".join(chat.reply(text))
+
+
+def test_answers_are_those_of_generate_on_the_whole_conversation(chat):
+    model, tokenizer = chat.generator.model, chat.generator.tokenizer
+    chat = Chat(chat.generator, max_new_tokens=10, system="read the law")
+    texts = "system: read the law<|endoftext|>"
+    for question in ("who are all?", "blåbær"):
+        texts += f"user: {question}<|endoftext|>assistant:"
+        ids = tokenizer(texts, return_tensors="np")["input_ids"]
+        written = np.asarray(model.generate(ids, max_new_tokens=10).sequences)[0, ids.shape[1] :]
+        wanted = tokenizer.decode(written, skip_special_tokens=True)
+        pieces = list(chat.reply(question))
+        assert "".join(pieces) == wanted and len(pieces) > 1
+        texts += f" {wanted}<|endoftext|>"
+    assert [one["role"] for one in chat.messages] == ["system", *["user", "assistant"] * 2]
+    assert chat.dropped == 0
+
+
+def test_turns_of_a_bucket_share_their_programs(folder):
+    chat = Chat.from_pretrained(str(folder), max_new_tokens=4)
+    for number in range(7):
+        ask(chat, f"{number}")
+    programs = vars(chat.generator.model)["_generation_programs"]
+    # Prompts of up to 64 tokens: buckets of 16, 24, 32, 48, 64 and 96 at most.
+    compiled = [one._cache_size() for _, pair in programs.items() for one in pair]
+    assert len(chat._ids(chat.messages)) > 48
+    assert sum(compiled[::2]) <= 6 and sum(compiled[1::2]) <= 6
+
+
+def test_the_oldest_turns_are_left_out_when_the_length_is_full(loaded):
+    chat = Chat(loaded.generator, max_new_tokens=10, system="the law")
+    for number in range(12):
+        ask(chat, f"read {number}")
+        assert chat.messages[0]["role"] == "system"
+        assert [one["role"] for one in chat.messages[1:3]] == ["user", "assistant"]
+    assert chat.dropped and len(chat.messages) == 1 + 2 * (12 - chat.dropped)
+    assert chat.messages[-2]["content"] == "read 11"
+
+
+def test_what_is_too_long_was_not_said(chat):
+    ask(chat, "who?")
+    before = list(chat.messages)
+    with pytest.raises(UsageError, match="reads 128 with the answer: say it shorter"):
+        ask(chat, "the law of every land " * 40)
+    assert chat.messages == before and not chat.dropped
+    long = "law " * 112  # leaves less than a whole answer
+    assert 118 < len(chat._ids([{"role": "user", "content": long}])) < 128
+    assert ask(chat, long) and chat.dropped == 1 and len(chat.messages) == 2
+
+
+def test_an_answer_that_is_interrupted_is_what_has_come(chat):
+    pieces = chat.reply("who?")
+    first = next(pieces)
+    pieces.close()
+    assert chat.messages[-1] == {"role": "assistant", "content": first}
+    chat.clear()
+    assert chat.messages == []
+
+
+def test_the_seed_is_that_of_what_is_drawn(loaded):
+    def said(seed: int) -> list[str]:
+        options = {"do_sample": True, "temperature": 2.0, "top_k": 0}
+        chat = Chat(loaded.generator, max_new_tokens=10, seed=seed, **options)
+        return [ask(chat, "who?"), ask(chat, "who?")]
+
+    assert said(1) == said(1) != said(2)
+
+
+def test_what_the_template_refuses_is_told(chat):
+    with pytest.raises(UsageError, match="the chat template of .* fails: not that"):
+        ask(chat, "refuse")
+    assert chat.messages == []
+
+
+def test_a_model_without_a_template_gets_one(chat, monkeypatch):
+    monkeypatch.setattr(chat.generator.tokenizer, "chat_template", None)
+    with pytest.raises(UsageError, match="has no chat template.*--chat_template FILE"):
+        Chat(chat.generator)
+    other = Chat(chat.generator, chat_template="{{ messages[-1].content }}", max_new_tokens=2)
+    assert ask(other, "who?")
+
+
+def test_an_adapter_answers_with_its_base_and_its_tokenizer(folder, tmp_path):
+    import jax
+
+    from hfseq.modeling.lora import LoraConfig
+
+    config = LoraConfig(2, target_modules=("c_attn",), base_model_name_or_path=str(folder))
+    adapted = hfseq.FlaxGPT2LMHeadModel.from_pretrained(folder, peft_config=config)
+    adapted.params = jax.tree.map(lambda leaf: leaf + 0.1, adapted.params)
+    adapted.save_pretrained(tmp_path)
+    ours = Chat.from_pretrained(str(tmp_path), max_new_tokens=10)
+    theirs = Chat.from_pretrained(str(folder), max_new_tokens=10)
+    assert ask(ours, "who?") != ask(theirs, "who?")
+    (tmp_path / "tokenizer_config.json").write_text("broken")
+    with pytest.raises(CheckpointError):  # its own comes before that of the base
+        Chat.from_pretrained(str(tmp_path))
