@@ -228,7 +228,7 @@ def test_an_adapter_does_the_work(folder, tmp_path):
     }
     own = {path: leaf for path, leaf in changed.items() if path in model.trained_paths}
     model.save_pretrained(tmp_path / "adapter", params=trees.unflatten(own))
-    made = hfseq.pipeline("text-classification", str(tmp_path / "adapter"), str(base))
+    made = hfseq.pipeline("text-classification", str(tmp_path / "adapter"))
     logits = auto.from_pretrained(tmp_path / "adapter")
     (found,) = made(TEXTS[0], function_to_apply="none")
     ids = made.tokenizer(TEXTS[0], return_tensors="np")
