@@ -130,6 +130,8 @@ class TextArguments(CheckedArguments):
 
     #: What the splits are shares of.
     unit = "text"
+    #: Defaults of flags of training, where this objective has its own.
+    defaults: ClassVar[Mapping[str, float]] = {}
 
     dataset_name: str | None = option(
         None, "Dataset on the Hub, a local directory, or a name a plugin's load_dataset hook knows."
@@ -582,6 +584,58 @@ class QuestionAnsweringArguments(RecordArguments):
     def row_length(self) -> int | None:
         """Tokens a row as asked for; version 4's scripts had 384."""
         return self.max_seq_length
+
+
+@dataclass
+class ChatArguments(RecordArguments):
+    """Where conversations come from, and what of them is learned (TRL's names and defaults)."""
+
+    defaults: ClassVar[Mapping[str, float]] = {"learning_rate": 2e-5}
+
+    dataset_text_field: str = option(
+        "text", "Column of whole texts, where there are neither messages nor prompts."
+    )
+    max_length: Count | None = option(
+        None, "Tokens of an example, the rest is cut; 1024, or what the model allows, by default."
+    )
+    packing: bool = option(
+        False, "Put several examples in a row, which see nothing of each other: less padding."
+    )
+    packing_strategy: Literal["bfd"] = option(
+        "bfd", "bfd: longest first, each into the fullest row that has room (best-fit decreasing)."
+    )
+    completion_only_loss: bool | None = option(
+        None, "Learn completions and no prompts; by default where the data has both."
+    )
+    assistant_only_loss: bool = option(
+        False,
+        "Learn what the assistant says and nothing else of conversations; the chat template has to "
+        "mark it by blocks called generation.",
+    )
+    chat_template_path: str | None = option(
+        None,
+        "Chat template: a .jinja file, or the directory or Hub name of a tokenizer that has one.",
+    )
+    eos_token: str | None = option(
+        None, "Token that ends a turn or text, where it is not the tokenizer's, e.g. '<|im_end|>'."
+    )
+
+    def __post_init__(self) -> None:
+        if self.text_column_name:
+            self.dataset_text_field = self.text_column_name
+        super().__post_init__()
+
+    def problems(self) -> Iterator[str]:
+        """Add two lengths that differ."""
+        one, other = self.max_length, self.max_seq_length
+        if one and other and one != other:
+            yield f"--max_length {one} and --max_seq_length {other} disagree: give one"
+        yield from super().problems()
+
+    @property
+    def row_length(self) -> int | None:
+        """Tokens of an example as asked for."""
+        return self.max_length or self.max_seq_length
 
 
 @dataclass
@@ -1089,6 +1143,7 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "classification": ClassificationArguments,
     "token_classification": TokenClassificationArguments,
     "question_answering": QuestionAnsweringArguments,
+    "sft": ChatArguments,
     "image_classification": ImageArguments,
     "image_text": CaptionArguments,
     "image_to_text": CaptioningArguments,

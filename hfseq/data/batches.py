@@ -59,15 +59,19 @@ class PackedRows:
     def __len__(self) -> int:
         return -(-self.total // self.length)
 
+    def spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where in the store these rows begin, and how many tokens each has."""
+        starts = np.asarray(indices, np.int64) * self.length
+        return starts, np.minimum(self.length, self.total - starts)
+
     @property
     def max_runs(self) -> int:
         """A bound of the runs of equal segments in any row, padding being one."""
         if self.cross_documents:
             return 2
-        starts = np.arange(len(self)) * self.length
-        stops = np.minimum(starts + self.length, self.total)
+        starts, lengths = self.spans(np.arange(len(self)))
         first = np.searchsorted(self.store.offsets, starts, side="right")
-        last = np.searchsorted(self.store.offsets, stops, side="left")
+        last = np.searchsorted(self.store.offsets, starts + lengths, side="left")
         return 2 + int((last - first).max(initial=0))  # what the row begins with, and padding
 
     def width(self, indices: np.ndarray) -> int:
@@ -76,8 +80,7 @@ class PackedRows:
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
         """Copy these rows out; see ``Rows``."""
-        store, starts = self.store, np.asarray(indices, np.int64) * self.length
-        lengths = np.minimum(self.length, self.total - starts)
+        store, (starts, lengths) = self.store, self.spans(indices)
         rows, real = store.gather(starts, lengths, self.length)
 
         # Where a document begins within a row, its first column apart.

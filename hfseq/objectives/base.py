@@ -139,6 +139,8 @@ class Objective:
     default_model_type: ClassVar[str | None] = None
     # Tokens a row where no flag says how many, and neither tokenizer nor model sets a limit.
     default_length: ClassVar[int] = 512
+    # What its models are found by on the Hub.
+    tags: ClassVar[tuple[str, ...]] = ()
     # Whether --streaming, and --do_predict on a test split, mean anything here.
     streams: ClassVar[bool] = True
     predicts: ClassVar[bool] = False
@@ -208,7 +210,8 @@ class Objective:
         data, longest = self.arguments, self.default_length
         wanted = data.row_length or self.natural_length()
         if wanted and limit and wanted > limit:
-            flag = "max_seq_length" if data.max_seq_length else "block_size"
+            names = ("max_seq_length", "max_length")
+            flag = next((name for name in names if getattr(data, name, None)), "block_size")
             raise UsageError(
                 f"--{flag} {wanted} is longer than the position table of this model allows "
                 f"({limit}): give at most {limit}, or a configuration with more "

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.arguments import CausalArguments, has_arrays
+from hfseq.data.arguments import CausalArguments, TextArguments, has_arrays
 from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.sources import is_raw
 from hfseq.errors import UsageError
@@ -39,7 +39,7 @@ class CausalLM(Objective):
     """
 
     name = "clm"
-    data_arguments = CausalArguments
+    data_arguments: ClassVar[type[TextArguments]] = CausalArguments
     auto_class = "ForCausalLM"
     sums: ClassVar[tuple[str, ...]] = ("correct",)
     default_length = 1024
@@ -47,8 +47,6 @@ class CausalLM(Objective):
     judges_test = True
     carries_state = True
     known_rows = base.KnownRows()
-
-    arguments: CausalArguments
 
     def setup(self) -> None:
         """Find the token that rows begin with, where they do."""

@@ -36,6 +36,7 @@ def register_objectives(register: Register) -> None:
     register("classification", "hfseq.objectives.classification:Classification")
     register("token_classification", "hfseq.objectives.token_classification:TokenClassification")
     register("question_answering", "hfseq.objectives.question_answering:QuestionAnswering")
+    register("sft", "hfseq.objectives.sft:InstructionTuning")
     register("summarization", "hfseq.objectives.summarization:Summarization")
     register("image_classification", "hfseq.objectives.image_classification:ImageClassification")
     register("image_text", "hfseq.objectives.image_text:ImageText")

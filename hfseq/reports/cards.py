@@ -105,6 +105,15 @@ GENERATE = """\
 inputs = tokenizer("Some text", return_tensors="{tensors}")
 generated = model.generate(**inputs, max_new_tokens=40){sequences}
 print(tokenizer.batch_decode(generated, skip_special_tokens=True))"""
+#: What is said to a model that learned from conversations, and what it answers.
+CHAT = """\
+messages = [{{"role": "user", "content": "Some text"}}]
+inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_dict=True, return_tensors="{tensors}"
+)
+generated = model.generate(**inputs, max_new_tokens=40){sequences}
+answer = generated[0, inputs["input_ids"].shape[1] :].tolist()
+print(tokenizer.decode(answer, skip_special_tokens=True))"""
 CALLS = {
     "ForMaskedLM": """\
 inputs = tokenizer(f"One word is {{tokenizer.mask_token}}.", return_tensors="{tensors}")
@@ -126,12 +135,13 @@ print(model.config.id2label[int(logits.argmax())])""",
 
 
 def snippet(
-    task: str, name: str, tensors: str, custom_code: bool = False, architecture: str = ""
-) -> str:
+    task: str, name: str, tensors: str, custom_code: bool = False, architecture: str = "",
+    chat: bool = False,
+) -> str:  # fmt: skip
     """Return the lines that load and call a model: with hfseq for "np", transformers for "pt".
 
     ``custom_code`` is for checkpoints that bring their PyTorch classes along; ``architecture`` is
-    the class of one that reads pictures or sound.
+    the class of one that reads pictures or sound; ``chat`` is for a tokenizer with a chat template.
     """
     if architecture in MEDIA:
         return _media_snippet(architecture, name, tensors)
@@ -139,7 +149,8 @@ def snippet(
     if task == "ForImageClassification":
         head = head.replace("AutoTokenizer", "AutoImageProcessor")
         head = head.replace("tokenizer =", "processor =")
-    return (head + CALLS.get(task, CALL)).format(
+    talks = chat and task == "ForCausalLM"
+    return (head + (CHAT if talks else CALLS.get(task, CALL))).format(
         task=task, name=name, tensors=tensors,
         trust=", trust_remote_code=True" if custom_code else "",
         sequences=".sequences" if tensors == "np" else "",
@@ -209,7 +220,8 @@ class CardContext:
     model has one, ``command`` what the user typed, ``duration_s`` seconds, ``throughput`` tokens a
     second, ``mfu`` a fraction, ``sample_outputs`` pairs of input and output. ``stock`` says whether
     transformers has the architecture in PyTorch, ``custom_code`` whether the checkpoint brings its
-    PyTorch classes along; ``pipeline_tag`` overrides the architecture's. ``about`` is a line on the
+    PyTorch classes along; ``pipeline_tag`` overrides the architecture's. ``tags`` are for the Hub,
+    ``chat`` says whether the tokenizer has a chat template. ``about`` is a line on the
     architecture, ``findings`` are Markdown sections that follow the results. ``emissions_g`` is the
     CO2 equivalent of the training in grams and ``emissions_source`` how that is known.
     """
@@ -248,6 +260,8 @@ class CardContext:
     stock: bool = True
     custom_code: bool = False
     adapter: str = ""
+    tags: Sequence[str] = ()
+    chat: bool = False
 
     @property
     def task(self) -> str:
@@ -329,6 +343,7 @@ class CardContext:
                 self.model_type,
                 *["custom_code"] * self.custom_code,
                 *["lora"] * bool(self.adapter),
+                *self.tags,
             ],
             datasets=[data.name for data in self.datasets if not data.files] or None,
             metrics=sorted({result.metric for result in results}) or None,
@@ -461,9 +476,11 @@ def render_model_card(context: CardContext) -> str:
         "description": context.description or context.summary(),
         "results": results,
         "auto_class": f"AutoModel{context.task}",
-        "jax_snippet": snippet(context.task, name, "np", architecture=context.architecture),
+        "jax_snippet": snippet(
+            context.task, name, "np", architecture=context.architecture, chat=context.chat
+        ),
         "torch_snippet": snippet(
-            context.task, name, "pt", context.custom_code, context.architecture
+            context.task, name, "pt", context.custom_code, context.architecture, context.chat
         )
         if torch
         else "",

@@ -79,6 +79,8 @@ def parse_flags(
 ) -> tuple[Any, ...]:
     """Return an instance of each dataclass in ``parts``; mistakes end with exit code 2."""
     parser = make_parser(parts, description)
+    for part in parts:
+        parser.set_defaults(**getattr(part, "defaults", {}))
     try:
         *made, rest = parser.parse_args_into_dataclasses(list(argv), return_remaining_strings=True)
     except UsageError:

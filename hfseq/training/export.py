@@ -386,6 +386,8 @@ def write_card(
         about=spec.card or "",
         citation=spec.citation,
         adapter=_adapter(model),
+        tags=run.objective.tags,
+        chat=bool(getattr(run.tokenizer, "chat_template", None)),
     )
     own = {split: getattr(data, f"{split}_file", None) for split in ("validation", "test")}
     judged = {split: _file_names(names) for split, names in own.items() if names}

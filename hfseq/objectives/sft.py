@@ -1,0 +1,142 @@
+"""Instruction tuning: causal language modelling of answers, of conversations or after prompts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hfseq.data.arguments import ChatArguments
+from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.chat import Encoder, PackedChats, encode_all, set_tokens
+from hfseq.data.records import FieldRows, load_records
+from hfseq.data.tokenizers import pad_token_id
+from hfseq.objectives.base import Arrays, Params, Sample
+from hfseq.objectives.clm import WRITTEN, CausalLM
+
+if TYPE_CHECKING:
+    from hfseq.modeling import FlaxPreTrainedModel
+    from hfseq.plugins import Plugins
+
+logger = logging.getLogger(__name__)
+
+
+class InstructionTuning(CausalLM):
+    """Next-token prediction of what is to be learned of an example; the rest is only read.
+
+    That is a completion, with ``--assistant_only_loss`` what the assistant says, and otherwise all
+    of it, as in TRL. Examples that share a row (``--packing``) see nothing of each other.
+    """
+
+    name = "sft"
+    data_arguments = ChatArguments
+    streams = False
+    carries_state = False
+    tags = ("sft",)
+
+    arguments: ChatArguments
+
+    def setup(self) -> None:
+        """Give the tokenizer its chat template, and tokenizer and model the end of a turn."""
+        super().setup()
+        set_tokens(self.tokenizer, self.arguments)
+        self.packs = self.arguments.packing
+
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Let whoever loads the model stop where a turn ends; learn whether rows can be shared."""
+        super().prepare(model)
+        known = model.generation_config.eos_token_id
+        self.stops = known if isinstance(known, list) else [] if known is None else [known]
+        end = self.tokenizer.eos_token_id
+        if end is not None and end not in self.stops:
+            self.stops = [end, *self.stops]
+            model.generation_config.eos_token_id = self.stops
+            model.config.eos_token_id = end
+        if self.packs and not model.takes("segment_ids"):
+            logger.warning(
+                "architecture '%s' takes no segment_ids, which keep packed examples apart: every "
+                "row has one example", model.config.model_type,
+            )  # fmt: skip
+            self.packs = False
+
+    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
+        """Load the examples."""
+        return load_records(self.arguments, plugins)
+
+    def make_rows(
+        self, splits: Mapping[str, Any], split: str, length: int
+    ) -> tuple[Rows, dict[str, Any]]:
+        """Tokenise the examples of a split: a row each, or several."""
+        records = splits[split]
+        encode = Encoder(self.tokenizer, self.arguments, records)
+        if split == "train" and encode.chats:
+            self._check_end(encode)
+        examples, cut = encode_all(encode, records, split, length)
+        pad = pad_token_id(self.tokenizer)
+        rows: PackedChats | FieldRows
+        if self.packs:
+            rows = PackedChats(examples, pad, length)
+        else:
+            ids: Any = [one.ids for one in examples]
+            learned: Any = [one.learned for one in examples]
+            rows = FieldRows(
+                ids, pad, length, {"learned": (learned, 0)}, {}, self.arguments.pad_to_max_length
+            )
+        count = sum(int(one.learned[1:].sum()) for one in examples)
+        logger.info(
+            "%s: %d examples make %d rows; %.3g %% of the tokens are learned%s%s",
+            split, len(examples), len(rows), 100 * count / rows.total_tokens,
+            f", and {cut} examples were cut to {length} tokens" if cut else "",
+            "" if encode.marked or encode.completions
+            else " (answers alone: --assistant_only_loss, or columns prompt and completion)",
+        )  # fmt: skip
+        facts = {"documents": len(examples), "tokens": rows.total_tokens, "targets": count}
+        return rows, facts
+
+    def _check_end(self, encode: Encoder) -> None:
+        """Warn where the model would not learn to end an answer, or nobody would stop there."""
+        end, learned = encode.turn_end()
+        if not learned:
+            logger.warning(
+                "the chat template does not mark the token that ends an answer as part of it: the "
+                "model will not learn to stop. Put it before {%% endgeneration %%}"
+            )
+        elif end is not None and self.tokenizer.convert_tokens_to_ids(end) not in self.stops:
+            logger.warning(
+                "the chat template ends an answer with %s, and generation stops at %s: give "
+                "--eos_token '%s'",
+                end, " ".join(map(str, self.tokenizer.convert_ids_to_tokens(self.stops))), end,
+            )  # fmt: skip
+
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
+        """Set each token's label to its successor, where that one is learned."""
+        batch = super().collate(rows, random, groups)
+        labels = batch["labels"]
+        labels[:, :-1][rows["learned"][:, 1:] == 0] = IGNORED
+        labels[:, -1] = IGNORED
+        return batch
+
+    def samples(
+        self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
+    ) -> list[Sample]:
+        """Let the model answer what comes before the first answer of a few rows, greedily."""
+        chosen = sorted({number * len(rows) // count for number in range(count)})
+        shown = rows.fetch(np.array(chosen, np.int64))
+        limit, samples = model.max_length(), []
+        for ids, learned in zip(shown["input_ids"], shown["learned"], strict=True):
+            begins = int(learned.argmax())
+            most = WRITTEN if limit is None else min(WRITTEN, limit - begins)
+            if not begins or most < 1:
+                continue
+            made = model.generate(
+                ids[None, :begins], params=params, max_new_tokens=most, do_sample=False,
+                num_beams=1,
+            ).sequences  # fmt: skip
+            parts = (np.asarray(part).tolist() for part in (ids[:begins], made[0, begins:]))
+            begun, written = (
+                str(self.tokenizer.decode(part, skip_special_tokens=True)).strip() for part in parts
+            )
+            samples.append((begun, written))
+        return samples or super().samples(model, params, rows, count)
