@@ -10,7 +10,7 @@ import pytest
 
 from hfseq import cli
 from hfseq.pipelines.chat import Chat
-from tests.support.chats import TEMPLATE, save_tiny_chat
+from tests.support.tiny_chat import TEMPLATE, save_tiny_chat
 
 SHORT = ["--max_new_tokens", "6"]
 

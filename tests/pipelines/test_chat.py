@@ -10,7 +10,7 @@ import pytest
 import hfseq
 from hfseq.errors import CheckpointError, UsageError
 from hfseq.pipelines.chat import Chat
-from tests.support.chats import save_tiny_chat
+from tests.support.tiny_chat import save_tiny_chat
 
 
 @pytest.fixture(scope="module")

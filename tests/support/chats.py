@@ -1,30 +1,70 @@
-"""A tiny language model that holds conversations, with its tokenizer and chat template."""
+"""Conversations about opposites, a tokenizer that knows them, and chat templates."""
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from tests.support import models
-
-#: A turn is a word for the role, the content, and the end token.
+OPPOSITES = {
+    "hot": "cold", "big": "small", "up": "down", "wet": "dry", "old": "new", "far": "near",
+    "dark": "light", "fast": "slow",
+}  # fmt: skip
+#: ChatML, where the end of a turn is the assistant's too.
 TEMPLATE = (
-    "{% for m in messages %}{% if m.content == 'refuse' %}{{ raise_exception('not that') }}"
-    "{% endif %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
+    "{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-TEXT = "the law of every land is read by all who live there, blåbær user: system: assistant:"
+#: The same without marks, and with the end of a turn outside of them.
+PLAIN = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+OPEN = TEMPLATE.replace(
+    "{{ message.content + '<|im_end|>' }}{% endgeneration %}",
+    "{{ message.content }}{% endgeneration %}{{ '<|im_end|>' }}",
+)
+END = "<|im_end|>"
 
 
-def save_tiny_chat(folder: Path, positions: int = 128) -> None:
-    """Save a random GPT-2 of so many positions."""
-    import hfseq
+def turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def conversations(count: int, seed: int = 0) -> list[list[dict[str, str]]]:
+    """Made conversations of one to three questions, a third of them with a system's turn."""
+    draw, made = random.Random(seed), []
+    for number in range(count):
+        messages = [turn("system", "be short")] if number % 3 == 0 else []
+        for word in draw.sample(sorted(OPPOSITES), draw.randint(1, 3)):
+            asked = f"what is not {word}" if draw.random() < 0.5 else f"not {word} is ?"
+            messages += [turn("user", asked), turn("assistant", OPPOSITES[word])]
+        made.append(messages)
+    return made
+
+
+def pairs(count: int, seed: int = 0) -> list[dict[str, str]]:
+    """Prompts with completions, as texts."""
+    return [
+        {"prompt": f"{chat[-2]['content']} :", "completion": f" {chat[-1]['content']}"}
+        for chat in conversations(count, seed)
+    ]
+
+
+def write_tokenizer(folder: Path, template: str | None = TEMPLATE, family: str = "gpt2") -> Path:
+    """Train a tokenizer on conversations, and give it the tokens and a template of ChatML."""
     from hfseq.data.tokenizers import train_tokenizer
 
-    tokenizer = train_tokenizer([[f"{TEXT} {i}" for i in range(30)]], "gpt2", None, 320, folder)
-    tokenizer.chat_template = TEMPLATE
+    texts = [f"{one['role']}\n{one['content']}" for chat in conversations(100) for one in chat]
+    tokenizer = train_tokenizer(texts, family, vocab_size=300, min_frequency=1)
+    tokenizer.add_tokens(["<|im_start|>", END], special_tokens=True)
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = models.gpt2_config(
-        vocab_size=len(tokenizer), n_positions=positions, initializer_range=0.4, **ids
-    )
-    hfseq.FlaxGPT2LMHeadModel(config, seed=3).save_pretrained(folder)
+    return folder
+
+
+def write_lines(path: Path, examples: Iterable[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in examples))
+    return path

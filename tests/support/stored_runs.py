@@ -32,6 +32,7 @@ from unittest import mock
 
 import numpy as np
 
+from tests.support import chats
 from tests.support.sounds import write_words
 
 STORED = Path(__file__).resolve().parents[1] / "training" / "stored"
@@ -88,6 +89,12 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "config_overrides": _SIDES, "predict_with_generate": False, "scan_layers": True,
         "train_file": f"{DATA}/train-pairs.jsonl", "validation_file": f"{DATA}/valid-pairs.jsonl",
         "max_source_length": 16, "max_target_length": 16,
+    }),
+    "sft": ("sft", {
+        "model_type": "llama", "tokenizer_name": f"{DATA}/chat", "packing": True,
+        "train_file": f"{DATA}/chats.jsonl", "validation_file": None, "max_length": 48,
+        "assistant_only_loss": True, "eos_token": "<|im_end|>",
+        "config_overrides": f"{_BERT},num_key_value_heads=1,max_position_embeddings=48",
     }),
     "classification": ("classification", {
         "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 16,
@@ -270,6 +277,10 @@ def write(target: Path) -> None:
         (target / "data" / "sounds.csv").write_text("audio,text\n" + "".join(lines))
     if not (target / "data" / "whisper").exists():
         write_whisper(target / "data")
+    if not (target / "data" / "chats.jsonl").exists():
+        chats.write_tokenizer(target / "data" / "chat")
+        lines = ({"messages": one} for one in chats.conversations(40))
+        chats.write_lines(target / "data" / "chats.jsonl", lines)
     for name, (objective, own) in RUNS.items():
         if not (target / name).exists():
             with tempfile.TemporaryDirectory() as temporary:

@@ -46,6 +46,7 @@ RUNS = {
     "span_mlm": ("run_t5_mlm_flax.py", "span_mlm", {}, 8),
     "denoising": ("run_bart_dlm_flax.py", "denoising", {}, 8),
     "translation": ("run_translation_flax.py", "translation", {}, 8),
+    "sft": ("run_sft_flax.py", "mlm", {}, 4),
     "classification": ("run_classification_flax.py", "mlm", {"train_file": "labelled"}, 8),
     "image_classification": ("run_image_classification_flax.py", "mlm", {}, 4),
     "image_text": ("run_clip_flax.py", "mlm", {}, 4),
@@ -67,7 +68,7 @@ def labelled(corpus):
 
 
 def without_text(name: str) -> dict[str, Any]:
-    """The flags of a stored run on pictures or sound, in place of those on text."""
+    """The flags of a stored run on other data, in place of those on text."""
     none = ("model_type", "tokenizer_name", "train_file", "validation_file", "max_seq_length")
     own = stored_runs.RUNS[name][1]
     given = {
@@ -86,7 +87,7 @@ def test_kills_at_random_moments_change_nothing(flags, labelled, tmp_path, name)
     options |= {"objective": objective, **own}
     if own.get("train_file"):
         options |= {"train_file": labelled, "validation_file": labelled}
-    if name.startswith(("image", "speech", "wav2vec2", "ctc")):
+    if name.startswith(("image", "speech", "wav2vec2", "ctc", "sft")):
         options |= without_text(name)
     whole = start(flags("whole", **options), script)
     output, _ = whole.communicate(timeout=900)

@@ -1,0 +1,297 @@
+"""What of conversations, prompts with completions and texts is learned; how examples share rows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from hfseq.data.arguments import ChatArguments
+from hfseq.data.chat import BadExample, Encoder, PackedChats, best_fit, encode_all, set_tokens
+from hfseq.data.records import load_records
+from hfseq.errors import DataError, UsageError
+from tests.support import chats
+from tests.support.chats import END, OPEN, PLAIN, TEMPLATE, turn
+
+TALK = [turn("user", "what is not hot"), turn("assistant", "cold")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return chats.write_tokenizer(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture
+def encoder(folder, tmp_path):
+    """A function from examples (and flags) to what encodes them, and the examples."""
+
+    def make(examples: list[dict[str, Any]], template: str | None = TEMPLATE, **flags: Any):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = template
+        file = chats.write_lines(tmp_path / "train.jsonl", examples)
+        options = {"train_file": [str(file)], "validation_split_percentage": 0} | flags
+        arguments = ChatArguments(**options)
+        set_tokens(tokenizer, arguments)
+        records = load_records(arguments)["train"]
+        return Encoder(tokenizer, arguments, records), records
+
+    return make
+
+
+def learned(encoder, examples, template=TEMPLATE, **flags) -> list[str]:
+    """What is learned of each example, as text."""
+    encode, records = encoder(examples, template, **flags)
+    made = (encode(records[row]) for row in range(len(records)))
+    return [encode.tokenizer.decode(one.ids[one.learned].tolist()) for one in made]
+
+
+def test_answers_alone_are_learned_with_what_ends_them(encoder):
+    two = [*TALK, turn("user", "what is not up"), turn("assistant", "down")]
+    given = [{"messages": TALK}, {"messages": two}]
+    assert learned(encoder, given, assistant_only_loss=True) == [
+        f"cold{END}",
+        f"cold{END}down{END}",
+    ]
+    assert learned(encoder, given)[0].startswith("<|im_start|>user\nwhat is not hot"), "as in TRL"
+
+
+def test_other_names_of_roles_and_contents_are_known(encoder):
+    given = [{"conversations": [{"from": "human", "value": "what is not hot"},
+                                {"from": "gpt", "value": "cold"}]}]  # fmt: skip
+    assert learned(encoder, given, assistant_only_loss=True) == [f"cold{END}"]
+
+
+def test_completions_are_learned_and_prompts_are_not(encoder):
+    texts = [{"prompt": "not hot is ?", "completion": " cold"}]
+    assert learned(encoder, texts) == [" cold<|endoftext|>"]
+    assert learned(encoder, texts, eos_token=END) == [f" cold{END}"]
+    assert learned(encoder, texts, completion_only_loss=False)[0].startswith("not hot is ?")
+    lists = [{"prompt": TALK[:1], "completion": TALK[1:]}]
+    assert learned(encoder, lists, PLAIN) == [f"cold{END}\n"]
+    assert learned(encoder, lists, assistant_only_loss=True) == [f"cold{END}"], "both masks hold"
+    assert learned(encoder, [{"text": "cold"}]) == ["cold<|endoftext|>"]
+    assert learned(encoder, [{"body": "cold"}], dataset_text_field="body") == ["cold<|endoftext|>"]
+
+
+def test_the_end_of_text_is_there_once(encoder):
+    given = [{"prompt": "not hot is ?", "completion": " cold<|endoftext|>"}]
+    assert learned(encoder, given) == [" cold<|endoftext|>"]
+
+
+def test_a_prompt_whose_last_token_goes_on_is_told(encoder, caplog):
+    encode, records = encoder([{"prompt": "s", "completion": "mall"}])
+    with caplog.at_level(logging.WARNING):
+        encode_all(encode, records, "train", 64)
+    assert "1 train prompts end in another way where a completion follows" in caplog.text
+
+
+@pytest.mark.parametrize("trim", [False, True])
+@pytest.mark.parametrize("answer", ["cold ", " cold", "cold\n", "kälte 🥶"])
+def test_no_token_after_an_answer_is_learned_whatever_it_ends_with(encoder, trim, answer):
+    """The mask of transformers runs on to the end where the last character is in no token."""
+    from tokenizers.processors import ByteLevel
+
+    bare = OPEN.replace("{{ '<|im_end|>' }}", "")
+    given = [turn("user", "not hot is ?"), turn("assistant", answer), turn("user", "really ?")]
+    encode, records = encoder([{"messages": given}], bare, assistant_only_loss=True)
+    encode.tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=trim)
+    tokens = encode(records[0])
+    text = encode.tokenizer.decode(tokens.ids[tokens.learned].tolist())
+    assert text.strip() == answer.strip() and "really" not in text
+
+
+def test_tools_and_options_of_the_template_are_passed_on(encoder):
+    template = "{{ tools[0].name if tools else '' }}{{ mood }}" + TEMPLATE
+    given = [{"messages": TALK, "tools": json.dumps([{"name": "clock"}]),
+              "chat_template_kwargs": {"mood": "glad"}}]  # fmt: skip
+    assert learned(encoder, given, template)[0].startswith("clockglad<|im_start|>")
+
+
+BAD = {
+    "messages are a list": {"messages": "hello"},
+    "messages are a list, and not None": {"messages": None},
+    "message 1 has no role and content": {"messages": ["hello"]},
+    "message 1 has no role": {"messages": [{"content": "hello"}]},
+    "message 2 has no content": {"messages": [TALK[0], {"role": "assistant"}]},
+    "message 1 has content 7": {"messages": [{"role": "user", "content": 7}]},
+    "there is no assistant turn": {"messages": TALK[:1]},
+    "an assistant turn is empty": {"messages": [TALK[0], turn("assistant", " ")]},
+    "the completion is empty": {"prompt": "not hot is ?", "completion": " "},
+    "the completion is no text": {"prompt": "not hot is ?", "completion": None},
+    "the prompt is no text": {"prompt": 3, "completion": "cold"},
+    "messages are a list, and not 'cold'": {"prompt": TALK[:1], "completion": "cold"},
+    "the text is empty": {"text": ""},
+}
+
+
+@pytest.mark.parametrize("problem", BAD)
+def test_what_cannot_be_learned_from_is_named(encoder, problem):
+    encode, records = encoder([BAD[problem]])
+    with pytest.raises(BadExample, match=problem):
+        encode(records[0])
+
+
+def test_bad_examples_are_counted_and_named_with_their_line_or_refused(encoder, caplog):
+    long = [turn("user", "what is not hot " * 20), TALK[1]]
+    refused = [turn("user", "no"), turn("user", "no"), TALK[1]]
+    template = "{% if messages[1].role == 'user' %}{{ raise_exception('twice') }}{% endif %}"
+    given = [{"messages": one} for one in (TALK, TALK[:1], long, refused, TALK)]
+    options = {"assistant_only_loss": True}
+    encode, records = encoder(given, template + TEMPLATE, **options)
+    with caplog.at_level(logging.WARNING):
+        made, cut = encode_all(encode, records, "train", 24)
+    assert len(made) == 2 and cut == 0
+    assert "3 of 5 train examples are left out" in caplog.text
+    assert "train.jsonl, line 2: there is no assistant turn" in caplog.text
+    assert "line 3: nothing of the answer is among its first 24 tokens" in caplog.text
+    assert "line 4: the chat template refuses it: twice" in caplog.text
+    encode, records = encoder(given, template + TEMPLATE, bad_examples="error", **options)
+    with pytest.raises(DataError, match="line 2: there is no assistant turn"):
+        encode_all(encode, records, "train", 24)
+    encode, records = encoder([{"messages": TALK[:1]}])
+    with pytest.raises(DataError, match="none of the 1 train examples can be used"):
+        encode_all(encode, records, "train", 24)
+
+
+def test_long_examples_keep_their_start(encoder):
+    given = [{"messages": TALK * 5}]
+    encode, records = encoder(given, assistant_only_loss=True)
+    whole = encode(records[0])
+    (made,), cut = encode_all(encode, records, "train", 20)
+    assert cut == 1 and len(made.ids) == 20
+    assert (made.ids == whole.ids[:20]).all() and (made.learned == whole.learned[:20]).all()
+
+
+def test_the_token_that_ends_an_answer_is_looked_for(encoder):
+    given = [{"messages": TALK}]
+    assert encoder(given, assistant_only_loss=True)[0].turn_end() == (END, True)
+    assert encoder(given, OPEN, assistant_only_loss=True)[0].turn_end() == (None, False)
+    assert encoder(given, PLAIN)[0].turn_end() == (END, True)
+    assert encoder(given, "{{ raise_exception('no') }}")[0].turn_end() == (None, True)
+
+
+def test_flags_columns_and_templates_that_do_not_go_together_are_refused(encoder, tmp_path):
+    talk, texts = [{"messages": TALK}], [{"prompt": "not hot is ?", "completion": "cold"}]
+    for match, given, template, flags in (
+        ("--chat_template_path", talk, PLAIN, {"assistant_only_loss": True}),
+        ("which this tokenizer has not: give --chat_template_path", talk, None, {}),
+        ("--assistant_only_loss is for conversations", texts, TEMPLATE,
+         {"assistant_only_loss": True}),
+        ("needs the columns prompt and completion", talk, TEMPLATE, {"completion_only_loss": True}),
+        ("has no column 'messages'.*but prompt", [{"prompt": "cold"}], TEMPLATE, {}),
+        ("--eos_token <end>: the tokenizer has no such token", talk, TEMPLATE,
+         {"eos_token": "<end>"}),
+        ("--chat_template_path .*none.jinja", talk, TEMPLATE,
+         {"chat_template_path": str(tmp_path / "none.jinja")}),
+        ("neither a .jinja file nor a tokenizer", talk, TEMPLATE,
+         {"chat_template_path": str(tmp_path)}),
+        ("--max_length 5 and --max_seq_length 6 disagree", talk, TEMPLATE,
+         {"max_length": 5, "max_seq_length": 6}),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=match):
+            encoder(given, template, **flags)
+    with pytest.raises(UsageError, match="the chat template is not valid, line 1"):
+        encoder(talk, "{% for %}")[0](talk[0])
+
+
+def test_a_template_comes_from_a_file_or_another_tokenizer(encoder, folder, tmp_path):
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    flags = {"assistant_only_loss": True, "chat_template_path": str(tmp_path / "chat.jinja")}
+    assert learned(encoder, [{"messages": TALK}], None, **flags) == [f"cold{END}"]
+    flags["chat_template_path"] = str(folder)
+    assert learned(encoder, [{"messages": TALK}], PLAIN, **flags) == [f"cold{END}"]
+
+
+def test_documents_share_rows_best_fit_first_and_none_is_lost():
+    assert best_fit([3, 6, 4, 5, 2], 10) == [[1, 2], [3, 0, 4]]
+    assert best_fit([7, 6, 3, 4], 10) == [[0, 2], [1, 3]], "the fullest row with room"
+    draw = random.Random(0)
+    lengths = [draw.randint(1, 64) for _ in range(500)]
+    rows = best_fit(lengths, 64)
+    assert sorted(number for row in rows for number in row) == list(range(500))
+    sums = [sum(lengths[number] for number in row) for row in rows]
+    assert max(sums) <= 64 and sum(sums) / (64 * len(rows)) > 0.98
+
+
+def test_packed_rows_have_each_example_as_it_is(encoder):
+    given = [{"messages": chat} for chat in chats.conversations(50)]
+    encode, records = encoder(given, assistant_only_loss=True)
+    made, _ = encode_all(encode, records, "train", 64)
+    rows = PackedChats(made, 0, 64)
+    assert len(rows) < 50 and rows.total_tokens == sum(len(one.ids) for one in made)
+    fetched = rows.fetch(np.arange(len(rows)))
+    found = []
+    for ids, marks, segments, positions in zip(
+        *(fetched[name] for name in ("input_ids", "learned", "segment_ids", "position_ids")),
+        strict=True,
+    ):
+        for segment in range(1, segments.max() + 1):
+            own = segments == segment
+            assert positions[own].tolist() == list(range(own.sum()))
+            found.append((ids[own].tolist(), marks[own].tolist()))
+        assert not marks[segments == 0].any()
+        assert segments.max() < rows.max_runs
+    expected = [(one.ids.tolist(), one.learned.astype(int).tolist()) for one in made]
+    assert sorted(found) == sorted(expected)
+
+
+def prepared_by_trl(tokenizer, examples: list[dict], packing: bool, **flags: Any) -> Any:
+    """The rows that TRL's trainer makes of examples."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trl = pytest.importorskip("trl")
+        from datasets import Dataset
+        from trl import SFTTrainer
+
+    assert trl
+    args = SimpleNamespace(
+        dataset_num_proc=None, dataset_text_field="text", truncation_mode="keep_start",
+        shuffle_dataset=False, packing_strategy="bfd", seed=0,
+        assistant_only_loss=flags.get("assistant_only_loss", False),
+        max_length=flags["max_length"],
+    )  # fmt: skip
+    only = flags.get("completion_only_loss", "prompt" in examples[0])
+    trainer = SimpleNamespace(_tokenizer=tokenizer, chat_template=None, completion_only_loss=only)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return SFTTrainer._prepare_dataset(
+            trainer, Dataset.from_list(examples), tokenizer, args, packing, None, "train"
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [256, 30])
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        ("messages", {"assistant_only_loss": True}), ("messages", {}), ("pairs", {}),
+        ("pairs", {"completion_only_loss": False}), ("chat pairs", {}),
+        ("chat pairs", {"assistant_only_loss": True}), ("text", {}),
+    ],
+)  # fmt: skip
+def test_masks_are_those_of_trl(encoder, kind, flags, length):
+    talk = chats.conversations(200)
+    given: list[dict] = {
+        "messages": [{"messages": one} for one in talk],
+        "pairs": chats.pairs(200),
+        "chat pairs": [{"prompt": one[:-1], "completion": one[-1:]} for one in talk],
+        "text": [{"text": " ".join(one["content"] for one in chat)} for chat in talk],
+    }[kind]
+    encode, records = encoder(given, max_length=length, **flags)
+    made, _ = encode_all(encode, records, "train", length)
+    ours = [(one.ids.tolist(), np.where(one.learned, one.ids, -100).tolist()) for one in made]
+    options = {"max_length": length, **flags}
+    theirs = prepared_by_trl(encode.tokenizer, given, False, **options)
+    assert ours == [(row["input_ids"], row["labels"]) for row in theirs]
+    packed = prepared_by_trl(encode.tokenizer, given, True, **options)
+    rows = PackedChats(made, 0, length)
+    if length == 256:  # TRL packs what has no label, too
+        assert len(rows) == len(packed)

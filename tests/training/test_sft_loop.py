@@ -1,0 +1,178 @@
+"""Runs that learn to answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+import hfseq
+from hfseq.errors import UsageError
+from hfseq.training.arguments import parse
+from tests.support import chats
+from tests.support.chats import END, OPPOSITES, turn
+from tests.support.models import same
+from tests.training.conftest import losses
+from tests.training.test_loop import assert_same, stop_at
+
+TINY = (
+    "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
+    "intermediate_size=64,max_position_embeddings=64"
+)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    """A folder with a tokenizer, a template and conversations."""
+    folder = tmp_path_factory.mktemp("chat")
+    chats.write_tokenizer(folder / "tokenizer", template=None)
+    (folder / "chat.jinja").write_text(chats.TEMPLATE)
+    for name, count, seed in (("train", 80, 0), ("valid", 20, 1)):
+        lines = ({"messages": one} for one in chats.conversations(count, seed))
+        chats.write_lines(folder / f"{name}.jsonl", lines)
+    return folder
+
+
+@pytest.fixture
+def tune(chat, tmp_path):
+    """Tune in this process; keywords add or replace flags, None takes one away."""
+
+    def run(output="run", devices=1, callbacks=(), **changes: Any):
+        from tests.support import runs
+
+        values = {
+            "output_dir": tmp_path / output, "model_type": "llama", "config_overrides": TINY,
+            "tokenizer_name": chat / "tokenizer", "chat_template_path": chat / "chat.jinja",
+            "train_file": chat / "train.jsonl", "validation_file": chat / "valid.jsonl",
+            "assistant_only_loss": True, "eos_token": END, "global_batch_size": 8,
+            "learning_rate": 3e-3, "max_steps": 3, "logging_steps": 1, "report_to": "jsonl",
+            "card_samples": 0, "compilation_cache_dir": "none",
+        } | changes  # fmt: skip
+        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
+        return runs.train(flags, "sft", devices, callbacks)
+
+    return run
+
+
+def answer(folder, question: str) -> str:
+    """What a model says, by the lines of its card."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = hfseq.FlaxAutoModelForCausalLM.from_pretrained(folder)
+    inputs = tokenizer.apply_chat_template(
+        [turn("user", question)], add_generation_prompt=True, return_dict=True, return_tensors="np"
+    )
+    made = model.generate(**inputs, max_new_tokens=8).sequences
+    said = made[0, inputs["input_ids"].shape[1] :].tolist()
+    return tokenizer.decode(said, skip_special_tokens=True)
+
+
+def test_a_run_leaves_what_talks(tune):
+    loop = tune(max_steps=1, card_samples=1, packing=True)
+    assert {"eval_loss", "eval_perplexity", "eval_accuracy"} <= loop.metrics.keys()
+    tokenizer = AutoTokenizer.from_pretrained(loop.folder)
+    assert tokenizer.chat_template == chats.TEMPLATE and tokenizer.eos_token == END
+    generation = json.loads((loop.folder / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [301, 0]
+    card = (loop.folder / "README.md").read_text()
+    assert "\n- sft\n" in card and card.count("tokenizer.apply_chat_template(") == 2
+    assert "pipeline_tag: text-generation" in card and "## Sample outputs" in card
+    assert isinstance(answer(loop.folder, "what is not hot"), str)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_run_learns_to_answer(tune, packing):
+    loop = tune(max_steps=150, learning_rate=1e-2, logging_steps=50, packing=packing)
+    assert loop.metrics["eval_accuracy"] > 0.95
+    said = {word: answer(loop.folder, f"not {word} is ?") for word in OPPOSITES}
+    right = sum(said[word] == other for word, other in OPPOSITES.items())
+    assert right >= 7, said
+
+
+@pytest.mark.slow
+def test_packed_examples_have_the_evaluation_that_they_have_alone(tune):
+    """No step changes anything: the answers of all examples are judged by one model."""
+    alone, packed = (
+        tune(f"packed-{packing}", max_steps=1, learning_rate=0.0, packing=packing)
+        for packing in (False, True)
+    )
+    assert packed.metrics["eval_loss"] == pytest.approx(alone.metrics["eval_loss"], rel=1e-6)
+    assert packed.metrics["eval_accuracy"] == alone.metrics["eval_accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_run_that_was_stopped_goes_on_to_the_bit(tune, packing):
+    options = {"save_steps": 2, "max_steps": 5, "packing": packing}
+    whole = tune("whole", **options)
+    with pytest.raises(SystemExit):
+        tune("parts", callbacks=[stop_at(3)], **options)
+    again = tune("parts", **options)
+    assert again.began == 3 and same(whole.state.params, again.state.params)
+    assert losses(whole.folder) == losses(again.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "micro"), [("data=8", 1), ("data=2,fsdp=2,tensor=2", 2), ("fsdp=2,sequence=4", 1)]
+)
+def test_neither_devices_nor_micro_batches_change_the_losses(tune, mesh, micro):
+    options = {"packing": True, "max_steps": 4}
+    one = losses(tune("one", **options).folder)
+    many = tune("many", devices=8, mesh=mesh, gradient_accumulation_steps=micro, **options)
+    assert many.run.mesh.size == 8
+    assert_same(losses(many.folder), one)
+
+
+@pytest.mark.slow
+def test_adapters_learn_on_a_base_that_stays(tune):
+    base = tune("base", max_steps=25, learning_rate=1e-2).folder
+    options = {"model_type": None, "config_overrides": None, "model_name_or_path": base,
+               "tokenizer_name": None, "chat_template_path": None, "use_peft": True}  # fmt: skip
+    own = {"max_steps": 40, "lora_target_modules": "all-linear", "learning_rate": 5e-3}
+    loop = tune("adapter", **own, **options)
+    found = losses(loop.folder)
+    assert found[40] < 0.8 * found[1]
+    assert (loop.folder / "adapter_model.safetensors").exists()
+    assert AutoTokenizer.from_pretrained(loop.folder).chat_template == chats.TEMPLATE
+    assert isinstance(answer(loop.folder, "what is not hot"), str)
+    again = tune("adapter", do_eval=True, output_dir=loop.folder, **(options | {
+        "use_peft": None, "model_name_or_path": None,
+    }))  # fmt: skip
+    assert np.isclose(again.metrics["eval_loss"], loop.metrics["eval_loss"], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_prompts_with_completions_are_learned_and_a_test_split_is_judged(tune, chat):
+    for name in ("train", "valid"):
+        chats.write_lines(chat / f"{name}-pairs.jsonl", chats.pairs(40, len(name)))
+    loop = tune(
+        train_file=chat / "train-pairs.jsonl", validation_file=chat / "valid-pairs.jsonl",
+        test_file=chat / "valid-pairs.jsonl", assistant_only_loss=None, chat_template_path=None,
+        eos_token=None, max_steps=2, do_train=True, do_eval=True, do_predict=True, card_samples=1,
+    )  # fmt: skip
+    assert loop.metrics["predict_loss"] == loop.metrics["eval_loss"]
+    assert "apply_chat_template" not in (loop.folder / "README.md").read_text()
+
+
+def test_defaults_are_those_of_trl():
+    arguments = parse(["--output_dir", "x"], objective="sft")
+    assert arguments.training.learning_rate == 2e-5
+    assert parse(["--output_dir", "x"], objective="clm").training.learning_rate == 5e-5
+    data = arguments.data
+    assert (data.packing, data.packing_strategy, data.assistant_only_loss) == (False, "bfd", False)
+    assert data.completion_only_loss is None and data.dataset_text_field == "text"
+
+
+def test_what_does_not_fit_is_told(tune):
+    with pytest.raises(UsageError, match=r"--max_length 99 .* at most 64"):
+        tune(max_length=99)
+    with pytest.raises(UsageError, match="give bfd"):
+        tune(packing_strategy="wrapped")
+    with pytest.raises(UsageError, match="'sft' needs a row as a whole"):
+        tune(update_length=8)
+    with pytest.raises(UsageError, match="--streaming, --line_by_line"):
+        tune(streaming=True)
