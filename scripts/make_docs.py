@@ -45,6 +45,7 @@ SCRIPTS = {
     "run_clm_flax.py": "clm",
     "run_t5_mlm_flax.py": "span_mlm",
     "run_bart_dlm_flax.py": "denoising",
+    "run_sft_flax.py": "sft",
     "run_translation_flax.py": "translation",
     "run_classification_flax.py": "classification",
     "run_image_classification_flax.py": "image_classification",
@@ -291,9 +292,12 @@ def flags() -> str:
     shared = "\n".join(_tables(part, titles) for part, titles in parts)
     common = {field.name for field in dataclasses.fields(TextArguments)}
     scripts = "\n".join(
-        f"## {script}\n\nBeside those of [every training script](#every-training-script):\n\n"
+        f"## {script}\n\nBeside those of [every training script](#every-training-script)"
+        + "".join(f", of which `--{k}` is `{v}` by default" for k, v in defaults.items())
+        + ":\n\n"
         + _tables(OBJECTIVES[objective], {}, leave_out=common)
         for script, objective in SCRIPTS.items()
+        for defaults in [OBJECTIVES[objective].defaults]
     )
     own = {
         "inference": _tables(InferenceArguments, {}),

@@ -592,6 +592,7 @@ class ChatArguments(RecordArguments):
 
     defaults: ClassVar[Mapping[str, float]] = {"learning_rate": 2e-5}
 
+    test_file: list[str] | None = option(None, "Examples for --do_predict, likewise.")
     dataset_text_field: str = option(
         "text", "Column of whole texts, where there are neither messages nor prompts."
     )

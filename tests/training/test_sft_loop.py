@@ -129,18 +129,18 @@ def test_neither_devices_nor_micro_batches_change_the_losses(tune, mesh, micro):
 
 @pytest.mark.slow
 def test_adapters_learn_on_a_base_that_stays(tune):
-    base = tune("base", max_steps=25, learning_rate=1e-2).folder
+    whole = tune("base", max_steps=25, learning_rate=1e-2)
+    base = whole.folder
     options = {"model_type": None, "config_overrides": None, "model_name_or_path": base,
                "tokenizer_name": None, "chat_template_path": None, "use_peft": True}  # fmt: skip
     own = {"max_steps": 40, "lora_target_modules": "all-linear", "learning_rate": 5e-3}
     loop = tune("adapter", **own, **options)
-    found = losses(loop.folder)
-    assert found[40] < 0.8 * found[1]
+    assert loop.metrics["eval_loss"] < whole.metrics["eval_loss"] - 0.02
     assert (loop.folder / "adapter_model.safetensors").exists()
     assert AutoTokenizer.from_pretrained(loop.folder).chat_template == chats.TEMPLATE
     assert isinstance(answer(loop.folder, "what is not hot"), str)
     again = tune("adapter", do_eval=True, output_dir=loop.folder, **(options | {
-        "use_peft": None, "model_name_or_path": None,
+        "use_peft": None, "model_name_or_path": None, "tokenizer_name": loop.folder,
     }))  # fmt: skip
     assert np.isclose(again.metrics["eval_loss"], loop.metrics["eval_loss"], rtol=1e-6)
 
