@@ -18,6 +18,7 @@ from hfseq.data.arguments import ChatArguments
 from hfseq.data.batches import PackedRows
 from hfseq.data.records import Records, sift
 from hfseq.data.store import TokenStore
+from hfseq.data.tables import SURROGATE
 from hfseq.errors import UsageError, first_line
 
 if TYPE_CHECKING:
@@ -128,15 +129,16 @@ class Encoder:
         self.differing = 0
 
     def _check_template(self) -> None:
-        template = self.tokenizer.chat_template
-        if not template:
+        try:
+            template = self.tokenizer.get_chat_template()
+        except ValueError as error:  # it has none, or several of which none is the usual one
             raise UsageError(
                 "conversations are written by a chat template, which this tokenizer has not: give "
                 "--chat_template_path"
-            )
+            ) from error
         if not self.marked:
             return
-        if not MARKS.search(self.tokenizer.get_chat_template()):
+        if not MARKS.search(template):
             raise UsageError(
                 "--assistant_only_loss: the chat template does not mark what the assistant says by "
                 "{% generation %} ... {% endgeneration %}: give one that does with "
@@ -185,8 +187,13 @@ class Encoder:
         return text if text.endswith(end) else text + end
 
     def _all(self, text: str) -> Tokens:
-        ids = np.array(self.tokenizer(text, verbose=False)["input_ids"], np.int32)
+        ids = np.array(self._encode(text)["input_ids"], np.int32)
         return Tokens(ids, np.ones(len(ids), bool))
+
+    def _encode(self, text: str, **options: bool) -> Mapping[str, Any]:
+        if SURROGATE.search(text):
+            raise BadExample("it has half of a surrogate pair, which is no Unicode")
+        return self.tokenizer(text, verbose=False, **options)
 
     def _write(
         self, messages: list[dict[str, Any]], example: Mapping[str, Any], opens: bool = False,
@@ -203,8 +210,9 @@ class Encoder:
 
         marked = self.marked if marked is None else marked
         tools = example.get("tools")
-        options = self.tokenizer.special_tokens_map | (example.get("chat_template_kwargs") or {})
         try:
+            own = example.get("chat_template_kwargs") or {}
+            options = self.tokenizer.special_tokens_map | own
             tools = json.loads(tools) if isinstance(tools, str) else tools
             written: Any = render_jinja_template(  # whose annotation says another thing
                 [messages], tools=tools, return_assistant_tokens_mask=marked,
@@ -218,9 +226,7 @@ class Encoder:
         except (TemplateError, TypeError, ValueError) as error:
             raise BadExample(f"the chat template refuses it: {first_line(error)}") from error
         texts, spans = written
-        made = self.tokenizer(
-            texts[0], add_special_tokens=False, return_offsets_mapping=marked, verbose=False
-        )
+        made = self._encode(texts[0], add_special_tokens=False, return_offsets_mapping=marked)
         ids = np.array(made["input_ids"], np.int32)
         if not marked:
             return Tokens(ids, np.ones(len(ids), bool))

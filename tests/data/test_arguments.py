@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from hfseq.data.arguments import CausalArguments, DataArguments
@@ -24,7 +26,7 @@ def test_files_may_be_given_one_by_one_or_together():
 
 
 def test_every_flag_has_help():
-    for field in DataArguments.__dataclass_fields__.values():
+    for field in dataclasses.fields(DataArguments):
         assert field.metadata["help"].strip()
 
 

@@ -129,6 +129,11 @@ BAD = {
     "the prompt is no text": {"prompt": 3, "completion": "cold"},
     "messages are a list, and not 'cold'": {"prompt": TALK[:1], "completion": "cold"},
     "the text is empty": {"text": ""},
+    "half of a surrogate pair": {"text": "cold \ud83e"},
+    "the chat template refuses it: unsupported": {
+        "messages": TALK,
+        "chat_template_kwargs": "none",
+    },
 }
 
 
