@@ -1,0 +1,387 @@
+r"""Fine-tuning for tasks: hfseq's scripts beside a plain PyTorch loop, on made data.
+
+    python scripts/benchmarks/finetuning.py --work_dir runs              # all tasks, three seeds
+    python scripts/benchmarks/finetuning.py --work_dir runs --tasks qa --seeds 1 2
+
+Both begin with one checkpoint of random weights (PyTorch's, seed 0), and take the same batches a
+step, epochs, schedule, AdamW and dropout; order and dropout are of each run's seed. Both are judged
+on the same test examples by the same code. What needs no model stands beside them. Runs that are
+finished are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness
+
+Example = dict[str, Any]
+Batch = dict[str, Any]
+PAD, IGNORED = 0, -100
+ENCODER = {
+    "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+BART = {
+    "d_model": 128, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512,
+    "max_position_embeddings": 256, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 2, "forced_eos_token_id": None,
+}  # fmt: skip
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a task takes; ``metric`` is the one that runs are compared by, of ``unit`` at most."""
+
+    script: str
+    metric: str
+    unit: float
+    build: Callable[[Any, Sequence[Example]], Any]
+    rows: Callable[[Any, Sequence[Example]], list[Batch]]
+    judge: Callable[[Any, Any, Sequence[Example]], float]
+    length: int
+    examples: int
+    epochs: int
+    learning_rate: float
+    flags: str
+    batch_size: int = 32
+    warmup: int = 100
+    weight_decay: float = 0.01
+
+
+# -- models and the plain PyTorch side
+
+
+def make_tokenizer(examples: Sequence[Example], text_pairs: bool) -> Any:
+    """Train a byte-level tokenizer on the training texts: a pair has both, apart by the end."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    texts = [" ".join(map(str, texts_of(example))) for example in examples]
+    inner = Tokenizer(models.BPE(unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000, special_tokens=list(SPECIAL.values()), show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    inner.train_from_iterator(texts, trainer)
+    pair = "<s> $A </s> $B:1 </s>:1" if text_pairs else "$A </s> $B </s>"
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>" if text_pairs else "$A </s>", pair=pair,
+        special_tokens=[("<s>", 1), ("</s>", 2)],
+    )  # fmt: skip
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, model_max_length=256, **SPECIAL,
+        model_input_names=names if text_pairs else names[::2],
+    )  # fmt: skip
+
+
+def texts_of(example: Example) -> Sequence[str]:
+    if "tokens" in example:
+        return example["tokens"]
+    return [example[name] for name in ("question", "context", "document", "summary")
+            if name in example]  # fmt: skip
+
+
+def build_tagger(tokenizer: Any, examples: Sequence[Example]) -> Any:
+    from transformers import BertConfig, BertForTokenClassification
+
+    names = sorted({tag for example in examples for tag in example["ner_tags"]})
+    return BertForTokenClassification(
+        BertConfig(
+            **ENCODER, vocab_size=len(tokenizer), pad_token_id=PAD,
+            id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)},
+        )
+    )  # fmt: skip
+
+
+def build_reader(tokenizer: Any, examples: Sequence[Example]) -> Any:
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    return BertForQuestionAnswering(
+        BertConfig(**ENCODER, vocab_size=len(tokenizer), pad_token_id=PAD)
+    )
+
+
+def build_writer(tokenizer: Any, examples: Sequence[Example]) -> Any:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    return BartForConditionalGeneration(BartConfig(**BART, vocab_size=len(tokenizer)))
+
+
+def tag_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
+    """Label the first token of each word."""
+    rows = []
+    for example in examples:
+        encoded = tokenizer(example["tokens"], is_split_into_words=True)
+        words, labels = encoded.word_ids(), []
+        for place, word in enumerate(words):
+            first = word is not None and word != words[place - 1]
+            labels.append(example["ner_tags"][word] if first else None)
+        rows.append({"input_ids": encoded["input_ids"], "labels": labels})
+    return rows
+
+
+def read_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
+    """Mark the first and last token of each answer; the first token where there is none."""
+    rows = []
+    for example in examples:
+        encoded = tokenizer(example["question"], example["context"])
+        start = end = 0
+        if example["answers"]["text"]:
+            (text,), (begun,) = example["answers"]["text"], example["answers"]["answer_start"]
+            start = encoded.char_to_token(begun, sequence_index=1)
+            end = encoded.char_to_token(begun + len(text) - 1, sequence_index=1)
+        rows.append(
+            {"input_ids": encoded["input_ids"], "token_type_ids": encoded["token_type_ids"],
+             "start_positions": start, "end_positions": end}
+        )  # fmt: skip
+    return rows
+
+
+def write_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
+    return [
+        {"input_ids": tokenizer(example["document"])["input_ids"],
+         "labels": tokenizer(text_target=example["summary"])["input_ids"]}
+        for example in examples
+    ]  # fmt: skip
+
+
+def batches(rows: Sequence[Batch], size: int, order: Sequence[int], tags: Any) -> Iterator[Batch]:
+    """Yield tensors of ``size`` rows at a time, padded to the longest."""
+    import torch
+
+    for begin in range(0, len(order), size):
+        taken = [rows[place] for place in order[begin : begin + size]]
+        batch = {"attention_mask": [[1] * len(row["input_ids"]) for row in taken]}
+        for name in taken[0]:
+            batch[name] = [row[name] for row in taken]
+        for name, values in batch.items():
+            if isinstance(values[0], list):
+                longest, fill = max(map(len, values)), IGNORED if name == "labels" else PAD
+                values = [list(row) + [fill] * (longest - len(row)) for row in values]
+                numbers = tags | {None: IGNORED}
+                values = [[numbers.get(one, one) for one in row] for row in values]
+            batch[name] = torch.tensor(values)
+        yield batch
+
+
+def torch_run(task: Task, checkpoint: Path, data: dict[str, list[Example]], seed: int) -> float:
+    """Train with a plain loop and return the metric of the test examples."""
+    import torch
+    from transformers import AutoTokenizer
+
+    import transformers
+
+    torch.set_num_threads(1)  # models are so small that threads only wait for each other
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    rows, order = task.rows(tokenizer, data["train"]), list(range(len(data["train"])))
+    plain = [p for n, p in model.named_parameters() if n.endswith("bias") or "norm" in n.lower()]
+    others = [p for p in model.parameters() if not any(p is one for one in plain)]
+    optimizer = torch.optim.AdamW(
+        [{"params": others, "weight_decay": task.weight_decay},
+         {"params": plain, "weight_decay": 0.0}], lr=task.learning_rate,
+    )  # fmt: skip
+    steps = task.epochs * -(-len(rows) // task.batch_size)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, task.warmup, steps)
+    shuffle = random.Random(seed)
+    model.train()
+    for epoch in range(task.epochs):
+        shuffle.shuffle(order)
+        losses = []
+        for batch in batches(rows, task.batch_size, order, config.label2id):
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        harness.tell(f"PyTorch, seed {seed}, epoch {epoch + 1}: {statistics.fmean(losses):.3f}")
+    model.eval()
+    with torch.inference_mode():
+        return task.judge(model, tokenizer, data["test"])
+
+
+def judge_tags(model: Any, tokenizer: Any, examples: Sequence[Example]) -> float:
+    from hfseq.objectives.metrics import entity_scores
+
+    rows, found = tag_rows(tokenizer, examples), []
+    order = range(len(rows))
+    for batch in batches(rows, 64, order, model.config.label2id):
+        labels = batch.pop("labels")
+        best = model(**batch).logits.argmax(-1)
+        for tags, known in zip(best, labels, strict=True):
+            found.append([model.config.id2label[int(tag)] for tag in tags[known != IGNORED]])
+    print(entity_scores(found, [example["ner_tags"] for example in examples]))
+    return entity_scores(found, [example["ner_tags"] for example in examples])["f1"]
+
+
+def judge_answers(model: Any, tokenizer: Any, examples: Sequence[Example]) -> float:
+    from hfseq.data.answers import best_spans, make_windows
+    from hfseq.objectives.metrics import answer_scores
+
+    questions, contexts = ([one[name] for one in examples] for name in ("question", "context"))
+    offsets = make_windows(tokenizer, questions, contexts, 256, 128).offsets
+    rows, scores = read_rows(tokenizer, examples), []
+    for number, batch in enumerate(batches(rows, 1, range(len(rows)), {})):
+        output = model(**{name: batch[name] for name in ("input_ids", "token_type_ids")})
+        logits = [output.start_logits.numpy(), output.end_logits.numpy()]
+        found, nothing = best_spans(*logits, [offsets[number]], 20, 30)
+        best = found[0]
+        answer = "" if nothing > best.score else contexts[number][best.start : best.end]
+        scores.append(answer_scores(answer, examples[number]["answers"]["text"])[1])
+    return 100 * statistics.fmean(scores)
+
+
+def judge_summaries(model: Any, tokenizer: Any, examples: Sequence[Example]) -> float:
+    from hfseq.objectives.metrics import rouge_scores
+
+    rows, found = write_rows(tokenizer, examples), []
+    for batch in batches(rows, 64, range(len(rows)), {}):
+        del batch["labels"]
+        made = model.generate(**batch, max_new_tokens=64, do_sample=False, num_beams=1)
+        found += tokenizer.batch_decode(made, skip_special_tokens=True)
+    return rouge_scores(found, [[one["summary"]] for one in examples])["rougeL"]
+
+
+TASKS = {
+    "ner": Task(
+        "run_ner_flax.py", "f1", 1.0, build_tagger, tag_rows, judge_tags, 128, 6000, 3, 1e-3, "",
+    ),
+    "qa": Task(
+        "run_qa_flax.py", "f1", 100.0, build_reader, read_rows, judge_answers, 256, 8000, 6, 1e-3,
+        "--version_2_with_negative",
+    ),
+    "summarization": Task(
+        "run_summarization_flax.py", "rougeL", 100.0, build_writer, write_rows, judge_summaries,
+        256, 6000, 4, 1e-3, "--line_by_line --max_source_length 160 --max_target_length 65",
+    ),
+}  # fmt: skip
+
+
+# -- hfseq's side, and the command
+
+
+def hfseq_command(task: Task, name: str, checkpoint: str, data: str, out: str, seed: int) -> str:
+    """Return the command of a run, with its places as they are to be named."""
+    length = "" if "--max_source_length" in task.flags else f"--max_seq_length {task.length} "
+    return (
+        f"scripts/{task.script} --output_dir {out} --model_name_or_path {checkpoint} "
+        f"--train_file {data}/train.jsonl --validation_file {data}/validation.jsonl "
+        f"--test_file {data}/test.jsonl --do_train --do_eval --do_predict {length}"
+        f"{task.flags + ' ' if task.flags else ''}--per_device_train_batch_size {task.batch_size} "
+        f"--num_train_epochs {task.epochs} --learning_rate {task.learning_rate:g} "
+        f"--warmup_steps {task.warmup} --weight_decay {task.weight_decay:g} --eval_strategy epoch "
+        f"--save_strategy no --logging_steps 25 --seed {seed}"
+    )
+
+
+def hfseq_run(task: Task, name: str, folder: Path, seed: int) -> float:
+    out = folder / f"hfseq-{seed}"
+    if not (out / "predict_results.json").exists():
+        given = (str(folder / part) for part in ("checkpoint", "data", out.name))
+        command = hfseq_command(task, name, *given, seed)
+        subprocess.run([sys.executable, *shlex.split(command)], check=True, cwd=harness.ROOT)
+    return json.loads((out / "predict_results.json").read_text())[f"predict_{task.metric}"]
+
+
+def read(path: Path) -> list[Example]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def compare(name: str, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
+    """Run a task on both sides and return the metrics by seed, in percent."""
+    import torch
+
+    task, data, checkpoint = TASKS[name], folder / "data", folder / "checkpoint"
+    make = ["scripts/make_task_data.py", "--task", name, "--train", str(task.examples)]
+    if not (data / "baselines.json").exists():
+        given = [sys.executable, *make, "--output_dir", str(data)]
+        subprocess.run(given, check=True, cwd=harness.ROOT)
+    examples = {split: read(data / f"{split}.jsonl") for split in ("train", "test")}
+    if not (checkpoint / "config.json").exists():
+        tokenizer = make_tokenizer(examples["train"], text_pairs=name != "summarization")
+        torch.manual_seed(0)
+        task.build(tokenizer, examples["train"]).save_pretrained(checkpoint)
+        tokenizer.save_pretrained(checkpoint)
+    scores: dict[str, list[float]] = {"hfseq": [], "PyTorch": []}
+    seconds: dict[str, list[float]] = {"hfseq": [], "PyTorch": []}
+    for seed in seeds:
+        begun = time.monotonic()
+        scores["hfseq"].append(100 / task.unit * hfseq_run(task, name, folder, seed))
+        middle = time.monotonic()
+        path = folder / f"pytorch-{seed}.json"
+        if not path.exists():
+            harness.write_json(path, torch_run(task, checkpoint, examples, seed))
+        scores["PyTorch"].append(100 / task.unit * json.loads(path.read_text()))
+        seconds["hfseq"].append(middle - begun)
+        seconds["PyTorch"].append(time.monotonic() - middle)
+    baselines = json.loads((data / "baselines.json").read_text())
+    ours, theirs = scores["hfseq"], scores["PyTorch"]
+    mean = statistics.fmean(ours)
+    return {
+        "task": name, "metric": task.metric, "seeds": list(seeds), **scores, "seconds": seconds,
+        "baselines": {key: 100 / task.unit * value for key, value in baselines.items()
+                      if key.endswith(task.metric)},
+        "mean_within": min(theirs) <= mean <= max(theirs),
+        "ranges_overlap": max(min(ours), min(theirs)) <= min(max(ours), max(theirs)),
+        "data": shlex.join(make),
+        "command": hfseq_command(task, name, "checkpoint", "data", "OUT", seeds[0]),
+    }  # fmt: skip
+
+
+def main(given: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work_dir", type=Path, required=True, help="where data and runs go")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--output_dir", type=Path, default=harness.DOCS / "benchmarks")
+    options = parser.parse_args(given)
+    path = options.output_dir / "finetuning.json"
+    # What was measured before and is not run now stays.
+    known = {one["task"]: one for one in (json.loads(path.read_text()) if path.exists() else [])}
+    for name in options.tasks:
+        known[name] = compare(name, options.work_dir.absolute() / name, options.seeds)
+        harness.write_json(path, [known[task] for task in TASKS if task in known])
+    columns = ["task", "metric", "hfseq", "PyTorch", "hfseq's mean is in PyTorch's range",
+               "without a model"]  # fmt: skip
+    lines = [
+        [name, one["metric"], *(" ".join(f"{score:.1f}" for score in one[side])
+                                for side in ("hfseq", "PyTorch")),
+         "yes" if one["mean_within"] else f"no, {outside(one):+.2f}"
+         f" ({'ranges overlap' if one['ranges_overlap'] else 'ranges apart'})",
+         f"{max(one['baselines'].values()):.1f}"]
+        for name, one in known.items()
+    ]  # fmt: skip
+    print(harness.markdown(columns, lines))
+    return 0 if all(known[name]["ranges_overlap"] for name in options.tasks) else 1
+
+
+def outside(one: dict[str, Any]) -> float:
+    """Return by how much hfseq's mean is above or below all of PyTorch's seeds."""
+    mean = statistics.fmean(one["hfseq"])
+    return mean - (max if mean > max(one["PyTorch"]) else min)(one["PyTorch"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
