@@ -3,7 +3,7 @@ r"""Make examples to tag words, answer questions and summarise: names and dates 
 
     python scripts/make_task_data.py --task ner --output_dir ner-data
 
-The folder gets train.jsonl, validation.jsonl and test.jsonl. A quarter of the names of countries,
+The folder gets train.jsonl, validation.jsonl and test.jsonl. A fifth of the names of countries,
 languages and currencies is in validation and test alone. Plain sentences stand between
 the made ones, those of Python's language reference or of a --text_file. What needs no model scores
 on the test examples is printed; equal seeds give equal files.
@@ -31,13 +31,10 @@ from hfseq.objectives.metrics import SENTENCE, answer_scores, entity_scores, rou
 
 Example = dict[str, Any]
 SPLITS = ("train", "validation", "test")
-HELD_OUT = 25  # percent of the names of each kind, which are in no training example
-PEOPLE = (
-    "Ada Alan Anna Boris Carla Dana Emil Erik Frida Greta Hugo Ida Ivan Jonas Karin Lars Lena Maria "
-    "Nora Olga Otto Paula Rosa Sara Tomas Vera"
-).split()  # fmt: skip
+HELD_OUT = 20  # percent of the names of each kind, which are in no training example
+PEOPLE = ("Ada", "Boris", "Carla", "Emil", "Greta", "Ivan", "Maria", "Otto")
 FIRST_DAY, DAYS = date(1950, 1, 1), 27_000
-DATES = ("long", "d MMMM y", "EEEE, d MMMM y", "MMMM y", "d MMM y", "y-MM-dd")
+DATES = ("long", "d MMMM y", "MMMM y")
 TEMPLATE = re.compile(r"\{(\w+)\}")
 WORD = re.compile(r"\w+(?:[.,:-]\w+)*|[^\w\s]")
 PLAIN = re.compile(r"[A-Z][a-z][a-z ,]{28,88}\.")  # no names, no numbers, no mark-up
@@ -79,10 +76,10 @@ The {country} hotel has {NUMBER} beds and a {language} cook.
 
 # What is told of the people in a context, in sentences of one of these kinds.
 TOLD = (
-    ("{PERSON} went to {COUNTRY} on {DATE}.", "On {DATE} {PERSON} left for {COUNTRY}.",
-     "In {COUNTRY} they met {PERSON} on {DATE}."),
-    ("{PERSON} spent {MONEY} to learn {LANGUAGE}.", "With {MONEY} {PERSON} learned {LANGUAGE}.",
-     "For {LANGUAGE} lessons {PERSON} paid {MONEY}."),
+    ("{PERSON} went to {COUNTRY} on {DATE}.", "{PERSON} left on {DATE} for {COUNTRY}.",
+     "{PERSON} was seen in {COUNTRY} on {DATE}."),
+    ("{PERSON} spent {MONEY} to learn {LANGUAGE}.", "{PERSON} learned {LANGUAGE} for {MONEY}.",
+     "{PERSON} taught {LANGUAGE} and took {MONEY}."),
 )  # fmt: skip
 ASKED = {
     "DATE": ("When did {PERSON} travel?", "When was {PERSON} there?"),
@@ -93,12 +90,12 @@ ASKED = {
 #: What an answer looks like, for a baseline.
 NAME = r"([A-Z]\w+(?: (?:&|da|[A-Z]\w+))*)"
 SHAPES = {
-    "DATE": r"((?:\w+day, )?(?:\d+ )?(?:[A-Z]\w+ )(?:\d+, )?\d{4}|\d{4}-\d\d-\d\d)",
-    "COUNTRY": rf"(?:to|for|In) {NAME}",
-    "LANGUAGE": rf"(?:learn|learned|For) {NAME}",
+    "DATE": r"((?:\d+ )?(?:[A-Z]\w+ )(?:\d+, )?\d{4})",
+    "COUNTRY": rf"(?:to|for|in) {NAME}",
+    "LANGUAGE": rf"(?:learn|learned|taught) {NAME}",
     "MONEY": rf"(?<!\d)(\d{{1,3}}(?:,\d{{3}})* {NAME})(?! \d)",
 }
-FACTS = 4  # people of a context
+FACTS = 3  # people of a context
 UNANSWERED = 0.25
 
 # A report: sentences in any order, of which the summary keeps some of the numbers.

@@ -133,6 +133,8 @@ class Objective:
     # The flags of its data.
     data_arguments: ClassVar[type[TextArguments]] = DataArguments
     auto_class: ClassVar[str]
+    # What its models are for, in the words of the Hub, where the class does not say it.
+    pipeline_tag: ClassVar[str | None] = None
     # Names of the sums that `loss` returns beside the loss and its count.
     sums: ClassVar[tuple[str, ...]] = ()
     # What a script trains where no flag says which architecture.

@@ -22,6 +22,7 @@ class Summarization(Translation):
     name = "summarization"
     data_arguments = SummarizationArguments
     default_model_type = None
+    pipeline_tag = "summarization"
 
     arguments: SummarizationArguments
 

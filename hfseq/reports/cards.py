@@ -123,6 +123,15 @@ print(tokenizer.decode(best.tolist()))""",
     "ForSequenceClassification": """\
 logits = model(**tokenizer("Some text", return_tensors="{tensors}")).logits[0]
 print(model.config.id2label[int(logits.argmax())])""",
+    "ForTokenClassification": """\
+inputs = tokenizer("Some text", return_tensors="{tensors}")
+tags = model(**inputs).logits[0].argmax(-1).tolist()
+print([(token, model.config.id2label[tag]) for token, tag in zip(inputs.tokens(), tags)])""",
+    "ForQuestionAnswering": """\
+inputs = tokenizer("Some question?", "Some text", return_tensors="{tensors}")
+outputs = model(**inputs)
+start, end = (int(outputs[name][0].argmax()) for name in ("start_logits", "end_logits"))
+print(tokenizer.decode(inputs["input_ids"][0][start : end + 1]))""",
     "ForCausalLM": GENERATE,
     "ForSeq2SeqLM": GENERATE,
     "ForImageClassification": """\

@@ -378,6 +378,7 @@ def write_card(
         curve_file=curve,
         repo_id=training.hub_model_id or "",
         base_model=arguments.model.model_name_or_path,
+        pipeline_tag=run.objective.pipeline_tag,
         stock=stored.model_type in CONFIG_MAPPING_NAMES,
         custom_code=bool(getattr(stored, "auto_map", None)),
         sample_outputs=examples,

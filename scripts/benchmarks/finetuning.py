@@ -30,12 +30,12 @@ Example = dict[str, Any]
 Batch = dict[str, Any]
 PAD, IGNORED = 0, -100
 ENCODER = {
-    "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512,
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256,
     "max_position_embeddings": 256,
 }  # fmt: skip
 BART = {
-    "d_model": 128, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512,
+    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256,
     "max_position_embeddings": 256, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2,
     "decoder_start_token_id": 2, "forced_eos_token_id": None,
 }  # fmt: skip
@@ -75,7 +75,7 @@ def make_tokenizer(examples: Sequence[Example], text_pairs: bool) -> Any:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=2000, special_tokens=list(SPECIAL.values()), show_progress=False,
+        vocab_size=1000, special_tokens=list(SPECIAL.values()), show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     inner.train_from_iterator(texts, trainer)

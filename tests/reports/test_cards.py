@@ -128,7 +128,8 @@ def test_bare_card_has_no_empty_sections() -> None:
 
 def test_snippets_are_python() -> None:
     heads = ("BertModel", "GPT2LMHeadModel", "T5ForConditionalGeneration", "BertForMaskedLM")
-    for architecture in (*heads, "BertForSequenceClassification", "BertForMultipleChoice"):
+    for architecture in (*heads, "BertForSequenceClassification", "BertForMultipleChoice",
+                         "BertForTokenClassification", "BertForQuestionAnswering"):  # fmt: skip
         card = render_model_card(replace(BARE, architecture=architecture))
         snippets = re.findall(r"```python\n(.*?)\n```", card, re.DOTALL)
         assert len(snippets) == 2
@@ -152,6 +153,13 @@ def test_task_follows_from_the_architecture(
     context = replace(BARE, architecture=architecture)
     assert context.task == task
     assert (f"pipeline_tag: {pipeline}" in render_model_card(context)) == (pipeline is not None)
+
+
+def test_what_a_model_is_for_can_be_said_where_its_class_does_not() -> None:
+    context = replace(
+        BARE, architecture="BartForConditionalGeneration", pipeline_tag="summarization"
+    )
+    assert "pipeline_tag: summarization" in render_model_card(context)
 
 
 def test_architecture_without_torch_class_is_honest_about_it() -> None:

@@ -1,0 +1,87 @@
+"""Made examples: equal seeds give equal files, tags and answers stand where they are said to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hfseq.data.answers import check_answers
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+pytest.importorskip("babel")
+
+import make_task_data
+
+PLAIN = ["This is a plain sentence that says nothing at all."]
+
+
+def examples(task, count=200, train=True, seed=0):
+    make, _ = make_task_data.TASKS[task]
+    names = make_task_data.Names(make_task_data.Random(seed), train)
+    return [make(names, PLAIN) for _ in range(count)]
+
+
+@pytest.mark.parametrize("task", make_task_data.TASKS)
+def test_equal_seeds_give_equal_examples(task):
+    assert examples(task) == examples(task) != examples(task, seed=1)
+
+
+def test_every_word_has_a_tag_and_entities_are_whole():
+    for example in examples("ner"):
+        tags = example["ner_tags"]
+        assert len(tags) == len(example["tokens"]) > 0
+        for before, tag in zip(["O", *tags], tags, strict=False):
+            assert not tag.startswith("I-") or before[2:] == tag[2:]
+
+
+def test_the_same_words_are_entities_and_not():
+    pairs = {
+        (word, tag != "O")
+        for example in examples("ner", 2000)
+        for word, tag in zip(example["tokens"], example["ner_tags"], strict=True)
+    }
+    for word in ("May", "March"):
+        assert {(word, True), (word, False)} <= pairs
+
+
+def test_answers_stand_where_they_are_said_to_or_are_missing():
+    made = examples("qa")
+    assert not [one for one in made if check_answers(one, negatives=True)]
+    share = sum(not one["answers"]["text"] for one in made) / len(made)
+    assert 0.15 < share < 0.35
+    assert len({one["id"] for one in made}) == len(made)
+
+
+def test_a_summary_has_facts_of_its_report_and_not_those_of_the_year_before():
+    for example in examples("summarization"):
+        country, rest = example["summary"].split(" had ")
+        letters, language = rest.split(" letters in ")
+        assert country in example["document"] and letters in example["document"]
+        assert language.split(" by ")[0] in example["document"]
+
+
+def test_training_examples_lack_the_names_that_are_held_out():
+    held = {
+        name for kind in make_task_data.Names(make_task_data.Random(0), False).kinds.values()
+        for name in kind if make_task_data.is_held_out(name)
+    }  # fmt: skip
+    text = " ".join(one["summary"] for one in examples("summarization"))
+    assert held and not [name for name in held if f" in {name} by" in text]
+
+
+def test_the_script_writes_three_files_and_prints_what_needs_no_model(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("Some plain sentence that nobody ever wrote before. Short.")
+    command = [sys.executable, str(ROOT / "scripts" / "make_task_data.py"), "--task", "qa",
+               "--output_dir", str(tmp_path / "made"), "--train", "30", "--validation", "5",
+               "--test", "20", "--text_file", str(text)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "qa, no answer: f1 " in done.stdout
+    lines = {path.name: path.read_text().splitlines() for path in (tmp_path / "made").iterdir()}
+    assert [len(lines[f"{split}.jsonl"]) for split in make_task_data.SPLITS] == [30, 5, 20]
+    assert json.loads(lines["test.jsonl"][0])["question"].endswith("?")
