@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-r"""Make examples to tag words, answer questions and summarise: names and dates of Babel in sentences.
+r"""Make examples to tag words, answer questions and summarise, of names and dates of Babel.
 
     python scripts/make_task_data.py --task ner --output_dir ner-data
 
@@ -34,7 +34,7 @@ SPLITS = ("train", "validation", "test")
 HELD_OUT = 20  # percent of the names of each kind, which are in no training example
 PEOPLE = ("Ada", "Boris", "Carla", "Emil", "Greta", "Ivan", "Maria", "Otto")
 FIRST_DAY, DAYS = date(1950, 1, 1), 27_000
-DATES = ("long", "d MMMM y", "MMMM y")
+DATES = ("long", "MMMM y")
 TEMPLATE = re.compile(r"\{(\w+)\}")
 WORD = re.compile(r"\w+(?:[.,:-]\w+)*|[^\w\s]")
 PLAIN = re.compile(r"[A-Z][a-z][a-z ,]{28,88}\.")  # no names, no numbers, no mark-up
@@ -74,26 +74,26 @@ Miss {country} sang at the {currency} hotel with {language} friends.
 The {country} hotel has {NUMBER} beds and a {language} cook.
 """.strip().splitlines()
 
-# What is told of the people in a context, in sentences of one of these kinds.
-TOLD = (
-    ("{PERSON} went to {COUNTRY} on {DATE}.", "{PERSON} left on {DATE} for {COUNTRY}.",
-     "{PERSON} was seen in {COUNTRY} on {DATE}."),
-    ("{PERSON} spent {MONEY} to learn {LANGUAGE}.", "{PERSON} learned {LANGUAGE} for {MONEY}.",
-     "{PERSON} taught {LANGUAGE} and took {MONEY}."),
-)  # fmt: skip
+# What a context tells of several people, and how it is asked for.
+TOLD = {
+    "DATE": ("{PERSON} left in {DATE}.", "{PERSON} came in {DATE}."),
+    "COUNTRY": ("{PERSON} went to {COUNTRY}.", "{PERSON} lives in {COUNTRY}."),
+    "LANGUAGE": ("{PERSON} speaks {LANGUAGE}.", "{PERSON} learned {LANGUAGE}."),
+    "MONEY": ("{PERSON} paid {MONEY}.", "{PERSON} lost {MONEY}."),
+}
 ASKED = {
     "DATE": ("When did {PERSON} travel?", "When was {PERSON} there?"),
-    "COUNTRY": ("Where did {PERSON} go?", "Where was {PERSON}?"),
-    "LANGUAGE": ("Which language did {PERSON} use?", "Which language was it for {PERSON}?"),
-    "MONEY": ("How much was it for {PERSON}?", "How much did {PERSON} pay?"),
+    "COUNTRY": ("Where did {PERSON} go?", "Where is {PERSON}?"),
+    "LANGUAGE": ("Which language does {PERSON} use?", "Which language is {PERSON} good at?"),
+    "MONEY": ("How much did {PERSON} spend?", "How much was it for {PERSON}?"),
 }
 #: What an answer looks like, for a baseline.
 NAME = r"([A-Z]\w+(?: (?:&|da|[A-Z]\w+))*)"
 SHAPES = {
-    "DATE": r"((?:\d+ )?(?:[A-Z]\w+ )(?:\d+, )?\d{4})",
-    "COUNTRY": rf"(?:to|for|in) {NAME}",
-    "LANGUAGE": rf"(?:learn|learned|taught) {NAME}",
-    "MONEY": rf"(?<!\d)(\d{{1,3}}(?:,\d{{3}})* {NAME})(?! \d)",
+    "DATE": r"([A-Z]\w+ (?:\d+, )?\d{4})",
+    "COUNTRY": rf"(?:to|in) {NAME}",
+    "LANGUAGE": rf"(?:learned|speaks) {NAME}",
+    "MONEY": rf"(?<!\d)(\d{{1,3}}(?:,\d{{3}})* {NAME})",
 }
 FACTS = 3  # people of a context
 UNANSWERED = 0.25
@@ -175,13 +175,12 @@ def asked(names: Names, plain: Sequence[str]) -> Example:
     """Return a question on one of several people, who may not be among them."""
     random = names.random
     *people, other = random.sample(PEOPLE, FACTS + 1)
-    told = random.choice(TOLD)
-    kind = random.choice([kind for kind in ASKED if f"{{{kind}}}" in told[0]])
+    kind = random.choice(list(ASKED))
     nothing = random.random() < UNANSWERED
     person = other if nothing else random.choice(people)
     context, texts, starts = "", [], []
     for who in people:
-        for place, text in enumerate(TEMPLATE.split(random.choice(told))):
+        for place, text in enumerate(TEMPLATE.split(random.choice(TOLD[kind]))):
             value = who if text == "PERSON" and place % 2 else text
             if place % 2 and text != "PERSON":
                 value = names.one(text)
@@ -189,7 +188,7 @@ def asked(names: Names, plain: Sequence[str]) -> Example:
                     texts, starts = [value], [len(context)]
             context += value
         context += " "
-        if random.random() < 0.1:
+        if random.random() < 0.2:
             context += random.choice(plain) + " "
     question = random.choice(ASKED[kind]).format(PERSON=person)
     number = sha256((question + context).encode()).hexdigest()[:12]
@@ -222,13 +221,16 @@ def tag_by_word(train: Sequence[Example], test: Sequence[Example]) -> dict[str, 
 
 
 def answer_blindly(train: Sequence[Example], test: Sequence[Example]) -> dict[str, float]:
-    """Judge no answer at all, and the first of the context that is of the kind that is asked for."""
+    """Judge no answer at all, and the first of the context that is of the kind asked for."""
     first = [
         re.search(SHAPES[kind], one["context"])
         for one in test for kind, questions in ASKED.items()
         if one["question"].split()[:2] in [question.split()[:2] for question in questions]
     ]  # fmt: skip
-    ways = {"no answer": [""] * len(test), "the first of its kind": [f[1] if f else "" for f in first]}
+    ways = {
+        "no answer": [""] * len(test),
+        "the first of its kind": [f[1] if f else "" for f in first],
+    }
     scores = {}
     for name, found in ways.items():
         judged = [
