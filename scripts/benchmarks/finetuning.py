@@ -268,12 +268,12 @@ TASKS = {
         "run_ner_flax.py", "f1", 1.0, build_tagger, tag_rows, judge_tags, 128, 3000, 3, 2e-3, "",
     ),
     "qa": Task(
-        "run_qa_flax.py", "f1", 100.0, build_reader, read_rows, judge_answers, 256, 8000, 6, 1e-3,
+        "run_qa_flax.py", "f1", 100.0, build_reader, read_rows, judge_answers, 256, 3000, 3, 2e-3,
         "--version_2_with_negative",
     ),
     "summarization": Task(
         "run_summarization_flax.py", "rougeL", 100.0, build_writer, write_rows, judge_summaries,
-        256, 6000, 4, 1e-3, "--line_by_line --max_source_length 160 --max_target_length 65",
+        256, 3000, 4, 2e-3, "--line_by_line --max_source_length 160 --max_target_length 65",
     ),
 }  # fmt: skip
 
