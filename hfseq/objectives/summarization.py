@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hfseq.data.arguments import SummarizationArguments
+from hfseq.errors import UsageError
 from hfseq.objectives.metrics import Scores, rouge_scores
 from hfseq.objectives.translation import Translation
 
@@ -25,6 +26,13 @@ class Summarization(Translation):
     pipeline_tag = "summarization"
 
     arguments: SummarizationArguments
+
+    def setup(self) -> None:
+        """Refuse to summarise nothing; translation has data of its own to show itself with."""
+        data = self.arguments
+        if not (data.dataset_name or data.train_file or data.validation_file or data.test_file):
+            raise UsageError("no data: give --train_file or --dataset_name")
+        super().setup()
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Let what is written be as long as what is learned from, where no flag says how long."""
