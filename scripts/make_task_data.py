@@ -6,7 +6,8 @@ r"""Make examples to tag words, answer questions and summarise, of names and dat
 The folder gets train.jsonl, validation.jsonl and test.jsonl. A fifth of the names of countries,
 languages and currencies is in validation and test alone. Plain sentences stand between
 the made ones, those of Python's language reference or of a --text_file. What needs no model scores
-on the test examples is printed; equal seeds give equal files.
+on the test examples is printed; equal seeds give equal files. Needs Babel, and rouge-score for
+summaries: pip install "hfseq[translation,rouge]".
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ TASKS = {
         "run_ner_flax.py", "f1", 1.0, build_tagger, tag_rows, judge_tags, 128, 3000, 3, 2e-3, "",
     ),
     "qa": Task(
-        "run_qa_flax.py", "f1", 100.0, build_reader, read_rows, judge_answers, 256, 3000, 5, 2e-3,
+        "run_qa_flax.py", "f1", 100.0, build_reader, read_rows, judge_answers, 256, 3000, 8, 2e-3,
         "--version_2_with_negative",
     ),
     "summarization": Task(
