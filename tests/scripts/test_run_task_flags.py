@@ -56,9 +56,9 @@ V4 = {
        "val_max_target_length": None, "source_prefix": None, "predict_with_generate": False,
        "num_beams": 1},
 }  # fmt: skip
-# Lengths are those of version 4 where the model allows them; summaries are always judged.
+# Lengths and the stride are those of version 4 where they fit; summaries are always judged.
 CHANGED = {name: default for name, (default, _) in CHANGED_EVERYWHERE.items()} | {
-    "max_source_length": None, "max_target_length": None, "predict_with_generate": True,
+    "doc_stride": None, "max_source_length": None, "max_target_length": None, "predict_with_generate": True,
 }  # fmt: skip
 FLAGS = [(objective, flag) for objective, flags in V4.items() for flag in flags]
 WHOLE = ("eval_steps", "max_seq_length", "preprocessing_num_workers", "max_source_length",
