@@ -58,7 +58,8 @@ V4 = {
 }  # fmt: skip
 # Lengths and the stride are those of version 4 where they fit; summaries are always judged.
 CHANGED = {name: default for name, (default, _) in CHANGED_EVERYWHERE.items()} | {
-    "doc_stride": None, "max_source_length": None, "max_target_length": None, "predict_with_generate": True,
+    "doc_stride": None, "max_source_length": None, "max_target_length": None,
+    "predict_with_generate": True,
 }  # fmt: skip
 FLAGS = [(objective, flag) for objective, flags in V4.items() for flag in flags]
 WHOLE = ("eval_steps", "max_seq_length", "preprocessing_num_workers", "max_source_length",
