@@ -203,11 +203,11 @@ def run_tag(arguments: argparse.Namespace) -> int:
     """Find the entities of texts."""
 
     def show(given: Any, entities: Any) -> str:
-        """Mark entities where they stand: [Ada](PER) lives in [Oslo](LOC)."""
+        """Mark entities where they stand: [PER Ada] lives in [LOC Oslo]."""
         text, end, parts = str(given["text"] if isinstance(given, Mapping) else given), 0, []
         for one in entities:
             label = one.get("entity_group") or one["entity"]
-            parts += [text[end : one["start"]], f"[{text[one['start'] : one['end']]}]({label})"]
+            parts += [text[end : one["start"]], f"[{label} {text[one['start'] : one['end']]}]"]
             end = one["end"]
         return _line("".join([*parts, text[end:]]))
 

@@ -79,10 +79,10 @@ def test_entities_are_marked_where_they_stand(folder, tmp_path, capsys):
         TEXTS, written.read_text().splitlines(), made(TEXTS[:4]), strict=False
     ):
         for one in found:
-            assert f"[{text[one['start'] : one['end']]}]({one['entity_group']})" in line
+            assert f"[{one['entity_group']} {text[one['start'] : one['end']]}]" in line
         plain = line
         for one in found:
-            plain = plain.replace(f"]({one['entity_group']})", "").replace("[", "")
+            plain = plain.replace(f"[{one['entity_group']} ", "").replace("]", "")
         assert plain == text
     assert not (tmp_path / "out.txt.part").exists()
 
