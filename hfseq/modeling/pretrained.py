@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -24,12 +24,13 @@ from hfseq.checkpoints import files, weights
 from hfseq.errors import CheckpointError, UsageError, WeightsError, nearest
 from hfseq.modeling import lora
 from hfseq.modeling.base import FlaxModel
+from hfseq.modeling.sentence import SentenceEncoder, Sentences
 from hfseq.nn import sharding, trees
 from hfseq.nn.layers import Linear
 from hfseq.nn.qwix import quantize_kernel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 logger = logging.getLogger("hfseq.modeling")
 
@@ -265,6 +266,7 @@ class FlaxPreTrainedModel(FlaxModel):
         model.extra = model._read_extra(read, extra_sharding)
         report.missing = [path for path in report.missing if not lora.is_adapter(path)]
         model._read_sidecars(source, download)
+        model._source = str(pretrained_model_name_or_path), dict(download)
         model._warn(report, source, _do_init, kept=param_dtype is None)
         model.load_generation_config(source, **download)
         if not _do_init:
@@ -547,6 +549,74 @@ class FlaxPreTrainedModel(FlaxModel):
         made._options, made.generation_config = self._options, self.generation_config
         return made
 
+    # -- sentences
+
+    #: Where the model was loaded from, and with which options of the Hub.
+    _source: tuple[str, dict[str, Any]] | None = None
+    _sentences: Sentences | None = None
+    _encoder: tuple[str | None, SentenceEncoder] | None = None
+
+    @property
+    def sentences(self) -> Sentences | None:
+        """What sentence-transformers' files beside the model say; set it to have them written."""
+        if self._sentences is None and self._source is not None:
+            self._sentences = Sentences.read(*self._source)
+            if self._sentences is None and self.peft_config is not None:
+                self._sentences = Sentences.read(str(self.peft_config.base_model_name_or_path), {})
+        return self._sentences
+
+    @sentences.setter
+    def sentences(self, sentences: Sentences) -> None:
+        self._sentences, self._encoder = sentences, None
+
+    def encode(
+        self, sentences: str | Sequence[str], prompt_name: str | None = None,
+        prompt: str | None = None, batch_size: int = 32, show_progress_bar: bool = False,
+        normalize_embeddings: bool = False, truncate_dim: int | None = None, *,
+        pooling: str | None = None, tokenizer: PreTrainedTokenizerBase | None = None,
+        params: trees.Params | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """Return the vectors of sentences as sentence-transformers computes them, float32.
+
+        One sentence gives (features,), several (sentences, features). ``prompt``, or the one that
+        is stored as ``prompt_name``, goes before each; ``truncate_dim`` keeps the first features;
+        ``pooling`` (mean, cls, max, lasttoken …) is for models without sentence-transformers'
+        files; the ``tokenizer`` is loaded from beside the model unless it is given. Sentences are
+        sorted by length and padded to few widths, each compiled once; what is longer than the model
+        reads is cut, which is logged.
+
+        **Raises:** UsageError for a model that does not say how to pool, or has no last hidden
+        states, and for an unknown ``prompt_name``.
+        """
+        how = self.sentences if pooling is None else Sentences((pooling,))
+        if how is None:
+            raise UsageError(
+                "the model has no modules.json, which says how the vectors of tokens become one of "
+                'a sentence: give pooling="mean", "cls" or "lasttoken", as it was trained'
+            )
+        name = prompt_name if prompt_name is not None else how.default_prompt_name
+        if prompt is None and name is not None and name not in how.prompts:
+            raise UsageError(f"prompt_name '{name}': the model has {', '.join(how.prompts)}")
+        if prompt is None:
+            prompt = how.prompts[name] if name is not None else ""
+        known, made = self._encoder or (None, None)
+        if made is None or known != pooling or tokenizer not in (None, made.tokenizer):
+            if tokenizer is None:
+                if self._source is None:
+                    raise UsageError("encode: give the tokenizer, for a model that was not loaded")
+                from transformers import AutoTokenizer
+
+                from hfseq.modeling import auto
+
+                tokenizer = auto.load(AutoTokenizer, self._source[0], **self._source[1])
+            made = SentenceEncoder(self, tokenizer, how)
+            self._encoder = pooling, made
+        vectors = made(
+            [sentences] if isinstance(sentences, str) else sentences, prompt, batch_size,
+            normalize_embeddings, truncate_dim, show_progress_bar, params,
+        )  # fmt: skip
+        return vectors[0] if isinstance(sentences, str) else vectors
+
     # -- saving
 
     def stored_config(self) -> Any:
@@ -616,6 +686,15 @@ class FlaxPreTrainedModel(FlaxModel):
                 sidecar.write(stage, trees.flatten(kept), self.precision.name)
             if self.peft_config is None:
                 self.save_config(stage)
+        said = self._sentences
+        if (
+            self._source
+            and Path(self._source[0]).is_dir()
+            and type(self).__name__.endswith("Model")
+        ):
+            said = self.sentences
+        if said is not None:
+            said.write(folder, self.text_config.hidden_size)
         if push_to_hub:
             self.push_to_hub(
                 kwargs.pop("repo_id", folder.name), folder=folder, token=token, **kwargs

@@ -75,7 +75,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             extra=extra,
         )  # fmt: skip
 
-    def encode(
+    def encode(  # type: ignore[override]  # as in Transformers 4
         self,
         input_ids: Input,
         attention_mask: Input = None,
