@@ -60,6 +60,7 @@ Count = Annotated[int, Allowed("a number of at least 1", minimum=1)]
 NotNegative = Annotated[int, Allowed("0 or more", minimum=0)]
 Percentage = Annotated[int, Allowed("0 to 99", minimum=0, maximum=99)]
 Share = Annotated[float, Allowed("a number in [0, 1]", minimum=0, maximum=1)]
+Positive = Annotated[float, Allowed("a number above 0", above=0)]
 
 
 @dataclass
@@ -640,6 +641,37 @@ class ChatArguments(RecordArguments):
 
 
 @dataclass
+class EmbeddingArguments(RecordArguments):
+    """Where texts that belong together come from, and how a text becomes a vector."""
+
+    pooling: Literal["mean", "cls", "max", "lasttoken"] | None = option(
+        None,
+        "How the vectors of tokens become one of the text; by default as the model's own files "
+        "say, else mean.",
+    )
+    normalize: bool = option(True, "Give vectors the length 1, also in what is saved.")
+    scale: Positive = option(20.0, "What the cosines are multiplied by: 1 / temperature.")
+    matryoshka_dims: str | None = option(
+        None,
+        "Numbers of features, such as 384,128,64: the first so many are trained to be enough, too.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Add numbers of features that are none."""
+        if any(not one.strip().isdecimal() or int(one) < 1 for one in self._dims()):
+            yield f"--matryoshka_dims {self.matryoshka_dims}: give numbers, as 384,128,64"
+        yield from super().problems()
+
+    def _dims(self) -> list[str]:
+        return self.matryoshka_dims.split(",") if self.matryoshka_dims else []
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The numbers of features that are trained."""
+        return tuple(int(one) for one in self._dims())
+
+
+@dataclass
 class ImageArguments(TextArguments):
     """Where pictures with labels come from, how they are read, and how predictions are judged."""
 
@@ -1145,6 +1177,7 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "token_classification": TokenClassificationArguments,
     "question_answering": QuestionAnsweringArguments,
     "sft": ChatArguments,
+    "embedding": EmbeddingArguments,
     "image_classification": ImageArguments,
     "image_text": CaptionArguments,
     "image_to_text": CaptioningArguments,

@@ -37,6 +37,7 @@ def register_objectives(register: Register) -> None:
     register("token_classification", "hfseq.objectives.token_classification:TokenClassification")
     register("question_answering", "hfseq.objectives.question_answering:QuestionAnswering")
     register("sft", "hfseq.objectives.sft:InstructionTuning")
+    register("embedding", "hfseq.objectives.embedding:Embedding")
     register("summarization", "hfseq.objectives.summarization:Summarization")
     register("image_classification", "hfseq.objectives.image_classification:ImageClassification")
     register("image_text", "hfseq.objectives.image_text:ImageText")
