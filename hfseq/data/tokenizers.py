@@ -295,17 +295,31 @@ def wrap(
     return tokenizer
 
 
+def write_for_both(folder: Path, generic: bool = False) -> None:
+    """Let Transformers 4 read the settings of a tokenizer that version 5 wrote in ``folder``.
+
+    What version 5 calls a tokenizer of no family (``generic``: whatever it was) has the older name,
+    which both know, and its further special tokens have the older key.
+    """
+    file = folder / "tokenizer_config.json"
+    if not file.exists():
+        return
+    config = json.loads(file.read_text(encoding="utf-8"))
+    for key in ("backend", "is_local", "local_files_only"):
+        config.pop(key, None)
+    if generic or config.get("tokenizer_class") == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):  # version 4 has a dictionary there
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def save_generic(tokenizer: PreTrainedTokenizerBase, directory: Path) -> PreTrainedTokenizerBase:
     """Save ``tokenizer`` as one of no family, and return what ``AutoTokenizer`` makes of it."""
     from transformers import AutoTokenizer
 
     tokenizer.save_pretrained(directory)
-    file = directory / "tokenizer_config.json"
-    config = json.loads(file.read_text())
-    for key in ("backend", "is_local", "local_files_only"):
-        config.pop(key, None)
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # known to transformers 4 and 5 alike
-    file.write_text(json.dumps(config, indent=2) + "\n")
+    write_for_both(directory, generic=True)
     loaded = AutoTokenizer.from_pretrained(directory)
     sample = f"Ei lita prøve, 1 2  3: {tokenizer.mask_token or ''} ÆØÅ"
     ids, other = (t(sample)["input_ids"] for t in (tokenizer, loaded))

@@ -26,6 +26,7 @@ from hfseq import errors, plugins
 from hfseq.checkpoints import network
 from hfseq.checkpoints.hub import BackgroundPusher
 from hfseq.checkpoints.storage import Workspace
+from hfseq.data.tokenizers import write_for_both
 from hfseq.errors import CheckpointError, HfseqError, write_whole
 from hfseq.nn import trees
 from hfseq.objectives.base import Texts
@@ -103,6 +104,7 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
             if type(error) is Exception and (told := re.search(r"\(os error (\d+)\)", str(error))):
                 raise OSError(int(told[1]), os.strerror(int(told[1])), str(folder)) from error
             raise
+        write_for_both(Path(written))
         for path in sorted(Path(written).rglob("*")):
             target = folder / path.relative_to(written)
             if path.is_dir():
