@@ -46,6 +46,7 @@ SCRIPTS = {
     "run_t5_mlm_flax.py": "span_mlm",
     "run_bart_dlm_flax.py": "denoising",
     "run_sft_flax.py": "sft",
+    "run_embedding_flax.py": "embedding",
     "run_translation_flax.py": "translation",
     "run_classification_flax.py": "classification",
     "run_ner_flax.py": "token_classification",

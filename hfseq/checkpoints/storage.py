@@ -47,13 +47,14 @@ CHECKPOINTS = ("checkpoints", "checkpoint-*")
 LOGS = (
     *("runs", "wandb", "wandb_run_id", "metrics.jsonl", "profile", "logs", "plots", "*.png"),
     *("*_results.json", "trainer_state.json", "training_args*", "training_arguments*", "run.json"),
-    *("generated_*.txt", "test_results*.tsv"),
+    *("generated_*.txt", "test_results*.tsv", "predictions.*", "nbest_predictions.json"),
+    "null_odds.json",
 )
 PREPARED = (
     *("config.json", "generation_config.json", "tokenizer*", "*.model", "vocab*", "merges.txt"),
     *("special_tokens_map.json", "added_tokens.json", "*chat_template*", "spm_char*", "*.py"),
     *("preprocessor_config.json", "README*", "MODEL_CARD.md", "LICEN[SC]E*", "CITATION*"),
-    *("NOTICE*",),
+    *("NOTICE*", "modules.json", "*sentence_*.json", "[0-9]_*"),
     *(".*", "__pycache__", "previous-*", "*.tmp*", "*.log", "*.out", "*.err", "*.yaml", "*.yml"),
 )
 OURS = (*WEIGHTS, *CHECKPOINTS, *LOGS, *PREPARED)

@@ -44,6 +44,7 @@ EXAMPLES = """examples:
   hfseq tag DIR "Ada lives in Oslo."     find names in texts
   hfseq answer DIR "Who?" --context @f   answer from a text
   hfseq summarize DIR < articles.txt     summarise line by line
+  hfseq embed DIR < sentences.txt        vectors of texts
   hfseq evaluate DIR --tasks hellaswag   scores on tasks of lm-evaluation-harness
   hfseq push DIR --hub_model_id me/it    upload a model directory as one commit
 
@@ -122,6 +123,10 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
     ("answer", "answer questions from a text", tasks.add_answer, tasks.run_answer,
      "hfseq answer my-qa 'Who wrote it?' --context @chapter.txt --top_k 3\n"
      "hfseq answer my-qa --input_file dev-v2.0.json --handle_impossible_answer --json"),
+    ("embed", "make vectors of texts, as sentence-transformers does", tasks.add_embed,
+     tasks.run_embed,
+     "hfseq embed my-vectors 'how old is the law' --json\n"
+     "hfseq embed my-vectors --input_file sentences.txt --output_file vectors.npy"),
     ("summarize", "summarise texts", tasks.add_summarize, tasks.run_summarize,
      "hfseq summarize my-t5 --input_file articles.txt --output_file short.txt"),
     ("evaluate", "evaluate a language model on tasks of lm-evaluation-harness",

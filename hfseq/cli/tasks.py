@@ -1,4 +1,4 @@
-"""``hfseq answer``, ``tag``, ``summarize`` and ``classify``: pipelines on lines and files."""
+"""``hfseq answer``, ``tag``, ``summarize``, ``classify`` and ``embed`` on lines and files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from hfseq.cli import models
 from hfseq.cli.text import add_json
-from hfseq.errors import CLOSED_PIPE, DataError, UsageError
+from hfseq.errors import CLOSED_PIPE, DataError, UsageError, replacing
 from hfseq.pipelines.lines import BadLine, Output, count_lines
 
 #: Seconds without a new line after which what has come on a pipe is answered.
@@ -301,3 +302,83 @@ def run_classify(arguments: argparse.Namespace) -> int:
         return _run(arguments, "zero-shot-classification", options, show, arguments.inputs)
     options = {"top_k": arguments.top_k, "truncation": cut}
     return _run(arguments, "text-classification", options, show, arguments.inputs)
+
+
+def add_embed(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``hfseq embed``."""
+    parser.add_argument("model", metavar="MODEL", help="directory or Hub name of an encoder")
+    parser.add_argument("texts", metavar="TEXT", nargs="*", help="default: standard input")
+    group = parser.add_argument_group("vectors")
+    group.add_argument(
+        "--pooling", metavar="NAME",
+        help="mean, cls, max, lasttoken …, for a model without sentence-transformers' files",
+    )  # fmt: skip
+    group.add_argument("--normalize", action="store_true", help="give vectors the length 1")
+    group.add_argument("--prompt", metavar="TEXT", help="put this before each text")
+    group.add_argument("--prompt_name", metavar="NAME", help="a prompt that the model has")
+    group.add_argument(
+        "--truncate_dim", type=int, metavar="N", help="keep the first so many features"
+    )
+    group = parser.add_argument_group("input and output")
+    group.add_argument(
+        "--input_file", metavar="FILE",
+        help="a text a line, or a table with the column text; - is standard input",
+    )  # fmt: skip
+    group.add_argument(
+        "--output_file", metavar="FILE",
+        help="FILE.npy is an array (texts, features) of float32; other names are lines of JSON, as "
+        "standard output is",
+    )  # fmt: skip
+    add_json(group, "a JSON object a line: the text and its vector")
+    group.add_argument("--no_progress", action="store_true", help="no progress bar on a terminal")
+    group.add_argument(
+        "--batch_size", type=int, metavar="N", default=32, help="texts read together (32)"
+    )
+    models.add_model_flags(parser.add_argument_group("model"))
+
+
+def run_embed(arguments: argparse.Namespace) -> int:
+    """Write the vector of each text."""
+    for name in ("batch_size", "truncate_dim"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} {value}: give a number of at least 1")
+    if arguments.texts and arguments.input_file:
+        raise UsageError("give texts or --input_file, not both")
+    import numpy as np
+
+    from hfseq.modeling import auto
+    from hfseq.pipelines.base import Refused, read_inputs, text_of
+
+    models.prepare(arguments)
+    name = arguments.input_file or "-"
+    if not arguments.texts and name == "-" and sys.stdin.isatty():
+        print("reading what you type; end with Ctrl-D", file=sys.stderr)
+    rows = [(f"input {n}", text) for n, text in enumerate(arguments.texts, 1)]
+    texts = []
+    for place, given in rows or read_inputs(name):
+        text = text_of(given, "text")
+        if isinstance(text, Refused) or not text.strip():
+            why = text if isinstance(text, Refused) else "there is no text in it"
+            raise DataError(f"{place}: {why}; a vector of nothing would be compared with others")
+        texts.append(str(text))
+    model = auto.load(auto.FlaxAutoModel, arguments.model, precision=arguments.precision)
+    vectors = model.encode(
+        texts, prompt=arguments.prompt, prompt_name=arguments.prompt_name,
+        batch_size=arguments.batch_size, pooling=arguments.pooling,
+        normalize_embeddings=arguments.normalize, truncate_dim=arguments.truncate_dim,
+        show_progress_bar=sys.stderr.isatty() and not arguments.no_progress,
+    )  # fmt: skip
+    if arguments.output_file and arguments.output_file.endswith(".npy"):
+        with replacing(Path(arguments.output_file)) as temporary, open(temporary, "wb") as file:
+            np.save(file, vectors)
+        return 0
+    try:
+        with Output(arguments.output_file) as output:
+            for text, vector in zip(texts, vectors.tolist(), strict=True):
+                line = {"input": text, "output": vector} if arguments.json else vector
+                output.write(json.dumps(line, ensure_ascii=False))
+    except BrokenPipeError:  # whoever read has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    return 0

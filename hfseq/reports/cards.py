@@ -114,6 +114,23 @@ inputs = tokenizer.apply_chat_template(
 generated = model.generate(**inputs, max_new_tokens=40){sequences}
 answer = generated[0, inputs["input_ids"].shape[1] :].tolist()
 print(tokenizer.decode(answer, skip_special_tokens=True))"""
+#: The tag of models whose directory sentence-transformers opens, and how vectors are made of texts.
+SENTENCES = "sentence-transformers"
+ENCODE = {
+    "np": """\
+from hfseq import FlaxAutoModel
+
+model = FlaxAutoModel.from_pretrained("{name}")
+""",
+    "pt": """\
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+""",
+}
+VECTORS = """\
+vectors = model.encode(["Some text", "Another one"])
+print(vectors[0] @ vectors[1])"""
 CALLS = {
     "ForMaskedLM": """\
 inputs = tokenizer(f"One word is {{tokenizer.mask_token}}.", return_tensors="{tensors}")
@@ -145,13 +162,16 @@ print(model.config.id2label[int(logits.argmax())])""",
 
 def snippet(
     task: str, name: str, tensors: str, custom_code: bool = False, architecture: str = "",
-    chat: bool = False,
+    chat: bool = False, sentences: bool = False,
 ) -> str:  # fmt: skip
     """Return the lines that load and call a model: with hfseq for "np", transformers for "pt".
 
     ``custom_code`` is for checkpoints that bring their PyTorch classes along; ``architecture`` is
-    the class of one that reads pictures or sound; ``chat`` is for a tokenizer with a chat template.
+    the class of one that reads pictures or sound; ``chat`` is for a tokenizer with a chat template,
+    ``sentences`` for a model with sentence-transformers' files.
     """
+    if sentences:
+        return (ENCODE[tensors] + VECTORS).format(name=name)
     if architecture in MEDIA:
         return _media_snippet(architecture, name, tensors)
     head = HEADS[tensors]
@@ -342,6 +362,8 @@ class CardContext:
             license=self.licence,
             library_name="peft"
             if self.adapter
+            else SENTENCES
+            if SENTENCES in self.tags
             else "transformers"
             if self.stock or self.custom_code
             else "hfseq",
@@ -486,10 +508,21 @@ def render_model_card(context: CardContext) -> str:
         "results": results,
         "auto_class": f"AutoModel{context.task}",
         "jax_snippet": snippet(
-            context.task, name, "np", architecture=context.architecture, chat=context.chat
+            context.task,
+            name,
+            "np",
+            architecture=context.architecture,
+            chat=context.chat,
+            sentences=SENTENCES in context.tags,
         ),
         "torch_snippet": snippet(
-            context.task, name, "pt", context.custom_code, context.architecture, context.chat
+            context.task,
+            name,
+            "pt",
+            context.custom_code,
+            context.architecture,
+            context.chat,
+            sentences=SENTENCES in context.tags,
         )
         if torch
         else "",

@@ -1,0 +1,169 @@
+"""Vectors of sentences, beside sentence-transformers and sums in NumPy."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import numpy as np
+import pytest
+
+import hfseq
+from hfseq import cli
+from hfseq.errors import CheckpointError, UsageError
+from hfseq.modeling.sentence import POOLING, Dense, Sentences, pool
+from tests.support.task_models import TEXTS, make
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("models"), "features")
+
+
+def one_by_one(model, text, modes, prompt=""):
+    """Vectors of a text by loops over its tokens, in float64."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model._source[0])
+    ids = tokenizer(prompt + text, return_tensors="np")["input_ids"]
+    hidden = np.asarray(model(ids, np.ones_like(ids)).last_hidden_state[0], np.float64)
+    weights = np.arange(1, len(hidden) + 1)[:, None]
+    ways = {
+        "cls": hidden[0], "max": hidden.max(0), "mean": hidden.mean(0),
+        "mean_sqrt_len": hidden.sum(0) / np.sqrt(len(hidden)),
+        "weightedmean": (hidden * weights).sum(0) / weights.sum(), "lasttoken": hidden[-1],
+    }  # fmt: skip
+    return np.concatenate([ways[mode] for mode in modes])
+
+
+@pytest.mark.parametrize("modes", [*((mode,) for mode in POOLING), ("cls", "mean")], ids=str)
+def test_vectors_are_pooled_as_their_names_say_whatever_the_batch(folder, modes):
+    model = hfseq.FlaxAutoModel.from_pretrained(folder)
+    model.sentences = Sentences(modes)
+    wanted = np.stack([one_by_one(model, text, modes) for text in TEXTS])
+    for size in (1, 3, 32):
+        np.testing.assert_allclose(model.encode(TEXTS, batch_size=size), wanted, atol=2e-5)
+    assert model.encode(TEXTS[0]).shape == wanted[0].shape
+    if len(modes) == 1:
+        plain = hfseq.FlaxAutoModel.from_pretrained(folder)
+        made = plain.encode(TEXTS, pooling=modes[0], normalize_embeddings=True, truncate_dim=9)
+        cut = wanted[:, :9] / np.linalg.norm(wanted[:, :9], axis=1, keepdims=True)
+        np.testing.assert_allclose(made, cut, atol=1e-5)
+
+
+def test_the_files_are_written_and_read(folder, tmp_path, caplog):
+    model = hfseq.FlaxAutoModel.from_pretrained(folder)
+    draw = np.random.default_rng(0)
+    kernel = draw.normal(size=(32, 5)).astype(np.float32)
+    said = Sentences(
+        ("mean",), dense=(Dense(kernel, np.ones(5, np.float32), "Tanh"),), normalize=True,
+        max_seq_length=12, do_lower_case=True, prompts={"query": "law: "},
+        default_prompt_name="query",
+    )  # fmt: skip
+    model.sentences = said
+    model.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    again = hfseq.FlaxAutoModel.from_pretrained(tmp_path)
+    assert again.sentences.dense[0].activation == "Tanh"
+    with caplog.at_level(logging.WARNING):
+        vectors = again.encode(TEXTS)
+    assert "5 sentences are longer than 12 tokens and were cut" in caplog.text.replace("\n", " ")
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    short = "It was read"
+    plain = one_by_one(again, short.lower(), ("mean",), "law: ")
+    wanted = np.tanh(plain @ kernel + 1)
+    np.testing.assert_allclose(again.encode(short), wanted / np.linalg.norm(wanted), atol=1e-5)
+    assert not np.allclose(again.encode(short, prompt=""), again.encode(short), atol=1e-3)
+    again.save_pretrained(tmp_path / "copy")
+    names = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.json") if "copy" not in str(p)}
+    copied = {str(p.relative_to(tmp_path / "copy")) for p in (tmp_path / "copy").rglob("*.json")}
+    assert names - copied == {"tokenizer.json", "tokenizer_config.json"}
+    # The newer spelling.
+    (tmp_path / "1_Pooling" / "config.json").write_text(
+        json.dumps({"embedding_dimension": 32, "pooling_mode": "cls"})
+    )
+    assert Sentences.read(str(tmp_path), {}).pooling == ("cls",)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    (tmp_path / "modules.json").write_text(json.dumps([*modules, {"type": "a.b.CNN", "path": ""}]))
+    with pytest.raises(CheckpointError, match="has a CNN, which hfseq does not know"):
+        Sentences.read(str(tmp_path), {})
+
+
+def test_a_prompt_can_be_left_out_of_the_mean(folder):
+    from transformers import AutoTokenizer
+
+    model = hfseq.FlaxAutoModel.from_pretrained(folder)
+    model.sentences = Sentences(include_prompt=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("the law river", return_tensors="np")["input_ids"]
+    hidden = np.asarray(model(ids, np.ones_like(ids)).last_hidden_state[0])
+    left = len(tokenizer("the law")["input_ids"]) - 1
+    found = model.encode("river", prompt="the law ")
+    np.testing.assert_allclose(found, hidden[left:].mean(0), atol=1e-5)
+
+
+def test_what_cannot_be_encoded_is_told(folder, tmp_path):
+    model = hfseq.FlaxAutoModel.from_pretrained(folder)
+    with pytest.raises(UsageError, match='modules.json.*give pooling="mean"'):
+        model.encode("a")
+    with pytest.raises(UsageError, match="pooling 'men'; did you mean 'mean'.*choose among cls"):
+        model.encode("a", pooling="men")
+    with pytest.raises(UsageError, match="prompt_name 'passage': the model has query"):
+        model.sentences = Sentences(prompts={"query": "q: "})
+        model.encode("a", prompt_name="passage")
+    head = hfseq.FlaxAutoModelForMaskedLM.from_config(model.config)
+    with pytest.raises(UsageError, match="encode: give the tokenizer"):
+        head.encode("a", pooling="mean")
+    from transformers import AutoTokenizer
+
+    with pytest.raises(UsageError, match="FlaxBertForMaskedLM has a head: load it by FlaxAuto"):
+        head.encode("a", pooling="mean", tokenizer=AutoTokenizer.from_pretrained(folder))
+
+
+def test_padding_at_the_end_changes_no_pooling():
+    hidden = np.random.default_rng(0).normal(size=(2, 6, 3)).astype(np.float32)
+    mask = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
+    short = pool(hidden[1:, :3], mask[1:, :3], list(POOLING))
+    np.testing.assert_allclose(pool(hidden, mask, list(POOLING))[1:], short, atol=1e-6)
+
+
+def test_the_command_writes_arrays_and_lines(folder, tmp_path, capsys):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"{text}\n" for text in TEXTS))
+    wanted = hfseq.FlaxAutoModel.from_pretrained(folder).encode(TEXTS, pooling="mean")
+    command = ["embed", str(folder), "--pooling", "mean", "--input_file", str(lines)]
+    assert cli.main([*command, "--output_file", str(tmp_path / "v.npy")]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), wanted, atol=1e-6)
+    assert cli.main([*command, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["input"] for row in rows] == TEXTS
+    np.testing.assert_allclose([row["output"] for row in rows], wanted, atol=1e-6)
+    lines.write_text("a\n\nb\n")
+    assert cli.main(command) == 1
+    assert f"{lines}:2: there is no text in it" in capsys.readouterr().err
+    capsys.readouterr()
+    assert cli.main([*command, "--truncate_dim", "-1"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # theirs
+def test_vectors_are_those_of_sentence_transformers(trained_bert, tmp_path, shared):
+    theirs = pytest.importorskip("sentence_transformers")
+    from transformers import AutoTokenizer
+
+    from hfseq.data.tokenizers import save_generic
+
+    assert sys.modules["sentence_transformers"] is theirs
+    lines = (shared / "wikitext-2" / "valid.txt").read_text(encoding="utf-8").splitlines()
+    texts = [line.strip() for line in lines if len(line.split()) > 3][:200]
+    model = hfseq.FlaxAutoModel.from_pretrained(trained_bert)
+    ours = model.encode(texts)
+    wanted = theirs.SentenceTransformer(str(trained_bert), device="cpu").encode(texts)
+    np.testing.assert_allclose(ours, wanted, atol=1e-6)
+    assert np.abs((ours * wanted).sum(1) - 1).max() < 1e-5
+    model.save_pretrained(tmp_path)
+    save_generic(AutoTokenizer.from_pretrained(trained_bert), tmp_path)
+    again = theirs.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
+    np.testing.assert_allclose(ours, again, atol=1e-6)

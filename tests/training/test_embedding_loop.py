@@ -1,0 +1,124 @@
+"""Runs that learn vectors of texts."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+import hfseq
+from hfseq.errors import DataError, UsageError
+from tests.training.conftest import WORDS, losses
+from tests.training.test_loop import stop_at
+
+BERT = (
+    "hidden_size=32,num_hidden_layers=1,num_attention_heads=4,intermediate_size=64,"
+    "max_position_embeddings=40"
+)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Words and the same in another order; a negative lacks some of them."""
+    folder, draw, words = tmp_path_factory.mktemp("pairs"), random.Random(0), sorted(set(WORDS))
+    for name, count in (("train", 128), ("valid", 24)):
+        rows = []
+        for _ in range(count):
+            chosen = draw.sample(words, 4)
+            rows.append({"anchor": " ".join(chosen), "positive": " ".join(sorted(chosen)),
+                         "negative": " ".join(draw.sample(words, 4)), "other": 1})  # fmt: skip
+        if name == "train":
+            rows += [{"anchor": "a", "positive": " ", "negative": "b"}, {"anchor": 1}]
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def embed(flags, pairs, corpus):
+    """Train vectors on the pairs."""
+
+    def run(output, devices=1, callbacks=(), **changes):
+        from tests.support import runs
+
+        values = {
+            "model_type": "bert", "config_overrides": BERT, "global_batch_size": 16,
+            "per_device_eval_batch_size": 8, "max_seq_length": None, "warmup_steps": 0,
+            "train_file": pairs / "train.jsonl", "validation_file": pairs / "valid.jsonl",
+        } | changes  # fmt: skip
+        return runs.train(flags(output, **values), "embedding", devices, callbacks)
+
+    return run
+
+
+def test_a_toy_model_retrieves_and_opens_as_it_was_trained(embed, pairs, caplog, tmp_path):
+    loop = embed(
+        "run", do_train=True, do_eval=True, max_steps=150, learning_rate=3e-3,
+        matryoshka_dims="32,8",
+    )  # fmt: skip
+    told = caplog.text
+    assert "2 of 130 train examples are left out" in told
+    assert "train.jsonl, line 129: 'positive' is no text but ' '" in told
+    assert "line 130: 'negative' is no text but None" in told
+    assert loop.metrics["eval_accuracy_at_1"] > 0.8 < loop.metrics["eval_mrr_at_10"]
+    model = hfseq.FlaxAutoModel.from_pretrained(tmp_path / "run")
+    rows = [json.loads(line) for line in (pairs / "valid.jsonl").read_text().splitlines()]
+    anchors, positives = (model.encode([r[k] for r in rows]) for k in ("anchor", "positive"))
+    ranked = ((anchors @ positives.T).argmax(1) == np.arange(len(rows))).mean()
+    assert ranked == pytest.approx(loop.metrics["eval_accuracy_at_1"])
+    np.testing.assert_allclose(np.linalg.norm(anchors, axis=1), 1, rtol=1e-5)
+    short = model.encode([row["anchor"] for row in rows], truncate_dim=8)
+    assert short.shape == (24, 8)
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "pipeline_tag: sentence-similarity" in card and "model.encode(" in card
+    with pytest.raises(DataError, match="line 129: 'positive' is no text"):
+        embed("strict", bad_examples="error")
+
+
+def test_the_loss_is_that_of_the_formula(embed, pairs, tmp_path):
+    loop = embed("run", do_train=True, do_eval=True, max_steps=1, learning_rate=0.0,
+                 matryoshka_dims="32,8", per_device_eval_batch_size=24)  # fmt: skip
+    model = hfseq.FlaxAutoModel.from_pretrained(tmp_path / "run")
+    rows = [json.loads(line) for line in (pairs / "valid.jsonl").read_text().splitlines()]
+    model.sentences = hfseq.modeling.sentence.Sentences()  # what is trained is not yet of length 1
+    sides = [
+        model.encode([row[name] for row in rows]).astype(np.float64)
+        for name in ("anchor", "positive", "negative")
+    ]
+    total = 0.0
+    for dim in (32, 8):
+        units = [
+            side[:, :dim] / np.linalg.norm(side[:, :dim], axis=1, keepdims=True) for side in sides
+        ]
+        scores = 20 * units[0] @ np.concatenate(units[1:]).T
+        right = scores[np.arange(24), np.arange(24)]
+        total += float(np.mean(np.log(np.exp(scores).sum(1)) - right))
+    assert loop.metrics["eval_loss"] == pytest.approx(total, rel=1e-4)
+
+
+def test_eight_devices_compare_the_whole_batch(embed):
+    changes = {"do_train": True, "max_steps": 4}
+    one = losses(embed("one", **changes).folder)
+    many = losses(embed("many", devices=8, mesh="data=8", **changes).folder)
+    for step, value in one.items():
+        assert many[step] == pytest.approx(value, rel=2e-5), step
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_bit(embed):
+    changes = {"do_train": True, "save_steps": 2}
+    whole = losses(embed("whole", **changes).folder)
+    with pytest.raises(SystemExit):
+        embed("cut", callbacks=[stop_at(4)], **changes)
+    assert losses(embed("cut", **changes).folder) == whole
+
+
+def test_flags_that_cannot_be_are_told(embed, pairs, tmp_path):
+    with pytest.raises(UsageError, match="matryoshka_dims 64: the vectors have 32 features"):
+        embed("wide", matryoshka_dims="64")
+    with pytest.raises(UsageError, match="matryoshka_dims 8,x: give numbers"):
+        embed("odd", matryoshka_dims="8,x")
+    single = tmp_path / "one.jsonl"
+    single.write_text('{"text": "a"}\n{"text": "b"}\n')
+    with pytest.raises(UsageError, match="has the columns text: give anchor and positive"):
+        embed("one", train_file=single, validation_file=single)
