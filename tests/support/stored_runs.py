@@ -96,6 +96,26 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "assistant_only_loss": True, "eos_token": "<|im_end|>",
         "config_overrides": f"{_BERT},num_key_value_heads=1,max_position_embeddings=48",
     }),
+    "token_classification": ("token_classification", {
+        "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 16,
+        "train_file": f"{DATA}/tags.jsonl", "validation_file": None,
+        "config_overrides": f"{_BERT},max_position_embeddings=24",
+    }),
+    "question_answering": ("question_answering", {
+        "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 24,
+        "train_file": f"{DATA}/questions.jsonl", "validation_file": None, "doc_stride": 4,
+        "config_overrides": f"{_BERT},max_position_embeddings=24",
+    }),
+    "summarization": ("summarization", {
+        "model_type": "bart", "tokenizer_name": f"{DATA}/marian", "config_overrides": _SIDES,
+        "train_file": f"{DATA}/summaries.jsonl", "validation_file": None,
+        "predict_with_generate": False, "max_source_length": 16, "max_target_length": 8,
+    }),
+    "embedding": ("embedding", {
+        "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 16,
+        "train_file": f"{DATA}/texts.jsonl", "validation_file": None, "matryoshka_dims": "8,4",
+        "config_overrides": f"{_BERT},max_position_embeddings=24",
+    }),
     "classification": ("classification", {
         "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 16,
         "train_file": f"{DATA}/train.tsv", "validation_file": f"{DATA}/valid.tsv",
@@ -281,6 +301,8 @@ def write(target: Path) -> None:
         chats.write_tokenizer(target / "data" / "chat")
         lines = ({"messages": one} for one in chats.conversations(40))
         chats.write_lines(target / "data" / "chats.jsonl", lines)
+    if not (target / "data" / "tags.jsonl").exists():
+        write_tasks(target / "data")
     for name, (objective, own) in RUNS.items():
         if not (target / name).exists():
             with tempfile.TemporaryDirectory() as temporary:
@@ -338,6 +360,29 @@ def write_data(folder: Path) -> None:
     for family, kept in (("roberta", texts), ("t5", texts), ("marian", both), ("bert", texts)):
         train_tokenizer(kept, family, vocab_size=300, output_dir=folder / family, min_frequency=1)
     train_tokenizer([], "vq_transformer", "bytes", output_dir=folder / "bytes")
+
+
+def write_tasks(folder: Path) -> None:
+    """Write words with tags, questions with contexts, texts with summaries, and pairs of texts."""
+    draw = random.Random(1)
+    words = "the law of every land is read by all who live there".split()
+    tables: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("tags", "questions", "summaries", "texts")
+    }
+    for number in range(40):
+        chosen = draw.sample(words, 6)
+        text = " ".join(chosen)
+        tags = ["B-LAW" if word == "law" else "O" for word in chosen]
+        tables["tags"].append({"tokens": chosen, "ner_tags": tags})
+        start = text.index(f" {chosen[-1]}") + 1
+        answers = {"text": [chosen[-1]], "answer_start": [start]}
+        tables["questions"].append(
+            {"id": number, "question": "who", "context": text, "answers": answers}
+        )
+        tables["summaries"].append({"document": text, "summary": chosen[0]})
+        tables["texts"].append({"anchor": text, "positive": " ".join(sorted(chosen))})
+    for name, rows in tables.items():
+        chats.write_lines(folder / f"{name}.jsonl", rows)
 
 
 def write_pictures(folder: Path) -> None:

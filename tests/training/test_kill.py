@@ -47,6 +47,10 @@ RUNS = {
     "denoising": ("run_bart_dlm_flax.py", "denoising", {}, 8),
     "translation": ("run_translation_flax.py", "translation", {}, 8),
     "sft": ("run_sft_flax.py", "mlm", {}, 4),
+    "token_classification": ("run_ner_flax.py", "mlm", {}, 2),
+    "question_answering": ("run_qa_flax.py", "mlm", {}, 2),
+    "summarization": ("run_summarization_flax.py", "mlm", {}, 2),
+    "embedding": ("run_embedding_flax.py", "mlm", {}, 2),
     "classification": ("run_classification_flax.py", "mlm", {"train_file": "labelled"}, 8),
     "image_classification": ("run_image_classification_flax.py", "mlm", {}, 4),
     "image_text": ("run_clip_flax.py", "mlm", {}, 4),
@@ -55,6 +59,8 @@ RUNS = {
     "ctc": ("run_speech_recognition_ctc_flax.py", "mlm", {}, 4),
     "speech_recognition": ("run_speech_recognition_flax.py", "mlm", {}, 4),
 }
+#: Those whose data is that of the stored runs.
+OTHER_DATA = ("image", "speech", "wav2vec2", "ctc", "sft", "token", "question", "summ", "embed")
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name != "mlm"]
 
 
@@ -87,7 +93,7 @@ def test_kills_at_random_moments_change_nothing(flags, labelled, tmp_path, name)
     options |= {"objective": objective, **own}
     if own.get("train_file"):
         options |= {"train_file": labelled, "validation_file": labelled}
-    if name.startswith(("image", "speech", "wav2vec2", "ctc", "sft")):
+    if name.startswith(OTHER_DATA):
         options |= without_text(name)
     whole = start(flags("whole", **options), script)
     output, _ = whole.communicate(timeout=900)
