@@ -26,7 +26,7 @@ from hfseq.generation.request import bucket
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from hfseq.modeling.pretrained import FlaxPreTrainedModel
+    from hfseq.modeling.base import FlaxModel
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class SentenceEncoder:
     """A model, its tokenizer, and what follows it: sentences in, vectors out."""
 
     def __init__(
-        self, model: FlaxPreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentences: Sentences
+        self, model: FlaxModel, tokenizer: PreTrainedTokenizerBase, sentences: Sentences
     ):
         self.model, self.tokenizer, self.sentences = model, tokenizer, sentences
         limits = sentences.max_seq_length, model.max_length(), tokenizer.model_max_length
