@@ -238,9 +238,7 @@ def _read_dense(
 class SentenceEncoder:
     """A model, its tokenizer, and what follows it: sentences in, vectors out."""
 
-    def __init__(
-        self, model: FlaxModel, tokenizer: PreTrainedTokenizerBase, sentences: Sentences
-    ):
+    def __init__(self, model: FlaxModel, tokenizer: PreTrainedTokenizerBase, sentences: Sentences):
         self.model, self.tokenizer, self.sentences = model, tokenizer, sentences
         limits = sentences.max_seq_length, model.max_length(), tokenizer.model_max_length
         self.limit = min(one for one in (*limits, 1 << 20) if one)
