@@ -66,7 +66,7 @@ def small_heap() -> Iterator[None]:
 
             jax.clear_caches()
             gc.unfreeze()
-    gc.collect()
+            gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ EXTRA_PACKAGES = "HFSEQ_BENCHMARK_PACKAGES"
 SUITES = {
     "limits": "harness", "train": "training", "inference": "inference", "generation": "inference",
     "data": "data", "startup": "checkpoints", "checkpoint": "checkpoints", "memory": "training",
-    "scaling": "training", "data_scale": "data", "compile": "compiled",
+    "scaling": "training", "data_scale": "data", "compile": "compiled", "pipelines": "pipelines",
 }  # fmt: skip
 ALIASES = {"training": "train", "checkpoints": "checkpoint"}
 

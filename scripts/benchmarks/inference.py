@@ -539,8 +539,8 @@ def inference_cases(options: Options) -> list[Case]:
 
 
 def inference_problems(rows: Rows) -> list[str]:
-    """Name the contestants whose hidden states are not those of the first of their case."""
-    # How far mean absolute hidden states may be apart, relatively.
+    """Name the contestants whose results are not those of the first of their case."""
+    # How far means may be apart, relatively.
     tolerance = {"float32": 1e-4, "bfloat16": 3e-2}
     problems = []
     first: dict[str, dict[str, Any]] = {}
@@ -549,7 +549,7 @@ def inference_problems(rows: Rows) -> list[str]:
         value, wanted = row["facts"]["mean"], base["facts"]["mean"]
         if not abs(value - wanted) <= tolerance[row["dtype"]] * abs(wanted):
             problems.append(
-                f"{row['case']}: {row['name']} returns hidden states of mean size {value:.6g}, "
+                f"{row['case']}: {row['name']} returns numbers of mean size {value:.6g}, "
                 f"{base['name']} {wanted:.6g}"
             )
     return problems

@@ -116,10 +116,16 @@ WRITING = {
     "whisper": Subject("Whisper tiny", "WhisperConfig", "ForSpeechSeq2Seq", (), 0, 1500,
                        size={"suppress_tokens": None, "begin_suppress_tokens": None}),
 }  # fmt: skip
+#: What the pipelines read texts with.
+READING = {
+    "classifier": Subject("BERT-base", "BertConfig", "ForSequenceClassification", (), 0, 512),
+    "minilm": Subject("MiniLM-L6", "BertConfig", "", (), 0, 256,
+                      size={"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}),
+}  # fmt: skip
 
 
 def subject_of(name: str) -> Subject:
-    return (SUBJECTS | FORWARD | WRITING)[name]
+    return (SUBJECTS | FORWARD | WRITING | READING)[name]
 
 
 def configuration(name: str, size: Mapping[str, Any], dropout: float | None = None) -> Any:

@@ -81,6 +81,7 @@ RUN = {
     "scaling": "batch [12]/hfseq",
     "data_scale": "",
     "compile": "dropout 0.1/H200",
+    "pipelines": "classify",
 }
 
 
@@ -368,7 +369,7 @@ def test_hidden_states_that_differ_are_named():
     problems = inference.inference_problems
     assert problems([row("PyTorch", 1.0), row("hfseq", 1.00001)]) == []
     (found,) = problems([row("PyTorch", 1.0), row("hfseq", 1.1)])
-    assert "c: hfseq returns hidden states of mean size 1.1, PyTorch 1" in found
+    assert "c: hfseq returns numbers of mean size 1.1, PyTorch 1" in found
 
 
 def test_the_synthetic_text_is_the_same_again_and_of_its_size(tmp_path):

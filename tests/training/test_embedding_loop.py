@@ -105,6 +105,7 @@ def test_eight_devices_compare_the_whole_batch(embed):
         assert many[step] == pytest.approx(value, rel=2e-5), step
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_bit(embed):
     changes = {"do_train": True, "save_steps": 2}
     whole = losses(embed("whole", **changes).folder)

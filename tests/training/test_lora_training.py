@@ -13,6 +13,7 @@ import pytest
 import hfseq
 from hfseq.errors import UsageError
 from hfseq.nn import trees
+from tests.support.tiers import first
 from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
@@ -70,7 +71,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(train, base):
 FEW_BITS = {"load_in_4bit": "uint4", "load_in_8bit": "int8"}
 
 
-@pytest.mark.parametrize("flag", FEW_BITS)
+@pytest.mark.parametrize("flag", first(FEW_BITS, "load_in_4bit"))
 def test_a_base_in_few_bits_trains_as_one_that_was_rounded_to_them(train, base, tmp_path, flag):
     """The reference is a base that was written with the rounded numbers, trained as any other."""
     qwix = pytest.importorskip("qwix")

@@ -104,6 +104,7 @@ def test_words_are_tagged_and_bad_sentences_named(task, tables, caplog, tmp_path
         task("strict", "token_classification", bad_examples="error")
 
 
+@pytest.mark.slow
 def test_tokens_after_the_first_of_a_word_count_only_if_asked(task):
     apart = [
         task(f"all{every}", "token_classification", max_steps=1, label_all_tokens=every).run
@@ -213,6 +214,7 @@ def test_summaries_are_written_and_judged(task, tables, corpus):
     assert loop.run.objective.lengths == (32, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", list(KINDS))
 def test_a_run_that_was_stopped_goes_on_to_the_bit(task, objective, corpus):
     changes = {"do_train": True, "save_steps": 2}

@@ -85,5 +85,7 @@ def test_no_samples_are_logged_where_none_are_asked_for(info, tracker):
 
 
 def test_predicting_is_refused_where_an_objective_has_no_test_split(train):
-    with pytest.raises(UsageError, match=r"clm \(its loss\) and translation"):
+    with pytest.raises(
+        UsageError, match=r"'mlm' training has no test split .* clm \(its loss\) has it"
+    ):
         train(do_predict=True)
