@@ -32,9 +32,8 @@ _PUBLIC = {
     "hfseq.plugins.hookspecs": ["hookimpl"],
     "hfseq.plugins.transformers_hook": ["register_auto_classes"],
     "hfseq.generation": ["CausalGeneration", "FlaxGenerationMixin"],
-    "hfseq.modeling": ["FlaxPreTrainedModel"],
+    "hfseq.modeling": ["FlaxPreTrainedModel", "FlaxVisionPreTrainedModel"],
     "hfseq.modeling.seq2seq": ["FlaxSeq2SeqPreTrainedModel", "shift_tokens_right"],
-    "hfseq.modeling.vision": ["FlaxVisionPreTrainedModel"],
     "hfseq.modeling.auto": [
         *(f"Flax{auto_class_name(task)}" for task in TASKS),
         *TASKS.values(),

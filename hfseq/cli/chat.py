@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +97,11 @@ def run_chat(arguments: argparse.Namespace) -> int:
             help_ = "/clear forgets, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
             print(paint(f"{arguments.model}: {help_}", "faint"), file=sys.stderr)
         hidden = arguments.json or arguments.output_file or not sys.stdout.isatty()
-        turns = _typed("" if hidden else "> ") if by_hand else _read(lines, name)
-        for text in turns:
+        turns = _typed("" if hidden else "> ") if by_hand else lines
+        for number, line in enumerate(turns, 1):
+            if problem := getattr(line, "problem", None):
+                raise DataError(f"{name}:{number}: {problem}")
+            text = line.strip()
             if text == "/exit":
                 break
             if text == "/clear":
@@ -118,14 +121,7 @@ def _typed(prompt: str) -> Iterator[str]:
         except (EOFError, KeyboardInterrupt):
             print(file=sys.stderr)
             return
-        yield text.strip()
-
-
-def _read(lines: Iterable[str], name: str) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
-        if problem := getattr(line, "problem", None):
-            raise DataError(f"{name}:{number}: {problem}")
-        yield line.strip()
+        yield text
 
 
 def _answer(

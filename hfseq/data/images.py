@@ -438,7 +438,10 @@ def of_folder(folder: str, flag: str, split: str) -> Pictures:
     base = folder.rstrip("/")
     names, labels, sources = [], [], []
     for name in found:
-        inside = name[len(base) + 1 :] if name.startswith(f"{base}/") else _relative(name, base)
+        # The folder may be written in another way than in the names of its files.
+        below = name.startswith(f"{base}/")
+        inside = name[len(base) + 1 :] if below else os.path.relpath(name, base)
+        inside = inside.replace(os.sep, "/")
         parts = PurePosixPath(inside).parts
         if any(part.startswith(".") for part in parts):
             continue
@@ -457,11 +460,6 @@ def of_folder(folder: str, flag: str, split: str) -> Pictures:
         )
     table = Table({"image": list(names)}, f"{flag} {folder}")
     return Pictures(names, None, list(labels), [(0, table)], {}, None, sources)
-
-
-def _relative(name: str, folder: str) -> str:
-    """Return the part of ``name`` below ``folder``, which may be written in another way."""
-    return os.path.relpath(name, folder).replace(os.sep, "/")
 
 
 def of_tables(patterns: list[str], flag: str, split: str, arguments: ImageArguments) -> Pictures:

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
         FlaxCompositePreTrainedModel as FlaxCompositePreTrainedModel,
     )
     from hfseq.modeling.pretrained import FlaxPreTrainedModel as FlaxPreTrainedModel
+    from hfseq.modeling.pretrained import FlaxVisionPreTrainedModel as FlaxVisionPreTrainedModel
     from hfseq.modeling.seq2seq import FlaxSeq2SeqPreTrainedModel as FlaxSeq2SeqPreTrainedModel
     from hfseq.modeling.seq2seq import Seq2SeqGeneration as Seq2SeqGeneration
     from hfseq.modeling.seq2seq import shift_tokens_right as shift_tokens_right
-    from hfseq.modeling.vision import FlaxVisionPreTrainedModel as FlaxVisionPreTrainedModel
 
 _MODULES = {
     "Derived": "hfseq.checkpoints.weights",
     "FlaxCompositePreTrainedModel": "hfseq.modeling.composite",
     "FlaxPreTrainedModel": "hfseq.modeling.pretrained",
     "FlaxSeq2SeqPreTrainedModel": "hfseq.modeling.seq2seq",
-    "FlaxVisionPreTrainedModel": "hfseq.modeling.vision",
+    "FlaxVisionPreTrainedModel": "hfseq.modeling.pretrained",
     "Seq2SeqGeneration": "hfseq.modeling.seq2seq",
     "Tensor": "hfseq.checkpoints.weights",
     "WeightMap": "hfseq.checkpoints.weights",

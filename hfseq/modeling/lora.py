@@ -252,7 +252,7 @@ def trained(
     """Return which parameters training changes: adapters, and what ``config`` says beside them."""
     paths = list(paths)
     own = {path for path in paths if is_adapter(path)}
-    adapted = {_owner(path) for path in own}
+    adapted = {path[:-2] if path[-1] == "kernel" else path[:-1] for path in own}
 
     def chosen(path: trees.Path) -> bool:
         if path in own or config.saves(name_of(path)):
@@ -267,10 +267,6 @@ def trained(
 def is_adapter(path: trees.Path) -> bool:
     """Tell whether a parameter is a part of an adapter."""
     return any(_OWN.match(part) for part in path[-2:])
-
-
-def _owner(path: trees.Path) -> trees.Path:
-    return path[:-2] if path[-1] == "kernel" else path[:-1]
 
 
 # -- files

@@ -23,14 +23,16 @@ from hfseq.checkpoints import config as configs
 from hfseq.checkpoints import files, weights
 from hfseq.errors import CheckpointError, UsageError, WeightsError, nearest
 from hfseq.modeling import lora
-from hfseq.modeling.base import FlaxModel
+from hfseq.modeling.base import FlaxModel, Input
 from hfseq.modeling.sentence import SentenceEncoder, Sentences
 from hfseq.nn import sharding, trees
 from hfseq.nn.layers import Linear
 from hfseq.nn.qwix import quantize_kernel
+from hfseq.nn.random import Keys
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
 
 logger = logging.getLogger("hfseq.modeling")
 
@@ -809,3 +811,32 @@ class FlaxPreTrainedModel(FlaxModel):
                 folder or temporary, repo_id, private=private, token=token, message=message,
                 revision=revision,
             )  # fmt: skip
+
+
+class FlaxVisionPreTrainedModel(FlaxPreTrainedModel):
+    """Base of the models of pictures, whose module takes ``pixel_values`` as users give them.
+
+    They are floats (batch, channels, height, width), the layout of PyTorch and of the image
+    processors; ``nn.embed_patches`` turns them to channels last, which convolutions take.
+    """
+
+    main_input_name = "pixel_values"
+
+    def __call__(  # type: ignore[override]
+        self,
+        pixel_values: Input,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        *,
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
+        return self.run(
+            {"pixel_values": pixel_values, **inputs}, params, dropout_rng, train,
+            output_attentions, output_hidden_states, return_dict, extra=extra,
+        )  # fmt: skip

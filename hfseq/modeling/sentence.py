@@ -184,10 +184,11 @@ class Sentences:
             },
         }  # fmt: skip
         for number, dense in enumerate(self.dense, 2):
+            file = "linear" if dense.activation == "Identity" else "activation"
             written[f"{number}_Dense/config.json"] = {
                 "in_features": dense.kernel.shape[0], "out_features": dense.kernel.shape[1],
                 "bias": dense.bias is not None,
-                "activation_function": f"torch.nn.modules.{_module(dense)}.{dense.activation}",
+                "activation_function": f"torch.nn.modules.{file}.{dense.activation}",
             }  # fmt: skip
         if self.normalize:
             (folder / f"{len(kinds) - 1}_Normalize").mkdir(parents=True, exist_ok=True)
@@ -209,10 +210,6 @@ class Sentences:
             vectors = vectors if dense.bias is None else vectors + dense.bias
             vectors = ACTIVATIONS[dense.activation](vectors)
         return normalized(vectors) if self.normalize else vectors
-
-
-def _module(dense: Dense) -> str:
-    return "linear" if dense.activation == "Identity" else "activation"
 
 
 def _read_dense(

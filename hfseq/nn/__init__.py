@@ -22,17 +22,19 @@ from hfseq.nn.layers import (
     normal,
 )
 from hfseq.nn.positions import (
+    Rotary,
     alibi_slopes,
     gather_positions,
     positions_after_padding,
     positions_from_mask,
     positions_in_segments,
     relative_position_bias,
+    rope_parameters,
+    rotate,
     stretched,
 )
 from hfseq.nn.precision import add_bias
 from hfseq.nn.random import Keys, batch_keys, make_keys
-from hfseq.nn.rotary import Rotary, rope_parameters, rotate
 from hfseq.nn.stack import Layers, run_layers
 from hfseq.nn.visible import (
     Visible,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -214,10 +214,6 @@ class ImageToText(ReadsPictures, Objective):
         references = [told[one.name] for one in answers]
         hypotheses = [one.text or "" for one in answers]
         return Texts(
-            [one.name for one in answers], _first(references), hypotheses,
+            [one.name for one in answers], [captions[0] for captions in references], hypotheses,
             rouge_scores(hypotheses, references), {"rouge": "rouge-score, stemmed, F1"},
         )  # fmt: skip
-
-
-def _first(references: Sequence[Sequence[str]]) -> list[str]:
-    return [captions[0] for captions in references]

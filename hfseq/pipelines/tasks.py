@@ -149,7 +149,8 @@ class TextClassification(Pipeline):
         """Make a row of each text or pair."""
         cut, sides = options.get("truncation", False), []
         for one in inputs:
-            pair = text_of(one, "text_pair") if _is_pair(one) else None
+            paired = isinstance(one, Mapping) and one.get("text_pair") is not None
+            pair = text_of(one, "text_pair") if paired else None
             sides.append((text_of(one, "text"), pair))
         made: list[list[Row] | Refused | None] = [
             next((side for side in both if isinstance(side, Refused)), None) for both in sides
@@ -193,10 +194,6 @@ class TextClassification(Pipeline):
     def single(self, answer: Any, given: Any, options: Options) -> Any:
         """Return a list of one for a text, unless the call asked for several classes."""
         return [answer] if isinstance(given, str) and "top_k" not in options else answer
-
-
-def _is_pair(given: Any) -> bool:
-    return isinstance(given, Mapping) and given.get("text_pair") is not None
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

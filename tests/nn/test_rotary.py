@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
-from hfseq.nn.rotary import ROPE_TYPES, rope_parameters
+from hfseq.nn.positions import ROPE_TYPES, rope_parameters
 
 HEAD, LONGEST = 16, 64
 FACTORS = {

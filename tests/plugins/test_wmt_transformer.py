@@ -13,11 +13,11 @@ from hfseq.errors import UsageError
 from hfseq.testing import case, check_architecture
 from hfseq.testing import checks as testing_checks
 from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
-from hfseq_plugins.wmt_transformer.differential import initial_lambdas
-from hfseq_plugins.wmt_transformer.layers import DifferentialAttention
 from hfseq_plugins.wmt_transformer.modeling import (
+    DifferentialAttention,
     FlaxWMTTransformerForConditionalGeneration,
     FlaxWMTTransformerModel,
+    initial_lambdas,
 )
 from tests.support.models import close, ids, wmt_transformer_config
 

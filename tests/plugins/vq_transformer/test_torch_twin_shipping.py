@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hfseq_plugins.vq_transformer import torch_twin
+from hfseq_plugins.vq_transformer import modeling as torch_twin
 from hfseq_plugins.vq_transformer.modeling import (
     FlaxVQTransformerForCausalLM,
     FlaxVQTransformerForSequenceClassification,

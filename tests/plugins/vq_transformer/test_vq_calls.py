@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq_plugins.vq_transformer import attention
+from hfseq_plugins.vq_transformer import layers as attention
 from hfseq_plugins.vq_transformer.configuration import RATES, VQTransformerConfig
 from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
 from hfseq_plugins.vq_transformer.state import empty_state

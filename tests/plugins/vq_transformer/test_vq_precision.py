@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hfseq_plugins.vq_transformer.attention import attend, step
 from hfseq_plugins.vq_transformer.codebook import quantise
+from hfseq_plugins.vq_transformer.layers import attend, step
 from hfseq_plugins.vq_transformer.state import empty_state
 from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms
 from tests.support.tiers import first

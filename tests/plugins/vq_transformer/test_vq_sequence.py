@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from hfseq import nn
 from hfseq.nn.context import Options
 from hfseq_plugins.vq_transformer import sequence
-from hfseq_plugins.vq_transformer.attention import attend
+from hfseq_plugins.vq_transformer.layers import attend
 from hfseq_plugins.vq_transformer.state import State
 from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms
 
