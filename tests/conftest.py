@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
 import re
@@ -46,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_heap() -> Iterator[None]:
+def small_heap(heap_limit: list[float]) -> Iterator[None]:
     """Keep what earlier modules left out of garbage collections, and few programs in memory.
 
     The caches of jax hold millions of objects: to look through them takes seconds at a time. Each
@@ -58,15 +60,26 @@ def small_heap() -> Iterator[None]:
     process = Path("/proc/self")
     if process.exists():
         maps = (process / "maps").read_bytes().count(b"\n")
-        gigabytes = (
-            int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e9
-        )
-        if maps > 15_000 or gigabytes > 3:
+        if maps > 15_000 or gigabytes() > heap_limit[0]:
             import jax
 
             jax.clear_caches()
             gc.unfreeze()
             gc.collect()
+            with contextlib.suppress(AttributeError):  # glibc keeps what was freed, until asked
+                ctypes.CDLL(None).malloc_trim(0)
+            heap_limit[0] = max(3.0, gigabytes() + 1)
+
+
+@pytest.fixture(scope="session")
+def heap_limit() -> list[float]:
+    """At how many gigabytes caches are emptied: more than were left when they last were."""
+    return [3.0]
+
+
+def gigabytes() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / 1e9
 
 
 @pytest.fixture(scope="session")

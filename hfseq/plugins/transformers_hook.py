@@ -17,7 +17,6 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
-from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -33,27 +32,8 @@ from hfseq.plugins.registry import (
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
-
-
-#: Base classes and values that flax 0.12.8 takes from ``jax.experimental.hijax`` and jax 0.11
-#: removed. Only flax's opt-in hijax variables, which hfseq does not use, ever call them.
-HIJAX_NAMES = ("HiPrimitive", "MutableHiType", "AvalQDD", "AvalMutableQDD", "QDD")
-
-
-def prepare_jax() -> None:
-    """Let flax 0.12.8 import on jax 0.11 and later.
-
-    Missing names become inert placeholder classes; where flax and jax fit nothing is touched. Once
-    hfseq is imported, the first import of flax runs it (hfseq.plugins.transformers_hook).
-    """
-    if int(metadata.version("flax").split(".")[2]) >= 12:  # 0.12.12 uses none of the names
-        return
-    from jax.experimental import hijax
-
-    for name in HIJAX_NAMES:
-        if not hasattr(hijax, name):
-            setattr(hijax, name, type(name, (), {"__module__": hijax.__name__}))
-
+else:
+    Loader = object  # its module is slow to import
 
 logger = logging.getLogger("hfseq")
 
@@ -169,7 +149,7 @@ class _Finder:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name == "flax":
-            return find_and_wrap(self, name, path, target, before=prepare_jax)
+            return find_and_wrap(self, name, path, target, before=_prepare_jax)
         if name in (_ARRAYS, *_EXTENDED):
             return find_and_wrap(self, name, path, target, after=_extend)
         return None
@@ -187,6 +167,12 @@ def _read_jax(module: ModuleType) -> None:
         return {"np": lambda _: True} if of_jax else asked(value)
 
     module._get_frameworks_and_test_func = kinds  # type: ignore[attr-defined]
+
+
+def _prepare_jax() -> None:
+    from hfseq.plugins.jax_compat import prepare_jax
+
+    prepare_jax()
 
 
 def find_and_wrap(

@@ -74,6 +74,7 @@ def test_peft_opens_an_adapter(bert, tmp_path, capfd):
     assert [one["status"] for one in found["consumers"]] == ["not compared", "equal"]
 
 
+@pytest.mark.slow
 def test_a_difference_is_exit_code_1_and_what_is_not_there_is_said(bert, capfd, monkeypatch):
     monkeypatch.setattr(prove, "TOLERANCE", -1.0)
     code, found = told(capfd, bert, "--only", "torch")

@@ -273,6 +273,7 @@ def test_forced_decoder_tokens_and_decoder_prompt():
     assert (without[:, 1] == 12).all() and (without[:, 2] != forced[0, 1]).all()
 
 
+@pytest.mark.slow
 def test_encoder_outputs_of_the_caller():
     model = families.model("bart")
     mask = families.mask(2, 5, "right")

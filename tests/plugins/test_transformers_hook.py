@@ -206,7 +206,7 @@ def test_install_is_idempotent():
     assert sum(isinstance(f, transformers_hook._Finder) for f in before) == 1
 
 
-@pytest.mark.parametrize("first", ["hfseq", "transformers"])
+@pytest.mark.parametrize("first", ["hfseq", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_tokenizers_decode_arrays_of_jax_as_in_version_4(first, tmp_path):
     from hfseq.data.tokenizers import train_tokenizer
 

@@ -112,9 +112,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(train, tmp_path):
         assert all(np.array_equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
-    [pytest.param({"precision": "bfloat16"}, marks=pytest.mark.slow), {"precision": "fp8_delayed"}],
+    [{"precision": "bfloat16"}, {"precision": "fp8_delayed"}],
     ids=lambda c: c["precision"],
 )
 def test_a_run_cannot_change_its_collections_on_the_way(train, change):

@@ -13,7 +13,6 @@ import pytest
 import hfseq
 from hfseq.errors import UsageError
 from hfseq.nn import trees
-from tests.support.tiers import first
 from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
@@ -53,6 +52,7 @@ def test_only_adapters_are_trained_kept_and_left(train, base, tmp_path):
     assert (record["r"], record["lora_alpha"], record["lora_dropout"]) == (4, 8, 0.05)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_bit(train, base):
     options = {"model_name_or_path": base, "do_train": True, "save_steps": 2, **LORA}
     whole = losses(train("whole", 1, **options).folder)
@@ -71,7 +71,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(train, base):
 FEW_BITS = {"load_in_4bit": "uint4", "load_in_8bit": "int8"}
 
 
-@pytest.mark.parametrize("flag", first(FEW_BITS, "load_in_4bit"))
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", FEW_BITS)
 def test_a_base_in_few_bits_trains_as_one_that_was_rounded_to_them(train, base, tmp_path, flag):
     """The reference is a base that was written with the rounded numbers, trained as any other."""
     qwix = pytest.importorskip("qwix")

@@ -147,6 +147,7 @@ def test_pytorch_without_hfseq_computes_the_same(shipped):
     assert found["types"] == ["torch.float32", "torch.bfloat16"]
 
 
+@pytest.mark.slow
 def test_pytorch_without_hfseq_generates_the_same(shipped):
     folder, ours, params, found = shipped
     model = torch_twins.twin(ours.config, params, ours.extra)
@@ -156,6 +157,7 @@ def test_pytorch_without_hfseq_generates_the_same(shipped):
         assert model.generate(tokens, num_beams=beams, **options).tolist() == found[name]
 
 
+@pytest.mark.slow
 def test_what_pytorch_saves_loads_in_jax(shipped):
     folder, ours, _, found = shipped
     assert found["same"]
