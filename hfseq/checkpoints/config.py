@@ -550,6 +550,8 @@ def _legacy_rope(described: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[
                 "rope_scaling": scaling(full),
             }
         regular = whole == list(range(0, len(kinds), period or 1)) and not scaling(full)
+        if model_type == "modernbert-decoder":  # whose layers all turn by the first base there
+            regular = regular and full["rope_theta"] == windowed["rope_theta"]
         if model_type in ("modernbert", "modernbert-decoder") and regular:
             return {
                 "global_rope_theta": full["rope_theta"],

@@ -167,6 +167,18 @@ def test_what_transformers_4_cannot_express_is_said(change, tmp_path, caplog):
     assert "config.json of this modernbert has no keys for Transformers 4" in caplog.text
 
 
+def test_a_decoder_of_two_bases_is_one_of_a_single_base_in_transformers_4(tmp_path, caplog):
+    # Version 4 makes both tables of positions from the configuration's first base.
+    sizes = SIZES | {"local_attention": 8, "layer_types": [FULL, WINDOWED] * 3}
+    config = transformers.AutoConfig.for_model("modernbert-decoder", **sizes)
+    config.rope_parameters = {FULL: DEFAULT, WINDOWED: DEFAULT}
+    assert written(config, tmp_path)["local_rope_theta"] == DEFAULT["rope_theta"]
+    assert "no keys for Transformers 4" not in caplog.text
+    config.rope_parameters = {FULL: DEFAULT, WINDOWED: LOCAL}
+    assert "local_rope_theta" not in written(config, tmp_path)
+    assert "config.json of this modernbert-decoder has no keys for Transformers 4" in caplog.text
+
+
 def test_parts_of_a_configuration_get_keys_of_their_own(tmp_path):
     text = rotary_config("gemma3").to_dict()
     stored = written(transformers.Gemma3Config(text_config=text), tmp_path)
