@@ -516,6 +516,17 @@ def bucket(length: int, limit: int | None = None, smallest: int = SMALLEST_BUCKE
     return size if limit is None else max(min(size, limit), length)
 
 
+def text_width(length: int, limit: int | None = None) -> int:
+    """Return the width to which texts of a forward pass are padded: 8, 16, 24 … 64, 80, 96 ….
+
+    Eights up to 64, then quarters of a power of two: from 32 on at most a fifth is padding.
+    Programs without a loop compile quickly, so there are more sizes than of :func:`bucket`.
+    """
+    step = max(8, (1 << max(length - 1, 1).bit_length() - 1) // 4)
+    size = -(-length // step) * step
+    return size if limit is None else max(min(size, limit), length)
+
+
 def resolve_lengths(
     config: GenerationConfig, prompt: int, limit: int | None, *, default: bool, traced: bool,
     what: str,

@@ -21,7 +21,8 @@ import numpy as np
 
 from hfseq.checkpoints.config import fetcher
 from hfseq.errors import CheckpointError, UsageError, first_line, nearest, write_whole
-from hfseq.generation.request import bucket
+from hfseq.generation.request import text_width
+from hfseq.nn.cpu import rows_at_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -285,10 +286,12 @@ class SentenceEncoder:
         order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
         made: list[tuple[list[int], jax.Array]] = []
         with tqdm(total=len(rows), disable=not show_progress_bar, unit=" sentences") as bar:
-            for start in range(0, len(order), batch_size):
-                numbers = order[start : start + batch_size]
-                made.append((numbers, self._batch([rows[n] for n in numbers], hidden_prompt,
-                                                  batch_size, params)))  # fmt: skip
+            while order:
+                width = text_width(len(rows[order[0]]), self.limit)
+                most = rows_at_once(width, batch_size)
+                numbers, order = order[:most], order[most:]
+                batch = [rows[number] for number in numbers]
+                made.append((numbers, self._batch(batch, hidden_prompt, width, most, params)))
                 bar.update(len(numbers))
         features = int(made[0][1].shape[1]) if made else 0
         vectors = np.zeros((len(rows), features), np.float32)
@@ -301,11 +304,10 @@ class SentenceEncoder:
         return vectors
 
     def _batch(
-        self, rows: Sequence[Sequence[int]], prompt: int, batch_size: int, params: Any
+        self, rows: Sequence[Sequence[int]], prompt: int, width: int, most: int, params: Any
     ) -> jax.Array:
-        """Compute a batch, padded to a bucket of widths and of rows."""
-        count = min(batch_size, 4 ** math.ceil(math.log(len(rows), 4)))
-        width = bucket(len(rows[0]), self.limit, 8)
+        """Compute a batch, padded to ``width`` and to one of few numbers of rows."""
+        count = min(most, 4 ** math.ceil(math.log(len(rows), 4)))
         inputs = {"input_ids": np.full((count, width), self.tokenizer.pad_token_id or 0, np.int32)}
         mask = inputs["attention_mask"] = np.zeros((count, width), np.int32)
         for number, row in enumerate([*rows, *[rows[-1]] * (count - len(rows))]):

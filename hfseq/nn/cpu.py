@@ -28,6 +28,15 @@ def one_cpu() -> bool:
     return platform() == "cpu" and jax.device_count() == 1
 
 
+#: Tokens of a forward pass whose activations fit into the caches.
+TOKENS_AT_ONCE = 2048
+
+
+def rows_at_once(width: int, most: int) -> int:
+    """Return how many rows of a forward pass go together: ``most``; fewer long ones on a CPU."""
+    return min(most, max(1, TOKENS_AT_ONCE // width)) if one_cpu() else most
+
+
 def equal_part(size: int, most: int) -> int:
     """Return the largest divisor of ``size`` up to ``most``, at least 1: what to take at once."""
     return next(part for part in range(max(min(most, size), 1), 0, -1) if size % part == 0)

@@ -23,7 +23,8 @@ from hfseq.data.arguments import ClassificationArguments, RecordArguments
 from hfseq.data.files import extension_of
 from hfseq.data.tables import FORMATS, read_table
 from hfseq.errors import UsageError, nearest
-from hfseq.generation.request import bucket
+from hfseq.generation.request import bucket, text_width
+from hfseq.nn.cpu import rows_at_once
 from hfseq.pipelines.lines import BadLine, open_input, read_lines, windows
 from hfseq.plugins.registry import auto_class_name
 
@@ -36,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 #: Batches that are sorted by length together.
 WINDOW = 16
-
-SMALLEST_WIDTH = 8
 
 
 @dataclass
@@ -217,7 +216,9 @@ class Pipeline:
         done: dict[int, Outputs] = {}
         order = sorted(range(len(rows)), key=lambda row: -len(rows[row].ids))
         while order:
-            first, numbers = rows[order[0]], order[:size]
+            first = rows[order[0]]
+            most = self.rows(self.width(len(first.ids)), size)
+            numbers = order[:most]
             alike = [self.together(first, rows[number], options) for number in numbers]
             numbers = numbers[: alike.index(False)] if False in alike else numbers
             order = order[len(numbers) :]
@@ -225,7 +226,7 @@ class Pipeline:
             while count < len(numbers):
                 count *= 4
             batch = [rows[number] for number in numbers]
-            inputs = self._padded(batch, min(count, size))
+            inputs = self._padded(batch, min(count, most))
             made = {name: np.asarray(a) for name, a in self.run_batch(inputs, options).items()}
             for place, (number, row) in enumerate(zip(numbers, batch, strict=True)):
                 kept = row.ids if row.places is None else row.places
@@ -261,7 +262,11 @@ class Pipeline:
 
     def width(self, longest: int) -> int:
         """Return the width to which rows are padded."""
-        return bucket(longest, self.room, SMALLEST_WIDTH)
+        return text_width(longest, self.room)
+
+    def rows(self, width: int, size: int) -> int:
+        """Return how many rows of a width make a batch, at most ``size``."""
+        return rows_at_once(width, size)
 
     def columns(self, length: int, width: int) -> slice:
         """Return where a row of ``length`` tokens stands."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from hfseq.errors import UsageError
+from hfseq.generation.request import SMALLEST_ENCODER_BUCKET, bucket
 from hfseq.pipelines.base import Options, Outputs, Pipeline, Refused, Row, distribute, text_of
 from hfseq.pipelines.translation import Direction, find_direction
 
@@ -28,6 +29,14 @@ class Writer(Pipeline):
     own: ClassVar[tuple[str, ...]] = ("truncation",)
     #: The columns of an input that may hold its text.
     columns_of_text: ClassVar[tuple[str, ...]] = ("text",)
+
+    def width(self, longest: int) -> int:
+        """Pad to fewer widths: programs that generate take long to compile."""
+        return bucket(longest, self.room, SMALLEST_ENCODER_BUCKET)
+
+    def rows(self, width: int, size: int) -> int:
+        """Let all rows be continued together, as every step reads all weights."""
+        return size
 
     def _generation(self, options: Options, taken: int) -> dict[str, Any]:
         """Return the options of ``generate``; ``taken`` positions are no longer free."""

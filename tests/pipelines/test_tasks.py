@@ -134,7 +134,7 @@ def test_a_bucket_of_lengths_is_compiled_once(folder):
     words = TEXTS[4].split()
     made([" ".join(words[:count]) for count in range(1, 33)])
     known = made._compiled._cache_size()
-    assert known <= 12  # 8, 12, 16, 24 … 96 tokens, most of them with four rows
+    assert known <= 12  # 8, 16, 24 … 96 tokens, most of them with four rows
     made([" ".join(words[-count:]) for count in range(1, 33)][:16] * 2)
     assert made._compiled._cache_size() <= known + 2
 
