@@ -17,12 +17,12 @@ from harness import Case, Contestant, Options, Rows, Running, Suite
 
 
 def pipelines_cases(options: Options) -> list[Case]:
-    count, rows = options.choose(400, 4000, 100, 8), options.choose(32, 128, 32, 4)
-    turns = {"rounds": options.choose(5, 7, 3, 1), "warmup": 1}
+    rows = options.choose(32, 128, 32, 4)
+    turns = {"rounds": options.choose(3, 7, 3, 1), "warmup": 1}
     cases = []
-    for job, model, more in (
-        ("classify", "classifier", ()),
-        ("embed", "minilm", ("sentence_transformers",)),
+    for job, model, more, count in (
+        ("classify", "classifier", (), options.choose(200, 4000, 100, 8)),
+        ("embed", "minilm", ("sentence_transformers",), options.choose(400, 4000, 100, 8)),
     ):
         # The tokenizer has as many tokens, and at least all bytes.
         size = options.size(model) | {"vocab_size": options.choose(8000, 8000, 8000, 300)}
