@@ -6,13 +6,16 @@ import json
 import logging
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 import hfseq
 from hfseq import cli
 from hfseq.errors import CheckpointError, UsageError
+from hfseq.generation.request import text_width
 from hfseq.modeling.sentence import POOLING, Dense, Sentences, pool
+from hfseq.nn import cpu
 from tests.support.task_models import TEXTS, make
 
 
@@ -89,6 +92,17 @@ def test_the_files_are_written_and_read(folder, tmp_path, caplog):
     (tmp_path / "modules.json").write_text(json.dumps([*modules, {"type": "a.b.CNN", "path": ""}]))
     with pytest.raises(CheckpointError, match="has a CNN, which hfseq does not know"):
         Sentences.read(str(tmp_path), {})
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_long_rows_go_in_smaller_batches_on_a_single_cpu(count, monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: count)
+    assert cpu.rows_at_once(32, 32) == 32
+    assert cpu.rows_at_once(512, 32) == (4 if count == 1 else 32)
+    assert cpu.rows_at_once(4096, 32) == (1 if count == 1 else 32)
+    widths = [text_width(length) for length in range(1, 513)]
+    assert all(0 <= width - length < max(8, length / 4) for length, width in enumerate(widths, 1))
+    assert len(set(widths)) == 20 and text_width(500, 510) == 510
 
 
 def test_a_prompt_can_be_left_out_of_the_mean(folder):
