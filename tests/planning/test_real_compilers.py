@@ -113,6 +113,23 @@ def test_the_real_compiler_answers(devices, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("devices", "kernel"), [("h200:1", "flash"), ("v5e:1", "splash")])
+def test_windows_of_modernbert_reach_the_kernels_as_windows(devices, kernel, capsys):
+    needs(devices.partition(":")[0])
+    special = "pad_token_id=0,bos_token_id=1,eos_token_id=2,cls_token_id=1,sep_token_id=2"
+    sizes = "hidden_size=256,num_hidden_layers=3,num_attention_heads=4,intermediate_size=384"
+    words = ["plan", "--config", "modernbert", "--length", "512", "--batch", "4",
+             "--precision", "bfloat16", "--devices", devices,
+             "--config_overrides", f"{sizes},vocab_size=2048,{special}"]  # fmt: skip
+    assert cli.main([*words, "--json"]) == 0
+    compiled = json.loads(capsys.readouterr().out)["compiled"]
+    assert compiled["real"] and not compiled["problem"]
+    attention = compiled["programs"][0]["attention"]
+    assert [one["name"] for one in attention] == [kernel, kernel]
+    assert ["window (64, 64)" in one["of"] for one in attention] == [False, True]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rules_agree_with_the_compiler_within_a_tenth(family, options):
     needs("h200")
