@@ -102,7 +102,9 @@ class LocalAttention(stack.Attention):
         if summary is not None:
             summed = self.global_input_layer_norm(summary.of(x))
             key, value = (
-                jnp.concatenate([own, _for_each(split(part(summed)), own.shape[1])], axis=2)
+                jnp.concatenate(  # every block sees all of the summaries
+                    [own, jnp.repeat(split(part(summed))[:, None], own.shape[1], axis=1)], axis=2
+                )
                 for own, part in ((key, self.k), (value, self.v))
             )
         mixed, weights = nn.attend(
@@ -114,11 +116,6 @@ class LocalAttention(stack.Attention):
         return self.o(
             mixed.reshape(x.shape[0], -1, self.o.kernel.shape[0])[:, : x.shape[1]]
         ), weights
-
-
-def _for_each(x: jax.Array, blocks: int) -> jax.Array:
-    """Repeat (batch, keys, …) for every block: (batch, blocks, keys, …)."""
-    return jnp.broadcast_to(x[:, None], (x.shape[0], blocks, *x.shape[1:]))
 
 
 class TransientGlobalAttention(LocalAttention):
