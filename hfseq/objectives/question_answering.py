@@ -38,10 +38,11 @@ logger = logging.getLogger(__name__)
 
 
 class QuestionAnswering(Objective):
-    """Mean of the cross-entropies of an answer's first and last token, over the tokens of its row.
+    """Mean of the cross-entropies of an answer's first and last token, over the places of its row.
 
-    A context that is longer than a row is several rows, with the first token as the answer where
-    none is in them. Losses are over rows, scores over questions: SQuAD's exact match and F1.
+    Padding is among those places, as in Transformers (docs/decisions.md says why). A context that
+    is longer than a row is several rows, with the first token as the answer where none is in them.
+    Losses are over rows, scores over questions: SQuAD's exact match and F1.
     """
 
     name = "question_answering"
@@ -132,11 +133,9 @@ class QuestionAnswering(Objective):
             **inputs, params=params, dropout_rng=rngs, train=train,
             extra=model.extra if extra is None else extra,
         )  # fmt: skip
-        real, valid = batch["attention_mask"] > 0, batch["valid"]
-        total, totals = jnp.zeros(()), {}
+        valid, total, totals = batch["valid"], jnp.zeros(()), {}
         for name in ("start", "end"):
             logits = output[f"{name}_logits"].astype(jnp.float32)
-            logits = jnp.where(real, logits, -jnp.inf)  # a row's loss does not depend on padding
             right = jnp.take_along_axis(logits, batch[name][:, None], axis=1)[:, 0]
             losses = jax.nn.logsumexp(logits, axis=1) - right
             total += jnp.where(valid, losses, 0.0).sum() / 2

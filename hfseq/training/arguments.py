@@ -385,8 +385,8 @@ class TrainingArguments(CheckedArguments):
     do_eval: bool = option(False, "Evaluate at the end (and during training, see --eval_strategy).")
     do_predict: bool = option(
         False,
-        "At the end judge the test split: its loss (clm), what is written (translation), "
-        "or what is predicted (classification).",
+        "At the end judge the test split: its loss (clm), what is written (translations, "
+        "summaries, captions) or predicted (classes, tags, answers, similarities).",
     )
     per_device_train_batch_size: Count = option(8, "Rows a data shard per micro-batch.")
     per_device_eval_batch_size: Count = option(8, "Rows a data shard in evaluation.")

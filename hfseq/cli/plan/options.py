@@ -76,7 +76,8 @@ class Options(CheckedArguments):
             yield (
                 f"--objective {self.objective} cannot be planned"
                 f"{nearest(self.objective, OBJECTIVES)} (there are {', '.join(OBJECTIVES)}; "
-                "for classification plan mlm: the layers are the same, only the head is smaller)"
+                "the layers of other objectives are those of one of them, the heads are smaller: "
+                "plan clm for sft, translation for summarization, mlm for what reads a text)"
             )
 
     def flags(self, objective: str) -> list[str]:
