@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from hfseq_plugins.vq_transformer.torch_files import modeling_vq_transformer as modeling
 from tests.plugins.vq_transformer import torch_twins, vq_cases
 from tests.plugins.vq_transformer.torch_twins import apart, by_steps, ids, leaves, tiny
 from tests.support.tiers import first
@@ -104,6 +105,15 @@ def test_one_hidden_token_changes_no_state():
     after = output.past_key_values
     assert all(torch.equal(a[0], b[0]) for a, b in zip(leaves(after), leaves(before), strict=True))
     assert after.position.tolist() == [9, 10]
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_both_names_of_the_state_are_understood(name):
+    model, tokens = tiny("shga"), ids(2, 12)
+    given = {name: model(tokens[:, :6], use_cache=True).past_key_values}
+    rest = model(tokens[:, 6:], **given)
+    torch.testing.assert_close(rest.logits, model(tokens).logits[:, 6:], atol=1e-5, rtol=1e-4)
+    assert rest[modeling.CACHE] is given[name]
 
 
 def test_state_carries_gradients_until_it_is_detached():

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from hfseq_plugins.vq_transformer.torch_files import modeling_vq_transformer as modeling
 from tests.plugins.vq_transformer import vq_cases
 from tests.plugins.vq_transformer.torch_twins import by_steps, ids, leaves, tiny
 from tests.support.tiers import first
@@ -79,8 +80,8 @@ def test_state_never_grows_and_generation_goes_on_from_it():
         sizes.append([leaf.shape for leaf in leaves(output.past_key_values)])
         assert output.past_key_values.get_seq_length() == length + 4
     assert sizes[0] == sizes[1]
-    again = generate(model, output.sequences, past_key_values=output.past_key_values,
-                     max_new_tokens=5)  # fmt: skip
+    state = {modeling.CACHE: output.past_key_values}
+    again = generate(model, output.sequences, max_new_tokens=5, **state)
     assert torch.equal(again, whole[:, :40])
 
 

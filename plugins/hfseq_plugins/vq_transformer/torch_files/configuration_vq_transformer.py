@@ -36,7 +36,7 @@ class VQTransformerConfig(PretrainedConfig):
     """
 
     model_type = "vq_transformer"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
 
     vocab_size: int = 259
     hidden_size: int = 768

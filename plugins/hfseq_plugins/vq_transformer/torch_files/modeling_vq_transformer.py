@@ -21,6 +21,9 @@ from .configuration_vq_transformer import VQTransformerConfig
 from .layers_vq_transformer import VQTransformerLayer, find_rows, move, name_tokens
 from .state_vq_transformer import VQTransformerState
 
+# What Transformers calls the cache of a model: ``past_key_values`` until 5.23, ``cache`` since.
+CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"
+
 
 @dataclass
 class VQTransformerOutput(ModelOutput):
@@ -29,7 +32,10 @@ class VQTransformerOutput(ModelOutput):
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     last_hidden_state: torch.Tensor | None = None
-    past_key_values: VQTransformerState | None = None
+    if CACHE == "cache":
+        cache: VQTransformerState | None = None
+    else:
+        past_key_values: VQTransformerState | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
     auxiliary_loss: torch.Tensor | None = None
 
@@ -41,7 +47,7 @@ class VQTransformerPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["VQTransformerLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
     _keep_in_fp32_modules_strict = ["codebook"]
     _is_stateful = True
 
@@ -117,19 +123,22 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         code_mask: torch.Tensor | None = None,
+        cache: VQTransformerState | None = None,
         **kwargs: Any,
     ) -> Any:
         """Compute the stream of (B, T) tokens that follow those in ``past_key_values``.
 
         **Arguments:** ``attention_mask`` (B, T), or with the columns of all calls before: tokens
         where it is 0 are never seen, on whichever side; what is returned at their place is that of
-        the token before. ``past_key_values`` is changed. ``code_mask`` (B, T): which tokens count
-        for commitment and codebooks in training, if not all that are there.
+        the token before. ``past_key_values`` is changed; ``cache`` is its name since Transformers
+        5.24. ``code_mask`` (B, T): which tokens count for commitment and codebooks in training, if
+        not all that are there.
 
         **Raises:** ValueError for a state of other rows or another model.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
+        past_key_values = cache if past_key_values is None else past_key_values
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = past_key_values is not None or (self.config.use_cache and not self.training)
@@ -147,9 +156,9 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         seen = seen if rows is None else [move(values, rows.back) for values in seen]
         output = VQTransformerOutput(
             last_hidden_state=hidden,
-            past_key_values=state if use_cache else None,
             hidden_states=(*seen, hidden) if keep else None,
             auxiliary_loss=self.config.commitment_cost * errors if self.training else None,
+            **{CACHE: state if use_cache else None},
         )
         return output if return_dict is not False else output.to_tuple()
 
@@ -284,6 +293,7 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
+        cache: VQTransformerState | None = None,
         **kwargs: Any,
     ) -> Any:
         """Compute logits (B, T, vocabulary), and with ``labels`` (B, T) the loss.
@@ -293,7 +303,7 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
         """
         output = self.model(
             input_ids, attention_mask, past_key_values, inputs_embeds, use_cache,
-            output_hidden_states, code_mask=kwargs.get("code_mask"),
+            output_hidden_states, code_mask=kwargs.get("code_mask"), cache=cache,
         )  # fmt: skip
         output = dict(output)
         hidden = output.pop("last_hidden_state")
@@ -339,10 +349,8 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
         generation_config, model_kwargs = args[:2]
         if self.config.attention_type == "full":
             generation_config.use_cache = False
-        elif (
-            generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None
-        ):
-            model_kwargs["past_key_values"] = VQTransformerState()
+        elif generation_config.use_cache is not False and model_kwargs.get(CACHE) is None:
+            model_kwargs[CACHE] = VQTransformerState()
 
 
 class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
@@ -371,12 +379,13 @@ class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        cache: VQTransformerState | None = None,
         **kwargs: Any,
     ) -> Any:
         """Compute logits (B, labels) from the last token that is no padding, and the loss."""
         output = self.model(
             input_ids, attention_mask, past_key_values, inputs_embeds, bool(use_cache),
-            output_hidden_states, code_mask=kwargs.get("code_mask"),
+            output_hidden_states, code_mask=kwargs.get("code_mask"), cache=cache,
         )  # fmt: skip
         output = dict(output)
         hidden = output.pop("last_hidden_state")
