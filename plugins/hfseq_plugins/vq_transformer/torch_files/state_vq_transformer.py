@@ -128,6 +128,11 @@ class VQTransformerState(Cache):
         return False
 
     @property
+    def is_linear(self) -> list[bool]:
+        """Whether layers are of linear attention: no, so ``generate`` gives new tokens only."""
+        return [False]
+
+    @property
     def is_croppable(self) -> bool:
         """Whether tokens can be taken back."""
         return False
