@@ -46,7 +46,7 @@ DATA = {
     "npk-nb-nn": "nb-nn-npk", "numbers-en-de": "", "tatoeba-en-es": "en-es-tatoeba",
     "wikitext-2-gpt2": "wikitext-2",
 }  # fmt: skip
-# Cards whose data is drawn, spoken or made up by a program, which are not compared.
+# Cards whose data is drawn, spoken, made up or cut by a program, which are not compared.
 MADE = {
     "dates-sft", "digit-captions", "made-names-tagger", "made-questions-reader",
     "made-reports-writer", "sentences-en-es", "spoken-numbers-letters", "spoken-numbers-wav2vec2",

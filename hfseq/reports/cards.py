@@ -499,6 +499,7 @@ def render_model_card(context: CardContext) -> str:
     results = [result for result in context.eval_results if math.isfinite(result.value)]
     name = context.repo_id or context.model_name
     torch = context.stock or context.custom_code
+    sentences = SENTENCES in context.tags
     variables = vars(context) | {  # plugins that add sections see them too
         "context": context,
         "card_data": context.metadata(results).to_yaml(),
@@ -513,7 +514,7 @@ def render_model_card(context: CardContext) -> str:
             "np",
             architecture=context.architecture,
             chat=context.chat,
-            sentences=SENTENCES in context.tags,
+            sentences=sentences,
         ),
         "torch_snippet": snippet(
             context.task,
@@ -522,10 +523,11 @@ def render_model_card(context: CardContext) -> str:
             context.custom_code,
             context.architecture,
             context.chat,
-            sentences=SENTENCES in context.tags,
+            sentences=sentences,
         )
         if torch
         else "",
+        "torch_library": SENTENCES if sentences else "plain Transformers",
         "samples": context.sample_outputs,
         "facts": context.facts(),
         "command": private(context.command),
