@@ -107,7 +107,7 @@ class Linear(nnx.Module):
             multiply = self.dot_general if self.fused is None else partial(self.fused, given)
             y = multiply(x, kernel, dimensions)
         y = sharding.product_output(y, self.weight_axes, 1 - self.input_axis)
-        y = y if self.bias is None else add_bias(y, self.bias[...])
+        y = y if self.bias is None else add_bias(y, self.bias[...], True)
         if self.lora is None or self.lora_A is None or self.lora_B is None:
             return y
         keys = adapter_keys(len(given)) if self.lora.rate else None

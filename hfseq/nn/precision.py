@@ -197,21 +197,30 @@ def _product_backward(
     return dx, dw.astype(w.dtype)
 
 
-@jax.custom_vjp
-def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def add_bias(y: jax.Array, bias: jax.Array, round_first: bool = False) -> jax.Array:
     """Add ``bias`` (features,) to ``y`` (..., features) in the type of ``y``.
 
     The gradient of the bias is summed in float32: in a half type it would be rounded, and is slow.
+    ``round_first`` where the gradient of ``y`` is written down for a product anyway: on NVIDIA GPUs
+    XLA would sum what it was before it was rounded, and write that down in float32 as well. Where
+    it is made from logits and padded as it is written, as in a head, this costs a copy instead.
     """
     return y + bias.astype(y.dtype)
 
 
-def _add_bias_backward(bias: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _add_bias_backward(
+    round_first: bool, bias: jax.Array, g: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    if round_first and platform() == "cuda":
+        g = lax.optimization_barrier(g)
     total = g.astype(jnp.float32).sum(tuple(range(g.ndim - 1)))
     return g, total.astype(bias.dtype)
 
 
-add_bias.defvjp(lambda y, bias: (add_bias(y, bias), bias), _add_bias_backward)
+add_bias.defvjp(
+    lambda y, bias, round_first: (add_bias(y, bias, round_first), bias), _add_bias_backward
+)
 
 
 def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array:

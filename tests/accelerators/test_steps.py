@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.accelerators.steps import FAMILIES, MESHES, TABLE, Step, compiled, exchange
+from hfseq.training import collectives
+from tests.accelerators.steps import FAMILIES, LENGTH, MESHES, TABLE, Step, compiled, exchange
 from tests.support.tiers import first
 
 TRITON, CUDNN = "__gpu$xla.gpu.triton", "__cudnn$fmhaSoftmax"
@@ -80,3 +81,12 @@ def test_devices_exchange_what_the_table_says(name):
     assert [row[:3] for row in step.exchanged] == [row[:3] for row in stored]
     for found, wanted in zip(step.exchanged, stored, strict=True):
         assert found[3] == pytest.approx(wanted[3], rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["roberta", "gpt2"])
+def test_the_gradient_of_the_wide_layer_is_written_down_in_half_precision_alone(family):
+    wide = {"roberta": "512", "gpt2": "1024"}[family]  # of a feed-forward layer
+    program = collectives.instructions(compiled(family, dropout=0.0).text)
+    written = [one.shape.split("{")[0] for one in program if one.opcode == "fusion"]
+    assert f"bf16[2,{LENGTH},{wide}]" in written and f"f32[2,{LENGTH},{wide}]" not in written
