@@ -4,7 +4,7 @@
     python scripts/benchmarks/training.py --model gpt2 --batch_size 4 --length 512
     python scripts/benchmarks/training.py --model t5 --target_length 114
     python scripts/benchmarks/training.py --model bart --layers 2 --rounds 3 --output try
-    python scripts/benchmarks/training.py h200 --target h200_target.txtpb --packages DIR
+    python scripts/benchmarks/training.py h200 --target hfseq/training/targets/h200.txtpb
 
 Both sides train with AdamW from the same weights, on the same batches and masks; PyTorch gets
 labels of full length, as its data collators make them. It runs from a checkout, on the CPU or on an
@@ -962,15 +962,41 @@ class Program:
     def traffic(self) -> list[tuple[Any, str, int]]:
         """Return each kernel, its kind, and the bytes of its operands and results.
 
-        That is what it moves if it reads and writes everything once, a loop's body counted once.
+        That is what it moves if it reads and writes everything once, a loop's body counted once;
+        of what it gathers from only what it takes.
         """
         moved = []
         for kernel, kind in self.kernels:
             known = self._parts[kernel.computation]
-            operands = {name for name in _NAME.findall(kernel.rest) if name in known}
-            shapes = [kernel.shape, *(known[name].shape for name in operands)]
-            moved.append((kernel, kind, sum(map(bytes_of, shapes))))
+            operands = [name for name in _NAME.findall(kernel.rest) if name in known]
+            read = {name: bytes_of(known[name].shape) for name in operands}
+            for number, taken in self._gathered(kernel).items():
+                read[operands[number]] = min(read[operands[number]], taken)
+            moved.append((kernel, kind, bytes_of(kernel.shape) + sum(read.values())))
         return moved
+
+    def _gathered(self, kernel: Any) -> dict[int, int]:
+        """Return the bytes that a fusion takes of the operands that it only gathers from."""
+        inside = self._parts.get(kernel.calls[0][1], {}) if kernel.opcode == "fusion" else {}
+
+        def taken(name: str) -> float:
+            """Bytes that are read of a value: infinite where it may be all, seen through views."""
+            total = 0.0
+            for one in inside.values():
+                operands = _NAME.findall(one.rest)
+                if name not in operands:
+                    continue
+                if one.opcode in ("bitcast", "reshape", "slice"):
+                    total += taken(one.name)
+                elif one.opcode in ("gather", "dynamic-slice") and operands[0] == name:
+                    total += bytes_of(one.shape)
+                else:
+                    return math.inf
+            return total
+
+        given = [one for one in inside.values() if one.opcode == "parameter"]
+        found = {int(one.rest.split(")")[0]): taken(one.name) for one in given}
+        return {number: int(size) for number, size in found.items() if 0 < size < math.inf}
 
     def _running(self, computation: str) -> Iterator[Any]:
         for one in self._parts[computation].values():
@@ -1136,11 +1162,10 @@ def parse_h200(given: Sequence[str]) -> argparse.Namespace:
         "description of the GPU (GpuTargetConfigProto as text), --packages as for fp8.py h200. Of "
         "every\nkernel of the compiled step the bytes of its operands and results are added up: at "
         "the bandwidth of\nthe GPU they take a time that no kernel can beat, to be compared with "
-        "that of the products at its\npeak. Attention is XLA's: cuDNN's cannot be compiled without "
-        "a GPU.",
+        "that of the products at its\npeak. Attention is what is chosen there.",
         width=768, layers=2, vocab_size=50257,
     )  # fmt: skip
-    default = ["roberta:32x512", "gpt2:16x1024"]
+    default = ["roberta:32x512", "gpt2:16x1024", "t5:16x512", "bart:16x512", "llama:8x1024"]
     parser.add_argument("--steps", nargs="+", default=default, help="MODEL:ROWSxLENGTH")
     parser.add_argument("--precision", default="bfloat16", help="recipe (bfloat16)")
     parser.add_argument("--top", type=int, default=0, help="print so many of the largest kernels")
@@ -1190,7 +1215,7 @@ def h200_section(result: dict[str, Any]) -> str:
     return (
         f"{harness.markdown(columns, lines)}\n\nWidth {size['width']}, {size['layers']} layers, "
         f"vocabulary {size['vocab_size']}, {size['precision']}, no dropout; compiled for "
-        f"{result['target']} without a GPU (jax {jax}), products by cuBLAS, attention by XLA; "
+        f"{result['target']} without a GPU (jax {jax}), products by cuBLAS; "
         f"4.8 TB/s, 989 TFLOP/s.\n\n`{result['command']}`"
     )
 

@@ -47,6 +47,29 @@ def test_a_kernel_moves_its_operands_and_its_results():
     }
 
 
+def test_of_a_table_that_is_only_gathered_from_a_kernel_reads_what_it_takes():
+    text = """HloModule jit_step
+
+%fused (t: f32[1000,8], i: s32[4], x: f32[4,8]) -> f32[4,8] {
+  %t = f32[1000,8]{1,0} parameter(0)
+  %i = s32[4]{0} parameter(1)
+  %x = f32[4,8]{1,0} parameter(2)
+  %v = f32[900,8]{1,0} slice(%t), slice={[0:900], [0:8]}
+  %g = f32[4,8]{1,0} gather(%v, %i), offset_dims={1}
+  ROOT %a = f32[4,8]{1,0} add(%g, %x)
+}
+
+ENTRY %main (t: f32[1000,8], i: s32[4], x: f32[4,8]) -> f32[4,8] {
+  %t = f32[1000,8]{1,0} parameter(0)
+  %i = s32[4]{0} parameter(1)
+  %x = f32[4,8]{1,0} parameter(2)
+  ROOT %f = f32[4,8]{1,0} fusion(%t, %i, %x), kind=kLoop, calls=%fused
+}
+"""
+    [(_, _, size)] = training.Program(text).traffic()
+    assert size == 128 + 16 + 128 + 128
+
+
 def test_the_table_has_a_line_a_step_with_both_limits():
     row = {
         "name": "gpt2", "group": "16x1024", "kernels": 9, "bytes": {training.REST: 4.8e9},
