@@ -42,7 +42,7 @@ MADE = {
     "tags-bytes": ("RobertaForTokenClassification", "roberta", NAMES["tags"]),
     "answers": ("BertForQuestionAnswering", "bert", {}),
     "answers-bytes": ("RobertaForQuestionAnswering", "roberta", {}),
-    "features": ("BertModel", "bert", {}),
+    "features": ("BertModel", "bert", {"initializer_range": 0.1}),
     "causal": ("GPT2LMHeadModel", "gpt2", {}),
     "seq2seq": ("T5ForConditionalGeneration", "t5", {}),
 }
