@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -35,7 +36,7 @@ from typing import Any
 import harness
 
 #: Seconds that each part may take.
-PARTS = {"facts": 30, "attention": 120, "training": 120, "speed": 210, "fp8": 60}
+PARTS = {"facts": 20, "attention": 100, "training": 120, "speed": 200, "fp8": 60, "flags": 40}
 ROOT = Path(__file__).resolve().parents[2]
 #: Largest errors relative to the largest number of the reference: outputs, then gradients.
 LIMITS = {"float32": (1e-5, 1e-5), "bfloat16": (2e-2, 4e-2)}
@@ -65,13 +66,17 @@ def facts(toy: bool) -> Rows:
     product = timed(functools.partial(jax.jit(lambda x: x @ x), x))
     y = jnp.ones((size * size * 4,), jnp.float32)
     copy = timed(functools.partial(jax.jit(lambda y: y + 1), y))
-    driver = ""
+    driver, cudnn = "", None
     if device.platform == "gpu":
+        from jax._src.lib import cuda_versions
+
+        cudnn = cuda_versions.cudnn_get_version() if cuda_versions else None
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     return [{
         "device": device.device_kind, "count": jax.device_count(), "driver": driver,
-        "jax": jax.__version__, "client": getattr(device.client, "platform_version", ""),
+        "cudnn": cudnn, "jax": jax.__version__,
+        "client": getattr(device.client, "platform_version", ""),
         "memory_gb": ((device.memory_stats() or {}).get("bytes_limit") or 0) / 1e9,
         "tflops": 2 * size**3 / product / 1e12, "copy_gbs": 2 * y.nbytes / copy / 1e9,
     }]  # fmt: skip
@@ -83,7 +88,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "both sides": {"window": (64, 64)}, "lengths": {"lengths": True}, "packed": {"packed": True},
     "packed, grouped": {"packed": True, "causal": True, "kv_heads": 4}, "bias": {"bias": True},
     "holes": {"holes": True}, "dropout": {"packed": True, "rate": 0.1},
+    "packed, to 64": {"packed": True, "max_runs": 64},
 }  # fmt: skip
+#: Lengths that kernels are not made for.
+UNEVEN = [(length, 64, "bfloat16", name)
+          for length in (510, 509) for name in ("plain", "packed", "bias")]  # fmt: skip
 
 
 def attention(toy: bool) -> Iterator[dict[str, Any]]:
@@ -93,9 +102,14 @@ def attention(toy: bool) -> Iterator[dict[str, Any]]:
     """
     lengths, widths = ((64,), (16,)) if toy else ((512, 2048, 8192), (64, 128))
     time_left = harness.Allowance(3600 if toy else 0.85 * PARTS["attention"])
-    for length, width, dtype, name in itertools.product(lengths, widths, LIMITS, SHAPES):
-        if dtype == "float32" and length > 512:
-            continue
+    cases = [
+        (length, width, dtype, name)
+        for length, width, dtype, name in itertools.product(lengths, widths, LIMITS, SHAPES)
+        if dtype != "float32" or length <= 512
+    ]
+    first = sum(length <= 512 for length, *_ in cases)
+    cases[first:first] = [(67, 16, *case[2:]) for case in UNEVEN[:2]] if toy else UNEVEN
+    for length, width, dtype, name in cases:
         if time_left.left() > 0:
             yield from attention_case(length, width, dtype, name, rounds=1 if toy else 10)
         else:
@@ -127,7 +141,7 @@ def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) 
     visible = nn.Visible(
         causal=shape.get("causal", False), window=shape.get("window"),
         query_segments=documents.at[0, -length // 9 :].set(0) if "packed" in shape else None,
-        max_runs=16 if "packed" in shape else None,
+        max_runs=shape.get("max_runs", 16) if "packed" in shape else None,
         key_segments=holes if "holes" in shape else None,
         key_lengths=jnp.full(batch, length - 9) if "lengths" in shape else None,
     )  # fmt: skip
@@ -203,44 +217,81 @@ def judged(errors: list[float], limits: tuple[float, float]) -> dict[str, Any]:
     return {"error": first, "gradient_error": worst, "right": right}
 
 
+_LAYERS = "hidden_size=64,num_hidden_layers=2,intermediate_size=128"
+#: A small model of every kind: its objective, the flag of its length, sizes, rates of dropout.
 MODELS = {
-    "roberta": ("mlm", "hidden_size=64,num_hidden_layers=2,num_attention_heads=2,"
-                "intermediate_size=128,max_position_embeddings=130"),
-    "gpt2": ("clm", "n_embd=64,n_layer=2,n_head=2,n_positions=128"),
+    "roberta": ("mlm", "max_seq_length", f"{_LAYERS},num_attention_heads=2,"
+                "max_position_embeddings=130",
+                ("hidden_dropout_prob", "attention_probs_dropout_prob")),
+    "gpt2": ("clm", "block_size", "n_embd=64,n_layer=2,n_head=2,n_positions=128",
+             ("resid_pdrop", "embd_pdrop", "attn_pdrop")),
+    "t5": ("span_mlm", "max_seq_length", "d_model=64,d_kv=32,d_ff=128,num_layers=2,num_heads=2",
+           ("dropout_rate",)),
+    "llama": ("clm", "block_size", f"{_LAYERS},num_attention_heads=4,num_key_value_heads=2,"
+              "head_dim=16", ("attention_dropout",)),
+    "modernbert": ("mlm", "max_seq_length", f"{_LAYERS},num_attention_heads=2,local_attention=32",
+                   ("attention_dropout", "mlp_dropout", "embedding_dropout")),
 }  # fmt: skip
-
 
 #: Products of float32 as a CPU has them, and sums always in the same order.
 EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 ALWAYS_ALIKE = "--xla_gpu_deterministic_ops=true"
+#: How far losses may be from the CPU's in float32.
+FAR = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
 def training(toy: bool) -> Iterator[dict[str, Any]]:
-    """Losses of small models here and on the CPU, with and without dropout; a resumed run."""
+    """Losses of small models here and on the CPU, with and without dropout; repeated and resumed.
+
+    Several at a time on a GPU; a TPU has one holder.
+    """
     from hfseq.training import accelerator_flags
 
-    given = os.environ.get("XLA_FLAGS", "")
-    given += f" {ALWAYS_ALIKE}" if accelerator_flags.here() == "cuda" else ""
-    for model, rate in itertools.product(list(MODELS)[: 1 if toy else None], (0.0, 0.1)):
+    kind = accelerator_flags.here()
+    given = os.environ.get("XLA_FLAGS", "") + (f" {ALWAYS_ALIKE}" if kind == "cuda" else "")
+    environment = os.environ | EXACT | {
+        "XLA_FLAGS": given, "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }  # fmt: skip
+    time_left = harness.Allowance(3600 if toy else 0.7 * PARTS["training"])
+
+    def child(told: dict[str, Any], **more: str) -> dict[str, list[float]]:
+        command = [sys.executable, __file__, "--losses", json.dumps(told)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment | more)
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip().splitlines() or ["?"])[-1][:200])
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def row(model: str, rate: float) -> dict[str, Any]:
         row: dict[str, Any] = {"model": model, "dropout": rate}
-        told = json.dumps({"model": model, "rate": rate, "steps": 4 if toy else 20})
-        found = []
-        for platform in (None, "cpu"):
-            environment = os.environ | EXACT | {"XLA_FLAGS": given}
-            environment |= {"JAX_PLATFORMS": platform} if platform else {}
-            command = [sys.executable, __file__, "--losses", told]
-            done = subprocess.run(command, capture_output=True, text=True, env=environment)
-            if done.returncode:
-                row["failed"] = (done.stderr.strip().splitlines() or ["?"])[-1][:200]
-                break
-            found.append(json.loads(done.stdout.splitlines()[-1]))
-        else:
-            (whole, resumed), (cpu, _) = found
-            far = [abs(a - b) for a, b in zip(whole, cpu, strict=True)]
-            row["against_cpu"] = next((x for x in far if x != x), max(far))
-            row["resumed_equal"] = resumed == whole
-            row["right"] = row["against_cpu"] <= 1e-4 and row["resumed_equal"]
-        yield row
+        if time_left.left() <= 0:
+            return row | {"not_run": "no time was left"}
+        told = {"model": model, "rate": rate, "steps": 4 if toy else 20}
+        try:
+            found = child(told | {"whole_only": False})
+            cpu = child(told | {"whole_only": True}, JAX_PLATFORMS="cpu")["whole"]
+        except RuntimeError as error:
+            return row | {"failed": str(error)}
+        return row | compared_losses(found, cpu)
+
+    jobs = list(itertools.product(list(MODELS)[: 2 if toy else None], (0.0, 0.1)))
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1) if kind == "cuda" else 1) as pool:
+        yield from pool.map(lambda job: row(*job), jobs)
+
+
+def compared_losses(found: dict[str, list[float]], cpu: list[float]) -> dict[str, Any]:
+    """Compare a run with the CPU's, with itself in half precision, repeated, and resumed."""
+
+    def farthest(losses: list[float]) -> float:
+        far = [abs(a - b) / max(abs(b), 1.0) for a, b in zip(losses, cpu, strict=True)]
+        return next((x for x in far if x != x), max(far))
+
+    whole = found["whole"]
+    told = {
+        "against_cpu": farthest(whole), "half_against_cpu": farthest(found["half"]),
+        "repeated_equal": found["again"] == whole, "resumed_equal": found["resumed"] == whole,
+    }  # fmt: skip
+    right = told["against_cpu"] <= FAR["float32"] and told["half_against_cpu"] <= FAR["bfloat16"]
+    return told | {"right": right and told["repeated_equal"] and told["resumed_equal"]}
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -249,7 +300,7 @@ def save_tokenizer(folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     special = {f"{role}_token": f"<{role}>" for role in ("bos", "pad", "eos", "unk", "mask")}
-    words = [*special.values(), *map(str, range(977))]
+    words = [*special.values(), *map(str, range(977)), *(f"<extra_id_{n}>" for n in range(50))]
     vocabulary = {word: number for number, word in enumerate(words)}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -257,32 +308,32 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def losses(told: str) -> None:
-    """Print the losses of a small run, and of the same one ended and resumed half way."""
-    from training import SUBJECTS as subjects
-
+    """Print the losses of a small run; repeated, ended and resumed half way, in half precision."""
     from hfseq.training.arguments import parse
     from hfseq.training.callbacks import StepInfo
     from hfseq.training.run import main
 
     given = json.loads(told)
     model, steps = given["model"], given["steps"]
-    objective, sizes = MODELS[model]
-    rates = ",".join(f"{rate}={given['rate']}" for rate in subjects[model].rates)
+    objective, length, sizes, rates = MODELS[model]
+    dropped = ",".join(f"{rate}={given['rate']}" for rate in rates)
     found: list[float] = []
 
     def note(info: StepInfo) -> None:
         assert info.measured is not None
         found.append(float(info.measured["loss"]))
 
-    def train(folder: str, last: int) -> None:
+    def train(folder: str, last: int, precision: str = "float32") -> list[float]:
         flags = [
-            f"--output_dir={folder}", f"--train_file={text}", f"--tokenizer_name={words}",
-            f"--model_type={model}", f"--config_overrides={sizes},{rates}",
-            f"--{'max_seq_length' if objective == 'mlm' else 'block_size'}=128",
+            f"--output_dir={root}/{folder}", f"--train_file={text}", f"--tokenizer_name={words}",
+            f"--model_type={model}", f"--config_overrides={sizes},{dropped}", f"--{length}=128",
             "--per_device_train_batch_size=4", f"--max_steps={last}", "--do_train",
             f"--save_steps={steps // 2}", "--report_to=none", "--lr_scheduler_type=constant",
+            f"--precision={precision}",
         ]  # fmt: skip
+        found.clear()
         main(parse(flags, objective=objective), objective, callbacks=[note])
+        return found.copy()
 
     with tempfile.TemporaryDirectory() as root:
         text = Path(root, "text.txt")
@@ -290,50 +341,157 @@ def losses(told: str) -> None:
         text.write_text("\n".join(lines), encoding="utf-8")
         words = Path(root, "tokenizer")
         save_tokenizer(words)
-        train(f"{root}/whole", steps)
-        whole = found.copy()
-        found.clear()
-        train(f"{root}/parts", steps // 2)
-        train(f"{root}/parts", steps)
-    print(json.dumps([whole, found]))
+        made = {"whole": train("whole", steps)}
+        if not given["whole_only"]:
+            made["again"] = train("again", steps)
+            made["half"] = train("half", steps, "bfloat16")
+            made["resumed"] = train("parts", steps // 2) + train("parts", steps)
+    print(json.dumps(made))
 
 
-def speed(toy: bool) -> Rows:
-    """Training steps beside torch.compile: the benchmark's own suite, as JSON."""
-    return _suite("train", toy, "RoBERTa|GPT-2|T5", 0.75 * PARTS["speed"])
+_T5_BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_decoder_layers": 12,
+            "num_heads": 12}  # fmt: skip
+#: Model, title, rows on an H200, length, length of targets, size.
+STEPS: tuple[tuple[str, str, int, int, int, dict[str, Any]], ...] = (
+    ("roberta", "RoBERTa-base", 32, 512, 0, {}), ("gpt2", "GPT-2 124M", 16, 1024, 0, {}),
+    ("t5", "T5-base", 32, 512, 114, _T5_BASE), ("modernbert", "ModernBERT-base", 16, 1024, 0, {}),
+    ("modernbert", "ModernBERT-base", 2, 8192, 0, {}),
+)  # fmt: skip
+#: What others say they reach, tokens a second; not measured here, nor checked.
+PUBLISHED = {"GPT-2 124M": "468,000 (llm.c, H100)", "ModernBERT-base": "304,000 (H100)"}
+#: Tokens a second of one H100 or H200.
+AIMS = {"GPT-2 124M": 350_000}
 
 
-def fp8(toy: bool) -> Rows:
-    """FP8 recipes beside bfloat16, where the device has such units."""
-    if toy:
-        return [{"refused": "a toy run has no FP8 units"}]
-    if here()[0] != "gpu":
-        return [{"refused": "no FP8 units"}]
-    command = [sys.executable, str(ROOT / "scripts/benchmarks/fp8.py"), "--models", "gpt2"]
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([*command, "--output", folder], capture_output=True, text=True)
-        tables = [json.loads(path.read_text()) for path in Path(folder).rglob("*.json")]
-    if done.returncode:
-        return [{"failed": (done.stderr.strip().splitlines() or ["?"])[-1][:200]}]
-    return [row for table in tables for row in table.get("rows", [])]
+def speed_cases(toy: bool, gpu: bool, torch: bool) -> Iterator[harness.Case]:
+    """Steps without dropout of attention weights, which all can fuse; documents; and with it."""
+    import training as steps
 
-
-def _suite(name: str, toy: bool, only: str, seconds: float) -> Rows:
-    """Run a suite of run.py for so many seconds; its problems are rows that failed."""
-    command = [sys.executable, str(ROOT / "scripts/benchmarks/run.py"), name, "--only", only]
-    with tempfile.TemporaryDirectory() as folder:
-        command += [
-            "--output",
-            folder,
-            *(["--tiny"] if toy else ["--dtypes", "bfloat16", "--suite_time", f"{seconds:g}"]),
+    options = harness.Options("tiny" if toy else "full", "gpu" if gpu else "cpu", dtypes=None)
+    peers = harness.PEERS if torch else ("hfseq",)
+    dtype = "float32" if toy else "bfloat16"
+    for model, title, rows, length, targets, size in STEPS[:1] if toy else STEPS:
+        if toy:
+            rows, length, targets, size = 2, 32, targets and 16, options.size(model)
+        # T5 has one rate for everything.
+        weights = [rate for rate in steps.SUBJECTS[model].rates if "att" in rate]
+        case = steps.case_of(
+            options, model, steps.shape_name(title, rows, length, targets, dtype), rows, length,
+            targets, dtype, peers, size | dict.fromkeys(weights, 0.0),
+            rounds=1 if toy else 20, warmup=1 if toy else 5, facts={"title": title},
+        )  # fmt: skip
+        (ours,) = (one for one in case.contestants if one.name == "hfseq")
+        changes: dict[str, dict[str, Any]] = {
+            "hfseq, xla": {"attention": "xla"}, "hfseq, 8 documents a row": {"documents": 8},
+            "hfseq, weights dropped": {"size": size},
+        }  # fmt: skip
+        if not weights:
+            del changes["hfseq, weights dropped"], changes["hfseq, xla"]
+        more = [
+            dataclasses.replace(ours, name=name, settings=ours.settings | change)
+            for name, change in changes.items()
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
-        tables = [json.loads(path.read_text()) for path in Path(folder).rglob("run_*.json")]
-    if not tables:
-        return [{"failed": (done.stderr.strip().splitlines() or ["?"])[-1][:200]}]
+        yield dataclasses.replace(case, contestants=(*case.contestants, *more))
+
+
+def speed(toy: bool) -> Iterator[dict[str, Any]]:
+    """Training steps beside PyTorch: tokens a second, MFU, memory and what the compiler said."""
+    from hfseq.training import hardware
+
+    platform, kind = here()
+    known = hardware.of_kind(kind)
+    ask = "import torch; assert torch.cuda.is_available()"
+    torch = toy or not subprocess.run([sys.executable, "-c", ask], capture_output=True).returncode
+    time_left = harness.Allowance(3600 if toy else 0.85 * PARTS["speed"])
+    with tempfile.TemporaryDirectory() as folder:
+        runner = harness.Runner(len(os.sched_getaffinity(0)), Path(folder))
+        for case in speed_cases(toy, platform == "gpu", torch):
+            rows = runner.rows(case, time_left)
+            flops = next((r.facts["model_flops"] for r in rows if "model_flops" in r.facts), None)
+            for row in rows:
+                told = harness.summary(row, case, rows, {})
+                yield suite_row(told) | case.facts | {
+                    "mfu": flops / row.median / known.peak(2)
+                    if known and flops and row.median else None,
+                    "planned_gb": row.facts.get("planned_bytes", 0) / harness.GB or None,
+                }  # fmt: skip
+
+
+def suite_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a row of the harness; one that failed says so."""
     keys = ("name", "case", "status", "median_seconds", "rate", "ratio", "peak_memory_gb")
-    rows = [{key: row.get(key) for key in keys} for table in tables for row in table["rows"]]
-    return rows + [{"failed": told} for table in tables for told in table["problems"]]
+    kept = {key: row[key] for key in keys}
+    if row["values"]:
+        kept["loss"] = row["values"][-1].get("loss")
+    failed = row["status"].startswith("failed")
+    return kept | ({"failed": f"{row['case']}: {row['name']} {row['status']}"} if failed else {})
+
+
+def fp8(toy: bool) -> Iterator[dict[str, Any]]:
+    """FP8 recipes beside bfloat16, where the device has such units: tokens a second and losses."""
+    import fp8 as recipes
+
+    from hfseq.training import hardware
+
+    known = hardware.of_kind(here()[1])
+    if not toy and (known is None or not known.fp8 or known.name.startswith("tpu")):
+        yield {"refused": "no FP8 units that these recipes use"}
+        return
+    size = "--widths 64 --layers 1 --batch_size 2 --length 32 --vocab_size 200 --rounds 1"
+    large = "--widths 4096 --layers 2 --rounds 20"
+    options = recipes.parse(["--models", "gpt2", *(size if toy else large).split()])
+    runner = harness.Runner(
+        len(os.sched_getaffinity(0)), Path(), suite_time=3600 if toy else 0.85 * PARTS["fp8"]
+    )
+    for row in runner.suite("fp8", recipes.step_cases(options)):
+        yield suite_row(row)
+
+
+#: Beside those that are recommended: what else the binaries know and may pay.
+OTHER_FLAGS = (
+    "xla_gpu_enable_triton_gemm=false", "xla_gpu_enable_cudnn_layer_norm=true",
+    "xla_gpu_deterministic_ops=true", "xla_gpu_enable_command_buffer=",
+)  # fmt: skip
+
+
+def flags(toy: bool) -> Rows:
+    """GPT-2's step with one flag at a time; two layers, all processes compile at once."""
+    import training as steps
+
+    from hfseq.training import accelerator_flags
+
+    platform, _ = here()
+    tried = {
+        "gpu": (*accelerator_flags.GPU, *OTHER_FLAGS), "tpu": accelerator_flags.TPU,
+        "cpu": ("xla_gpu_deterministic_ops=true",),
+    }[platform]  # fmt: skip
+    options = harness.Options("tiny" if toy else "full", platform)
+    size = options.size("gpt2") if toy else {"n_layer": 2}
+    rows, length = (2, 32) if toy else (16, 1024)
+    name = "GPT-2, 2 layers"
+    case = steps.case_of(
+        options, "gpt2", name, rows, length, 0, "float32" if toy else "bfloat16", ("hfseq",), size,
+        rounds=2 if toy else 20, warmup=2,
+    )  # fmt: skip
+    (plain,) = case.contestants
+    members = [plain]
+    for flag in tried:
+        variable = accelerator_flags.variable_of(flag)
+        value = f"{os.environ.get(variable, '')} --{flag}".strip()
+        members.append(dataclasses.replace(
+            plain, name=flag, environment={variable: value},
+            group=name if platform == "gpu" else f"{name}, {flag}",  # a TPU has one holder
+        ))  # fmt: skip
+    case = dataclasses.replace(case, contestants=tuple(members), baseline="hfseq")
+    time_left = harness.Allowance(3600 if toy else 0.85 * PARTS["flags"])
+    with tempfile.TemporaryDirectory() as folder:
+        runner = harness.Runner(len(os.sched_getaffinity(0)), Path(folder))
+        found = runner.rows(case, time_left)
+    told = [suite_row(harness.summary(row, case, found, {})) for row in found]
+    for row in told[1:]:
+        if problem := row.pop("failed", None):  # XLA ends at a flag that it does not know
+            row["refused"] = problem
+    return told
 
 
 # -- all parts
@@ -373,20 +531,60 @@ def table(results: dict[str, Any]) -> str:
         ] + [""]  # fmt: skip
     rows = [r for r in results.get("training", {}).get("rows", []) if "against_cpu" in r]
     if rows:
-        lines += ["| training | dropout | losses against the CPU | resumed equal |",
-                  "|---|---:|---:|---|"]  # fmt: skip
+        lines += ["| training | dropout | losses against the CPU | in bfloat16 | repeated, resumed "
+                  "|", "|---|---:|---:|---:|---|"]  # fmt: skip
         lines += [
             f"| {r['model']} | {r['dropout']:g} | {r['against_cpu']:.1e} | "
-            f"{'yes' if r['resumed_equal'] else 'no'} |" for r in rows
+            f"{r['half_against_cpu']:.1e} | {equal(r['repeated_equal'])}, "
+            f"{equal(r['resumed_equal'])} |" for r in rows
         ] + [""]  # fmt: skip
     rows = [r for r in results.get("speed", {}).get("rows", []) if r.get("rate")]
     if rows:
-        lines += ["| training | who | tokens/s | memory |", "|---|---|---:|---:|"]
+        lines += ["| training step | who | tokens/s | MFU | GB | as compiled | published |",
+                  "|---|---|---:|---:|---:|---:|---:|"]  # fmt: skip
         lines += [
-            f"| {r['case']} | {r['name']} | {r['rate']:,.0f} | {r['peak_memory_gb'] or 0:.2f} GB |"
-            for r in rows
-        ]  # fmt: skip
+            f"| {r['case']} | {r['name']} | {r['rate']:,.0f} | {shown(r['mfu'], '.1%')} | "
+            f"{shown(r['peak_memory_gb'], '.2f')} | {shown(r['planned_gb'], '.2f')} | "
+            f"{PUBLISHED.get(r['title'], '–')} |" for r in rows
+        ] + [""]  # fmt: skip
+    for part, first in (("fp8", "recipe"), ("flags", "flag")):
+        rows = [r for r in results.get(part, {}).get("rows", []) if r.get("rate")]
+        if rows:
+            lines += [f"| {first} | of | tokens/s | times the first | last loss |",
+                      "|---|---|---:|---:|---:|"]  # fmt: skip
+            lines += [
+                f"| {r['name']} | {r['case']} | {r['rate']:,.0f} | {shown(r['ratio'], '.2f')} | "
+                f"{shown(r.get('loss'), '.4f')} |" for r in rows
+            ] + [""]  # fmt: skip
+    lines += [f"Missed: {told}." for told in missed(results)]
     return "\n".join(lines).strip()
+
+
+def equal(value: bool) -> str:
+    return "equal" if value else "NOT equal"
+
+
+def shown(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def missed(results: dict[str, Any]) -> list[str]:
+    """Say which aims of speed were missed: of H100 and H200, beside torch.compile and XLA."""
+    (fact,) = results.get("facts", {}).get("rows") or [{}]
+    rows = [row for row in results.get("speed", {}).get("rows", []) if row.get("rate")]
+    found = []
+    for case in dict.fromkeys(row["case"] for row in rows):
+        rates = {row["name"]: row["rate"] for row in rows if row["case"] == case}
+        title = next(row["title"] for row in rows if row["case"] == case)
+        ours, aim = rates.get("hfseq"), AIMS.get(title)
+        if ours is None:
+            continue
+        if aim and ours < aim and re.search("H[12]00", fact.get("device", "")):
+            found.append(f"{case}: {ours:,.0f} tokens/s of {aim:,}")
+        for other, least in (("torch.compile", 0.9), ("hfseq, xla", 0.97)):
+            if other in rates and ours < least * rates[other]:
+                found.append(f"{case}: {ours / rates[other]:.2f} times {other}")
+    return found
 
 
 def here() -> tuple[str, str]:
@@ -403,12 +601,18 @@ def run_part(part: str, toy: bool, result: dict[str, Any], keep: Callable[[], An
     """Add what a part says to ``result``, kept row by row; its whole family ends with its time."""
     command = [sys.executable, __file__, "--part", part, *(["--toy"] if toy else [])]
     started, over = time.perf_counter(), threading.Event()
+    # A program that was compiled once serves again: also, its kernels are then the same ones.
+    cached = {
+        "JAX_COMPILATION_CACHE_DIR": f"{tempfile.gettempdir()}/hfseq-device-{os.getuid()}",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }  # fmt: skip
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+            env=cached | os.environ,
         ) as process,
-    ):
+    ):  # fmt: skip
 
         def end() -> None:
             over.set()
@@ -464,10 +668,10 @@ def main(given: list[str] | None = None) -> int:
         run_part(part, toy, result, functools.partial(harness.write_json, path, results))
         told = f"{part}: {len(result['rows'])} rows in {result['seconds']:.0f} s"
         print(told, flush=True)
-    shown, problems = table(results), wrong(results)
-    if shown:
-        harness.write_section(docs / "benchmarks.md", f"device_{kind}", shown)
-    print(f"\n{shown}\n\nwritten to {path}", *problems, sep="\n", flush=True)
+    tables, problems = table(results), wrong(results)
+    if tables:
+        harness.write_section(docs / "benchmarks.md", f"device_{kind}", tables)
+    print(f"\n{tables}\n\nwritten to {path}", *problems, sep="\n", flush=True)
     return 1 if problems else 0
 
 

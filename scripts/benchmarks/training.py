@@ -326,18 +326,26 @@ def make_optimizer() -> Any:
 
 
 def prepare(
-    name: str, module: Any, rows: int, length: int, targets: int, batches: int = BATCHES
-) -> Prepared:
-    """Build the step that the loop compiles (objective, AdamW), and batches on the host."""
+    name: str, module: Any, rows: int, length: int, targets: int, batches: int = BATCHES,
+    documents: int = 1,
+) -> Prepared:  # fmt: skip
+    """Build the step that the loop compiles (objective, AdamW), and batches on the host.
+
+    A row has so many ``documents``, and as the loop does, the objective knows it.
+    """
     import numpy as np
 
+    from hfseq.nn.context import Rows as Known
     from hfseq.training import state
 
     objective, optimizer = make_objective(name, module.config, targets), make_optimizer()
     objective.prepare(module)
+    if objective.known_rows is not None:
+        objective.known_rows = Known(max_runs=documents)
     made = []
     for number in range(batches):
         batch, random = host_batch(name, module.config, number, rows, length, targets)
+        batch["segment_ids"] += np.arange(length, dtype=np.int32) * documents // length
         collated = objective.collate(batch, random, 1) | {"row": np.arange(rows, dtype=np.int32)}
         made.append({key: np.asarray(leaf)[None] for key, leaf in collated.items()})
     whole = state.make_step(objective, module, optimizer, 0, False)
@@ -363,11 +371,13 @@ def stepping(program: Callable[..., Any], current: Any, batches: Sequence[Any]) 
 def hfseq_step(
     model: str, dtype: str, rows: int, length: int, targets: int, size: dict[str, Any],
     dropout: float | None, weights: str, remat: bool = False, attention: str | None = None,
+    documents: int = 1,
 ) -> Running:  # fmt: skip
     """The step that the training loop compiles, with its objective and optimizer.
 
     ``remat`` recomputes the layers in the backward pass, and scans them: unrolled, XLA for CPUs
-    recomputes them all before it needs them. ``attention`` is an implementation.
+    recomputes them all before it needs them. ``attention`` is an implementation, ``documents`` of
+    a row do not see each other.
     """
     import jax
 
@@ -379,7 +389,7 @@ def hfseq_step(
         config, _do_init=False, precision=precision.precision_for(dtype),
         gradient_checkpointing=remat, scan_layers=remat, attn_implementation=attention,
     )  # fmt: skip
-    prepared = prepare(model, module, rows, length, targets)
+    prepared = prepare(model, module, rows, length, targets, documents=documents)
     loaded = hfseq_class(model).from_pretrained(weights, config=config, scan_layers=remat)
     make = jax.jit(lambda p: prepared.make_state(p, module.extra), donate_argnums=0)
     current = make(loaded.params)
@@ -388,8 +398,16 @@ def hfseq_step(
     flops = throughput.run_flops(module, prepared.objective, rows, length)
     facts |= {"model_flops": flops, "flops": flops}
     facts["bytes"] = training_bytes(jax_shapes(current.params))
-    step = jax.jit(prepared.step, donate_argnums=0)
-    run = stepping(step, current, jax.device_put(prepared.batches))
+    placed = jax.device_put(prepared.batches)
+    step: Any = jax.jit(prepared.step, donate_argnums=0)
+    if jax.default_backend() != "cpu":  # whose memory is another matter than what XLA plans
+        step = step.lower(current, placed[0]).compile()
+        planned = step.memory_analysis()
+        facts["planned_bytes"] = (
+            planned.argument_size_in_bytes + planned.temp_size_in_bytes
+            + planned.output_size_in_bytes - planned.alias_size_in_bytes
+        )  # fmt: skip
+    run = stepping(step, current, placed)
     return Running(run, harness.jax_peak_bytes, facts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -31,13 +32,12 @@ def test_what_is_wrong_or_failed_is_told_and_what_is_refused_is_not():
 
 
 def test_a_part_that_takes_too_long_is_ended_and_the_others_go_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(device, "PARTS", {"facts": 0.01, "fp8": 60})
-    assert device.main(["--toy", "--only", "facts", "fp8", "--output", str(tmp_path)]) == 1
-    assert "facts: took more than 0.01 seconds" in capsys.readouterr().out
+    monkeypatch.setattr(device, "PARTS", {"flags": 0.01, "facts": 60})
+    assert device.main(["--toy", "--only", "flags", "facts", "--output", str(tmp_path)]) == 1
+    assert "flags: took more than 0.01 seconds" in capsys.readouterr().out
     (path,) = (tmp_path / "benchmarks").glob("device_*.json")
-    assert json.loads(path.read_text())["fp8"]["rows"] == [
-        {"refused": "a toy run has no FP8 units"}
-    ]
+    (fact,) = json.loads(path.read_text())["facts"]["rows"]
+    assert fact["device"] == "cpu" and fact["tflops"] > 0 and fact["copy_gbs"] > 0
 
 
 def test_a_gradient_that_is_no_number_is_wrong_wherever_it_stands():
@@ -54,8 +54,8 @@ def test_one_part_leaves_what_others_found(tmp_path, monkeypatch):
     monkeypatch.setattr(device, "here", lambda: ("cpu", "a device"))
     path = tmp_path / "benchmarks" / "device_a_device.json"
     device.harness.write_json(path, {"training": {"rows": [], "seconds": 1.0}})
-    assert device.main(["--toy", "--only", "fp8", "--output", str(tmp_path)]) == 0
-    assert list(json.loads(path.read_text())) == ["training", "fp8"]
+    assert device.main(["--toy", "--only", "facts", "--output", str(tmp_path)]) == 0
+    assert list(json.loads(path.read_text())) == ["training", "facts"]
 
 
 def test_rows_before_the_end_of_the_time_are_kept_and_nothing_runs_on(tmp_path, monkeypatch):
@@ -86,17 +86,48 @@ def test_rows_before_the_end_of_the_time_are_kept_and_nothing_runs_on(tmp_path, 
         pytest.fail("what a part started ran on after its end")
 
 
-def test_a_contestant_of_a_suite_that_failed_is_told(monkeypatch):
-    row = {"name": "hfseq", "case": "GPT-2", "status": "failed: no memory", "rate": None}
+def test_a_contestant_that_failed_is_told():
+    given = dict.fromkeys(("median_seconds", "rate", "ratio", "peak_memory_gb"))
+    row = {"name": "hfseq", "case": "GPT-2", "status": "failed: no memory", "values": [], **given}
+    (told,) = device.wrong({"speed": {"rows": [device.suite_row(row)]}})
+    assert told == "speed:  failed: GPT-2: hfseq failed: no memory"
+    assert "failed" not in device.suite_row(row | {"status": "not run: no torch"})
 
-    def run(command, **options):
-        folder = Path(command[command.index("--output") + 1])
-        problems = ["GPT-2: hfseq failed: no memory"]
-        (folder / "run_train.json").write_text(json.dumps({"rows": [row], "problems": problems}))
 
-    monkeypatch.setattr(device.subprocess, "run", run)
-    (told,) = device.wrong({"speed": {"rows": device.speed(toy=True)}})
-    assert "hfseq failed: no memory" in told
+def test_losses_are_right_within_the_limits_of_their_type_and_where_they_repeat():
+    cpu = [7.0, 6.5]
+    near, far = [7.0001, 6.5], [7.01, 6.5]
+    right = {"whole": near, "again": near, "resumed": near, "half": far}
+    assert device.compared_losses(right, cpu)["right"]
+    for wrong in (
+        {"whole": far, "again": far, "resumed": far}, {"half": [7.5, 6.5]}, {"again": [7.0, 6.5]},
+        {"resumed": [7.0, 6.5]}, {"half": [math.nan, 6.5]},
+    ):  # fmt: skip
+        assert not device.compared_losses(right | wrong, cpu)["right"], wrong
+
+
+def test_aims_that_were_missed_stand_in_the_table_and_fail_nothing():
+    def row(name: str, rate: float, title: str = "GPT-2 124M") -> dict:
+        return {
+            "name": name, "case": f"{title}, 16 x 1024", "title": title, "rate": rate, "mfu": 0.4,
+            "peak_memory_gb": 9.5, "planned_gb": None,
+        }  # fmt: skip
+
+    rows = [row("torch.compile", 300e3), row("hfseq", 260e3), row("hfseq, xla", 290e3)]
+    results = {"speed": {"rows": rows}}
+    shown = "| GPT-2 124M, 16 x 1024 | hfseq | 260,000 | 40.0% | 9.50 | – |"
+    assert shown in device.table(results)
+    told = [
+        "GPT-2 124M, 16 x 1024: 0.87 times torch.compile",
+        "GPT-2 124M, 16 x 1024: 0.90 times hfseq, xla",
+    ]
+    assert device.missed(results) == told and device.wrong(results) == []
+    fact = dict.fromkeys(("count", "tflops", "copy_gbs"), 1) | {"jax": "", "device": "NVIDIA H200"}
+    results["facts"] = {"rows": [fact]}
+    assert device.missed(results) == ["GPT-2 124M, 16 x 1024: 260,000 tokens/s of 350,000", *told]
+    assert f"Missed: {told[1]}." in device.table(results)
+    results["speed"]["rows"] = [row("torch.compile", 300e3), row("hfseq", 360e3)]
+    assert device.missed(results) == []
 
 
 @pytest.mark.slow
@@ -106,4 +137,6 @@ def test_a_toy_run_gets_to_its_end_and_writes_its_table(tmp_path, monkeypatch):
     assert device.main(["--toy", "--output", str(tmp_path)]) == 0
     table = (tmp_path / "benchmarks.md").read_text()
     assert "| direct | dropout |" in table or "| explicit | dropout |" in table
-    assert "| roberta | 0.1 | 0.0e+00 | yes |" in table and "RoBERTa" in table
+    assert re.search(r"\| gpt2 \| 0.1 \| 0.0e\+00 \| \S+ \| equal, equal \|", table)
+    assert "RoBERTa" in table and "| fp8_delayed |" in table
+    assert "| xla_gpu_deterministic_ops=true |" in table

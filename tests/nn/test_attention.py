@@ -106,6 +106,23 @@ def test_dropout_scales_what_it_keeps_and_depends_on_the_key():
     assert not np.array_equal(run(0)[0], run(1)[0])
 
 
+def test_dropped_weights_have_the_share_and_the_mean_that_they_should():
+    """Over 4,096 rows that draw for themselves, within four standard deviations."""
+    draws, rate = 4096, 0.1
+    arrays = [jnp.broadcast_to(x[:1], (draws, *x.shape[1:])) for x in (QUERY, KEY, VALUE)]
+
+    def run(**given):
+        return nn.attend(*arrays, dropout_rate=rate, rngs=nn.make_keys(jax.random.key(3)), **given)
+
+    mixed, whole = np.asarray(run()[0], np.float64), nn.attend(QUERY[:1], KEY[:1], VALUE[:1])[0]
+    error = abs(mixed.mean(0) - np.asarray(whole)[0])
+    assert (error < 4 * mixed.std(0) / draws**0.5).all()
+    weights = np.asarray(run(return_weights=True)[1])
+    kept, each = (weights != 0).mean(), (weights != 0).mean(0)
+    assert abs(kept - 0.9) < 4 * (rate * (1 - rate) / weights.size) ** 0.5
+    assert (abs(each - 0.9) < 5 * (rate * (1 - rate) / draws) ** 0.5).all()
+
+
 def test_masks_of_keys_of_queries_and_of_documents():
     assert nn.attention_mask(None) is None
     assert nn.attention_mask(jnp.ones((2, 3))).shape == (2, 1, 1, 3)
