@@ -49,6 +49,8 @@ GB = 1e9
 #: Folders that are searched for packages behind all others, so that an image's own jax and torch
 #: win over the copies there.
 EXTRA_PACKAGES = "HFSEQ_BENCHMARK_PACKAGES"
+#: The checkout whose hfseq and whose factories a contestant takes, instead of this one's.
+CHECKOUT = "HFSEQ_BENCHMARK_CHECKOUT"
 #: The suites of run.py, and the file that holds each.
 SUITES = {
     "limits": "harness", "train": "training", "inference": "inference", "generation": "inference",
@@ -278,6 +280,8 @@ def worker(pipe: Connection, factory: str, settings: dict[str, Any], threads: in
     os.dup2(2, 1)  # standard output is for the table
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     use_extra_packages()
+    if other := os.environ.get(CHECKOUT):
+        sys.path[:0] = [f"{other}/scripts/benchmarks", other, f"{other}/plugins"]
     try:
         module, _, name = factory.partition(":")
         running = getattr(importlib.import_module(module), name)(**settings)
@@ -1164,6 +1168,7 @@ def parse(given: Sequence[str], about: str = "") -> argparse.Namespace:
     add("--device", choices=["cpu", "gpu"], help="whose sizes; found by default")
     add("--packages", help="folder of packages that this Python lacks, behind its own")
     add("--tag", help="a word in the names of what is written, e.g. h200")
+    add("--against", metavar="DIR", help="another checkout, whose hfseq takes part, too")
     add("--join", action="store_true", help="keep what an earlier run here measured beside it")
     flags = made.parse_args(given)
     flags.suites = [ALIASES.get(name, name) for name in flags.suites]
@@ -1179,8 +1184,13 @@ def parse(given: Sequence[str], about: str = "") -> argparse.Namespace:
         made.error(f"--only {flags.only}: {error}")
     if flags.tag and not re.fullmatch(r"\w+", flags.tag):
         made.error(f"--tag {flags.tag}: give letters, digits and _")
-    if flags.packages and not Path(flags.packages).is_dir():
-        made.error(f"--packages {flags.packages}: there is no such directory")
+    for name in ("packages", "against"):
+        if (folder := getattr(flags, name)) and not Path(folder).is_dir():
+            made.error(f"--{name} {folder}: there is no such directory")
+    if flags.against and not Path(flags.against, "scripts/benchmarks/training.py").is_file():
+        made.error(f"--against {flags.against}: that is no checkout of hfseq of this layout")
+    if flags.against:  # another table than that beside PyTorch
+        flags.tag = flags.tag or "against"
     return flags
 
 
@@ -1194,6 +1204,19 @@ def chosen(name: str, options: Options, only: str | None) -> list[Case]:
             rounds = options.rounds or case.rounds
             cases.append(dataclasses.replace(case, contestants=kept, rounds=rounds))
     return cases
+
+
+def against(case: Case, checkout: Path) -> Case:
+    """Return the case with hfseq of ``checkout`` beside each of this one; it is the baseline."""
+    members: list[Contestant] = []
+    for one in case.contestants:
+        if one.name.startswith("hfseq"):
+            environment = one.environment | {CHECKOUT: str(checkout.resolve())}
+            name = f"{one.name}, {checkout.name}"
+            members.append(dataclasses.replace(one, name=name, environment=environment))
+        members.append(one)
+    baseline = next((one.name for one in members if CHECKOUT in one.environment), case.baseline)
+    return dataclasses.replace(case, contestants=tuple(members), baseline=baseline)
 
 
 def earlier_run(path: Path, begun: dict[str, Any]) -> dict[str, Any] | None:
@@ -1234,6 +1257,9 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
     )  # fmt: skip
     wanted = {name: chosen(name, options, flags.only) for name in flags.suites or SUITES}
     wanted = {name: cases for name, cases in wanted.items() if cases}
+    if flags.against:
+        other = Path(flags.against)
+        wanted = {name: [against(case, other) for case in cases] for name, cases in wanted.items()}
     if not wanted:
         tell(f"--only {flags.only} matches no row: see --list")
         return 2
@@ -1244,7 +1270,7 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
         return 0
     output = flags.output or (DOCS if options.profile == "full" else None)
     begun = {
-        "command": command("run.py", given, ("--output", "--packages")),
+        "command": command("run.py", given, ("--output", "--packages", "--against")),
         "machine": machine_facts(), "threads": options.threads, "tag": flags.tag,
         "profile": options.profile, "device": options.device,
     }  # fmt: skip
@@ -1279,7 +1305,12 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
                 result["remarks"].append(f"No picture: {drawn}.")
             picture = (made.title, drawn.name) if isinstance(drawn, Path) else None
             print(f"\n## {made.title}\n\n{made.summary}\n")
-            text = section(result, made.columns, picture)
+            columns = made.columns
+            if flags.against:
+                other = f"against {Path(flags.against).name}"
+                columns = [(other if column is RATIO else column[0], column[1])
+                           for column in made.columns]  # fmt: skip
+            text = section(result, columns, picture)
             failed |= publish(result, text, output, failed=False) != 0
             ran |= any(row["seconds"] for row in rows)
     return 1 if failed or not ran else 0

@@ -183,6 +183,8 @@ def test_only_picks_rows(capsys):
         (["--only", "("], "--only (:"),
         (["--tag", "a b"], "--tag a b: give letters"),
         (["--packages", "nowhere"], "--packages nowhere: there is no such directory"),
+        (["--against", "nowhere"], "--against nowhere: there is no such directory"),
+        (["--against", "/"], "--against /: that is no checkout of hfseq of this layout"),
         (["--quick", "--tiny"], "not allowed with"),
     ],
 )
@@ -196,6 +198,23 @@ def test_the_recorded_command_names_no_place():
     given = ["train", "--packages", "wheels", "--only", "a b", "--output", "x"]
     told = harness.command("run.py", given, ("--output", "--packages"))
     assert told == "python scripts/benchmarks/run.py train --only 'a b'"
+
+
+def test_another_checkout_is_the_baseline_of_hfseq_and_has_its_own_factories(tmp_path):
+    other = tmp_path / "before"
+    (other / "scripts" / "benchmarks").mkdir(parents=True)
+    (other / "scripts" / "benchmarks" / "training.py").write_text(
+        "import harness\ndef hfseq_step(**given):\n"
+        "    return harness.Running(lambda: {'seconds': 7.0}, lambda: 1, {'device': 'before'})\n"
+    )
+    settings = {"model": "gpt2", "dtype": "float32", "size": {}}
+    case = harness.compared(TINY, training.FACTORIES, settings, "GPT-2", 1.0, ("torch", "hfseq"))
+    both = harness.against(case, other)
+    assert [one.name for one in both.contestants] == ["PyTorch", "hfseq, before", "hfseq"]
+    assert both.baseline == "hfseq, before" and both.contestants[2] == case.contestants[1]
+    (row,) = harness.run([both.contestants[1]], rounds=1, warmup=0)
+    assert (row.facts, row.seconds) == ({"device": "before"}, [7.0])
+    assert harness.parse(["train", "--against", str(other)]).tag == "against"
 
 
 # -- what goes wrong
