@@ -304,18 +304,26 @@ def error(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
 
 
 def assert_close(
-    ours: Mapping[Any, Any], theirs: Mapping[Any, Any], tolerance: float, what: str
+    ours: Mapping[Any, Any],
+    theirs: Mapping[Any, Any],
+    tolerance: float,
+    what: str,
+    rounding: float = 0.0,
 ) -> None:
     """Assert that two dicts agree; the message lists every entry that does not, in order.
 
-    A ``tolerance`` of 0 wants them equal to the last bit, types included.
+    A ``tolerance`` of 0 wants them equal to the last bit, types included. ``rounding`` is a share
+    of the largest number of all, by which any entry may be off: one that is the sum of large terms
+    that cancel, as the gradient of a key's bias, is rounded as they are.
     """
     assert set(ours) == set(theirs), f"{what}: names differ: {sorted(set(ours) ^ set(theirs))}"
-    lines = [
-        f"  {trees.join(name) if isinstance(name, tuple) else name}: {apart:.1e}"
-        for name, value in ours.items()
-        if not (apart := error(value, theirs[name])) <= tolerance
-        or (not tolerance and value.dtype != theirs[name].dtype)
-    ]
+    largest = max((np.abs(value).max(initial=0) for value in theirs.values()), default=0)
+    lines = []
+    for name, value in ours.items():
+        apart, scale = error(value, theirs[name]), max(1.0, np.abs(theirs[name]).max(initial=0))
+        most = max(tolerance, float(rounding * largest / scale) if rounding else 0.0)
+        if not apart <= most or (not tolerance and value.dtype != theirs[name].dtype):
+            shown = trees.join(name) if isinstance(name, tuple) else name
+            lines.append(f"  {shown}: {apart:.1e}")
     allowed = f"allowed: {tolerance:.0e}" if tolerance else "should be equal to the last bit"
     assert not lines, f"{what} ({allowed}):\n" + "\n".join(lines)

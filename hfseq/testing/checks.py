@@ -109,7 +109,7 @@ def scan_layers(case: Case) -> None:
         raise AssertionError(f"{error}\n  {_first_apart(case, scanned)}") from None
     ours = scanned.weight_map.listed(gradient)
     theirs = {path: expected[1][path] for path in ours}
-    assert_close(ours, theirs, 1e-6, "gradients, scan against loop")
+    assert_close(ours, theirs, 1e-6, "gradients, scan against loop", rounding=1e-7)
 
 
 def _first_apart(case: Case, scanned: Any) -> str:
@@ -136,7 +136,8 @@ def gradient_checkpointing(case: Case) -> None:
     outputs, gradient = case.recomputed
     plain = case.train(case.model, case.params)
     assert_close(outputs, plain[0], 1e-6, "outputs with gradient checkpointing")
-    assert_close(gradient, plain[1], 1e-6, "gradients with gradient checkpointing")
+    what = "gradients with gradient checkpointing"
+    assert_close(gradient, plain[1], 1e-6, what, rounding=1e-7)
 
 
 def bfloat16(case: Case) -> None:

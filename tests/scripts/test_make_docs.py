@@ -110,14 +110,16 @@ def test_the_classes_of_a_family_are_those_of_its_module():
 
 @pytest.mark.slow
 def test_check_names_what_is_stale_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "families").mkdir(parents=True)
+    page = f"# RoBERTa\n{make_docs.BEGIN_CLASSES} old {make_docs.END_CLASSES}\n"
+    (tmp_path / "docs" / "families" / "roberta.md").write_text(page)
     readme = f"before {make_docs.BEGIN} old {make_docs.END} after"
     (tmp_path / "README.md").write_text(readme)
     options = f"before {make_docs.BEGIN_OPTIONS} old {make_docs.END_OPTIONS} after"
     (tmp_path / "docs" / "generation.md").write_text(options)
     monkeypatch.setattr(make_docs, "ROOT", tmp_path)
     assert make_docs.main(check=True) == 1
-    assert capsys.readouterr().out.count("not current") == 5
+    assert capsys.readouterr().out.count("not current") == 6
     assert (tmp_path / "README.md").read_text() == readme
     assert make_docs.main(check=False) == 0 and make_docs.main(check=True) == 0
-    assert "`roberta`" in (tmp_path / "README.md").read_text()
+    assert "[RoBERTa](docs/families/roberta.md)" in (tmp_path / "README.md").read_text()

@@ -17,6 +17,7 @@ NAMES = sorted(plugins.load().architectures)
 #: Where another form than the way's is chosen, and why.
 OTHERS = {
     "vq_transformer": "its attention is its own",
+    "gemma2": "its soft cap takes the explicit form",
     "big_bird": "its first and last block are few queries",
     "regnet": "it has no attention",
     "resnet": "it has no attention",
