@@ -296,7 +296,7 @@ def _of_tables(patterns: list[str], flag: str, arguments: SoundArguments) -> Sou
     said: list[str] | None = [] if isinstance(arguments, SpeechArguments) else None
     found = files.expand(patterns, flag)
     for file in found:
-        table = read_table(file, flag, arguments)  # type: ignore[arg-type]
+        table = read_table(file, flag, arguments)
         column = choose_column(
             list(table.columns), arguments.audio_column_name, COLUMNS, "audio_column_name", file
         )

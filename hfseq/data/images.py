@@ -470,7 +470,7 @@ def of_tables(patterns: list[str], flag: str, split: str, arguments: ImageArgume
     captions: list[str] = []
     origins: list[tuple[int, Table]] = []
     for file in files.expand(patterns, flag):
-        table: Table = read_table(file, flag, arguments)  # type: ignore[arg-type]
+        table: Table = read_table(file, flag, arguments)
         column = choose_column(table, "image_column", arguments.image_column, COLUMNS)
         own = str(PurePosixPath(file).parent) if "://" in file else str(Path(file).parent)
         base = (getattr(arguments, "data_dir", None) or own).rstrip("/")

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hfseq.data import files
-from hfseq.data.arguments import SPLITS, ClassificationArguments, RecordArguments
+from hfseq.data.arguments import SPLITS, RecordArguments
 from hfseq.data.batches import LineRows
 from hfseq.data.sources import load_named
 from hfseq.data.store import TokenStore
@@ -113,9 +113,8 @@ def load_records(
     for split, patterns in named.items():
         if patterns:
             flag = f"--{split}_file"
-            like = cast(ClassificationArguments, arguments)  # it has all that tables ask for
-            found = (read_table(name, flag, like) for name in files.expand(patterns, flag))
-            tables[split] = tuple(found)
+            found = files.expand(patterns, flag)
+            tables[split] = tuple(read_table(name, flag, arguments) for name in found)
     if shape is not None:
         tables = {split: tuple(map(shape, parts)) for split, parts in tables.items()}
     splits = {

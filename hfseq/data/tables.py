@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfseq import errors
 from hfseq.data import files
-from hfseq.data.arguments import GLUE, ClassificationArguments, TranslationArguments
+from hfseq.data.arguments import GLUE, TableArguments, TranslationArguments
 from hfseq.data.languages import code_of, find_language
 from hfseq.errors import DataError, nearest
 
@@ -129,7 +129,7 @@ class TableFile:
         """Name a row in an error."""
         return f"{self.origin}, {self.unit} {number}"
 
-    def table(self, arguments: ClassificationArguments) -> Table:
+    def table(self, arguments: TableArguments) -> Table:
         """Read all rows into columns."""
         raise NotImplementedError
 
@@ -170,7 +170,7 @@ class CellTable(TableFile):
         except csv.Error as error:
             raise DataError(f"{self.place(number)} is not valid CSV: {error}; {advice}") from error
 
-    def table(self, arguments: ClassificationArguments) -> Table:
+    def table(self, arguments: TableArguments) -> Table:
         """Read all rows; columns have the names of a header, CoLA's, or numbers."""
         quoted = not self.tabs if arguments.quoting is None else arguments.quoting
         numbers, rows = [], []
@@ -189,10 +189,11 @@ class CellTable(TableFile):
         if not rows:
             raise DataError(f"{self.origin} is empty; give a file with examples in it")
         # CoLA's own files: a source, 0 or 1, the author's mark, a sentence; no header.
-        named = arguments.sentence1_column or arguments.sentence2_column or arguments.label_column
         cola = (
             self.tabs
-            and not (named or arguments.header or arguments.task_name not in (None, "cola"))
+            and not (
+                arguments.named or arguments.header or arguments.task_name not in (None, "cola")
+            )
             and all(
                 len(row) == 4 and row[1] in ("0", "1") and not any(map(str.isalnum, row[2]))
                 for row in rows
@@ -290,7 +291,7 @@ class RecordTable(TableFile):
                     raise DataError(f"{self.place(number)} is not a JSON object with named columns")
                 yield number, record
 
-    def table(self, arguments: ClassificationArguments) -> Table:
+    def table(self, arguments: TableArguments) -> Table:
         """Read all objects; what one lacks is None."""
         rows = list(self.records())
         names = dict.fromkeys(name for _, record in rows for name in record)
@@ -355,7 +356,7 @@ class ParquetTable(TableFile):
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{self.origin} is not valid parquet: {error}") from error
 
-    def table(self, arguments: ClassificationArguments) -> Table:
+    def table(self, arguments: TableArguments) -> Table:
         """Read all rows."""
         try:
             with self.parquet() as parquet:
@@ -405,7 +406,7 @@ def open_table(file: str, flag: str) -> TableFile:
     return FORMATS[kind](file, flag)
 
 
-def read_table(file: str, flag: str, arguments: ClassificationArguments) -> Table:
+def read_table(file: str, flag: str, arguments: TableArguments) -> Table:
     """Read a file of examples."""
     source = open_table(file, flag)
     table = source.table(arguments)
