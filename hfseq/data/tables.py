@@ -59,6 +59,38 @@ class Table:
         """Name a row in an error."""
         return f"{self.origin}, " + (f"line {self.lines[row]}" if self.lines else f"row {row + 1}")
 
+    def asked(self, flag: str, name: str | None, required: bool = True) -> str | None:
+        """Return the column that a flag names, by name or by number.
+
+        **Raises:** DataError for one that is not there, if it is ``required``.
+        """
+        names = list(self.columns)
+        if name is None or name in names:
+            return name
+        if (number := column_number(name, len(names))) is not None:
+            return names[number]
+        if not required:
+            return None
+        raise DataError(
+            f"--{flag} {name}: {self.origin} has no such column but {', '.join(names)}"
+            + (f" (numbers 0 to {len(names) - 1})" if name.isdigit() else nearest(name, names))
+        )
+
+    def column(self, flag: str, asked: str | None, usual: Sequence[str]) -> str:
+        """Return the column that a flag names, by name or number, or one of the usual names.
+
+        **Raises:** DataError where there is none.
+        """
+        names = list(self.columns)
+        found = self.asked(flag, asked, required=False)
+        found = next((name for name in usual if name in names), None) if asked is None else found
+        if found is None:
+            raise DataError(
+                f"{self.origin} has no column '{asked or usual[0]}' but {', '.join(names)}: say "
+                f"which it is with --{flag}" + (nearest(asked, names) if asked else "")
+            )
+        return found
+
     def texts(self, column: str) -> list[str]:
         """Return a column of sentences; DataError where a cell holds no text."""
         for row, cell in enumerate(self.columns[column]):

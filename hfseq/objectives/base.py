@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,6 +112,37 @@ class Processors:
         self.tokenizer.save_pretrained(folder)
 
 
+logger = logging.getLogger(__name__)
+NAMED = 5  # pictures or sounds that a log names before it only counts
+
+
+class LeavesOut:
+    """Counts the examples that cannot be read, and says which the first ones are."""
+
+    unit: ClassVar[str]
+    left_out: dict[str, dict[int, str]]  # by split and number: why
+
+    def leave_out(self, split: str, number: int, name: str, reason: str) -> None:
+        """Name an example that cannot be read, the first time."""
+        found = self.left_out.setdefault(split, {})
+        if number in found:
+            return
+        found[number] = reason
+        self.missed(split, number)
+        if len(found) <= NAMED:
+            logger.warning("left out of %s: %s: %s", split, name, reason)
+        elif len(found) in (10, 100, 1000, 10_000, 100_000):
+            logger.warning("left out of %s so far: %d %s", split, len(found), self.unit)
+
+    def missed(self, split: str, number: int) -> None:
+        """Learn that an example of a split cannot be read."""
+
+    def count_left_out(self, split: str = "validation") -> dict[str, float]:
+        """Return the metric of how many could not be read, where there are such."""
+        missed = len(self.left_out.get(split, ()))
+        return {"left_out": float(missed)} if missed else {}
+
+
 class Texts(NamedTuple):
     """Texts that a model wrote: what they were made of, what they should be, and the scores."""
 
@@ -154,7 +186,11 @@ class Objective:
     # Whether `loss` takes a "memory" of the windows before and returns the one after this.
     carries_state: ClassVar[bool] = False
 
+    # Whether a head runs over the vocabulary, at every position unless `head_share` says otherwise.
+    has_vocabulary: ClassVar[bool] = True
+
     arguments: TextArguments
+    splits: Any = None
 
     def __init__(
         self, arguments: TextArguments, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
@@ -197,8 +233,11 @@ class Objective:
         """Get to know the model, before any data is read."""
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Load "train" and "validation" (either may be absent), as the flags say."""
-        return load_splits(self.arguments, plugins)
+        """Load "train" and "validation" (either may be absent), as the flags say.
+
+        Examples that :meth:`setup` has found are in ``splits`` already.
+        """
+        return load_splits(self.arguments, plugins) if self.splits is None else self.splits
 
     def natural_length(self) -> int | None:
         """Return the tokens of a row that the data is in itself, where no flag says how many."""
@@ -304,7 +343,7 @@ class Objective:
 
     def head_share(self) -> float:
         """Return the share of positions at which the head is computed, for counting FLOPs."""
-        return 1.0
+        return float(self.has_vocabulary)
 
 
 def visible(

@@ -54,6 +54,7 @@ class Classification(Objective):
     data_arguments = ClassificationArguments
     auto_class = "ForSequenceClassification"
     streams = False
+    has_vocabulary = False
     predicts = True
     judges_test = True
     known_rows = KnownRows()
@@ -120,10 +121,6 @@ class Classification(Objective):
         # As whoever calls the model with what the tokenizer gives.
         given = "token_type_ids" in self.tokenizer.model_input_names
         self.types = pairs and given and kinds > 1 and model.takes("token_type_ids")
-
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the examples, which the model's classes were made of already."""
-        return self.splits
 
     def make_rows(
         self, splits: Mapping[str, Any], split: str, length: int
@@ -252,11 +249,3 @@ class Classification(Objective):
             path = folder / f"test_results{task}{f'_{name}' if name else ''}.tsv"
             lines = [f"{number}\t{shown[row]}\n" for number, row in enumerate(part)]
             write_whole(path, "index\tprediction\n" + "".join(lines))
-
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many real tokens the rows hold."""
-        return int(rows["segment_ids"][rows["valid"]].sum())
-
-    def head_share(self) -> float:
-        """No head runs over the vocabulary."""
-        return 0.0

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import SPLITS, SpeechArguments, TextArguments
-from hfseq.data.audio import SoundRows, Sounds, load_sounds
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.audio import load_sounds
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows, padded_labels
 from hfseq.errors import UsageError, nearest
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors
 from hfseq.objectives.metrics import error_rates
@@ -70,20 +70,6 @@ def ctc_loss(
 
 #: What begins a vocabulary of letters, as in wav2vec2-base-960h; "|" stands between words.
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "|")
-
-
-class SpokenRows(SoundRows):
-    """Row i is sound i, and the letters of what is said in it."""
-
-    def __init__(self, sounds: Sounds, labels: list[list[int]], length: int, split: str):
-        super().__init__(sounds, length, split)
-        self.labels = np.full((len(labels), max(map(len, labels), default=1)), IGNORED, np.int32)
-        for row, letters in zip(self.labels, labels, strict=True):
-            row[: len(letters)] = letters
-
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Return the numbers of these rows, and their letters."""
-        return super().fetch(indices, width) | {"labels": self.labels[indices]}
 
 
 class CTC(ReadsSound, Objective):
@@ -158,7 +144,8 @@ class CTC(ReadsSound, Objective):
             texts = [text.upper() for text in texts]
         self.texts[split] = texts
         labels = self.tokenizer(texts)["input_ids"]
-        rows = SpokenRows(splits[split], labels, length, split)
+        padded = padded_labels(labels, max(map(len, labels), default=1))
+        rows = NumberedRows(splits[split], length, split, {"labels": padded})
         unknown = sorted({letter for text in texts for letter in text} - known - {" "})
         if unknown:
             logger.warning("%s: letters that are not known: %s", split, " ".join(unknown[:20]))
@@ -174,7 +161,7 @@ class CTC(ReadsSound, Objective):
         # Between two equal letters stands a frame without one.
         needed = known.sum(1) + ((labels[:, 1:] == labels[:, :-1]) & known[:, 1:]).sum(1)
         for row in np.flatnonzero((heard.lengths > 0) & (needed > frames)):
-            number = int(rows["sounds"][row])
+            number = int(rows["numbers"][row])
             name = self.splits[split].source(number).name
             self.leave_out(split, number, name, f"{needed[row]} letters, {frames[row]} frames")
         counts = (heard.lengths > 0) & (needed <= frames) & (needed > 0)
@@ -225,4 +212,4 @@ class CTC(ReadsSound, Objective):
             [letters[row][letters[row] >= 0] for row in kept], skip_special_tokens=False
         )
         rates = error_rates(found, [self.texts[split][row] for row in kept])
-        return rates | ({"left_out": float(len(missed))} if missed else {})
+        return rates | self.count_left_out(split)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import ImageArguments, TextArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows
 from hfseq.data.classification import Labels, class_names, config_labels
-from hfseq.data.images import PictureRows, Pictures, load_image_processor, load_pictures
+from hfseq.data.images import Pictures, load_image_processor, load_pictures
 from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays, Batch, Loss, Params
 from hfseq.objectives.classification import Classification
@@ -112,7 +112,7 @@ class ImageClassification(ReadsPictures, Classification):
         shown = shown[:20] + ([f"and {len(shown) - 20} classes more"] if shown[20:] else [])
         shown += [f"without a label {counts[IGNORED]}"] if IGNORED in counts else []
         logger.info("%s: %d pictures: %s", split, len(labels), ", ".join(shown))
-        rows = PictureRows(pictures, labels.copy(), length, split)
+        rows = NumberedRows(pictures, length, split, {"labels": labels.copy()})
         return rows, {"documents": len(rows), "tokens": len(rows) * length}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
@@ -148,8 +148,7 @@ class ImageClassification(ReadsPictures, Classification):
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Judge the predictions for a split, and say how many pictures could not be read."""
-        found = {"left_out": float(len(self.left_out[split]))} if split in self.left_out else {}
-        return super().row_metrics(rows, split) | found
+        return super().row_metrics(rows, split) | self.count_left_out(split)
 
     def tokens(self, rows: Arrays) -> int:
         """Return the places of the pictures that count."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import CaptionArguments, TextArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
-from hfseq.data.images import PictureRows, Pictures, load_image_processor, load_pictures
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows
+from hfseq.data.images import load_image_processor, load_pictures
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import UsageError, first_line
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from hfseq.modeling import FlaxPreTrainedModel
-    from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
 
@@ -38,25 +36,6 @@ def load_pair(name: str, image_size: int | None, **options: Any) -> Processors:
         raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
     options.pop("trust_remote_code", None)
     return Processors(load_image_processor(name, image_size, **options), tokenizer)
-
-
-class CaptionRows(PictureRows):
-    """Row i is picture i, whose number it holds, and the tokens of its caption."""
-
-    def __init__(self, pictures: Pictures, tokenizer: Any, length: int, split: str):
-        super().__init__(pictures, np.zeros(len(pictures), np.int32), length, split)
-        encoded = tokenizer(
-            list(pictures.captions), padding="max_length", truncation=True, max_length=length,
-            return_tensors="np",
-        )  # fmt: skip
-        self.ids, self.mask = (
-            encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask")
-        )
-
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Return the numbers of these rows, and their tokens."""
-        rows = super().fetch(indices, width)
-        return rows | {"input_ids": self.ids[indices], "segment_ids": self.mask[indices]}
 
 
 class ImageText(ReadsPictures, Objective):
@@ -105,15 +84,16 @@ class ImageText(ReadsPictures, Objective):
             )
         check_vocabulary(tokenizer.tokenizer, text)
 
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the pictures, which were found already."""
-        return self.splits
-
     def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
         """Tokenise the captions of a split."""
-        rows = CaptionRows(splits[split], self.tokenizer, length, split)
+        encoded = self.tokenizer(
+            list(splits[split].captions), padding="max_length", truncation=True, max_length=length,
+            return_tensors="np",
+        )  # fmt: skip
+        ids, mask = (encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask"))
+        rows = NumberedRows(ids, length, split, {"input_ids": ids, "segment_ids": mask})
         logger.info("%s: %d pictures with captions", split, len(rows))
-        return rows, {"documents": len(rows), "tokens": int(rows.mask.sum())}
+        return rows, {"documents": len(rows), "tokens": int(mask.sum())}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Decode the pictures; a pair without one counts for nothing."""
@@ -150,5 +130,4 @@ class ImageText(ReadsPictures, Objective):
         """Return the loss and the accuracy, and how many pictures could not be read."""
         metrics = super().metrics(totals)
         metrics.pop("perplexity", None)
-        missed = len(self.left_out.get("validation", ()))
-        return metrics | ({"left_out": float(missed)} if missed else {})
+        return metrics | self.count_left_out()

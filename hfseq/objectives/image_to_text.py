@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from hfseq.data.arguments import CaptioningArguments, TextArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows, shift_right
-from hfseq.data.images import PictureRows, Pictures, load_pictures
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows, padded_labels, shift_right
+from hfseq.data.images import Pictures, load_pictures
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Texts
@@ -24,27 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from hfseq.modeling import FlaxPreTrainedModel
-    from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
-
-
-class WrittenRows(PictureRows):
-    """Row i is picture i, whose number it holds, and the tokens to write, with their end."""
-
-    def __init__(
-        self, pictures: Pictures, tokenizer: Any, end: int, length: int, width: int, split: str
-    ):
-        super().__init__(pictures, np.zeros(len(pictures), np.int32), width, split)
-        texts = tokenizer(list(pictures.captions), add_special_tokens=False)["input_ids"]
-        self.targets = np.full((len(texts), length), IGNORED, np.int32)
-        for row, ids in zip(self.targets, texts, strict=True):
-            whole = [*ids[: length - 1], end]
-            row[: len(whole)] = whole
-
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Return the numbers of these rows, and what is to be written."""
-        return super().fetch(indices, width) | {"labels": self.targets[indices]}
 
 
 class ImageToText(ReadsPictures, Objective):
@@ -132,20 +112,17 @@ class ImageToText(ReadsPictures, Objective):
         generation.max_length = longest if room is None else min(longest, room)
         generation.num_beams = self.arguments.num_beams
 
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the pictures, which were found already."""
-        return self.splits
-
     def choose_length(self, limit: int | None) -> int:
         """Return the tokens of a caption."""
         return self.arguments.max_target_length
 
     def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
         """Tokenise the captions of a split."""
-        end = self.config.eos_token_id
-        rows = WrittenRows(splits[split], self.tokenizer, end, length, length, split)
+        texts = self.tokenizer(list(splits[split].captions), add_special_tokens=False)["input_ids"]
+        labels = [[*ids[: length - 1], self.config.eos_token_id] for ids in texts]
+        rows = NumberedRows(labels, length, split, {"labels": padded_labels(labels, length)})
         logger.info("%s: %d pictures with captions", split, len(rows))
-        return rows, {"documents": len(rows), "tokens": int((rows.targets != IGNORED).sum())}
+        return rows, {"documents": len(rows), "tokens": sum(map(len, labels))}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Decode the pictures; a row without one has no labels."""
@@ -173,9 +150,7 @@ class ImageToText(ReadsPictures, Objective):
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
-        metrics = beside_smoothed(super().metrics(totals), totals)
-        missed = len(self.left_out.get("validation", ()))
-        return metrics | ({"left_out": float(missed)} if missed else {})
+        return beside_smoothed(super().metrics(totals), totals) | self.count_left_out()
 
     def tokens(self, rows: Arrays) -> int:
         """Return how many tokens are to be written."""

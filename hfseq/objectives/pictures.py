@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from hfseq.data.arguments import SPLITS, ImageArguments
 from hfseq.data.batches import RowRandom
 from hfseq.data.images import (
-    NAMED,
     Decoder,
     Pictures,
     check_pictures,
@@ -18,21 +16,19 @@ from hfseq.data.images import (
     workers_of,
 )
 from hfseq.errors import DataError
-from hfseq.objectives.base import Arrays
+from hfseq.objectives.base import Arrays, LeavesOut
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
 
-logger = logging.getLogger(__name__)
 
-
-class ReadsPictures:
+class ReadsPictures(LeavesOut):
     """Decodes the pictures of a batch, and counts those that cannot be read."""
 
+    unit = "pictures"
     arguments: Any
     splits: Any
     decoder: Decoder
-    left_out: dict[str, dict[int, str]]
 
     def open_decoder(self, processor: Any) -> None:
         """Begin to read, with an image processor of Transformers."""
@@ -49,7 +45,7 @@ class ReadsPictures:
         split = SPLITS[int(rows["split"][0])]
         pictures = self.splits[split]
         assert isinstance(pictures, Pictures)
-        numbers, valid = rows["pictures"].tolist(), rows["valid"]
+        numbers, valid = rows["numbers"].tolist(), rows["valid"]
         crops = None
         if split == "train" and self.arguments.augment:
             crops = random_crops(random.uniform(5))
@@ -57,7 +53,7 @@ class ReadsPictures:
         decoded = self.decoder(sources, crops)
         for number, source, reason in zip(numbers, sources, decoded.reasons, strict=True):
             if reason is not None:
-                self._leave_out(split, number, source.name, reason)
+                self.leave_out(split, number, source.name, reason)
         read = valid & np.array([reason is None for reason in decoded.reasons])
         if valid.sum() > 1 and not read.any():
             raise DataError(
@@ -65,18 +61,3 @@ class ReadsPictures:
                 f"{sources[0].name}: {decoded.reasons[0]}"
             )
         return decoded.pixels, read
-
-    def missed(self, split: str, number: int) -> None:
-        """Learn that a picture of a split cannot be read."""
-
-    def _leave_out(self, split: str, number: int, name: str, reason: str) -> None:
-        """Name a picture that cannot be read, the first time."""
-        found = self.left_out.setdefault(split, {})
-        if number in found:
-            return
-        found[number] = reason
-        self.missed(split, number)
-        if len(found) <= NAMED:
-            logger.warning("left out of %s: %s: %s", split, name, reason)
-        elif len(found) in (10, 100, 1000, 10_000, 100_000):
-            logger.warning("left out of %s so far: %d pictures", split, len(found))

@@ -22,8 +22,8 @@ from hfseq.data.answers import (
     make_windows,
 )
 from hfseq.data.arguments import QuestionAnsweringArguments
-from hfseq.data.batches import RowRandom, Rows
-from hfseq.data.records import FieldRows, Records, load_records, sift
+from hfseq.data.batches import FieldRows, RowRandom, Rows
+from hfseq.data.records import Records, load_records, sift
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import write_whole
 from hfseq.nn.context import Rows as KnownRows
@@ -32,7 +32,6 @@ from hfseq.objectives.metrics import answer_scores
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
-    from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +48,7 @@ class QuestionAnswering(Objective):
     data_arguments = QuestionAnsweringArguments
     auto_class = "ForQuestionAnswering"
     streams = False
+    has_vocabulary = False
     predicts = True
     judges_test = True
     known_rows = KnownRows()
@@ -79,10 +79,6 @@ class QuestionAnswering(Objective):
         kinds = getattr(self.config, "type_vocab_size", 0) or 0
         given = "token_type_ids" in self.tokenizer.model_input_names
         self.types = given and kinds > 1 and model.takes("token_type_ids")
-
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the examples that can be used."""
-        return self.splits
 
     def choose_length(self, limit: int | None) -> int:
         """Return the tokens of a row: 384, as version 4's script, where no flag says how many."""
@@ -210,11 +206,3 @@ class QuestionAnswering(Objective):
             made = {ids[row]: answer[part] for row, answer in answers.items()}
             text = json.dumps(made, indent=4, ensure_ascii=False)
             write_whole(folder / f"{name}.json", text + "\n")
-
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many real tokens the rows hold."""
-        return int(rows["segment_ids"][rows["valid"]].sum())
-
-    def head_share(self) -> float:
-        """No head runs over the vocabulary."""
-        return 0.0

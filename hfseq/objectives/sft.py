@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hfseq.data.arguments import ChatArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORED, FieldRows, RowRandom, Rows
 from hfseq.data.chat import Encoder, PackedChats, encode_all, set_tokens
-from hfseq.data.records import FieldRows, load_records
+from hfseq.data.records import load_records
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.objectives.base import Arrays, Params, Sample
 from hfseq.objectives.clm import WRITTEN, CausalLM

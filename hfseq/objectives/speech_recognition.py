@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from hfseq.data.arguments import SpeechRecognitionArguments, TextArguments
-from hfseq.data.audio import Reader, SoundRows, Sounds
-from hfseq.data.batches import IGNORED, RowRandom, Rows, shift_right
+from hfseq.data.audio import Reader, Sounds
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows, padded_labels, shift_right
 from hfseq.errors import UsageError, first_line
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors, Texts
 from hfseq.objectives.cross_entropy import smoothed_cross_entropy
-from hfseq.objectives.ctc import CTC, SpokenRows
+from hfseq.objectives.ctc import CTC
 from hfseq.objectives.metrics import beside_smoothed, error_rates
 from hfseq.objectives.sound import ReadsSound
 
@@ -134,9 +134,9 @@ class SpeechRecognition(ReadsSound, Objective):
                 name = sounds.source(number).name
                 self.leave_out(split, number, name, f"{len(ids)} tokens, more than {length}")
                 ids = []
-            labels.append([*ids, *[IGNORED] * (length - len(ids))])
-        rows: SoundRows = SpokenRows(sounds, labels, length, split)
-        tokens = sum(token != IGNORED for row in labels for token in row)
+            labels.append(ids)
+        rows = NumberedRows(sounds, length, split, {"labels": padded_labels(labels, length)})
+        tokens = sum(map(len, labels))
         logger.info("%s: %d sounds, %d tokens", split, len(rows), tokens)
         return rows, {"documents": len(rows), "tokens": tokens}
 
@@ -178,9 +178,7 @@ class SpeechRecognition(ReadsSound, Objective):
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
-        metrics = beside_smoothed(super().metrics(totals), totals)
-        missed = len(self.left_out.get("validation", ()))
-        return metrics | ({"left_out": float(missed)} if missed else {})
+        return beside_smoothed(super().metrics(totals), totals) | self.count_left_out()
 
     def tokens(self, rows: Arrays) -> int:
         """Return how many tokens are to be written."""

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import TokenClassificationArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORED, FieldRows, RowRandom, Rows
 from hfseq.data.classification import config_labels, sorted_names
-from hfseq.data.records import FieldRows, Records, load_records, sift
+from hfseq.data.records import Records, load_records, sift
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError, write_whole
 from hfseq.nn.context import Rows as KnownRows
@@ -46,6 +46,7 @@ class TokenClassification(Objective):
     data_arguments = TokenClassificationArguments
     auto_class = "ForTokenClassification"
     streams = False
+    has_vocabulary = False
     predicts = True
     judges_test = True
     known_rows = KnownRows()
@@ -117,10 +118,6 @@ class TokenClassification(Objective):
             return
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
-
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the examples that can be used."""
-        return self.splits
 
     def make_rows(
         self, splits: Mapping[str, Any], split: str, length: int
@@ -235,14 +232,6 @@ class TokenClassification(Objective):
             for row, found in enumerate(tags)
         )
         write_whole(folder / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
-
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many real tokens the rows hold."""
-        return int(rows["segment_ids"][rows["valid"]].sum())
-
-    def head_share(self) -> float:
-        """No head runs over the vocabulary."""
-        return 0.0
 
 
 def named_tags(tags: Sequence[str | int], classes: Sequence[str]) -> list[str]:

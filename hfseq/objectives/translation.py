@@ -74,7 +74,7 @@ class Translation(Seq2SeqLM):
         cls, arguments: TranslationArguments, folder: Path, plugins: Plugins | None
     ) -> PreTrainedTokenizerBase:
         """Load the vocabulary that the run made when it first began, or make it of both sides."""
-        return vocabulary_in(folder, arguments, lambda: pairs_of(arguments, plugins))
+        return vocabulary_in(folder, arguments, lambda: load_pairs(arguments, plugins))
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Settle the lengths, whether pairs are packed, and how the model will generate."""
@@ -99,7 +99,7 @@ class Translation(Seq2SeqLM):
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
         """Load the pairs; the configuration says from now on what the model translates."""
-        self.splits = splits = pairs_of(self.arguments, plugins)
+        self.splits = splits = load_pairs(self.arguments, plugins)
         for name in ("source_lang", "target_lang"):
             if getattr(splits, name):
                 setattr(self.config, name, getattr(splits, name))
@@ -204,11 +204,3 @@ class Translation(Seq2SeqLM):
         hypotheses = [beams[0].text for beams in translator(sources, params)]
         scores = self.judge(hypotheses, references)
         return Texts(sources, references, hypotheses, scores.values, scores.signatures)
-
-
-def pairs_of(arguments: TranslationArguments, plugins: Plugins | None) -> PairSplits:
-    """Load the pairs that the flags ask for, once a run: vocabulary and rows need them."""
-    kept = vars(arguments)  # beside the fields, so logs and cards do not see it
-    if "_pairs" not in kept:
-        kept["_pairs"] = load_pairs(arguments, plugins)
-    return kept["_pairs"]

@@ -166,5 +166,4 @@ class Wav2Vec2(ReadsSound, Objective):
         }  # fmt: skip
         if "temperature" in totals:
             metrics["gumbel_temperature"] = totals["temperature"] / count
-        missed = len(self.left_out.get("validation", ()))
-        return metrics | ({"left_out": float(missed)} if missed else {})
+        return metrics | self.count_left_out()
