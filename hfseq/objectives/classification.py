@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from hfseq.data.arguments import GLUE, ClassificationArguments
 from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.classification import (
     ExampleRows,
+    LabelledSplits,
     Labels,
     class_names,
     config_labels,
@@ -72,8 +73,15 @@ class Classification(Objective):
         task = GLUE.get(self.splits.task or "")
         classes = TWO_CLASSES if config.num_labels == 2 else MORE_CLASSES
         usual = task.metrics if task else NUMBERS if self.regression else classes
-        self.metric_names = tuple(arguments.metrics or usual)
+        self.judge_by(arguments.metrics or usual)
+        self.types = False
+        self._numbers: dict[str, np.ndarray] = {}  # the labels of each split
+
+    def judge_by(self, metrics: Sequence[str]) -> None:
+        """Load metrics; those that do not suit what is predicted are refused."""
+        self.metric_names = tuple(metrics)
         self.scores = [load_metric(name) for name in self.metric_names]
+        classes = len(self.labels.names or ())
         for metric in self.scores:  # which the first evaluation would stumble over
             if not isinstance(metric, Metric):
                 continue
@@ -82,12 +90,10 @@ class Classification(Objective):
                     f"--metrics {metric.name} is of classes, and numbers are predicted here: give "
                     f"{', '.join(NUMBERS)}, or --task_type classification"
                 )
-            if metric.name == "f1" and len(names or ()) > 2:
+            if metric.name == "f1" and classes > 2:
                 raise UsageError(
-                    f"--metrics f1 is of two classes and there are {len(names or ())}: use f1_macro"
+                    f"--metrics f1 is of two classes and there are {classes}: use f1_macro"
                 )
-        self.types = False
-        self._numbers: dict[str, np.ndarray] = {}  # the labels of each split
 
     @classmethod
     def make_tokenizer(  # type: ignore[override]
@@ -107,6 +113,11 @@ class Classification(Objective):
         if is_regression(splits, arguments, config):
             config.num_labels, config.problem_type = 1, "regression"
             return
+        cls.take_classes(config, splits)
+
+    @staticmethod
+    def take_classes(config: PreTrainedConfig, splits: LabelledSplits) -> None:
+        """Let the model have the classes of the data, in its own order if it has them all."""
         names, known = class_names(splits, config), config_labels(config)
         numbers = "train" not in splits and names == list(map(str, range(len(known))))
         if names != known and not numbers:

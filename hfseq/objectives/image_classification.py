@@ -12,13 +12,11 @@ import numpy as np
 
 from hfseq.data.arguments import ImageArguments, TextArguments
 from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows
-from hfseq.data.classification import Labels, class_names, config_labels
+from hfseq.data.classification import Labels, config_labels
 from hfseq.data.images import Pictures, load_image_processor, load_pictures
-from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays, Batch, Loss, Params
 from hfseq.objectives.classification import Classification
 from hfseq.objectives.cross_entropy import cross_entropy
-from hfseq.objectives.metrics import Metric, load_metric
 from hfseq.objectives.pictures import ReadsPictures
 
 if TYPE_CHECKING:
@@ -50,16 +48,9 @@ class ImageClassification(ReadsPictures, Classification):
         """Find the pictures, and the metrics that judge what is predicted for them."""
         self.splits = load_pictures(self.arguments)
         self.regression, self.types = False, False
-        names = config_labels(self.config)
-        self.labels = Labels(names, by_number="train" not in self.splits)
+        self.labels = Labels(config_labels(self.config), by_number="train" not in self.splits)
         self.sums = ("correct",)  # type: ignore[misc]
-        self.metric_names = tuple(self.arguments.metrics or ("accuracy",))
-        self.scores = [load_metric(name) for name in self.metric_names]
-        for metric in self.scores:
-            if isinstance(metric, Metric) and metric.name == "f1" and len(names) > 2:
-                raise UsageError(
-                    f"--metrics f1 is of two classes and there are {len(names)}: use f1_macro"
-                )
+        self.judge_by(self.arguments.metrics or ("accuracy",))
         self.open_decoder(self.tokenizer)
         self._numbers = {}
 
@@ -83,13 +74,7 @@ class ImageClassification(ReadsPictures, Classification):
         cls, config: PreTrainedConfig, arguments: ImageArguments, plugins: Plugins | None
     ) -> None:
         """Let the model have the classes of the data."""
-        splits = load_pictures(arguments, plugins)
-        names, known = class_names(splits, config), config_labels(config)
-        numbers = "train" not in splits and names == list(map(str, range(len(known))))
-        if names != known and not numbers:
-            config.id2label = dict(enumerate(names))
-            config.label2id = {name: number for number, name in enumerate(names)}
-        config.problem_type = "single_label_classification"
+        cls.take_classes(config, load_pictures(arguments, plugins))
 
     def choose_length(self, limit: int | None) -> int:
         """Return the places of a picture in the model: its patches and the first, or one."""

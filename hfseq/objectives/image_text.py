@@ -11,7 +11,7 @@ import numpy as np
 
 from hfseq.data.arguments import CaptionArguments, TextArguments
 from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows
-from hfseq.data.images import load_image_processor, load_pictures
+from hfseq.data.images import load_image_processor
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import UsageError, first_line
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors
@@ -54,13 +54,6 @@ class ImageText(ReadsPictures, Objective):
     default_length = 77
 
     arguments: CaptionArguments
-
-    def setup(self) -> None:
-        """Find the pictures."""
-        self.splits = load_pictures(self.arguments)
-        self.both = self.tokenizer
-        self.open_decoder(self.both.inputs)
-        self.tokenizer = self.both.tokenizer
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:

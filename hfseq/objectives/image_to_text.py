@@ -10,14 +10,14 @@ import numpy as np
 
 from hfseq.data.arguments import CaptioningArguments, TextArguments
 from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows, padded_labels, shift_right
-from hfseq.data.images import Pictures, load_pictures
+from hfseq.data.images import Pictures
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Texts
-from hfseq.objectives.cross_entropy import smoothed_cross_entropy
+from hfseq.objectives.base import Arrays, Batch, Loss, Params, Texts
 from hfseq.objectives.image_text import load_pair
-from hfseq.objectives.metrics import beside_smoothed, rouge_scores
+from hfseq.objectives.metrics import rouge_scores
 from hfseq.objectives.pictures import ReadsPictures
+from hfseq.objectives.seq2seq import WritesText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class ImageToText(ReadsPictures, Objective):
+class ImageToText(ReadsPictures, WritesText):
     """Cross-entropy of each token of a caption given the picture and the tokens before it.
 
     ``--label_smoothing_factor`` smoothes it in training only. The end of the text is a target, too.
@@ -38,19 +38,11 @@ class ImageToText(ReadsPictures, Objective):
     name = "image_to_text"
     data_arguments = CaptioningArguments
     auto_class = "ForVision2Seq"
-    sums = ("correct", "cross_entropy")
     streams = False
     predicts = True
     default_length = 128
 
     arguments: CaptioningArguments
-
-    def setup(self) -> None:
-        """Find the pictures."""
-        self.splits = load_pictures(self.arguments)
-        self.both = self.tokenizer
-        self.open_decoder(self.both.inputs)
-        self.tokenizer = self.both.tokenizer
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
@@ -141,20 +133,12 @@ class ImageToText(ReadsPictures, Objective):
             batch["pixel_values"], decoder_input_ids=batch["decoder_input_ids"], params=params,
             dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
         )  # fmt: skip
-        smoothing = self.arguments.label_smoothing_factor if train else 0.0
-        total, plain, count, right = smoothed_cross_entropy(
-            output.logits, batch["labels"], model.config.decoder.vocab_size, smoothing
-        )
-        totals = {"correct": right, "cross_entropy": jax.lax.stop_gradient(plain)}
-        return total, count, {"extra": changed, "totals": totals}
+        labels, size = batch["labels"], model.config.decoder.vocab_size
+        return self.smoothed(output.logits, labels, size, train, changed)
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
-        return beside_smoothed(super().metrics(totals), totals) | self.count_left_out()
-
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many tokens are to be written."""
-        return int((rows["labels"] != IGNORED)[rows["valid"]].sum())
+        """Say how many could not be read, too."""
+        return super().metrics(totals) | self.count_left_out()
 
     def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
         """Write captions of a split, and compare them with those there are: ROUGE.
@@ -173,10 +157,7 @@ class ImageToText(ReadsPictures, Objective):
             name = pictures.sources[place].name
             told.setdefault(name, []).append(caption)
             places.setdefault(name, place)
-        chosen = sorted(places.values())
-        most = data.max_generate_samples
-        if split == "validation" and most is not None and most < len(chosen):
-            chosen = [chosen[place * len(chosen) // most] for place in range(most)]
+        chosen = self.chosen(split, sorted(places.values()))
         captioner = Captioner(
             model, self.both.inputs, self.tokenizer,
             batch_size=data.generation_batch_size, max_image_pixels=data.max_image_pixels,

@@ -12,6 +12,7 @@ from hfseq.data.images import (
     Decoder,
     Pictures,
     check_pictures,
+    load_pictures,
     random_crops,
     workers_of,
 )
@@ -28,7 +29,14 @@ class ReadsPictures(LeavesOut):
     unit = "pictures"
     arguments: Any
     splits: Any
+    tokenizer: Any
     decoder: Decoder
+
+    def setup(self) -> None:
+        """Find the pictures; an image processor and a tokenizer came together."""
+        self.splits, self.both = load_pictures(self.arguments), self.tokenizer
+        self.open_decoder(self.both.inputs)
+        self.tokenizer = self.both.tokenizer
 
     def open_decoder(self, processor: Any) -> None:
         """Begin to read, with an image processor of Transformers."""

@@ -16,9 +16,8 @@ from hfseq.data.pairs import PackedPairs, PairRows, tokenize_pairs
 from hfseq.data.parallel import PairSplits, load_pairs
 from hfseq.data.tokenizers import pad_token_id, vocabulary_in
 from hfseq.objectives.base import Arrays, Batch, Loss, Params, Sample, Texts
-from hfseq.objectives.cross_entropy import smoothed_cross_entropy
-from hfseq.objectives.metrics import Scores, beside_smoothed, translation_scores
-from hfseq.objectives.seq2seq import Seq2SeqLM
+from hfseq.objectives.metrics import Scores, translation_scores
+from hfseq.objectives.seq2seq import Seq2SeqLM, WritesText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Translation(Seq2SeqLM):
+class Translation(WritesText, Seq2SeqLM):
     """Cross-entropy of target sentences given source sentences, with label smoothing in training.
 
     Pairs that share a row see nothing of each other, and each starts with the start token, as it
@@ -42,7 +41,6 @@ class Translation(Seq2SeqLM):
     default_model_type: ClassVar[str | None] = "wmt_transformer"
     predicts = True
     streams = False
-    sums = ("correct", "cross_entropy")
 
     arguments: TranslationArguments
 
@@ -153,16 +151,7 @@ class Translation(Seq2SeqLM):
     ) -> Loss:  # fmt: skip
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
-        smoothing = self.arguments.label_smoothing_factor if train else 0.0
-        total, plain, count, right = smoothed_cross_entropy(
-            logits, batch["labels"], model.config.vocab_size, smoothing
-        )
-        totals = {"correct": right, "cross_entropy": jax.lax.stop_gradient(plain)}
-        return total, count, {"extra": changed, "totals": totals}
-
-    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
-        return beside_smoothed(super().metrics(totals), totals)
+        return self.smoothed(logits, batch["labels"], model.config.vocab_size, train, changed)
 
     def tokens(self, rows: Arrays) -> int:
         """Return how many tokens the sources and targets of the rows have."""
@@ -187,9 +176,8 @@ class Translation(Seq2SeqLM):
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
             return None
-        pairs, most = self.splits[split], data.max_generate_samples
-        if split == "validation" and most is not None and most < len(pairs):
-            pairs = pairs.select([place * len(pairs) // most for place in range(most)])
+        pairs = self.splits[split]
+        pairs = pairs.select(self.chosen(split, range(len(pairs))))
         sources, references = list(pairs["source"]), list(pairs["target"])
         options: dict[str, Any] = {}
         if data.num_beams > 1:
