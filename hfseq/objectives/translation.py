@@ -1,4 +1,4 @@
-"""Translation: the target of a pair from its source, several pairs a row."""
+"""Translation and summaries: the target of a pair from its source, several pairs a row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import numpy as np
 
-from hfseq.data.arguments import TranslationArguments
+from hfseq.data.arguments import SummarizationArguments, TranslationArguments
 from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.pairs import PackedPairs, PairRows, tokenize_pairs
 from hfseq.data.parallel import PairSplits, load_pairs
 from hfseq.data.tokenizers import pad_token_id, vocabulary_in
+from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays, Batch, Loss, Params, Sample, Texts
-from hfseq.objectives.metrics import Scores, translation_scores
+from hfseq.objectives.metrics import Scores, rouge_scores, translation_scores
 from hfseq.objectives.seq2seq import Seq2SeqLM, WritesText
 
 if TYPE_CHECKING:
@@ -192,3 +193,38 @@ class Translation(WritesText, Seq2SeqLM):
         hypotheses = [beams[0].text for beams in translator(sources, params)]
         scores = self.judge(hypotheses, references)
         return Texts(sources, references, hypotheses, scores.values, scores.signatures)
+
+
+class Summarization(Translation):
+    """Cross-entropy of summaries given texts, as of translations; judged by ROUGE.
+
+    Texts that are longer than a row are cut; several short ones share a row, and see nothing of
+    each other.
+    """
+
+    name = "summarization"
+    data_arguments = SummarizationArguments
+    default_model_type = None
+    pipeline_tag = "summarization"
+
+    arguments: SummarizationArguments
+
+    def setup(self) -> None:
+        """Refuse to summarise nothing; translation has data of its own to show itself with."""
+        data = self.arguments
+        if not (data.dataset_name or data.train_file or data.validation_file or data.test_file):
+            raise UsageError("no data: give --train_file or --dataset_name")
+        super().setup()
+
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Let what is written be as long as what is learned from, where no flag says how long."""
+        lengths = self.arguments.lengths(model.max_length())
+        self.arguments.max_new_tokens = self.arguments.max_new_tokens or lengths[1] - 1
+        super().prepare(model)
+
+    def judge(self, hypotheses: list[str], references: list[str]) -> Scores:
+        """Return ROUGE, and how many tokens a summary has."""
+        scores = rouge_scores(hypotheses, [[one] for one in references])
+        lengths = [len(ids) for ids in self.tokenizer(hypotheses)["input_ids"]]
+        scores["gen_len"] = sum(lengths) / max(len(lengths), 1)
+        return Scores(scores, {"rouge": "rouge-score, stemmed, F1"})
