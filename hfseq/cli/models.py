@@ -80,6 +80,13 @@ def add_progress(group: argparse._ActionsContainer) -> None:
     group.add_argument("--no_progress", action="store_true", help="no progress bar on a terminal")
 
 
+def add_output_file(group: argparse._ActionsContainer) -> None:
+    """Add the flag of the file that lines go to."""
+    group.add_argument(
+        "--output_file", metavar="FILE", help="default: standard output; FILE.part until complete"
+    )
+
+
 def refuse_below_one(arguments: argparse.Namespace, *names: str) -> None:
     """Refuse flags of numbers that are 0 or less."""
     for name in names:
@@ -439,9 +446,7 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
 
     group = parser.add_argument_group("input and output")
     group.add_argument("--input_file", metavar="FILE", help="a text a line; - is standard input")
-    group.add_argument(
-        "--output_file", metavar="FILE", help="default: standard output; FILE.part until complete"
-    )
+    add_output_file(group)
     add_json(group, "a JSON object a line, with all of it")
     group.add_argument("--scores", action="store_true", help="score and tab before each text")
     group.add_argument(

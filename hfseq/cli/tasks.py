@@ -28,9 +28,7 @@ def _add_lines(parser: argparse.ArgumentParser, what: str, long_lines: bool = Tr
         help=f"{what} a line, or a table (.jsonl, .json, .csv, .tsv, .parquet); - is standard "
         "input",
     )  # fmt: skip
-    group.add_argument(
-        "--output_file", metavar="FILE", help="default: standard output; FILE.part until complete"
-    )
+    models.add_output_file(group)
     add_json(group, "a JSON object a line: the input and the pipeline's output")
     if long_lines:
         group.add_argument(
