@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
@@ -32,6 +32,8 @@ Arrays = dict[str, np.ndarray]
 Batch = Mapping[str, jax.Array]
 #: A tree of parameters, or of the collections beside them, by name.
 Params = Mapping[str, Any]
+#: The rows of a split, and facts on them.
+Made = tuple[Rows, dict[str, Any]]
 #: What a model was given, and what it answered.
 Sample = tuple[str, str]
 
@@ -59,7 +61,7 @@ Loss = tuple[jax.Array, jax.Array, LossExtra]
 def text_rows(
     data: TextArguments, tokenizer: PreTrainedTokenizerBase, splits: Splits, split: str,
     length: int, cross: bool,
-) -> tuple[Rows, dict[str, Any]]:  # fmt: skip
+) -> Made:  # fmt: skip
     """Tokenise a split into packed rows, or a row a line; returns facts on it, too."""
     column, dataset = splits.text_column, splits[split]
     if isinstance(dataset, Images):
@@ -263,7 +265,7 @@ class Objective:
             most = min(most, longest)
         return wanted or min(self.tokenizer.model_max_length, most)
 
-    def make_rows(self, splits: Splits, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Splits, split: str, length: int) -> Made:
         """Tokenise a split into rows of ``length`` tokens of text; returns facts on it, too."""
         return text_rows(
             self.arguments, self.tokenizer, splits, split, length, self.cross_documents
@@ -344,6 +346,16 @@ class Objective:
     def head_share(self) -> float:
         """Return the share of positions at which the head is computed, for counting FLOPs."""
         return float(self.has_vocabulary)
+
+
+def forward(
+    model: FlaxPreTrainedModel, params: Params, rngs: jax.Array | None, train: bool,
+    extra: Params | None, *inputs: Any, **named: Any,
+) -> tuple[Any, Params]:  # fmt: skip
+    """Run a model on inputs, as :meth:`Objective.loss` has it; returns the new ``extra``, too."""
+    extra = model.extra if extra is None else extra
+    call: Callable[..., Any] = model
+    return call(*inputs, params=params, dropout_rng=rngs, train=train, extra=extra, **named)
 
 
 def visible(

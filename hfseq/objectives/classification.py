@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import GLUE, ClassificationArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORED, RowRandom
 from hfseq.data.classification import (
     ExampleRows,
     LabelledSplits,
@@ -26,7 +26,7 @@ from hfseq.data.classification import (
 )
 from hfseq.errors import UsageError, write_whole
 from hfseq.nn.context import Rows as KnownRows
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.metrics import Metric, judge, load_metric
 
@@ -133,9 +133,7 @@ class Classification(Objective):
         given = "token_type_ids" in self.tokenizer.model_input_names
         self.types = pairs and given and kinds > 1 and model.takes("token_type_ids")
 
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Tokenise a split, an example a row; log how many examples each class has."""
         examples = splits[split]
         labels = self._numbers[split] = self.labels.numbers(examples, split)
@@ -181,9 +179,8 @@ class Classification(Objective):
         mask, counts = batch["attention_mask"], batch["counts"]
         if model.statistics and model.takes("code_mask"):
             inputs["code_mask"] = mask * batch["valid"][:, None]  # copies count in no statistics
-        output, changed = model(
-            batch["input_ids"], attention_mask=mask, params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra, **inputs,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["input_ids"], attention_mask=mask, **inputs,
         )  # fmt: skip
         logits, labels = output.logits, batch["labels"]
         totals: dict[str, jax.Array] = {}

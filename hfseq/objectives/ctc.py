@@ -14,9 +14,9 @@ import numpy as np
 
 from hfseq.data.arguments import SPLITS, SpeechArguments, TextArguments
 from hfseq.data.audio import load_sounds
-from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows, padded_labels
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, padded_labels
 from hfseq.errors import UsageError, nearest
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, Processors, forward
 from hfseq.objectives.metrics import error_rates
 from hfseq.objectives.sound import ReadsSound, hide_spans
 
@@ -136,7 +136,7 @@ class CTC(ReadsSound, Objective):
         if fresh:
             tokenizer.inputs.return_attention_mask = config.feat_extract_norm == "layer"
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Turn what is said into letters, in the case that the vocabulary has."""
         known = self.tokenizer.get_vocab().keys() - set(SPECIAL)
         texts = self.clean(splits[split], self.arguments)
@@ -180,11 +180,10 @@ class CTC(ReadsSound, Objective):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the loss over sounds; in evaluation the likeliest of each frame comes along."""
-        output, changed = model(
-            batch["input_values"], attention_mask=batch.get("attention_mask"),
-            mask_time_indices=batch.get("hidden"), params=params, dropout_rng=rngs, train=train,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["input_values"],
+            attention_mask=batch.get("attention_mask"), mask_time_indices=batch.get("hidden"),
             freeze_feature_encoder=self.arguments.freeze_feature_extractor,
-            extra=model.extra if extra is None else extra,
         )  # fmt: skip
         labels, frames = batch["labels"], batch["frames"]
         losses = ctc_loss(

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import EmbeddingArguments
-from hfseq.data.batches import IGNORED, FieldRows, RowRandom, Rows
+from hfseq.data.batches import IGNORED, FieldRows, RowRandom
 from hfseq.data.records import Records, load_records, sift
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError
 from hfseq.modeling.sentence import Sentences, normalized
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
 from hfseq.objectives.cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
@@ -110,9 +110,7 @@ class Embedding(Objective):
         self.dims = data.dims or (features,)
         model.sentences = self.how
 
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Tokenise the texts of a split."""
         records = splits[split]
         examples = [records[row] for row in range(len(records))]
@@ -152,10 +150,7 @@ class Embedding(Objective):
         """Sum the loss of anchors; in evaluation the vectors of each row come along."""
         rows, sides, width = batch["input_ids"].shape
         ids, mask = (batch[name].reshape(-1, width) for name in ("input_ids", "attention_mask"))
-        output, changed = model(
-            ids, attention_mask=mask, params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
-        )  # fmt: skip
+        output, changed = forward(model, params, rngs, train, extra, ids, attention_mask=mask)
         vectors = self.how(output.last_hidden_state, mask).reshape(rows, sides, -1)
         valid = batch["valid"]
         targets = jnp.where(valid, jnp.arange(rows) * (sides - 1), IGNORED)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import ImageArguments, TextArguments
-from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom
 from hfseq.data.classification import Labels, config_labels
 from hfseq.data.images import Pictures, load_image_processor, load_pictures
-from hfseq.objectives.base import Arrays, Batch, Loss, Params
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, forward
 from hfseq.objectives.classification import Classification
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.pictures import ReadsPictures
@@ -85,9 +85,7 @@ class ImageClassification(ReadsPictures, Classification):
         _, height, width = self.decoder.shape
         return (height // sides[0]) * (width // sides[1]) + 1
 
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Number the pictures of a split; log how many each class has."""
         pictures: Pictures = splits[split]
         labels = self._numbers[split] = self.labels.numbers(pictures, split)
@@ -119,10 +117,7 @@ class ImageClassification(ReadsPictures, Classification):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the loss over pictures; in evaluation the logits of each row come along."""
-        output, changed = model(
-            batch["pixel_values"], params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
-        )  # fmt: skip
+        output, changed = forward(model, params, rngs, train, extra, batch["pixel_values"])
         counts = batch["counts"]
         targets = jnp.where(counts, batch["labels"], IGNORED)
         total, _, right = cross_entropy(output.logits, targets)

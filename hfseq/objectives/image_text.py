@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import CaptionArguments, TextArguments
-from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom
 from hfseq.data.images import load_image_processor
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import UsageError, first_line
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, Processors, forward
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.pictures import ReadsPictures
 
@@ -77,7 +77,7 @@ class ImageText(ReadsPictures, Objective):
             )
         check_vocabulary(tokenizer.tokenizer, text)
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Tokenise the captions of a split."""
         encoded = self.tokenizer(
             list(splits[split].captions), padding="max_length", truncation=True, max_length=length,
@@ -101,10 +101,9 @@ class ImageText(ReadsPictures, Objective):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the loss over pairs, compared with all pairs of the batch that count."""
-        output, changed = model(
-            batch["input_ids"], pixel_values=batch["pixel_values"],
-            attention_mask=batch["attention_mask"], params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["input_ids"],
+            pixel_values=batch["pixel_values"], attention_mask=batch["attention_mask"],
         )  # fmt: skip
         counts = batch["counts"]
         # What does not count is nobody's answer.

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from hfseq.data.arguments import CaptioningArguments, TextArguments
-from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows, padded_labels, shift_right
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, padded_labels, shift_right
 from hfseq.data.images import Pictures
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Arrays, Batch, Loss, Params, Texts
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, Texts, forward
 from hfseq.objectives.image_text import load_pair
 from hfseq.objectives.metrics import rouge_scores
 from hfseq.objectives.pictures import ReadsPictures
@@ -108,7 +108,7 @@ class ImageToText(ReadsPictures, WritesText):
         """Return the tokens of a caption."""
         return self.arguments.max_target_length
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Tokenise the captions of a split."""
         texts = self.tokenizer(list(splits[split].captions), add_special_tokens=False)["input_ids"]
         labels = [[*ids[: length - 1], self.config.eos_token_id] for ids in texts]
@@ -129,9 +129,9 @@ class ImageToText(ReadsPictures, WritesText):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
-        output, changed = model(
-            batch["pixel_values"], decoder_input_ids=batch["decoder_input_ids"], params=params,
-            dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["pixel_values"],
+            decoder_input_ids=batch["decoder_input_ids"],
         )  # fmt: skip
         labels, size = batch["labels"], model.config.decoder.vocab_size
         return self.smoothed(output.logits, labels, size, train, changed)

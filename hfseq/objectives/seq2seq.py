@@ -115,10 +115,9 @@ class Seq2SeqLM(Objective):
             inputs |= base.visible(model, batch["decoder_segment_ids"], "decoder_")
         else:  # one sequence a row: padding, at its end, is all that is to be hidden
             inputs = {"attention_mask": batch["segment_ids"]}
-        output, changed = model(
-            input_ids=batch["input_ids"], decoder_input_ids=batch["decoder_input_ids"], **inputs,
-            params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
+        output, changed = base.forward(
+            model, params, rngs, train, extra, input_ids=batch["input_ids"],
+            decoder_input_ids=batch["decoder_input_ids"], **inputs,
         )  # fmt: skip
         return output.logits, changed
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from hfseq.data.arguments import SPLITS, SoundArguments, TextArguments
 from hfseq.data.audio import Reader, Sounds, load_sounds
-from hfseq.data.batches import NumberedRows, RowRandom, Rows
+from hfseq.data.batches import NumberedRows, RowRandom
 from hfseq.errors import DataError, UsageError, first_line
-from hfseq.objectives.base import Arrays, LeavesOut
+from hfseq.objectives.base import Arrays, LeavesOut, Made
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
@@ -124,7 +124,7 @@ class ReadsSound(LeavesOut):
         """Return the frames of the longest row."""
         return int(self.frames_of(self.widths[-1]))
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Number the sounds of a split."""
         rows = NumberedRows(splits[split], length, split, {})
         logger.info("%s: %d sounds", split, len(rows))

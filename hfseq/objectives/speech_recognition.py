@@ -10,9 +10,9 @@ import numpy as np
 
 from hfseq.data.arguments import SpeechRecognitionArguments, TextArguments
 from hfseq.data.audio import Reader, Sounds
-from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, Rows, padded_labels, shift_right
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, padded_labels, shift_right
 from hfseq.errors import UsageError, first_line
-from hfseq.objectives.base import Arrays, Batch, Loss, Params, Processors, Texts
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, Processors, Texts, forward
 from hfseq.objectives.ctc import CTC
 from hfseq.objectives.metrics import error_rates
 from hfseq.objectives.seq2seq import WritesText
@@ -121,7 +121,7 @@ class SpeechRecognition(ReadsSound, WritesText):
         """Return the tokens of a text."""
         return self.length
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Tokenise what is said; what is too long is left out."""
         sounds: Sounds = splits[split]
         texts = self.texts[split] = CTC.clean(sounds, self.arguments)
@@ -165,9 +165,9 @@ class SpeechRecognition(ReadsSound, WritesText):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
-        output, changed = model(
-            batch["input_features"], decoder_input_ids=batch["decoder_input_ids"], params=params,
-            dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["input_features"],
+            decoder_input_ids=batch["decoder_input_ids"],
         )  # fmt: skip
         labels, size = batch["labels"], model.config.vocab_size
         return self.smoothed(output.logits, labels, size, train, changed)

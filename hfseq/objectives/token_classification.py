@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import TokenClassificationArguments
-from hfseq.data.batches import IGNORED, FieldRows, RowRandom, Rows
+from hfseq.data.batches import IGNORED, FieldRows, RowRandom
 from hfseq.data.classification import config_labels, sorted_names
 from hfseq.data.records import Records, load_records, sift
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError, write_whole
 from hfseq.nn.context import Rows as KnownRows
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.metrics import entity_scores
 
@@ -119,9 +119,7 @@ class TokenClassification(Objective):
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
 
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Tokenise the sentences of a split, a row each."""
         records, data = splits[split], self.arguments
         words, column = word_columns(records, data, split != "test")
@@ -184,9 +182,9 @@ class TokenClassification(Objective):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the cross-entropy of tags; in evaluation the predictions of each row come along."""
-        output, changed = model(
-            batch["input_ids"], attention_mask=batch["attention_mask"], params=params,
-            dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["input_ids"],
+            attention_mask=batch["attention_mask"],
         )  # fmt: skip
         total, count, right = cross_entropy(output.logits, batch["labels"])
         totals = {"correct": right}

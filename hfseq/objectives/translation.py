@@ -16,7 +16,7 @@ from hfseq.data.pairs import PackedPairs, PairRows, tokenize_pairs
 from hfseq.data.parallel import PairSplits, load_pairs
 from hfseq.data.tokenizers import pad_token_id, vocabulary_in
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Arrays, Batch, Loss, Params, Sample, Texts
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, Sample, Texts
 from hfseq.objectives.metrics import Scores, rouge_scores, translation_scores
 from hfseq.objectives.seq2seq import Seq2SeqLM, WritesText
 
@@ -114,9 +114,7 @@ class Translation(WritesText, Seq2SeqLM):
         """Return tokens of a target row."""
         return self.lengths[1]
 
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Pack the training pairs; validation pairs have a row each, the short ones first."""
         data, training = self.arguments, split == "train"
         pairs = tokenize_pairs(
