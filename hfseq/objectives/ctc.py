@@ -119,14 +119,6 @@ class CTC(ReadsSound, Objective):
             file.write_text(json.dumps({name: number for number, name in enumerate(names)}))
             return Processors(extractor, Wav2Vec2CTCTokenizer(str(file)))
 
-    @staticmethod
-    def clean(sounds: Any, arguments: SpeechArguments) -> list[str]:
-        """Return what is said, spaces single, lower-cased and without characters as asked for."""
-        left_out = str.maketrans("", "", "".join(arguments.chars_to_ignore or ()))
-        texts = (text.translate(left_out) for text in sounds.second or ())
-        texts = (text.lower() for text in texts) if arguments.do_lower_case else texts
-        return [" ".join(text.split()) for text in texts]
-
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
         """Let the model have the letters, and the mask that it was trained with."""

@@ -11,12 +11,11 @@ import numpy as np
 
 from hfseq.data.arguments import CaptionArguments, TextArguments
 from hfseq.data.batches import IGNORED, NumberedRows, RowRandom
-from hfseq.data.images import load_image_processor
 from hfseq.data.tokenizers import check_vocabulary
-from hfseq.errors import UsageError, first_line
-from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, Processors, forward
+from hfseq.errors import UsageError
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
 from hfseq.objectives.cross_entropy import cross_entropy
-from hfseq.objectives.pictures import ReadsPictures
+from hfseq.objectives.pictures import ReadsPictures, load_pair
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -24,18 +23,6 @@ if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
 
 logger = logging.getLogger(__name__)
-
-
-def load_pair(name: str, image_size: int | None, **options: Any) -> Processors:
-    """Load the image processor and the tokenizer of the checkpoint ``name``."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
-        raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
-    options.pop("trust_remote_code", None)
-    return Processors(load_image_processor(name, image_size, **options), tokenizer)
 
 
 class ImageText(ReadsPictures, Objective):

@@ -14,9 +14,8 @@ from hfseq.data.images import Pictures
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, Texts, forward
-from hfseq.objectives.image_text import load_pair
 from hfseq.objectives.metrics import rouge_scores
-from hfseq.objectives.pictures import ReadsPictures
+from hfseq.objectives.pictures import ReadsPictures, load_pair
 from hfseq.objectives.seq2seq import WritesText
 
 if TYPE_CHECKING:

@@ -12,15 +12,28 @@ from hfseq.data.images import (
     Decoder,
     Pictures,
     check_pictures,
+    load_image_processor,
     load_pictures,
     random_crops,
     workers_of,
 )
-from hfseq.errors import DataError
-from hfseq.objectives.base import Arrays, LeavesOut
+from hfseq.errors import DataError, UsageError, first_line
+from hfseq.objectives.base import Arrays, LeavesOut, Processors
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
+
+
+def load_pair(name: str, image_size: int | None, **options: Any) -> Processors:
+    """Load the image processor and the tokenizer of the checkpoint ``name``."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
+        raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
+    options.pop("trust_remote_code", None)
+    return Processors(load_image_processor(name, image_size, **options), tokenizer)
 
 
 class ReadsPictures(LeavesOut):

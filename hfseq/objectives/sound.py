@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hfseq.data.arguments import SPLITS, SoundArguments, TextArguments
+from hfseq.data.arguments import SPLITS, SoundArguments, SpeechArguments, TextArguments
 from hfseq.data.audio import Reader, Sounds, load_sounds
 from hfseq.data.batches import NumberedRows, RowRandom
 from hfseq.errors import DataError, UsageError, first_line
@@ -123,6 +123,14 @@ class ReadsSound(LeavesOut):
     def choose_length(self, limit: int | None) -> int:
         """Return the frames of the longest row."""
         return int(self.frames_of(self.widths[-1]))
+
+    @staticmethod
+    def clean(sounds: Any, arguments: SpeechArguments) -> list[str]:
+        """Return what is said, spaces single, lower-cased and without characters as asked for."""
+        left_out = str.maketrans("", "", "".join(arguments.chars_to_ignore or ()))
+        texts = (text.translate(left_out) for text in sounds.second or ())
+        texts = (text.lower() for text in texts) if arguments.do_lower_case else texts
+        return [" ".join(text.split()) for text in texts]
 
     def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Number the sounds of a split."""

@@ -13,7 +13,6 @@ from hfseq.data.audio import Reader, Sounds
 from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, padded_labels, shift_right
 from hfseq.errors import UsageError, first_line
 from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, Processors, Texts, forward
-from hfseq.objectives.ctc import CTC
 from hfseq.objectives.metrics import error_rates
 from hfseq.objectives.seq2seq import WritesText
 from hfseq.objectives.sound import ReadsSound
@@ -124,7 +123,7 @@ class SpeechRecognition(ReadsSound, WritesText):
     def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Tokenise what is said; what is too long is left out."""
         sounds: Sounds = splits[split]
-        texts = self.texts[split] = CTC.clean(sounds, self.arguments)
+        texts = self.texts[split] = self.clean(sounds, self.arguments)
         start, end = self.config.decoder_start_token_id, self.config.eos_token_id
         labels = []
         for number, ids in enumerate(self.tokenizer(texts)["input_ids"]):
