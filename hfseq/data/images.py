@@ -13,7 +13,7 @@ import logging
 import math
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -187,14 +187,17 @@ class Decoder:
     def __call__(self, sources: Sequence[Source], crops: Sequence[Crop] | None = None) -> Decoded:
         """Decode pictures, of which ``crops`` are cut out where they are given."""
         chosen: Sequence[Crop | None] = crops or [None] * len(sources)
-        found: list[np.ndarray | str] = []
+        pairs = list(zip(sources, chosen, strict=True))
+        found: list[np.ndarray | str]
         if not self.workers:
-            found = [
-                numbers_of(source, crop, self.processor, self.shape, self.most)
-                for source, crop in zip(sources, chosen, strict=True)
-            ]
+            found = [numbers_of(*pair, self.processor, self.shape, self.most) for pair in pairs]
         else:
-            found = list(self._in_processes(sources, chosen))
+            try:
+                pending = [self._submit(*pair) for pair in pairs]
+                found = [future.result() for future in pending]
+            except BrokenProcessPool:  # somebody's decoder died: one at a time, to see whose
+                self.close()
+                found = [self._alone(*pair) for pair in pairs]
         pixels = np.zeros((len(sources), *self.shape), np.float32)
         reasons: list[str | None] = []
         for row, made in enumerate(found):
@@ -202,18 +205,6 @@ class Decoder:
             if not isinstance(made, str):
                 pixels[row] = made
         return Decoded(pixels, reasons)
-
-    def _in_processes(
-        self, sources: Sequence[Source], crops: Sequence[Crop | None]
-    ) -> Iterator[np.ndarray | str]:
-        pairs = list(zip(sources, crops, strict=True))
-        try:
-            pending = [self._submit(*pair) for pair in pairs]
-            found = [future.result() for future in pending]
-        except BrokenProcessPool:  # somebody's decoder died: one at a time, to see whose
-            self.close()
-            found = [self._alone(*pair) for pair in pairs]
-        yield from found
 
     def _alone(self, source: Source, crop: Crop | None) -> np.ndarray | str:
         try:

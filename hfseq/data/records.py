@@ -100,7 +100,10 @@ def load_records(
         for split, dataset in load_named(arguments, plugins, SPLITS).items():
             columns = {name: list(dataset[name]) for name in dataset.column_names}
             origin = f"--dataset_name {arguments.dataset_name}, split {split}"
-            tables[split] = (Table(columns, origin, classes=_tag_names(dataset)),)
+            # The names behind numbers in a column of lists.
+            inner = (getattr(kind, "feature", None) for kind in (dataset.features or {}).values())
+            names = next(filter(None, (getattr(kind, "names", None) for kind in inner)), ())
+            tables[split] = (Table(columns, origin, classes=tuple(names)),)
     for split, patterns in named.items():
         if patterns:
             flag = f"--{split}_file"
@@ -113,15 +116,6 @@ def load_records(
     }
     share_out(splits, arguments)
     return splits
-
-
-def _tag_names(dataset: Any) -> tuple[str, ...]:
-    """Return the names behind numbers in a column of lists, where a dataset has one."""
-    for feature in (dataset.features or {}).values():
-        names = getattr(getattr(feature, "feature", None), "names", None)
-        if names:
-            return tuple(names)
-    return ()
 
 
 def sift(
