@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -152,9 +153,9 @@ def test_no_family_is_loaded_that_is_not_used(what, tmp_path):
 def test_prepare_jax_gives_placeholders_for_what_jax_removed(monkeypatch):
     from jax.experimental import hijax
 
-    from hfseq.plugins import jax_compat as compat
+    from hfseq.plugins import transformers_hook as compat
 
-    monkeypatch.setattr(compat.metadata, "version", lambda name: "0.12.8")
+    monkeypatch.setattr(metadata, "version", lambda name: "0.12.8")
     for name in compat.HIJAX_NAMES:
         monkeypatch.setattr(hijax, name, None, raising=False)
         monkeypatch.delattr(hijax, name)
@@ -166,9 +167,9 @@ def test_prepare_jax_gives_placeholders_for_what_jax_removed(monkeypatch):
 def test_prepare_jax_touches_nothing_where_flax_needs_nothing(monkeypatch):
     from jax.experimental import hijax
 
-    from hfseq.plugins import jax_compat as compat
+    from hfseq.plugins import transformers_hook as compat
 
-    monkeypatch.setattr(compat.metadata, "version", lambda name: "0.12.12")
+    monkeypatch.setattr(metadata, "version", lambda name: "0.12.12")
     for name in compat.HIJAX_NAMES:
         monkeypatch.setattr(hijax, name, None, raising=False)
         monkeypatch.delattr(hijax, name)
@@ -180,7 +181,7 @@ def test_prepare_jax_leaves_alone_what_is_there():
     code = (
         "from jax.experimental import hijax\n"
         "before = dict(vars(hijax))\n"
-        "from hfseq.plugins.jax_compat import HIJAX_NAMES, prepare_jax\n"
+        "from hfseq.plugins.transformers_hook import HIJAX_NAMES, prepare_jax\n"
         "prepare_jax()\n"
         "print(all(vars(hijax)[name] is before[name] for name in HIJAX_NAMES if name in before))"
     )
@@ -191,9 +192,9 @@ def test_prepare_jax_leaves_alone_what_is_there():
 def test_flax_imports_after_hfseq_which_prepares_jax_first():
     code = (
         "import importlib.util, sys, hfseq\n"
-        "from hfseq.plugins import jax_compat\n"
+        "from hfseq.plugins import transformers_hook\n"
         "known = sys.modules\n"
-        "jax_compat.prepare_jax = lambda: print('flax' in known, 'flax.core' in known)\n"
+        "transformers_hook.prepare_jax = lambda: print('flax' in known, 'flax.core' in known)\n"
         "importlib.util.find_spec('flax')\n"
         "assert 'jax' not in sys.modules\n"
         "from flax import nnx; nnx.Module\n"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfseq.cli.models import add_model_flags, input_lines, prepare
+from hfseq.cli.models import add_model_flags, add_output_file, input_lines, prepare
 from hfseq.cli.text import add_json, paint
 from hfseq.errors import DataError, UsageError
 from hfseq.pipelines.lines import Output
@@ -35,9 +35,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         "--input_file", metavar="FILE",
         help="a turn a line; - is standard input, the default; in a terminal you are asked",
     )  # fmt: skip
-    group.add_argument(
-        "--output_file", metavar="FILE", help="default: standard output; FILE.part until complete"
-    )
+    add_output_file(group)
     add_json(group, "a JSON object with role and content a line, for each answer")
     group = parser.add_argument_group("answers")
     group.add_argument(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfseq import plugins
 from hfseq.cli.text import add_json, paint, print_json
-from hfseq.errors import CLOSED_PIPE, DataError, UsageError, run_command, write_whole
+from hfseq.errors import DataError, UsageError, run_command, write_whole
 from hfseq.pipelines.lines import LONG_LINES, Output, count_lines, open_input, read_lines
 
 if TYPE_CHECKING:
@@ -70,6 +69,32 @@ def add_model_flags(group: argparse._ActionsContainer) -> None:
     )  # fmt: skip
 
 
+def add_numbers(group: argparse._ActionsContainer, *flags: tuple[str, int | None, str]) -> None:
+    """Add flags of whole numbers: name, default, help."""
+    for name, default, text in flags:
+        group.add_argument(f"--{name}", type=int, metavar="N", default=default, help=text)
+
+
+def add_progress(group: argparse._ActionsContainer) -> None:
+    """Add the flag that leaves the progress bar out."""
+    group.add_argument("--no_progress", action="store_true", help="no progress bar on a terminal")
+
+
+def add_output_file(group: argparse._ActionsContainer) -> None:
+    """Add the flag of the file that lines go to."""
+    group.add_argument(
+        "--output_file", metavar="FILE", help="default: standard output; FILE.part until complete"
+    )
+
+
+def refuse_below_one(arguments: argparse.Namespace, *names: str) -> None:
+    """Refuse flags of numbers that are 0 or less."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} {value}: give a number of at least 1")
+
+
 def prepare(arguments: argparse.Namespace) -> None:
     """Load the plugins, and see that the device is the one that was asked for."""
     from hfseq.training.output import require_device, use_compilation_cache
@@ -102,8 +127,7 @@ def add_fill_mask(parser: argparse.ArgumentParser) -> None:
 
 def run_fill_mask(arguments: argparse.Namespace) -> int:
     """Print the likeliest tokens for each mask of each text."""
-    if arguments.top < 1:
-        raise UsageError(f"--top {arguments.top}: give a number of at least 1")
+    refuse_below_one(arguments, "top")
     plugins.load(arguments.plugin)
     from hfseq.pipelines.base import Refused
     from hfseq.pipelines.tasks import pipeline
@@ -254,7 +278,7 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         help="a file for each there, FILE.txt and so on; default: standard output",
     )  # fmt: skip
     add_json(group, "a JSON object a line on standard output, for each file")
-    group.add_argument("--no_progress", action="store_true", help="no progress bar on a terminal")
+    add_progress(group)
     group = parser.add_argument_group("speech")
     group.add_argument("--language", metavar="NAME", help="de or german; default: it is heard")
     group.add_argument(
@@ -264,12 +288,12 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         "--wrong_rate", choices=("convert", "report"), default="convert",
         help="a file of another rate than the model's: convert it, or report it (convert)",
     )  # fmt: skip
-    for name, default, text in (
+    add_numbers(
+        group,
         ("batch_size", 8, "files read together (8)"),
         ("num_beams", 1, "1 is greedy search (1)"),
         ("max_new_tokens", None, "longest text of thirty seconds; default: what fits"),
-    ):
-        group.add_argument(f"--{name}", type=int, metavar="N", default=default, help=text)
+    )
     add_model_flags(parser.add_argument_group("model"))
 
 
@@ -294,28 +318,24 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     hidden, bad = arguments.no_progress or not sys.stderr.isatty(), 0
     form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s of sound [{elapsed}<{remaining}]"
-    try:
-        with tqdm(total=seconds, bar_format=form, disable=hidden, file=sys.stderr) as bar:
-            for name, one in zip(names, transcriber(names, progress=bar.update), strict=True):
-                if one.error:
-                    bad += 1
-                    bar.write(f"error: {one.name}: {one.error}", file=sys.stderr)
-                if arguments.json:
-                    print_json(one.record(), one_line=True, texts=True)
-                if one.error:
-                    continue
-                text = {
-                    "txt": lambda one=one: one.text + "\n",
-                    "srt": lambda one=one: one.srt(),
-                    "json": lambda one=one: json.dumps(one.record(), ensure_ascii=False) + "\n",
-                }[arguments.output_format]()
-                if folder is not None:
-                    write_whole(targets[name], text)
-                elif not arguments.json:
-                    print(text, end="", flush=True)
-    except BrokenPipeError:  # whoever read has had enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
+    with tqdm(total=seconds, bar_format=form, disable=hidden, file=sys.stderr) as bar:
+        for name, one in zip(names, transcriber(names, progress=bar.update), strict=True):
+            if one.error:
+                bad += 1
+                bar.write(f"error: {one.name}: {one.error}", file=sys.stderr)
+            if arguments.json:
+                print_json(one.record(), one_line=True, texts=True)
+            if one.error:
+                continue
+            text = {
+                "txt": lambda one=one: one.text + "\n",
+                "srt": lambda one=one: one.srt(),
+                "json": lambda one=one: json.dumps(one.record(), ensure_ascii=False) + "\n",
+            }[arguments.output_format]()
+            if folder is not None:
+                write_whole(targets[name], text)
+            elif not arguments.json:
+                print(text, end="", flush=True)
     if bad:
         print(f"{bad} of {len(names)} files could not be transcribed", file=sys.stderr)
     return 1 if bad else 0
@@ -328,23 +348,14 @@ def add_caption(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("files", metavar="FILE", nargs="+", help="a picture, or a folder of them")
     group = parser.add_argument_group("pictures")
-    group.add_argument(
-        "--batch_size", type=int, metavar="N", default=8, help="pictures read together (8)"
-    )
-    group.add_argument(
-        "--decode_workers", type=int, metavar="N", default=0,
-        help="processes that decode pictures; 0: this one (0)",
-    )  # fmt: skip
+    add_numbers(group, ("batch_size", 8, "pictures read together (8)"))
+    add_numbers(group, ("decode_workers", 0, "processes that decode pictures; 0: this one (0)"))
     group = parser.add_argument_group("output")
     add_json(group, "a JSON object a line, for each picture")
-    group.add_argument("--no_progress", action="store_true", help="no progress bar on a terminal")
+    add_progress(group)
     group = parser.add_argument_group("caption")
-    group.add_argument(
-        "--num_beams", type=int, metavar="N", help="1 is greedy search; default: the model's own"
-    )
-    group.add_argument(
-        "--max_new_tokens", type=int, metavar="N", help="longest caption; default: the model's own"
-    )
+    add_numbers(group, ("num_beams", None, "1 is greedy search; default: the model's own"))
+    add_numbers(group, ("max_new_tokens", None, "longest caption; default: the model's own"))
     add_model_flags(parser.add_argument_group("model"))
 
 
@@ -380,20 +391,16 @@ def _on_pictures(arguments: argparse.Namespace, kind: str, names: Sequence[str])
         batch_size=arguments.batch_size, **{name: getattr(arguments, name) for name in names},
     )  # fmt: skip
     hidden = arguments.no_progress or not sys.stderr.isatty() or len(found) == 1
-    try:
-        for one in tqdm(pipeline(found), total=len(found), disable=hidden, unit=" pictures"):
-            if one.error:
-                bad += 1
-                tqdm.write(f"error: {one.name}: {one.error}", file=sys.stderr)
-            if arguments.json:
-                print_json(one.record(), one_line=True, texts=True)
-            elif not one.error:
-                told = f"{one.name}\t" if len(found) > 1 else ""
-                shown = one.text or ", ".join(f"{label} ({p:.1%})" for label, p in one.labels)
-                print(f"{told}{shown}", flush=True)
-    except BrokenPipeError:  # whoever read has had enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
+    for one in tqdm(pipeline(found), total=len(found), disable=hidden, unit=" pictures"):
+        if one.error:
+            bad += 1
+            tqdm.write(f"error: {one.name}: {one.error}", file=sys.stderr)
+        if arguments.json:
+            print_json(one.record(), one_line=True, texts=True)
+        elif not one.error:
+            told = f"{one.name}\t" if len(found) > 1 else ""
+            shown = one.text or ", ".join(f"{label} ({p:.1%})" for label, p in one.labels)
+            print(f"{told}{shown}", flush=True)
     if bad:
         print(f"{bad} of {len(found)} pictures could not be read", file=sys.stderr)
     return 1 if bad else 0
@@ -439,9 +446,7 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
 
     group = parser.add_argument_group("input and output")
     group.add_argument("--input_file", metavar="FILE", help="a text a line; - is standard input")
-    group.add_argument(
-        "--output_file", metavar="FILE", help="default: standard output; FILE.part until complete"
-    )
+    add_output_file(group)
     add_json(group, "a JSON object a line, with all of it")
     group.add_argument("--scores", action="store_true", help="score and tab before each text")
     group.add_argument(
@@ -455,17 +460,17 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
         "end, skip the same with 0, replace translates invalid UTF-8 with U+FFFD in the place of "
         "wrong bytes, stop ends there (report)",
     )  # fmt: skip
-    group.add_argument("--no_progress", action="store_true", help="no progress bar on a terminal")
+    add_progress(group)
 
     group = parser.add_argument_group("search")
-    for name, default, text in (
+    add_numbers(
+        group,
         ("num_beams", 4, "1 is greedy search (4)"),
         ("num_return_sequences", 1, "best translations of each text (1)"),
         ("batch_size", 32, "texts translated together (32)"),
         ("max_source_length", None, "tokens; default: what the model reads"),
         ("max_new_tokens", None, "longest translation; default: twice the source and more"),
-    ):
-        group.add_argument(f"--{name}", type=int, metavar="N", default=default, help=text)
+    )
     group.add_argument(
         "--length_penalty", type=float, metavar="X", help="above 0 favours long translations"
     )
@@ -535,27 +540,23 @@ def run_translate(arguments: argparse.Namespace) -> int:
     pause = {} if total is None else {"pause": None}  # all of a file is there
     hidden = arguments.no_progress or not sys.stderr.isatty()
     bad = unended = count = 0
-    try:
-        with Output(arguments.output_file) as output:
-            prepare(arguments)
-            translator = Translator.from_pretrained(arguments.model, **given)
-            with tqdm(total=total, unit=" lines", disable=hidden, file=sys.stderr) as bar:
-                for translation in translator.stream(lines, **pause):
-                    place = f"{name}:{translation.line}"
-                    for warning in translation.warnings:
-                        bar.write(f"warning: {place}: {warning}", file=sys.stderr)
-                    if translation.error:
-                        bar.write(f"error: {place}: {translation.error}", file=sys.stderr)
-                        if arguments.on_bad_line == "stop":
-                            raise DataError(f"stopped at {place} (--on_bad_line stop)")
-                    output.write(_render(translation, arguments))
-                    bar.update()
-                    count += 1
-                    bad += translation.error is not None
-                    unended += any(not hypothesis.ended for hypothesis in translation.hypotheses)
-    except BrokenPipeError:  # whoever read has had enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
+    with Output(arguments.output_file) as output:
+        prepare(arguments)
+        translator = Translator.from_pretrained(arguments.model, **given)
+        with tqdm(total=total, unit=" lines", disable=hidden, file=sys.stderr) as bar:
+            for translation in translator.stream(lines, **pause):
+                place = f"{name}:{translation.line}"
+                for warning in translation.warnings:
+                    bar.write(f"warning: {place}: {warning}", file=sys.stderr)
+                if translation.error:
+                    bar.write(f"error: {place}: {translation.error}", file=sys.stderr)
+                    if arguments.on_bad_line == "stop":
+                        raise DataError(f"stopped at {place} (--on_bad_line stop)")
+                output.write(_render(translation, arguments))
+                bar.update()
+                count += 1
+                bad += translation.error is not None
+                unended += any(not hypothesis.ended for hypothesis in translation.hypotheses)
     if bad:
         text = f"{bad} of {count} lines could not be translated: their places are empty"
         print(text, file=sys.stderr)

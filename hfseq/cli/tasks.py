@@ -13,7 +13,7 @@ from typing import Any
 
 from hfseq.cli import models
 from hfseq.cli.text import add_json
-from hfseq.errors import CLOSED_PIPE, DataError, UsageError, replacing
+from hfseq.errors import DataError, UsageError, replacing
 from hfseq.pipelines.lines import BadLine, Output, count_lines
 
 #: Seconds without a new line after which what has come on a pipe is answered.
@@ -28,9 +28,7 @@ def _add_lines(parser: argparse.ArgumentParser, what: str, long_lines: bool = Tr
         help=f"{what} a line, or a table (.jsonl, .json, .csv, .tsv, .parquet); - is standard "
         "input",
     )  # fmt: skip
-    group.add_argument(
-        "--output_file", metavar="FILE", help="default: standard output; FILE.part until complete"
-    )
+    models.add_output_file(group)
     add_json(group, "a JSON object a line: the input and the pipeline's output")
     if long_lines:
         group.add_argument(
@@ -44,10 +42,8 @@ def _add_lines(parser: argparse.ArgumentParser, what: str, long_lines: bool = Tr
         "skip the same with 0, replace reads invalid UTF-8 with U+FFFD in the place of wrong "
         "bytes, stop ends there (report)",
     )  # fmt: skip
-    group.add_argument("--no_progress", action="store_true", help="no progress bar on a terminal")
-    group.add_argument(
-        "--batch_size", type=int, metavar="N", default=32, help="texts read together (32)"
-    )
+    models.add_progress(group)
+    models.add_numbers(group, ("batch_size", 32, "texts read together (32)"))
     models.add_model_flags(parser.add_argument_group("model"))
 
 
@@ -86,32 +82,28 @@ def _run(
 
     hidden = arguments.no_progress or not sys.stderr.isatty()
     bad = count = 0
-    try:
-        with Output(arguments.output_file) as output:
-            models.prepare(arguments)
-            made = pipeline(
-                task, arguments.model, batch_size=arguments.batch_size,
-                precision=arguments.precision, **options,
-            )  # fmt: skip
-            pause = None if total is not None else PAUSE
-            with tqdm(total=total, unit=" texts", disable=hidden, file=sys.stderr) as bar:
-                for answer in made.stream(inputs(), pause=pause):
-                    place, one = read.popleft()
-                    refused = isinstance(answer, Refused)
-                    if refused:
-                        bar.write(f"error: {place}: {answer}", file=sys.stderr)
-                        if arguments.on_bad_line == "stop":
-                            raise DataError(f"stopped at {place} (--on_bad_line stop)")
-                    if arguments.json:
-                        said = {"error": str(answer)} if refused else {"output": answer}
-                        output.write(json.dumps({"input": one, **said}, ensure_ascii=False))
-                    else:
-                        output.write("" if refused else show(one, answer))
-                    bar.update()
-                    count, bad = count + 1, bad + refused
-    except BrokenPipeError:  # whoever read has had enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
+    with Output(arguments.output_file) as output:
+        models.prepare(arguments)
+        made = pipeline(
+            task, arguments.model, batch_size=arguments.batch_size,
+            precision=arguments.precision, **options,
+        )  # fmt: skip
+        pause = None if total is not None else PAUSE
+        with tqdm(total=total, unit=" texts", disable=hidden, file=sys.stderr) as bar:
+            for answer in made.stream(inputs(), pause=pause):
+                place, one = read.popleft()
+                refused = isinstance(answer, Refused)
+                if refused:
+                    bar.write(f"error: {place}: {answer}", file=sys.stderr)
+                    if arguments.on_bad_line == "stop":
+                        raise DataError(f"stopped at {place} (--on_bad_line stop)")
+                if arguments.json:
+                    said = {"error": str(answer)} if refused else {"output": answer}
+                    output.write(json.dumps({"input": one, **said}, ensure_ascii=False))
+                else:
+                    output.write("" if refused else show(one, answer))
+                bar.update()
+                count, bad = count + 1, bad + refused
     if bad:
         print(f"{bad} of {count} inputs have no answer: their places are empty", file=sys.stderr)
     return 1 if bad and arguments.on_bad_line != "skip" else 0
@@ -130,13 +122,13 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
         "--context", metavar="TEXT", help="where the answer stands; @FILE reads it from a file"
     )
     group = parser.add_argument_group("answers")
-    for name, default, text in (
+    models.add_numbers(
+        group,
         ("top_k", 1, "answers to a question (1)"),
         ("max_answer_len", 30, "longest answer, in tokens (30)"),
         ("max_seq_len", None, "tokens of question and context together; default: up to 384"),
         ("doc_stride", None, "tokens that windows of a long context share; default: 128"),
-    ):
-        group.add_argument(f"--{name}", type=int, metavar="N", default=default, help=text)
+    )
     group.add_argument(
         "--handle_impossible_answer", action="store_true",
         help="say nothing where the context does not answer",
@@ -169,9 +161,7 @@ def run_answer(arguments: argparse.Namespace) -> int:
     for name in ("max_seq_len", "doc_stride"):
         if getattr(arguments, name) is not None:
             options[name] = getattr(arguments, name)
-    least = [name for name in ("top_k", "max_answer_len", "max_seq_len") if name in options]
-    if wrong := [name for name in least if options[name] < 1]:
-        raise UsageError(f"--{wrong[0]} {options[wrong[0]]}: give a number of at least 1")
+    models.refuse_below_one(arguments, "top_k", "max_answer_len", "max_seq_len")
 
     def show(given: Any, answer: Any) -> str:
         several = answer if isinstance(answer, list) else [answer]
@@ -226,13 +216,13 @@ def add_summarize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="directory or Hub name of a summariser")
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="default: standard input")
     group = parser.add_argument_group("search")
-    for name, text in (
-        ("num_beams", "1 is greedy search; default: the model's own, else 4"),
-        ("max_new_tokens", "longest summary; default: the model's own, else 256"),
-        ("min_new_tokens", "no end before so many"),
-        ("no_repeat_ngram_size", "write no n-gram of this size twice"),
-    ):
-        group.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    models.add_numbers(
+        group,
+        ("num_beams", None, "1 is greedy search; default: the model's own, else 4"),
+        ("max_new_tokens", None, "longest summary; default: the model's own, else 256"),
+        ("min_new_tokens", None, "no end before so many"),
+        ("no_repeat_ngram_size", None, "write no n-gram of this size twice"),
+    )
     group.add_argument(
         "--length_penalty", type=float, metavar="X", help="above 0 favours long summaries"
     )
@@ -244,9 +234,7 @@ def run_summarize(arguments: argparse.Namespace) -> int:
     names = ("num_beams", "max_new_tokens", "min_new_tokens", "no_repeat_ngram_size")
     given = {name: getattr(arguments, name) for name in (*names, "length_penalty")}
     options = {name: value for name, value in given.items() if value is not None}
-    for name in ("num_beams", "max_new_tokens"):
-        if options.get(name, 1) < 1:
-            raise UsageError(f"--{name} {options[name]}: give a number of at least 1")
+    models.refuse_below_one(arguments, "num_beams", "max_new_tokens")
     options["truncation"] = arguments.long_lines == "truncate"
     show = lambda given, answer: _line(answer[0]["summary_text"])  # noqa: E731
     return _run(arguments, "summarization", options, show, arguments.texts)
@@ -265,10 +253,9 @@ def add_classify(parser: argparse.ArgumentParser) -> None:
         "--candidate_labels", metavar="A,B,C",
         help="classes for a model that was trained on what follows from a text (NLI)",
     )  # fmt: skip
-    group.add_argument(
-        "--decode_workers", type=int, metavar="N", default=0,
-        help="processes that decode pictures; 0: this one (0)",
-    )  # fmt: skip
+    models.add_numbers(
+        group, ("decode_workers", 0, "processes that decode pictures; 0: this one (0)")
+    )
     _add_lines(parser, "a text")
 
 
@@ -277,8 +264,7 @@ def run_classify(arguments: argparse.Namespace) -> int:
     from hfseq import plugins
     from hfseq.checkpoints.config import Source, class_names, read_config
 
-    if arguments.top_k < 1:
-        raise UsageError(f"--top_k {arguments.top_k}: give a number of at least 1")
+    models.refuse_below_one(arguments, "top_k")
     plugins.load(arguments.plugin)
     place = Source.of(arguments.model).place
     if not os.path.exists(os.path.join(place, "adapter_config.json")):
@@ -316,9 +302,7 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--normalize", action="store_true", help="give vectors the length 1")
     group.add_argument("--prompt", metavar="TEXT", help="put this before each text")
     group.add_argument("--prompt_name", metavar="NAME", help="a prompt that the model has")
-    group.add_argument(
-        "--truncate_dim", type=int, metavar="N", help="keep the first so many features"
-    )
+    models.add_numbers(group, ("truncate_dim", None, "keep the first so many features"))
     group = parser.add_argument_group("input and output")
     group.add_argument(
         "--input_file", metavar="FILE",
@@ -330,19 +314,14 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         "standard output is",
     )  # fmt: skip
     add_json(group, "a JSON object a line: the text and its vector")
-    group.add_argument("--no_progress", action="store_true", help="no progress bar on a terminal")
-    group.add_argument(
-        "--batch_size", type=int, metavar="N", default=32, help="texts read together (32)"
-    )
+    models.add_progress(group)
+    models.add_numbers(group, ("batch_size", 32, "texts read together (32)"))
     models.add_model_flags(parser.add_argument_group("model"))
 
 
 def run_embed(arguments: argparse.Namespace) -> int:
     """Write the vector of each text."""
-    for name in ("batch_size", "truncate_dim"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} {value}: give a number of at least 1")
+    models.refuse_below_one(arguments, "batch_size", "truncate_dim")
     if arguments.texts and arguments.input_file:
         raise UsageError("give texts or --input_file, not both")
     import numpy as np
@@ -373,12 +352,8 @@ def run_embed(arguments: argparse.Namespace) -> int:
         with replacing(Path(arguments.output_file)) as temporary, open(temporary, "wb") as file:
             np.save(file, vectors)
         return 0
-    try:
-        with Output(arguments.output_file) as output:
-            for text, vector in zip(texts, vectors.tolist(), strict=True):
-                line = {"input": text, "output": vector} if arguments.json else vector
-                output.write(json.dumps(line, ensure_ascii=False))
-    except BrokenPipeError:  # whoever read has had enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
+    with Output(arguments.output_file) as output:
+        for text, vector in zip(texts, vectors.tolist(), strict=True):
+            line = {"input": text, "output": vector} if arguments.json else vector
+            output.write(json.dumps(line, ensure_ascii=False))
     return 0

@@ -61,6 +61,7 @@ NotNegative = Annotated[int, Allowed("0 or more", minimum=0)]
 Percentage = Annotated[int, Allowed("0 to 99", minimum=0, maximum=99)]
 Share = Annotated[float, Allowed("a number in [0, 1]", minimum=0, maximum=1)]
 Positive = Annotated[float, Allowed("a number above 0", above=0)]
+Smoothing = Annotated[float, Allowed("0 to below 1", minimum=0, below=1)]
 
 
 @dataclass
@@ -220,6 +221,17 @@ CROSS_HELP = (
     "Let attention and positions run on from one document of a row to the next, as in "
     "Transformers 4."
 )
+SMOOTHING_HELP = (
+    "Probability that training spreads over all tokens but the right one; 0 turns it off."
+)
+
+
+def test_share(unit: str) -> int:
+    """Return the flag of the percentage that is kept for the test split."""
+    return option(
+        0,
+        f"Percentage of the training {unit} to keep for --do_predict when there is no test split.",
+    )
 
 
 @dataclass
@@ -284,9 +296,7 @@ class CausalArguments(TextArguments):
     test_file: list[str] | None = option(
         None, f"Text for --do_predict: {FILES_HELP}; {ARRAYS_HELP}."
     )
-    test_split_percentage: Percentage = option(
-        0, "Percentage of the training text to keep for --do_predict when there is no test split."
-    )
+    test_split_percentage: Percentage = test_share("text")
     max_test_samples: Count | None = option(None, "Judge the first so many test documents only.")
 
     def problems(self) -> Iterator[str]:
@@ -384,14 +394,52 @@ TABLES_HELP = (
     ".tsv, .csv, .json, .jsonl or .parquet, optionally .gz, .bz2, .xz or .zst"
 )
 COLUMN_HELP = "a name, or a number counted from 0"
+HEADER_HELP = "Whether the first line of a .tsv or .csv names the columns; by default it does"
+QUOTING_HELP = 'Whether " quotes cells; by default in .csv and not in .tsv files.'
 METRICS = ("accuracy", "f1", "f1_macro", "matthews_correlation", "pearson", "spearmanr")
 
 
 @dataclass
-class ClassificationArguments(TextArguments):
-    """Where labelled sentences come from, what is predicted, and how predictions are judged."""
+class ExampleArguments(TextArguments):
+    """Where examples come from that do not run on: of tables, folders or a dataset."""
 
     unit = "examples"
+    #: What an example is to training.
+    each: ClassVar[str] = "a row"
+    #: The flags that name columns of a table, by number where it has no header.
+    numbered: ClassVar[tuple[str, ...]] = ()
+
+    def problems(self) -> Iterator[str]:
+        """Add two sources of one split, and what only running text has."""
+        folders = [split for split in SPLITS if getattr(self, f"{split}_dir", None)]
+        for split in folders:
+            if getattr(self, f"{split}_file"):
+                yield f"--{split}_dir and --{split}_file exclude each other: give one of them"
+        if self.dataset_name and "train" in folders:
+            yield "--dataset_name and --train_dir exclude each other: give one of them"
+        if self.streaming or self.line_by_line or self.sample_by != "line":
+            yield (
+                "--streaming, --line_by_line and --sample_by are for running text; here every "
+                f"{self.unit.removesuffix('s')} is {self.each}: drop them"
+            )
+        yield from super().problems()
+
+    @property
+    def named(self) -> list[str]:
+        """The columns that flags name."""
+        return [name for flag in self.numbered if (name := getattr(self, flag))]
+
+    @property
+    def by_number(self) -> bool:
+        """Whether a column is named by its number."""
+        return any(re.fullmatch(r"[0-9]{1,9}", name) for name in self.named)
+
+
+@dataclass
+class ClassificationArguments(ExampleArguments):
+    """Where labelled sentences come from, what is predicted, and how predictions are judged."""
+
+    numbered = ("sentence1_column", "sentence2_column", "label_column")
 
     task_name: str | None = option(
         None,
@@ -410,10 +458,7 @@ class ClassificationArguments(TextArguments):
     test_file: list[str] | None = option(
         None, "Examples for --do_predict, likewise, with labels or without."
     )
-    test_split_percentage: Percentage = option(
-        0,
-        "Percentage of the training examples to keep for --do_predict when there is no test split.",
-    )
+    test_split_percentage: Percentage = test_share("examples")
     max_predict_samples: Count | None = option(
         None, "Predict the first so many test examples only."
     )
@@ -431,12 +476,9 @@ class ClassificationArguments(TextArguments):
     label_column_name: str | None = option(None, "Old name of --label_column.")
     header: bool | None = option(
         None,
-        "Whether the first line of a .tsv or .csv names the columns; by default it does, unless "
-        "columns are given by number or the file is CoLA's own.",
+        f"{HEADER_HELP}, unless columns are given by number or the file is CoLA's own.",
     )
-    quoting: bool | None = option(
-        None, 'Whether " quotes cells; by default in .csv and not in .tsv files.'
-    )
+    quoting: bool | None = option(None, QUOTING_HELP)
     no_quoting: bool = option(False, 'Take " as any other character, in .csv files too.')
     metrics: list[str] | None = option(
         None,
@@ -467,7 +509,7 @@ class ClassificationArguments(TextArguments):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Add unknown tasks, a kind that is not the task's, and what only running text has."""
+        """Add unknown tasks, and a kind that is not the task's."""
         task = GLUE.get(self.task_name or "")
         if self.task_name is not None and task is None:
             yield (
@@ -480,35 +522,23 @@ class ClassificationArguments(TextArguments):
                 f"--task_type {self.task_type} and --task_name {self.task_name} disagree: that "
                 f"is {kind}; drop one of the two"
             )
-        if self.streaming or self.line_by_line or self.sample_by != "line":
-            yield (
-                "--streaming, --line_by_line and --sample_by are for running text; here every "
-                "example is a row: drop them"
-            )
         yield from super().problems()
-
-    @property
-    def by_number(self) -> bool:
-        """Whether a column is named by its number."""
-        named = (self.sentence1_column, self.sentence2_column, self.label_column)
-        return any(re.fullmatch(r"[0-9]{1,9}", name or "") for name in named)
 
 
 @dataclass
-class RecordArguments(TextArguments):
+class RecordArguments(ExampleArguments):
     """Where examples with named columns come from, of texts, lists and objects."""
 
-    unit = "examples"
+    each = "for itself"
+    label_column = None  # what tables are also asked for
+    task_name = ""
 
     train_file: list[str] | None = option(None, f"Training examples: {TABLES_HELP}.")
     validation_file: list[str] | None = option(None, "Validation examples, likewise.")
     test_file: list[str] | None = option(
         None, "Examples for --do_predict, likewise, with answers or without."
     )
-    test_split_percentage: Percentage = option(
-        0,
-        "Percentage of the training examples to keep for --do_predict when there is no test split.",
-    )
+    test_split_percentage: Percentage = test_share("examples")
     max_predict_samples: Count | None = option(
         None, "Predict the first so many test examples only."
     )
@@ -516,26 +546,8 @@ class RecordArguments(TextArguments):
         "skip",
         "What cannot be learned from: 'skip' leaves it out, counted and named; 'error' stops.",
     )
-    header: bool | None = option(
-        None, "Whether the first line of a .tsv or .csv names the columns; by default it does."
-    )
-    quoting: bool | None = option(
-        None, 'Whether " quotes cells; by default in .csv and not in .tsv files.'
-    )
-
-    def problems(self) -> Iterator[str]:
-        """Add what only running text has."""
-        if self.streaming or self.line_by_line or self.sample_by != "line":
-            yield (
-                "--streaming, --line_by_line and --sample_by are for running text; here every "
-                "example is for itself: drop them"
-            )
-        yield from super().problems()
-
-    # What tables of sentences are also asked for.
-    by_number = False
-    sentence1_column = sentence2_column = label_column = None
-    task_name = ""
+    header: bool | None = option(None, f"{HEADER_HELP}.")
+    quoting: bool | None = option(None, QUOTING_HELP)
 
 
 @dataclass
@@ -580,11 +592,6 @@ class QuestionAnsweringArguments(RecordArguments):
     )
     n_best_size: Count = option(20, "Starts and ends of answers that are tried, and answers kept.")
     max_answer_length: Count = option(30, "Tokens of the longest answer.")
-
-    @property
-    def row_length(self) -> int | None:
-        """Tokens a row as asked for; version 4's scripts had 384."""
-        return self.max_seq_length
 
 
 @dataclass
@@ -658,24 +665,27 @@ class EmbeddingArguments(RecordArguments):
 
     def problems(self) -> Iterator[str]:
         """Add numbers of features that are none."""
-        if any(not one.strip().isdecimal() or int(one) < 1 for one in self._dims()):
+        try:
+            wrong = min(self.dims, default=1) < 1
+        except ValueError:
+            wrong = True
+        if wrong:
             yield f"--matryoshka_dims {self.matryoshka_dims}: give numbers, as 384,128,64"
         yield from super().problems()
-
-    def _dims(self) -> list[str]:
-        return self.matryoshka_dims.split(",") if self.matryoshka_dims else []
 
     @property
     def dims(self) -> tuple[int, ...]:
         """The numbers of features that are trained."""
-        return tuple(int(one) for one in self._dims())
+        return tuple(map(int, self.matryoshka_dims.split(","))) if self.matryoshka_dims else ()
 
 
 @dataclass
-class ImageArguments(TextArguments):
+class ImageArguments(ExampleArguments):
     """Where pictures with labels come from, how they are read, and how predictions are judged."""
 
     unit = "pictures"
+    numbered = ("image_column", "label_column")
+    task_name = None  # what tables are also asked for
 
     train_dir: str | None = option(None, "Training pictures: a folder with a folder a class.")
     validation_dir: str | None = option(None, "Validation pictures, likewise.")
@@ -689,10 +699,7 @@ class ImageArguments(TextArguments):
     test_file: list[str] | None = option(
         None, "Pictures for --do_predict, likewise, with labels or without."
     )
-    test_split_percentage: Percentage = option(
-        0,
-        "Percentage of the training pictures to keep for --do_predict when there is no test split.",
-    )
+    test_split_percentage: Percentage = test_share("pictures")
     max_predict_samples: Count | None = option(
         None, "Predict the first so many test pictures only."
     )
@@ -719,12 +726,8 @@ class ImageArguments(TextArguments):
     max_image_pixels: Count = option(
         1 << 27, "Leave out pictures of more pixels, before they take memory."
     )
-    header: bool | None = option(
-        None, "Whether the first line of a .tsv or .csv names the columns; by default it does."
-    )
-    quoting: bool | None = option(
-        None, 'Whether " quotes cells; by default in .csv and not in .tsv files.'
-    )
+    header: bool | None = option(None, f"{HEADER_HELP}.")
+    quoting: bool | None = option(None, QUOTING_HELP)
     metrics: list[str] | None = option(
         None,
         f"What predictions are judged by: {', '.join(METRICS[:4])}, or any name that the evaluate "
@@ -733,36 +736,6 @@ class ImageArguments(TextArguments):
     ignore_mismatched_sizes: bool = option(
         False, "Start with a new classifier where the model's own has another number of classes."
     )
-
-    def problems(self) -> Iterator[str]:
-        """Add two sources of one split, and what only running text has."""
-        for split in SPLITS:
-            given = [kind for kind in ("dir", "file") if getattr(self, f"{split}_{kind}")]
-            if len(given) > 1:
-                yield f"--{split}_dir and --{split}_file exclude each other: give one of them"
-        if self.dataset_name and self.train_dir:
-            yield "--dataset_name and --train_dir exclude each other: give one of them"
-        if self.streaming or self.line_by_line or self.sample_by != "line":
-            yield (
-                "--streaming, --line_by_line and --sample_by are for running text; here every "
-                "picture is a row: drop them"
-            )
-        yield from super().problems()
-
-    @property
-    def by_number(self) -> bool:
-        """Whether a column is named by its number."""
-        return any(
-            re.fullmatch(r"[0-9]{1,9}", name or "")
-            for name in (self.image_column, self.label_column)
-        )
-
-    @property
-    def sentence1_column(self) -> str | None:
-        """The column that tables are asked for beside that of labels."""
-        return self.image_column
-
-    sentence2_column = task_name = None  # what tables of sentences are also asked for
 
 
 @dataclass
@@ -796,9 +769,7 @@ class CaptioningArguments(CaptionArguments):
     val_max_target_length: Count | None = option(
         None, "Tokens a caption that is written; by default --max_target_length."
     )
-    label_smoothing_factor: Annotated[float, Allowed("0 to below 1", minimum=0, below=1)] = option(
-        0.0, "Probability that training spreads over all tokens but the right one; 0 turns it off."
-    )
+    label_smoothing_factor: Smoothing = option(0.0, SMOOTHING_HELP)
     predict_with_generate: bool = option(
         True, "Write captions of the validation pictures at each evaluation and compute ROUGE."
     )
@@ -819,10 +790,12 @@ class CaptioningArguments(CaptionArguments):
 
 
 @dataclass
-class SoundArguments(TextArguments):
+class SoundArguments(ExampleArguments):
     """Where sound comes from, and how it is read."""
 
     unit = "sounds"
+    numbered = ("audio_column_name",)
+    label_column = task_name = None  # what tables are also asked for
 
     train_dir: str | None = option(None, "Training sounds: a folder, all below it.")
     validation_dir: str | None = option(None, "Validation sounds, likewise.")
@@ -861,47 +834,21 @@ class SoundArguments(TextArguments):
     freeze_feature_extractor: bool = option(
         False, "Leave the convolutions as they are: for more training of a trained model."
     )
-    header: bool | None = option(
-        None, "Whether the first line of a .tsv or .csv names the columns; by default it does."
-    )
-    quoting: bool | None = option(
-        None, 'Whether " quotes cells; by default in .csv and not in .tsv files.'
-    )
+    header: bool | None = option(None, f"{HEADER_HELP}.")
+    quoting: bool | None = option(None, QUOTING_HELP)
 
     def __post_init__(self) -> None:
         self.audio_column_name = self.audio_column_name or self.speech_file_column
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Add two sources of one split, lengths that exclude each other, and running text's."""
-        for split in SPLITS[:2]:
-            if getattr(self, f"{split}_dir") and getattr(self, f"{split}_file"):
-                yield f"--{split}_dir and --{split}_file exclude each other: give one of them"
-        if self.dataset_name and self.train_dir:
-            yield "--dataset_name and --train_dir exclude each other: give one of them"
+        """Add lengths that exclude each other."""
         if self.min_duration_in_seconds > self.max_duration_in_seconds:
             yield (
                 f"--min_duration_in_seconds {self.min_duration_in_seconds} is more than "
                 f"--max_duration_in_seconds {self.max_duration_in_seconds}"
             )
-        if self.streaming or self.line_by_line or self.sample_by != "line":
-            yield (
-                "--streaming, --line_by_line and --sample_by are for running text; here every "
-                "sound is a row: drop them"
-            )
         yield from super().problems()
-
-    @property
-    def by_number(self) -> bool:
-        """Whether the column is named by its number."""
-        return bool(re.fullmatch(r"[0-9]{1,9}", self.audio_column_name or ""))
-
-    @property
-    def sentence1_column(self) -> str | None:
-        """The column that tables are asked for."""
-        return self.audio_column_name
-
-    sentence2_column = label_column = task_name = None  # what tables are also asked for
 
 
 @dataclass
@@ -944,6 +891,9 @@ class SpeechArguments(SoundArguments):
         yield from super().problems()
 
 
+#: The flags that tables are read by.
+TableArguments = ClassificationArguments | RecordArguments | ImageArguments | SoundArguments
+
 PARALLEL_HELP = (
     ".csv, .tsv, .json, .jsonl or .parquet with both sides, two aligned text files (corpus.en "
     "corpus.de), a folder of MultiUN or OPUS Moses files, or tfds:NAME/CONFIG#SPLIT"
@@ -971,9 +921,7 @@ class TranslationArguments(TextArguments):
         "Percentage of the training pairs to validate on when there is no validation split; all "
         "translations of one source sentence stay on one side.",
     )
-    test_split_percentage: Percentage = option(
-        0, "Percentage of the training pairs to keep for --do_predict when there is no test split."
-    )
+    test_split_percentage: Percentage = test_share("pairs")
     source_lang: str | None = option(None, "Language translated from, e.g. en.")
     target_lang: str | None = option(None, "Language translated into, e.g. de.")
     source_column: str | None = option(
@@ -1003,9 +951,7 @@ class TranslationArguments(TextArguments):
     truncate_long_pairs: bool = option(
         False, "Cut training pairs that are longer than a row, instead of leaving them out."
     )
-    label_smoothing_factor: Annotated[float, Allowed("0 to below 1", minimum=0, below=1)] = option(
-        0.1, "Probability that training spreads over all tokens but the right one; 0 turns it off."
-    )
+    label_smoothing_factor: Smoothing = option(0.1, SMOOTHING_HELP)
     predict_with_generate: bool = option(
         True, "Translate the validation pairs at each evaluation and compute BLEU and chrF."
     )
@@ -1092,9 +1038,7 @@ class SummarizationArguments(TranslationArguments):
     truncate_long_pairs: bool = option(
         True, "Cut what is longer than a row; with False such pairs are left out of training."
     )
-    label_smoothing_factor: Annotated[float, Allowed("0 to below 1", minimum=0, below=1)] = option(
-        0.0, "Probability that training spreads over all tokens but the right one; 0 turns it off."
-    )
+    label_smoothing_factor: Smoothing = option(0.0, SMOOTHING_HELP)
     predict_with_generate: bool = option(
         True, "Summarise the validation texts at each evaluation and compute ROUGE."
     )
@@ -1129,9 +1073,7 @@ class SpeechRecognitionArguments(SpeechArguments):
         "transcribe", "What the text is: what is said, or an English translation of it."
     )
     max_label_length: Count = option(128, "Leave sounds out whose text has more tokens.")
-    label_smoothing_factor: Annotated[float, Allowed("0 to below 1", minimum=0, below=1)] = option(
-        0.0, "Probability that training spreads over all tokens but the right one; 0 turns it off."
-    )
+    label_smoothing_factor: Smoothing = option(0.0, SMOOTHING_HELP)
     predict_with_generate: bool = option(
         True, "Write down the validation sounds at each evaluation and count errors of words."
     )

@@ -12,17 +12,17 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hfseq.data import files
 from hfseq.data.arguments import SPLITS, SoundArguments, SpeechArguments
 from hfseq.data.classification import Examples, LabelledSplits
-from hfseq.data.sources import load_named
+from hfseq.data.sources import Column, Source, Unreadable, load_named, once_a_run, share_out
 from hfseq.data.tables import Table, read_table
-from hfseq.errors import DataError, UsageError, first_line, nearest
+from hfseq.errors import DataError, UsageError, first_line
 
 if TYPE_CHECKING:
     from hfseq.plugins import Plugins
@@ -40,17 +40,6 @@ ENDINGS = (
 RATE = 16000
 #: Rates that are no sound's: a broken header.
 RATES = (1000, 768000)
-
-
-class Source(NamedTuple):
-    """Where sound is: a file, or the bytes of one; ``name`` is for messages."""
-
-    name: str
-    data: bytes | None = None
-
-
-class Unreadable(Exception):
-    """Sound that is left out, and why."""
 
 
 class Sound:
@@ -154,43 +143,6 @@ def find(names: Iterable[str | os.PathLike[str]]) -> list[str]:
     return files.find(names, ENDINGS, "sound")
 
 
-class Column(Sequence[Source]):
-    """A column of sound of ``datasets``, not decoded: its own decoder needs PyTorch."""
-
-    def __init__(self, dataset: Any, column: str, origin: str):
-        import datasets
-
-        if isinstance((dataset.features or {}).get(column), datasets.Audio):
-            dataset = dataset.cast_column(column, datasets.Audio(decode=False))
-        self.dataset, self.column, self.origin = dataset, column, origin
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        cell, name = self.dataset[int(index)][self.column], f"{self.origin}, row {int(index) + 1}"
-        if isinstance(cell, Mapping):
-            data, path = cell.get("bytes"), cell.get("path")
-            if data is None and path:
-                return Source(str(path))
-            return Source(f"{name} ({path})" if path else name, data or b"")
-        return Source(str(cell)) if isinstance(cell, str) else Source(name, b"")
-
-
-def choose_column(
-    columns: Sequence[str], asked: str | None, usual: Sequence[str], flag: str, origin: str
-) -> str:
-    """Return the column that a flag names, or one of the usual names."""
-    found = next((name for name in ([asked] if asked else usual) if name in columns), None)
-    if found is None:
-        close = nearest(asked, columns) if asked else ""
-        raise DataError(
-            f"{origin} has no column '{asked or usual[0]}' but {', '.join(columns)}: say which it "
-            f"is with --{flag}{close}"
-        )
-    return found
-
-
 class Spectrograms:
     """Spectrograms of sounds, made window by window by a feature extractor of Transformers.
 
@@ -230,19 +182,13 @@ class Sounds(Examples):
         """Say where a sound is."""
         return self.sources[number if self.rows is None else int(self.rows[number])]
 
-    def select(self, rows: np.ndarray) -> Sounds:
-        """Return some of the sounds, by ascending number."""
-        return Sounds(**vars(super().select(rows)), sources=self.sources)
 
-
+@once_a_run
 def load_sounds(arguments: SoundArguments, plugins: Plugins | None = None) -> LabelledSplits:
     """Load what the flags name; loading it again gives the same object. Nothing is read here.
 
     Of a folder all sound below it, of a table or dataset a column of files or sounds.
     """
-    kept = vars(arguments)  # beside the fields, so logs and cards do not see it
-    if "_sounds" in kept:
-        return kept["_sounds"]
     read: dict[str, Sounds] = {}
     if arguments.dataset_name:
         from datasets import concatenate_datasets
@@ -271,13 +217,7 @@ def load_sounds(arguments: SoundArguments, plugins: Plugins | None = None) -> La
     if not read:
         raise UsageError("no data: give --train_dir, --train_file or --dataset_name")
     splits = LabelledSplits(read, None)
-    if "train" in splits:
-        splits.set_aside(arguments)
-    for split, most in (("train", "max_train_samples"), ("validation", "max_eval_samples")):
-        limit = getattr(arguments, most)
-        if split in splits and limit is not None and limit < len(splits[split]):
-            splits[split] = splits[split].select(np.arange(limit))
-    kept["_sounds"] = splits
+    share_out(splits, arguments)
     return splits
 
 
@@ -296,20 +236,15 @@ def _of_tables(patterns: list[str], flag: str, arguments: SoundArguments) -> Sou
     said: list[str] | None = [] if isinstance(arguments, SpeechArguments) else None
     found = files.expand(patterns, flag)
     for file in found:
-        table = read_table(file, flag, arguments)  # type: ignore[arg-type]
-        column = choose_column(
-            list(table.columns), arguments.audio_column_name, COLUMNS, "audio_column_name", file
+        table = read_table(file, flag, arguments)
+        column = replace(table, origin=file).column(
+            "audio_column_name", arguments.audio_column_name, COLUMNS
         )
         names += (texts := table.texts(column))
         sources += [Source(os.path.join(os.path.dirname(file), name)) for name in texts]
         if said is not None:
-            said += _texts(table, arguments)
+            said += table.texts(table.column("text_column_name", arguments.text_column_name, TEXTS))
     return _sounds(names, f"{flag} {', '.join(found)}", sources, said)
-
-
-def _texts(table: Table, arguments: SoundArguments) -> list[str]:
-    asked, columns = arguments.text_column_name, list(table.columns)
-    return table.texts(choose_column(columns, asked, TEXTS, "text_column_name", table.origin))
 
 
 def _of_dataset(dataset: Any, origin: str, arguments: SoundArguments) -> Sounds:
@@ -318,34 +253,15 @@ def _of_dataset(dataset: Any, origin: str, arguments: SoundArguments) -> Sounds:
     features: Mapping[str, Any] = dataset.features or {}
     sound = [name for name, kind in features.items() if isinstance(kind, datasets.Audio)]
     asked = arguments.audio_column_name or next(iter(sound), None)
-    column = choose_column(dataset.column_names, asked, COLUMNS, "audio_column_name", origin)
+    header = Table({name: [] for name in dataset.column_names}, origin)
+    column = header.column("audio_column_name", asked, COLUMNS)
     names = [f"{origin} {row}" for row in range(len(dataset))]
     said = None
     if isinstance(arguments, SpeechArguments):
         others = [name for name in dataset.column_names if name != column]
-        said = _texts(Table({name: dataset[name] for name in others}, origin), arguments)
+        table = Table({name: dataset[name] for name in others}, origin)
+        said = table.texts(table.column("text_column_name", arguments.text_column_name, TEXTS))
     return _sounds(names, origin, Column(dataset, column, origin), said)
-
-
-class SoundRows:
-    """Row i is sound i, which is read when the batch is made: rows hold its number."""
-
-    max_runs = 1
-
-    def __init__(self, sounds: Sounds, length: int, split: str):
-        self.sounds, self.length, self.split = sounds, length, SPLITS.index(split)
-
-    def __len__(self) -> int:
-        return len(self.sounds)
-
-    def width(self, indices: np.ndarray) -> int:
-        """Places of the longest sound, as the model counts them."""
-        return self.length
-
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Return the numbers of these rows, and of which split they are."""
-        indices = np.asarray(indices, np.int64)
-        return {"sounds": indices, "split": np.full(len(indices), self.split, np.int32)}
 
 
 class Reader:

@@ -6,11 +6,14 @@ depends on (seed, step, row) alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence, Sized
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 
+from hfseq.data.arguments import SPLITS
 from hfseq.data.store import TokenStore
 from hfseq.errors import DataError, UsageError
 
@@ -152,6 +155,90 @@ class LineRows:
             "position_ids": np.where(real, np.arange(width), 0).astype(np.int32),
             "next_ids": np.full(len(real), -1, np.int32),
         }
+
+
+class FieldRows(LineRows):
+    """Row i is ``ids[i]``, cut to ``max_length``, with other numbers for each of its tokens.
+
+    ``tokens`` are those by name, with what stands at padding; ``rows`` are arrays with an entry for
+    each row. Batches are as wide as those of examples (:class:`LineRows`), and as the longest row
+    at most.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[Sequence[int]],
+        pad: int,
+        max_length: int,
+        tokens: Mapping[str, tuple[Sequence[Sequence[int]], int]],
+        rows: Mapping[str, np.ndarray],
+        pad_to_max_length: bool = False,
+    ):
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        offsets = np.concatenate([[0], lengths.cumsum()])
+
+        def store(values: Sequence[Sequence[int]], padding: int) -> TokenStore:
+            flat = np.fromiter(chain.from_iterable(values), np.int32, int(offsets[-1]))
+            return TokenStore(flat, offsets, padding)
+
+        longest = min(-(-int(lengths.max()) // 8) * 8, max_length)
+        width = max_length if pad_to_max_length else longest
+        super().__init__(store(ids, pad), width, pad_to_max_length)
+        self.fields = {name: store(values, padding) for name, (values, padding) in tokens.items()}
+        self.rows = dict(rows)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of all rows, without padding."""
+        return self.store.total_tokens
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Copy these rows out, ``width`` columns wide."""
+        rows = super().fetch(indices, width)
+        kept = {name: rows[name] for name in ("input_ids", "segment_ids")}
+        starts, lengths = self.store.offsets[indices], self._lengths(indices)
+        for name, store in self.fields.items():
+            gathered, _ = store.gather(starts, lengths, rows["input_ids"].shape[1])
+            kept[name] = gathered["input_ids"]
+        return kept | {name: values[indices] for name, values in self.rows.items()}
+
+
+class NumberedRows:
+    """Row i is a picture or sound that is read when the batch is made: rows hold its number.
+
+    ``arrays`` have an entry for each of the ``examples``, which rows hold, too; ``length`` is how
+    many places one takes, as the model counts them.
+    """
+
+    max_runs = 1
+
+    def __init__(self, examples: Sized, length: int, split: str, arrays: Mapping[str, np.ndarray]):
+        self.count, self.length, self.arrays = len(examples), length, arrays
+        self.split = SPLITS.index(split)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def width(self, indices: np.ndarray) -> int:
+        """Columns of a batch: always the length."""
+        return self.length
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Return the numbers and arrays of these rows, and of which split they are."""
+        indices = np.asarray(indices, np.int64)
+        return {
+            "numbers": indices,
+            "split": np.full(len(indices), self.split, np.int32),
+            **{name: values[indices] for name, values in self.arrays.items()},
+        }
+
+
+def padded_labels(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    """Return rows of labels, int32 (rows, ``width``), with nothing to predict after their end."""
+    labels = np.full((len(rows), width), IGNORED, np.int32)
+    for row, known in zip(labels, rows, strict=True):
+        row[: len(known)] = known
+    return labels
 
 
 class Batches:

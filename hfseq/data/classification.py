@@ -6,23 +6,21 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from hfseq.data import files
-from hfseq.data.arguments import GLUE, SPLITS, ClassificationArguments, TextArguments
-from hfseq.data.batches import IGNORED, LineRows
-from hfseq.data.sources import load_named
-from hfseq.data.store import TokenStore
-from hfseq.data.tables import Label, Table, column_number, read_table
+from hfseq.data.arguments import GLUE, SPLITS, ClassificationArguments
+from hfseq.data.batches import IGNORED, FieldRows
+from hfseq.data.sources import load_named, once_a_run, share_out
+from hfseq.data.tables import Label, Table, read_table
 from hfseq.data.tokenizers import once, pad_token_id, save_generic, word_tokenizer
-from hfseq.errors import DataError, UsageError, nearest
+from hfseq.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -84,23 +82,27 @@ class Examples:
     def __len__(self) -> int:
         return len(self.first)
 
+    def contents(self) -> Iterator[str]:
+        """Yield what each example is, its label aside."""
+        return map("\0".join, zip(self.first, self.second or repeat(""), strict=False))
+
     def place(self, row: int) -> str:
         """Name an example in an error."""
         row = row if self.rows is None else int(self.rows[row])
         start, table = next(item for item in reversed(self.tables) if item[0] <= row)
         return table.place(row - start)
 
-    def select(self, rows: np.ndarray) -> Examples:
+    def select(self, rows: np.ndarray) -> Self:
         """Return some of the examples, by ascending row; parts are cut likewise."""
-        second = None if self.second is None else [self.second[i] for i in rows]
         bounds = {
             name: range(*np.searchsorted(rows, (part.start, part.stop)).tolist())
             for name, part in self.parts.items()
         }
-        known = rows if self.rows is None else self.rows[rows]
-        return Examples(
-            [self.first[i] for i in rows], second, [self.labels[i] for i in rows], self.tables,
-            {name: part for name, part in bounds.items() if len(part)}, known,
+        return replace(
+            self, first=[self.first[i] for i in rows], labels=[self.labels[i] for i in rows],
+            second=None if self.second is None else [self.second[i] for i in rows],
+            parts={name: part for name, part in bounds.items() if len(part)},
+            rows=rows if self.rows is None else self.rows[rows],
         )  # fmt: skip
 
 
@@ -111,32 +113,8 @@ class LabelledSplits(dict[str, Examples]):
         super().__init__(splits)
         self.task = task
 
-    def set_aside(self, arguments: TextArguments) -> None:
-        """Cut what has no split of its own off the training examples, by the hash of an example."""
-        whole = self["train"]
-        contents = map("\0".join, zip(whole.first, whole.second or repeat(""), strict=False))
-        digests = (blake2b(text.encode(), digest_size=8).digest() for text in contents)
-        # Where each example lies between 0 and 1, always the same.
-        positions = np.array([int.from_bytes(digest, "little") / 2**64 for digest in digests])
-        kept = np.ones(len(whole), bool)
-        for split in SPLITS[1:]:
-            share = getattr(arguments, f"{split}_split_percentage", 0)
-            if split in self or not share:
-                continue
-            left = np.sort(positions[kept])
-            count = min(max(1, round(len(whole) * share / 100)), len(left))
-            taken = kept & (positions <= left[count - 1])
-            kept &= ~taken
-            if not kept.any():
-                raise DataError(
-                    f"the training data has {len(whole)} examples, too few to split off {share}% "
-                    f"for {split}; give --{split}_file or --{split}_split_percentage 0"
-                )
-            self[split] = whole.select(np.flatnonzero(taken))
-        if not kept.all():
-            self["train"] = whole.select(np.flatnonzero(kept))
 
-
+@once_a_run
 def load_examples(
     arguments: ClassificationArguments, plugins: Plugins | None = None
 ) -> LabelledSplits:
@@ -146,9 +124,6 @@ def load_examples(
     then; files of a split are read one after the other, and each is a part of its own. What has no
     split is cut off the training examples: a share by hash, equal examples on one side.
     """
-    kept = vars(arguments)  # beside the fields, so logs and cards do not see it
-    if "_examples" in kept:
-        return kept["_examples"]
     named = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
     if not (arguments.dataset_name or any(named.values())):
         raise UsageError("no data: give --task_name, --train_file or --dataset_name")
@@ -192,14 +167,7 @@ def load_examples(
             f"the splits do not go together: {kinds}; name the columns with --sentence1_column and "
             "--sentence2_column"
         )
-    if "train" in splits:
-        splits.set_aside(arguments)
-    limits = {"train": "train", "validation": "eval", "test": "predict"}
-    for split, examples in splits.items():
-        most = getattr(arguments, f"max_{limits[split]}_samples")
-        if most is not None and most < len(examples):
-            splits[split] = examples.select(np.arange(most))
-    kept["_examples"] = splits
+    share_out(splits, arguments)
     return splits
 
 
@@ -216,7 +184,7 @@ def choose_columns(
 ) -> tuple[str, str | None, str | None]:
     """Return the columns of first sentence, second sentence and label; either may be None."""
     names, task = list(table.columns), GLUE.get(arguments.task_name or table.task or "")
-    label = _asked(table, "label_column", arguments.label_column, required=labelled)
+    label = table.asked("label_column", arguments.label_column, required=labelled)
     if label is None and arguments.label_column is None:
         label = next((name for name in LABELS if name in names), None)
         if label is None and labelled:
@@ -224,8 +192,8 @@ def choose_columns(
                 f"{table.origin} has no column 'label' but {', '.join(names)}: say which one is "
                 "the label with --label_column NAME (a number for a file without a header)"
             )
-    first = _asked(table, "sentence1_column", arguments.sentence1_column)
-    second = _asked(table, "sentence2_column", arguments.sentence2_column)
+    first = table.asked("sentence1_column", arguments.sentence1_column)
+    second = table.asked("sentence2_column", arguments.sentence2_column)
     if first is None:
         # By their usual names, or what else there is of text.
         texts = tuple(
@@ -259,21 +227,6 @@ def choose_columns(
             "sentence and label; look at --sentence1_column, --sentence2_column and --label_column"
         )
     return first, second, label
-
-
-def _asked(table: Table, flag: str, name: str | None, required: bool = True) -> str | None:
-    """Return the column that a flag names, by name or by number."""
-    names = list(table.columns)
-    if name is None or name in names:
-        return name
-    if (number := column_number(name, len(names))) is not None:
-        return names[number]
-    if not required:
-        return None
-    raise DataError(
-        f"--{flag} {name}: {table.origin} has no such column but {', '.join(names)}"
-        + (f" (numbers 0 to {len(names) - 1})" if name.isdigit() else nearest(name, names))
-    )
 
 
 FRACTION = re.compile(r"\s*[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)\s*")
@@ -395,7 +348,7 @@ class Labels:
 BATCH = 4096  # examples a call of the tokenizer
 
 
-class ExampleRows(LineRows):
+class ExampleRows(FieldRows):
     """Row i is example i, cut to ``max_length`` tokens (the longer sentence of a pair first).
 
     A batch is as wide as its longest row needs, in one of four widths that end with the longest
@@ -414,29 +367,10 @@ class ExampleRows(LineRows):
         types: bool = False,
     ):
         ids, kinds, self.truncated = encode(examples, tokenizer, max_length)
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        offsets = np.concatenate([[0], lengths.cumsum()])
-        tokens, pad = np.concatenate(ids).astype(np.int32), pad_token_id(tokenizer)
-        longest = min(-(-int(lengths.max()) // 8) * 8, max_length)
-        width = max_length if pad_to_max_length else longest
-        super().__init__(TokenStore(tokens, offsets, pad), width, pad_to_max_length)
-        self.labels = labels
-        self.types = TokenStore(np.concatenate(kinds).astype(np.int32), offsets) if types else None
-
-    @property
-    def total_tokens(self) -> int:
-        """Tokens of all rows, without padding."""
-        return self.store.total_tokens
-
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Copy these rows out, ``width`` columns wide."""
-        rows = super().fetch(indices, width)
-        kept = {name: rows[name] for name in ("input_ids", "segment_ids")}
-        if self.types is not None:
-            starts, width = self.store.offsets[indices], rows["input_ids"].shape[1]
-            types, _ = self.types.gather(starts, self._lengths(indices), width)
-            kept["token_type_ids"] = types["input_ids"]
-        return kept | {"labels": self.labels[indices]}
+        fields = {"token_type_ids": (kinds, 0)} if types else {}
+        super().__init__(
+            ids, pad_token_id(tokenizer), max_length, fields, {"labels": labels}, pad_to_max_length
+        )
 
 
 def encode(

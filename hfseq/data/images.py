@@ -13,24 +13,23 @@ import logging
 import math
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from hfseq.data import files
 from hfseq.data.arguments import SPLITS, CaptionArguments, ImageArguments
 from hfseq.data.classification import LABELS, Examples, LabelledSplits
-from hfseq.data.sources import load_named
-from hfseq.data.tables import Label, Table, column_number, read_table
-from hfseq.errors import DataError, UsageError, first_line, nearest
+from hfseq.data.sources import Column, Source, Unreadable, load_named, once_a_run, share_out
+from hfseq.data.tables import Label, Table, read_table
+from hfseq.errors import DataError, UsageError, first_line
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from PIL.Image import Image
 
     from hfseq.plugins import Plugins
@@ -45,15 +44,6 @@ ENDINGS = (
 )
 #: Pixels of the largest picture that is decoded, where no flag says: half a gigabyte at most.
 MAX_PIXELS = 1 << 27
-#: Pictures that a log names before it only counts.
-NAMED = 5
-
-
-class Source(NamedTuple):
-    """Where a picture is: a file or URL, or the bytes of one; ``name`` is for messages."""
-
-    name: str
-    data: bytes | None = None
 
 
 class Crop(NamedTuple):
@@ -64,10 +54,6 @@ class Crop(NamedTuple):
     width: float
     height: float
     mirrored: bool
-
-
-class Unreadable(Exception):
-    """A picture that is left out, and why."""
 
 
 # -- decoding
@@ -201,14 +187,17 @@ class Decoder:
     def __call__(self, sources: Sequence[Source], crops: Sequence[Crop] | None = None) -> Decoded:
         """Decode pictures, of which ``crops`` are cut out where they are given."""
         chosen: Sequence[Crop | None] = crops or [None] * len(sources)
-        found: list[np.ndarray | str] = []
+        pairs = list(zip(sources, chosen, strict=True))
+        found: list[np.ndarray | str]
         if not self.workers:
-            found = [
-                numbers_of(source, crop, self.processor, self.shape, self.most)
-                for source, crop in zip(sources, chosen, strict=True)
-            ]
+            found = [numbers_of(*pair, self.processor, self.shape, self.most) for pair in pairs]
         else:
-            found = list(self._in_processes(sources, chosen))
+            try:
+                pending = [self._submit(*pair) for pair in pairs]
+                found = [future.result() for future in pending]
+            except BrokenProcessPool:  # somebody's decoder died: one at a time, to see whose
+                self.close()
+                found = [self._alone(*pair) for pair in pairs]
         pixels = np.zeros((len(sources), *self.shape), np.float32)
         reasons: list[str | None] = []
         for row, made in enumerate(found):
@@ -216,18 +205,6 @@ class Decoder:
             if not isinstance(made, str):
                 pixels[row] = made
         return Decoded(pixels, reasons)
-
-    def _in_processes(
-        self, sources: Sequence[Source], crops: Sequence[Crop | None]
-    ) -> Iterator[np.ndarray | str]:
-        pairs = list(zip(sources, crops, strict=True))
-        try:
-            pending = [self._submit(*pair) for pair in pairs]
-            found = [future.result() for future in pending]
-        except BrokenProcessPool:  # somebody's decoder died: one at a time, to see whose
-            self.close()
-            found = [self._alone(*pair) for pair in pairs]
-        yield from found
 
     def _alone(self, source: Source, crop: Crop | None) -> np.ndarray | str:
         try:
@@ -350,13 +327,11 @@ class Pictures(Examples):
     sources: Sequence[Source] = field(default_factory=list)
     captions: Sequence[str] = ()
 
-    def select(self, rows: np.ndarray) -> Pictures:
+    def select(self, rows: np.ndarray) -> Self:
         """Return some of the pictures, by ascending row."""
-        kept = super().select(rows)
-        return Pictures(
-            kept.first, None, kept.labels, kept.tables, kept.parts, kept.rows,
-            Selected(self.sources, np.asarray(rows)),
-            [self.captions[row] for row in rows] if self.captions else (),
+        return replace(
+            super().select(rows), sources=Selected(self.sources, np.asarray(rows)),
+            captions=[self.captions[row] for row in rows] if self.captions else (),
         )  # fmt: skip
 
 
@@ -373,38 +348,13 @@ class Selected(Sequence[Source]):
         return self.whole[int(self.rows[index])]
 
 
-class Column(Sequence[Source]):
-    """A column of pictures of ``datasets``, not decoded: bytes are read where they are asked for.
-
-    Its own decoder is not used: what it cannot read would end the run.
-    """
-
-    def __init__(self, dataset: Dataset, column: str, origin: str):
-        self.dataset, self.column, self.origin = dataset, column, origin
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        cell = self.dataset[int(index)][self.column]
-        name = f"{self.origin}, row {int(index) + 1}"
-        if isinstance(cell, Mapping):
-            data, path = cell.get("bytes"), cell.get("path")
-            if data is None and path:
-                return Source(str(path))
-            return Source(f"{name} ({path})" if path else name, data or b"")
-        return Source(str(cell)) if isinstance(cell, str) else Source(name, b"")
-
-
+@once_a_run
 def load_pictures(arguments: ImageArguments, plugins: Plugins | None = None) -> LabelledSplits:
     """Load what the flags name; loading it again gives the same object.
 
     A folder has a folder for each class; a table has a column of files, relative to itself, and one
     of labels; a dataset has a column of pictures. Nothing is decoded here.
     """
-    kept = vars(arguments)  # beside the fields, so logs and cards do not see it
-    if "_pictures" in kept:
-        return kept["_pictures"]
     read: dict[str, Pictures] = {}
     if arguments.dataset_name:
         for split, dataset in load_named(arguments, plugins, SPLITS).items():
@@ -419,14 +369,7 @@ def load_pictures(arguments: ImageArguments, plugins: Plugins | None = None) -> 
     if not read:
         raise UsageError("no data: give --train_dir, --train_file or --dataset_name")
     splits = LabelledSplits(read, None)
-    if "train" in splits:
-        splits.set_aside(arguments)
-    limits = {"train": "train", "validation": "eval", "test": "predict"}
-    for split, examples in splits.items():
-        most = getattr(arguments, f"max_{limits[split]}_samples")
-        if most is not None and most < len(examples):
-            splits[split] = examples.select(np.arange(most))
-    kept["_pictures"] = splits
+    share_out(splits, arguments)
     return splits
 
 
@@ -470,8 +413,8 @@ def of_tables(patterns: list[str], flag: str, split: str, arguments: ImageArgume
     captions: list[str] = []
     origins: list[tuple[int, Table]] = []
     for file in files.expand(patterns, flag):
-        table: Table = read_table(file, flag, arguments)  # type: ignore[arg-type]
-        column = choose_column(table, "image_column", arguments.image_column, COLUMNS)
+        table: Table = read_table(file, flag, arguments)
+        column = table.column("image_column", arguments.image_column, COLUMNS)
         own = str(PurePosixPath(file).parent) if "://" in file else str(Path(file).parent)
         base = (getattr(arguments, "data_dir", None) or own).rstrip("/")
         found = table.texts(column)
@@ -495,7 +438,7 @@ def captions_of(
     table: Table, columns: Mapping[str, Sequence[Any]], arguments: CaptionArguments
 ) -> tuple[list[int], list[str]]:
     """Return a row for each caption, and the captions; a cell is one or a list of them."""
-    column = choose_column(table, "caption_column", arguments.caption_column, CAPTIONS)
+    column = table.column("caption_column", arguments.caption_column, CAPTIONS)
     rows: list[int] = []
     texts: list[str] = []
     for row, cell in enumerate(columns[column]):
@@ -515,9 +458,7 @@ def of_dataset(dataset: Any, origin: str, arguments: ImageArguments) -> Pictures
     pictures = [n for n, kind in features.items() if isinstance(kind, datasets.Image)]
     chosen = arguments.image_column or next(iter(pictures), None)
     header = Table({name: [] for name in dataset.column_names}, origin)
-    column = choose_column(header, "image_column", chosen, COLUMNS)
-    if isinstance(features.get(column), datasets.Image):
-        dataset = dataset.cast_column(column, datasets.Image(decode=False))
+    column = header.column("image_column", chosen, COLUMNS)
     sources: Sequence[Source] = Column(dataset, column, origin)
     if isinstance(arguments, CaptionArguments):
         whole = {n: dataset[n] for n in dataset.column_names if n != column}
@@ -540,47 +481,4 @@ def label_of(table: Table, arguments: ImageArguments, labelled: bool) -> str | N
     asked = arguments.label_column
     if asked is None and not labelled and not set(LABELS) & set(table.columns):
         return None
-    return choose_column(table, "label_column", asked, LABELS)
-
-
-def choose_column(table: Table, flag: str, asked: str | None, usual: Sequence[str]) -> str:
-    """Return the column that a flag names, by name or number, or one of the usual names."""
-    names = list(table.columns)
-    found = asked if asked in names else None
-    if asked is None:
-        found = next((name for name in usual if name in names), None)
-    elif found is None and (number := column_number(asked, len(names))) is not None:
-        found = names[number]
-    if found is None:
-        what = f"no column '{asked or usual[0]}'"
-        raise DataError(
-            f"{table.origin} has {what} but {', '.join(names)}: say which it is with --{flag}"
-            + (nearest(asked, names) if asked else "")
-        )
-    return found
-
-
-class PictureRows:
-    """Row i is picture i, which is decoded when the batch is made: rows hold its number."""
-
-    max_runs = 1
-
-    def __init__(self, pictures: Pictures, labels: np.ndarray, length: int, split: str):
-        self.pictures, self.labels, self.length = pictures, labels, length
-        self.split = SPLITS.index(split)
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def width(self, indices: np.ndarray) -> int:
-        """Places of a picture, as the model counts them."""
-        return self.length
-
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Return the numbers and labels of these rows, and of which split they are."""
-        indices = np.asarray(indices, np.int64)
-        return {
-            "pictures": indices,
-            "labels": self.labels[indices],
-            "split": np.full(len(indices), self.split, np.int32),
-        }
+    return table.column("label_column", asked, LABELS)

@@ -56,6 +56,7 @@ class PairSplits(dict[str, "Dataset"]):
         self.description = description or {}
 
 
+@sources.once_a_run
 def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) -> PairSplits:
     """Load the pairs that the flags ask for, and generate some where they ask for none.
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hfseq.data import files
-from hfseq.data.arguments import SPLITS, ClassificationArguments, RecordArguments
-from hfseq.data.batches import LineRows
-from hfseq.data.sources import load_named
-from hfseq.data.store import TokenStore
-from hfseq.data.tables import Table, column_number, read_table
-from hfseq.errors import DataError, UsageError, nearest
+from hfseq.data.arguments import SPLITS, RecordArguments
+from hfseq.data.sources import load_named, once_a_run, share_out
+from hfseq.data.tables import Table, read_table
+from hfseq.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from hfseq.plugins import Plugins
@@ -52,6 +48,10 @@ class Records:
         table, number = self._find(row)
         return {name: cells[number] for name, cells in table.columns.items()}
 
+    def contents(self) -> Iterator[str]:
+        """Yield what each example is."""
+        return (json.dumps(self[row], sort_keys=True, default=str) for row in range(len(self)))
+
     def place(self, row: int) -> str:
         """Name an example in an error."""
         table, number = self._find(row)
@@ -68,15 +68,8 @@ class Records:
         """
         table = self.tables[0]
         names = list(table.columns)
-        if asked is not None and asked not in names:
-            if (number := column_number(asked, len(names))) is not None:
-                return names[number]
-            raise DataError(
-                f"--{flag} {asked}: {table.origin} has no such column but {', '.join(names)}"
-                f"{nearest(asked, names)}"
-            )
         usual = list(usual)
-        found = asked or next((name for name in usual if name in names), None)
+        found = table.asked(flag, asked) or next((name for name in usual if name in names), None)
         if found is None:
             raise UsageError(
                 f"{table.origin} has no column '{' or '.join(usual[:2])}' but {', '.join(names)}: "
@@ -88,6 +81,7 @@ class Records:
         return found
 
 
+@once_a_run
 def load_records(
     arguments: RecordArguments, plugins: Plugins | None = None,
     shape: Callable[[Table], Table] | None = None,
@@ -98,9 +92,6 @@ def load_records(
 
     What has no split is cut off the training examples: a share by hash, equal examples on one side.
     """
-    kept = vars(arguments)  # beside the fields, so logs and cards do not see it
-    if "_records" in kept:
-        return kept["_records"]
     named = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
     if not (arguments.dataset_name or any(named.values())):
         raise UsageError("no data: give --train_file or --dataset_name")
@@ -109,66 +100,22 @@ def load_records(
         for split, dataset in load_named(arguments, plugins, SPLITS).items():
             columns = {name: list(dataset[name]) for name in dataset.column_names}
             origin = f"--dataset_name {arguments.dataset_name}, split {split}"
-            tables[split] = (Table(columns, origin, classes=_tag_names(dataset)),)
+            # The names behind numbers in a column of lists.
+            inner = (getattr(kind, "feature", None) for kind in (dataset.features or {}).values())
+            names = next(filter(None, (getattr(kind, "names", None) for kind in inner)), ())
+            tables[split] = (Table(columns, origin, classes=tuple(names)),)
     for split, patterns in named.items():
         if patterns:
             flag = f"--{split}_file"
-            like = cast(ClassificationArguments, arguments)  # it has all that tables ask for
-            found = (read_table(name, flag, like) for name in files.expand(patterns, flag))
-            tables[split] = tuple(found)
+            found = files.expand(patterns, flag)
+            tables[split] = tuple(read_table(name, flag, arguments) for name in found)
     if shape is not None:
         tables = {split: tuple(map(shape, parts)) for split, parts in tables.items()}
     splits = {
         split: Records(parts, np.arange(sum(map(len, parts)))) for split, parts in tables.items()
     }
-    if "train" in splits:
-        _set_aside(splits, arguments)
-    for split, most in (
-        ("train", arguments.max_train_samples), ("validation", arguments.max_eval_samples),
-        ("test", arguments.max_predict_samples),
-    ):  # fmt: skip
-        if most is not None and most < len(splits.get(split, ())):
-            splits[split] = splits[split].select(np.arange(most))
-    kept["_records"] = splits
+    share_out(splits, arguments)
     return splits
-
-
-def _tag_names(dataset: Any) -> tuple[str, ...]:
-    """Return the names behind numbers in a column of lists, where a dataset has one."""
-    for feature in (dataset.features or {}).values():
-        names = getattr(getattr(feature, "feature", None), "names", None)
-        if names:
-            return tuple(names)
-    return ()
-
-
-def _set_aside(splits: dict[str, Records], arguments: RecordArguments) -> None:
-    """Cut what has no split of its own off the training examples, by the hash of an example."""
-    whole = splits["train"]
-    texts = (json.dumps(whole[row], sort_keys=True, default=str) for row in range(len(whole)))
-    digests = (blake2b(text.encode("utf-8", "replace"), digest_size=8).digest() for text in texts)
-    shares = {
-        split: getattr(arguments, f"{split}_split_percentage")
-        for split in SPLITS[1:] if split not in splits
-    }  # fmt: skip
-    if not any(shares.values()):
-        return
-    positions = np.array([int.from_bytes(digest, "little") / 2**64 for digest in digests])
-    left = np.ones(len(whole), bool)
-    for split, share in shares.items():
-        if not share:
-            continue
-        ordered = np.sort(positions[left])
-        count = min(max(1, round(len(whole) * share / 100)), len(ordered))
-        taken = left & (positions <= ordered[count - 1])
-        left &= ~taken
-        if not left.any():
-            raise DataError(
-                f"the training data has {len(whole)} examples, too few to split off {share}% for "
-                f"{split}; give --{split}_file or --{split}_split_percentage 0"
-            )
-        splits[split] = whole.select(np.flatnonzero(taken))
-    splits["train"] = whole.select(np.flatnonzero(left))
 
 
 def sift(
@@ -192,49 +139,3 @@ def sift(
         len(told), len(records), split, "\n  ".join(told[:NAMED]), more,
     )  # fmt: skip
     return records.select(good)
-
-
-class FieldRows(LineRows):
-    """Row i is ``ids[i]``, cut to ``max_length``, with other numbers for each of its tokens.
-
-    ``tokens`` are those by name, with what stands at padding; ``rows`` are arrays with an entry for
-    each row. Batches are as wide as those of examples (:class:`LineRows`), and as the longest row
-    at most.
-    """
-
-    def __init__(
-        self,
-        ids: Sequence[Sequence[int]],
-        pad: int,
-        max_length: int,
-        tokens: Mapping[str, tuple[Sequence[Sequence[int]], int]],
-        rows: Mapping[str, np.ndarray],
-        pad_to_max_length: bool = False,
-    ):
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        offsets = np.concatenate([[0], lengths.cumsum()])
-
-        def store(values: Sequence[Sequence[int]], padding: int) -> TokenStore:
-            flat = np.fromiter(chain.from_iterable(values), np.int32, int(offsets[-1]))
-            return TokenStore(flat, offsets, padding)
-
-        longest = min(-(-int(lengths.max()) // 8) * 8, max_length)
-        width = max_length if pad_to_max_length else longest
-        super().__init__(store(ids, pad), width, pad_to_max_length)
-        self.fields = {name: store(values, padding) for name, (values, padding) in tokens.items()}
-        self.rows = dict(rows)
-
-    @property
-    def total_tokens(self) -> int:
-        """Tokens of all rows, without padding."""
-        return self.store.total_tokens
-
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Copy these rows out, ``width`` columns wide."""
-        rows = super().fetch(indices, width)
-        kept = {name: rows[name] for name in ("input_ids", "segment_ids")}
-        starts, lengths = self.store.offsets[indices], self._lengths(indices)
-        for name, store in self.fields.items():
-            gathered, _ = store.gather(starts, lengths, rows["input_ids"].shape[1])
-            kept[name] = gathered["input_ids"]
-        return kept | {name: values[indices] for name, values in self.rows.items()}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, wraps
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 
@@ -283,6 +283,99 @@ def load_raw(arguments: TextArguments) -> dict[str, Any]:
             "file, or other percentages"
         )
     return splits
+
+
+# -- examples, which are rows for themselves
+
+
+Load = TypeVar("Load", bound=Callable[..., Any])
+
+
+def once_a_run(load: Load) -> Load:
+    """Let ``load(arguments, ...)`` return what it returned before for the same ``arguments``."""
+    name = f"_{load.__name__}"  # beside the fields, so logs and cards do not see it
+
+    @wraps(load)
+    def again(arguments: TextArguments, *others: Any, **options: Any) -> Any:
+        kept = vars(arguments)
+        if name not in kept:
+            kept[name] = load(arguments, *others, **options)
+        return kept[name]
+
+    return cast(Load, again)
+
+
+def share_out(splits: dict[str, Any], arguments: TextArguments) -> None:
+    """Cut what has no split of its own off the training examples, and all to the counts asked for.
+
+    A share is of examples by the hash of what they are (``contents()``), so equal ones are on one
+    side, and the same ones in every run; ``select(rows)`` has to return some of a split.
+    """
+    shares = {split: getattr(arguments, f"{split}_split_percentage", 0) for split in SPLITS[1:]}
+    shares = {split: share for split, share in shares.items() if share and split not in splits}
+    if "train" in splits and shares:
+        whole = splits["train"]
+        contents = (text.encode("utf-8", "replace") for text in whole.contents())
+        digests = (blake2b(content, digest_size=8).digest() for content in contents)
+        # Where each example lies between 0 and 1, always the same.
+        positions = np.array([int.from_bytes(digest, "little") / 2**64 for digest in digests])
+        kept = np.ones(len(whole), bool)
+        for split, share in shares.items():
+            left = np.sort(positions[kept])
+            count = min(max(1, round(len(whole) * share / 100)), len(left))
+            taken = kept & (positions <= left[count - 1])
+            kept &= ~taken
+            if not kept.any():
+                raise DataError(
+                    f"the training data has {len(whole)} examples, too few to split off {share}% "
+                    f"for {split}; give --{split}_file or --{split}_split_percentage 0"
+                )
+            splits[split] = whole.select(np.flatnonzero(taken))
+        splits["train"] = whole.select(np.flatnonzero(kept))
+    for split, name in (("train", "train"), ("validation", "eval"), ("test", "predict")):
+        most = getattr(arguments, f"max_{name}_samples", None)
+        if split in splits and most is not None and most < len(splits[split]):
+            splits[split] = splits[split].select(np.arange(most))
+
+
+class Source(NamedTuple):
+    """Where a picture or sound is: a file or URL, or its bytes; ``name`` is for messages."""
+
+    name: str
+    data: bytes | None = None
+
+
+class Unreadable(Exception):
+    """A picture or sound that is left out, and why."""
+
+
+class Column(Sequence[Source]):
+    """A column of pictures or sound of ``datasets``, not decoded: bytes are read when asked for.
+
+    Its own decoders are not used: that of sound needs PyTorch, and what one cannot read would end
+    the run.
+    """
+
+    def __init__(self, dataset: Dataset, column: str, origin: str):
+        kind: Any = (dataset.features or {}).get(column)
+        if hasattr(kind, "decode"):
+            dataset = dataset.cast_column(column, type(kind)(decode=False))
+        self.dataset, self.column, self.origin = dataset, column, origin
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        cell, name = self.dataset[int(index)][self.column], f"{self.origin}, row {int(index) + 1}"
+        if isinstance(cell, Mapping):
+            data, path = cell.get("bytes"), cell.get("path")
+            if data is None and path:
+                return Source(str(path))
+            return Source(f"{name} ({path})" if path else name, data or b"")
+        return Source(str(cell)) if isinstance(cell, str) else Source(name, b"")
+
+
+# -- text and arrays without documents
 
 
 PIECE = 1 << 20  # bytes that are tokenised at once

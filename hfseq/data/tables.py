@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfseq import errors
 from hfseq.data import files
-from hfseq.data.arguments import GLUE, ClassificationArguments, TranslationArguments
+from hfseq.data.arguments import GLUE, TableArguments, TranslationArguments
 from hfseq.data.languages import code_of, find_language
 from hfseq.errors import DataError, nearest
 
@@ -58,6 +58,38 @@ class Table:
     def place(self, row: int) -> str:
         """Name a row in an error."""
         return f"{self.origin}, " + (f"line {self.lines[row]}" if self.lines else f"row {row + 1}")
+
+    def asked(self, flag: str, name: str | None, required: bool = True) -> str | None:
+        """Return the column that a flag names, by name or by number.
+
+        **Raises:** DataError for one that is not there, if it is ``required``.
+        """
+        names = list(self.columns)
+        if name is None or name in names:
+            return name
+        if (number := column_number(name, len(names))) is not None:
+            return names[number]
+        if not required:
+            return None
+        raise DataError(
+            f"--{flag} {name}: {self.origin} has no such column but {', '.join(names)}"
+            + (f" (numbers 0 to {len(names) - 1})" if name.isdigit() else nearest(name, names))
+        )
+
+    def column(self, flag: str, asked: str | None, usual: Sequence[str]) -> str:
+        """Return the column that a flag names, by name or number, or one of the usual names.
+
+        **Raises:** DataError where there is none.
+        """
+        names = list(self.columns)
+        found = self.asked(flag, asked, required=False)
+        found = next((name for name in usual if name in names), None) if asked is None else found
+        if found is None:
+            raise DataError(
+                f"{self.origin} has no column '{asked or usual[0]}' but {', '.join(names)}: say "
+                f"which it is with --{flag}" + (nearest(asked, names) if asked else "")
+            )
+        return found
 
     def texts(self, column: str) -> list[str]:
         """Return a column of sentences; DataError where a cell holds no text."""
@@ -129,7 +161,7 @@ class TableFile:
         """Name a row in an error."""
         return f"{self.origin}, {self.unit} {number}"
 
-    def table(self, arguments: ClassificationArguments) -> Table:
+    def table(self, arguments: TableArguments) -> Table:
         """Read all rows into columns."""
         raise NotImplementedError
 
@@ -170,7 +202,7 @@ class CellTable(TableFile):
         except csv.Error as error:
             raise DataError(f"{self.place(number)} is not valid CSV: {error}; {advice}") from error
 
-    def table(self, arguments: ClassificationArguments) -> Table:
+    def table(self, arguments: TableArguments) -> Table:
         """Read all rows; columns have the names of a header, CoLA's, or numbers."""
         quoted = not self.tabs if arguments.quoting is None else arguments.quoting
         numbers, rows = [], []
@@ -189,10 +221,11 @@ class CellTable(TableFile):
         if not rows:
             raise DataError(f"{self.origin} is empty; give a file with examples in it")
         # CoLA's own files: a source, 0 or 1, the author's mark, a sentence; no header.
-        named = arguments.sentence1_column or arguments.sentence2_column or arguments.label_column
         cola = (
             self.tabs
-            and not (named or arguments.header or arguments.task_name not in (None, "cola"))
+            and not (
+                arguments.named or arguments.header or arguments.task_name not in (None, "cola")
+            )
             and all(
                 len(row) == 4 and row[1] in ("0", "1") and not any(map(str.isalnum, row[2]))
                 for row in rows
@@ -290,7 +323,7 @@ class RecordTable(TableFile):
                     raise DataError(f"{self.place(number)} is not a JSON object with named columns")
                 yield number, record
 
-    def table(self, arguments: ClassificationArguments) -> Table:
+    def table(self, arguments: TableArguments) -> Table:
         """Read all objects; what one lacks is None."""
         rows = list(self.records())
         names = dict.fromkeys(name for _, record in rows for name in record)
@@ -355,7 +388,7 @@ class ParquetTable(TableFile):
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{self.origin} is not valid parquet: {error}") from error
 
-    def table(self, arguments: ClassificationArguments) -> Table:
+    def table(self, arguments: TableArguments) -> Table:
         """Read all rows."""
         try:
             with self.parquet() as parquet:
@@ -405,7 +438,7 @@ def open_table(file: str, flag: str) -> TableFile:
     return FORMATS[kind](file, flag)
 
 
-def read_table(file: str, flag: str, arguments: ClassificationArguments) -> Table:
+def read_table(file: str, flag: str, arguments: TableArguments) -> Table:
     """Read a file of examples."""
     source = open_table(file, flag)
     table = source.table(arguments)

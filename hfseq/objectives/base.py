@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
@@ -31,6 +32,8 @@ Arrays = dict[str, np.ndarray]
 Batch = Mapping[str, jax.Array]
 #: A tree of parameters, or of the collections beside them, by name.
 Params = Mapping[str, Any]
+#: The rows of a split, and facts on them.
+Made = tuple[Rows, dict[str, Any]]
 #: What a model was given, and what it answered.
 Sample = tuple[str, str]
 
@@ -58,7 +61,7 @@ Loss = tuple[jax.Array, jax.Array, LossExtra]
 def text_rows(
     data: TextArguments, tokenizer: PreTrainedTokenizerBase, splits: Splits, split: str,
     length: int, cross: bool,
-) -> tuple[Rows, dict[str, Any]]:  # fmt: skip
+) -> Made:  # fmt: skip
     """Tokenise a split into packed rows, or a row a line; returns facts on it, too."""
     column, dataset = splits.text_column, splits[split]
     if isinstance(dataset, Images):
@@ -111,6 +114,37 @@ class Processors:
         self.tokenizer.save_pretrained(folder)
 
 
+logger = logging.getLogger(__name__)
+NAMED = 5  # pictures or sounds that a log names before it only counts
+
+
+class LeavesOut:
+    """Counts the examples that cannot be read, and says which the first ones are."""
+
+    unit: ClassVar[str]
+    left_out: dict[str, dict[int, str]]  # by split and number: why
+
+    def leave_out(self, split: str, number: int, name: str, reason: str) -> None:
+        """Name an example that cannot be read, the first time."""
+        found = self.left_out.setdefault(split, {})
+        if number in found:
+            return
+        found[number] = reason
+        self.missed(split, number)
+        if len(found) <= NAMED:
+            logger.warning("left out of %s: %s: %s", split, name, reason)
+        elif len(found) in (10, 100, 1000, 10_000, 100_000):
+            logger.warning("left out of %s so far: %d %s", split, len(found), self.unit)
+
+    def missed(self, split: str, number: int) -> None:
+        """Learn that an example of a split cannot be read."""
+
+    def count_left_out(self, split: str = "validation") -> dict[str, float]:
+        """Return the metric of how many could not be read, where there are such."""
+        missed = len(self.left_out.get(split, ()))
+        return {"left_out": float(missed)} if missed else {}
+
+
 class Texts(NamedTuple):
     """Texts that a model wrote: what they were made of, what they should be, and the scores."""
 
@@ -154,7 +188,11 @@ class Objective:
     # Whether `loss` takes a "memory" of the windows before and returns the one after this.
     carries_state: ClassVar[bool] = False
 
+    # Whether a head runs over the vocabulary, at every position unless `head_share` says otherwise.
+    has_vocabulary: ClassVar[bool] = True
+
     arguments: TextArguments
+    splits: Any = None
 
     def __init__(
         self, arguments: TextArguments, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
@@ -197,8 +235,11 @@ class Objective:
         """Get to know the model, before any data is read."""
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Load "train" and "validation" (either may be absent), as the flags say."""
-        return load_splits(self.arguments, plugins)
+        """Load "train" and "validation" (either may be absent), as the flags say.
+
+        Examples that :meth:`setup` has found are in ``splits`` already.
+        """
+        return load_splits(self.arguments, plugins) if self.splits is None else self.splits
 
     def natural_length(self) -> int | None:
         """Return the tokens of a row that the data is in itself, where no flag says how many."""
@@ -224,7 +265,7 @@ class Objective:
             most = min(most, longest)
         return wanted or min(self.tokenizer.model_max_length, most)
 
-    def make_rows(self, splits: Splits, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Splits, split: str, length: int) -> Made:
         """Tokenise a split into rows of ``length`` tokens of text; returns facts on it, too."""
         return text_rows(
             self.arguments, self.tokenizer, splits, split, length, self.cross_documents
@@ -304,7 +345,17 @@ class Objective:
 
     def head_share(self) -> float:
         """Return the share of positions at which the head is computed, for counting FLOPs."""
-        return 1.0
+        return float(self.has_vocabulary)
+
+
+def forward(
+    model: FlaxPreTrainedModel, params: Params, rngs: jax.Array | None, train: bool,
+    extra: Params | None, *inputs: Any, **named: Any,
+) -> tuple[Any, Params]:  # fmt: skip
+    """Run a model on inputs, as :meth:`Objective.loss` has it; returns the new ``extra``, too."""
+    extra = model.extra if extra is None else extra
+    call: Callable[..., Any] = model
+    return call(*inputs, params=params, dropout_rng=rngs, train=train, extra=extra, **named)
 
 
 def visible(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import GLUE, ClassificationArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORED, RowRandom
 from hfseq.data.classification import (
     ExampleRows,
+    LabelledSplits,
     Labels,
     class_names,
     config_labels,
@@ -25,7 +26,7 @@ from hfseq.data.classification import (
 )
 from hfseq.errors import UsageError, write_whole
 from hfseq.nn.context import Rows as KnownRows
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.metrics import Metric, judge, load_metric
 
@@ -54,6 +55,7 @@ class Classification(Objective):
     data_arguments = ClassificationArguments
     auto_class = "ForSequenceClassification"
     streams = False
+    has_vocabulary = False
     predicts = True
     judges_test = True
     known_rows = KnownRows()
@@ -71,8 +73,15 @@ class Classification(Objective):
         task = GLUE.get(self.splits.task or "")
         classes = TWO_CLASSES if config.num_labels == 2 else MORE_CLASSES
         usual = task.metrics if task else NUMBERS if self.regression else classes
-        self.metric_names = tuple(arguments.metrics or usual)
+        self.judge_by(arguments.metrics or usual)
+        self.types = False
+        self._numbers: dict[str, np.ndarray] = {}  # the labels of each split
+
+    def judge_by(self, metrics: Sequence[str]) -> None:
+        """Load metrics; those that do not suit what is predicted are refused."""
+        self.metric_names = tuple(metrics)
         self.scores = [load_metric(name) for name in self.metric_names]
+        classes = len(self.labels.names or ())
         for metric in self.scores:  # which the first evaluation would stumble over
             if not isinstance(metric, Metric):
                 continue
@@ -81,12 +90,10 @@ class Classification(Objective):
                     f"--metrics {metric.name} is of classes, and numbers are predicted here: give "
                     f"{', '.join(NUMBERS)}, or --task_type classification"
                 )
-            if metric.name == "f1" and len(names or ()) > 2:
+            if metric.name == "f1" and classes > 2:
                 raise UsageError(
-                    f"--metrics f1 is of two classes and there are {len(names or ())}: use f1_macro"
+                    f"--metrics f1 is of two classes and there are {classes}: use f1_macro"
                 )
-        self.types = False
-        self._numbers: dict[str, np.ndarray] = {}  # the labels of each split
 
     @classmethod
     def make_tokenizer(  # type: ignore[override]
@@ -106,6 +113,11 @@ class Classification(Objective):
         if is_regression(splits, arguments, config):
             config.num_labels, config.problem_type = 1, "regression"
             return
+        cls.take_classes(config, splits)
+
+    @staticmethod
+    def take_classes(config: PreTrainedConfig, splits: LabelledSplits) -> None:
+        """Let the model have the classes of the data, in its own order if it has them all."""
         names, known = class_names(splits, config), config_labels(config)
         numbers = "train" not in splits and names == list(map(str, range(len(known))))
         if names != known and not numbers:
@@ -121,13 +133,7 @@ class Classification(Objective):
         given = "token_type_ids" in self.tokenizer.model_input_names
         self.types = pairs and given and kinds > 1 and model.takes("token_type_ids")
 
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the examples, which the model's classes were made of already."""
-        return self.splits
-
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Tokenise a split, an example a row; log how many examples each class has."""
         examples = splits[split]
         labels = self._numbers[split] = self.labels.numbers(examples, split)
@@ -173,9 +179,8 @@ class Classification(Objective):
         mask, counts = batch["attention_mask"], batch["counts"]
         if model.statistics and model.takes("code_mask"):
             inputs["code_mask"] = mask * batch["valid"][:, None]  # copies count in no statistics
-        output, changed = model(
-            batch["input_ids"], attention_mask=mask, params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra, **inputs,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["input_ids"], attention_mask=mask, **inputs,
         )  # fmt: skip
         logits, labels = output.logits, batch["labels"]
         totals: dict[str, jax.Array] = {}
@@ -252,11 +257,3 @@ class Classification(Objective):
             path = folder / f"test_results{task}{f'_{name}' if name else ''}.tsv"
             lines = [f"{number}\t{shown[row]}\n" for number, row in enumerate(part)]
             write_whole(path, "index\tprediction\n" + "".join(lines))
-
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many real tokens the rows hold."""
-        return int(rows["segment_ids"][rows["valid"]].sum())
-
-    def head_share(self) -> float:
-        """No head runs over the vocabulary."""
-        return 0.0

@@ -138,9 +138,8 @@ class CausalLM(Objective):
         if "memory" in batch:  # what is known of the windows before
             inputs.pop("segment_ids", None)  # a row is one sequence here
             inputs |= {"past_key_values": batch["memory"], "reset_rows": batch["reset_rows"]}
-        output, changed = model(
-            input_ids=batch["input_ids"], **inputs, params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
+        output, changed = base.forward(
+            model, params, rngs, train, extra, input_ids=batch["input_ids"], **inputs,
         )  # fmt: skip
         labels = batch["labels"]
         total, count, right = cross_entropy(output.logits, labels, model.config.vocab_size)

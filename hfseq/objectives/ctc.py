@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import SPLITS, SpeechArguments, TextArguments
-from hfseq.data.audio import SoundRows, Sounds, load_sounds
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.audio import load_sounds
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, padded_labels
 from hfseq.errors import UsageError, nearest
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, Processors, forward
 from hfseq.objectives.metrics import error_rates
 from hfseq.objectives.sound import ReadsSound, hide_spans
 
@@ -72,20 +72,6 @@ def ctc_loss(
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "|")
 
 
-class SpokenRows(SoundRows):
-    """Row i is sound i, and the letters of what is said in it."""
-
-    def __init__(self, sounds: Sounds, labels: list[list[int]], length: int, split: str):
-        super().__init__(sounds, length, split)
-        self.labels = np.full((len(labels), max(map(len, labels), default=1)), IGNORED, np.int32)
-        for row, letters in zip(self.labels, labels, strict=True):
-            row[: len(letters)] = letters
-
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Return the numbers of these rows, and their letters."""
-        return super().fetch(indices, width) | {"labels": self.labels[indices]}
-
-
 class CTC(ReadsSound, Objective):
     """The letters of speech; the loss is in nats a letter, judged by word and character errors.
 
@@ -133,14 +119,6 @@ class CTC(ReadsSound, Objective):
             file.write_text(json.dumps({name: number for number, name in enumerate(names)}))
             return Processors(extractor, Wav2Vec2CTCTokenizer(str(file)))
 
-    @staticmethod
-    def clean(sounds: Any, arguments: SpeechArguments) -> list[str]:
-        """Return what is said, spaces single, lower-cased and without characters as asked for."""
-        left_out = str.maketrans("", "", "".join(arguments.chars_to_ignore or ()))
-        texts = (text.translate(left_out) for text in sounds.second or ())
-        texts = (text.lower() for text in texts) if arguments.do_lower_case else texts
-        return [" ".join(text.split()) for text in texts]
-
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
         """Let the model have the letters, and the mask that it was trained with."""
@@ -150,7 +128,7 @@ class CTC(ReadsSound, Objective):
         if fresh:
             tokenizer.inputs.return_attention_mask = config.feat_extract_norm == "layer"
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Turn what is said into letters, in the case that the vocabulary has."""
         known = self.tokenizer.get_vocab().keys() - set(SPECIAL)
         texts = self.clean(splits[split], self.arguments)
@@ -158,7 +136,8 @@ class CTC(ReadsSound, Objective):
             texts = [text.upper() for text in texts]
         self.texts[split] = texts
         labels = self.tokenizer(texts)["input_ids"]
-        rows = SpokenRows(splits[split], labels, length, split)
+        padded = padded_labels(labels, max(map(len, labels), default=1))
+        rows = NumberedRows(splits[split], length, split, {"labels": padded})
         unknown = sorted({letter for text in texts for letter in text} - known - {" "})
         if unknown:
             logger.warning("%s: letters that are not known: %s", split, " ".join(unknown[:20]))
@@ -174,7 +153,7 @@ class CTC(ReadsSound, Objective):
         # Between two equal letters stands a frame without one.
         needed = known.sum(1) + ((labels[:, 1:] == labels[:, :-1]) & known[:, 1:]).sum(1)
         for row in np.flatnonzero((heard.lengths > 0) & (needed > frames)):
-            number = int(rows["sounds"][row])
+            number = int(rows["numbers"][row])
             name = self.splits[split].source(number).name
             self.leave_out(split, number, name, f"{needed[row]} letters, {frames[row]} frames")
         counts = (heard.lengths > 0) & (needed <= frames) & (needed > 0)
@@ -193,11 +172,10 @@ class CTC(ReadsSound, Objective):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the loss over sounds; in evaluation the likeliest of each frame comes along."""
-        output, changed = model(
-            batch["input_values"], attention_mask=batch.get("attention_mask"),
-            mask_time_indices=batch.get("hidden"), params=params, dropout_rng=rngs, train=train,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["input_values"],
+            attention_mask=batch.get("attention_mask"), mask_time_indices=batch.get("hidden"),
             freeze_feature_encoder=self.arguments.freeze_feature_extractor,
-            extra=model.extra if extra is None else extra,
         )  # fmt: skip
         labels, frames = batch["labels"], batch["frames"]
         losses = ctc_loss(
@@ -225,4 +203,4 @@ class CTC(ReadsSound, Objective):
             [letters[row][letters[row] >= 0] for row in kept], skip_special_tokens=False
         )
         rates = error_rates(found, [self.texts[split][row] for row in kept])
-        return rates | ({"left_out": float(len(missed))} if missed else {})
+        return rates | self.count_left_out(split)

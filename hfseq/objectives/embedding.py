@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,18 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import EmbeddingArguments
-from hfseq.data.batches import IGNORED, LineRows, RowRandom, Rows
+from hfseq.data.batches import IGNORED, FieldRows, RowRandom
 from hfseq.data.records import Records, load_records, sift
-from hfseq.data.store import TokenStore
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError
 from hfseq.modeling.sentence import Sentences, normalized
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
 from hfseq.objectives.cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
-    from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +34,7 @@ logger = logging.getLogger(__name__)
 RANKS = 10
 
 
-class TextRows(LineRows):
+class TextRows(FieldRows):
     """Row i is example i: so many ``sides``, each the tokens of a text, (rows, sides, width)."""
 
     def __init__(
@@ -46,11 +43,7 @@ class TextRows(LineRows):
     ):  # fmt: skip
         self.sides = len(sides)
         rows = [ids for example in zip(*sides, strict=True) for ids in example]
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        flat = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
-        store = TokenStore(flat, np.concatenate([[0], lengths.cumsum()]), pad)
-        longest = min(-(-int(lengths.max()) // 8) * 8, max_length)
-        super().__init__(store, max_length if pad_to_max_length else longest, pad_to_max_length)
+        super().__init__(rows, pad, max_length, {}, {}, pad_to_max_length)
 
     def __len__(self) -> int:
         return len(self.store) // self.sides
@@ -65,10 +58,7 @@ class TextRows(LineRows):
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
         """Copy these rows out, ``width`` columns wide."""
         rows = super().fetch(self._documents(indices), width or self.width(indices))
-        return {
-            name: rows[name].reshape(len(indices), self.sides, -1)
-            for name in ("input_ids", "segment_ids")
-        }
+        return {name: ids.reshape(len(indices), self.sides, -1) for name, ids in rows.items()}
 
 
 class Embedding(Objective):
@@ -84,6 +74,7 @@ class Embedding(Objective):
     pipeline_tag = "sentence-similarity"
     tags = ("sentence-transformers", "feature-extraction")
     streams = False
+    has_vocabulary = False
     judges_test = predicts = True
     sums = ("correct",)
     default_length = 256
@@ -119,13 +110,7 @@ class Embedding(Objective):
         self.dims = data.dims or (features,)
         model.sentences = self.how
 
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the examples that can be used."""
-        return self.splits
-
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Tokenise the texts of a split."""
         records = splits[split]
         examples = [records[row] for row in range(len(records))]
@@ -165,10 +150,7 @@ class Embedding(Objective):
         """Sum the loss of anchors; in evaluation the vectors of each row come along."""
         rows, sides, width = batch["input_ids"].shape
         ids, mask = (batch[name].reshape(-1, width) for name in ("input_ids", "attention_mask"))
-        output, changed = model(
-            ids, attention_mask=mask, params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
-        )  # fmt: skip
+        output, changed = forward(model, params, rngs, train, extra, ids, attention_mask=mask)
         vectors = self.how(output.last_hidden_state, mask).reshape(rows, sides, -1)
         valid = batch["valid"]
         targets = jnp.where(valid, jnp.arange(rows) * (sides - 1), IGNORED)
@@ -211,10 +193,6 @@ class Embedding(Objective):
     def reported(self, split: str) -> set[str] | None:
         """Return the names of all metrics of a split."""
         return {"loss", "accuracy", "accuracy_at_1", f"mrr_at_{RANKS}"}
-
-    def head_share(self) -> float:
-        """No head runs over the vocabulary."""
-        return 0.0
 
 
 def text_columns(records: Records) -> list[str]:

@@ -11,14 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import ImageArguments, TextArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
-from hfseq.data.classification import Labels, class_names, config_labels
-from hfseq.data.images import PictureRows, Pictures, load_image_processor, load_pictures
-from hfseq.errors import UsageError
-from hfseq.objectives.base import Arrays, Batch, Loss, Params
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom
+from hfseq.data.classification import Labels, config_labels
+from hfseq.data.images import Pictures, load_image_processor, load_pictures
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, forward
 from hfseq.objectives.classification import Classification
 from hfseq.objectives.cross_entropy import cross_entropy
-from hfseq.objectives.metrics import Metric, load_metric
 from hfseq.objectives.pictures import ReadsPictures
 
 if TYPE_CHECKING:
@@ -50,16 +48,9 @@ class ImageClassification(ReadsPictures, Classification):
         """Find the pictures, and the metrics that judge what is predicted for them."""
         self.splits = load_pictures(self.arguments)
         self.regression, self.types = False, False
-        names = config_labels(self.config)
-        self.labels = Labels(names, by_number="train" not in self.splits)
+        self.labels = Labels(config_labels(self.config), by_number="train" not in self.splits)
         self.sums = ("correct",)  # type: ignore[misc]
-        self.metric_names = tuple(self.arguments.metrics or ("accuracy",))
-        self.scores = [load_metric(name) for name in self.metric_names]
-        for metric in self.scores:
-            if isinstance(metric, Metric) and metric.name == "f1" and len(names) > 2:
-                raise UsageError(
-                    f"--metrics f1 is of two classes and there are {len(names)}: use f1_macro"
-                )
+        self.judge_by(self.arguments.metrics or ("accuracy",))
         self.open_decoder(self.tokenizer)
         self._numbers = {}
 
@@ -83,13 +74,7 @@ class ImageClassification(ReadsPictures, Classification):
         cls, config: PreTrainedConfig, arguments: ImageArguments, plugins: Plugins | None
     ) -> None:
         """Let the model have the classes of the data."""
-        splits = load_pictures(arguments, plugins)
-        names, known = class_names(splits, config), config_labels(config)
-        numbers = "train" not in splits and names == list(map(str, range(len(known))))
-        if names != known and not numbers:
-            config.id2label = dict(enumerate(names))
-            config.label2id = {name: number for number, name in enumerate(names)}
-        config.problem_type = "single_label_classification"
+        cls.take_classes(config, load_pictures(arguments, plugins))
 
     def choose_length(self, limit: int | None) -> int:
         """Return the places of a picture in the model: its patches and the first, or one."""
@@ -100,9 +85,7 @@ class ImageClassification(ReadsPictures, Classification):
         _, height, width = self.decoder.shape
         return (height // sides[0]) * (width // sides[1]) + 1
 
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Number the pictures of a split; log how many each class has."""
         pictures: Pictures = splits[split]
         labels = self._numbers[split] = self.labels.numbers(pictures, split)
@@ -112,7 +95,7 @@ class ImageClassification(ReadsPictures, Classification):
         shown = shown[:20] + ([f"and {len(shown) - 20} classes more"] if shown[20:] else [])
         shown += [f"without a label {counts[IGNORED]}"] if IGNORED in counts else []
         logger.info("%s: %d pictures: %s", split, len(labels), ", ".join(shown))
-        rows = PictureRows(pictures, labels.copy(), length, split)
+        rows = NumberedRows(pictures, length, split, {"labels": labels.copy()})
         return rows, {"documents": len(rows), "tokens": len(rows) * length}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
@@ -134,10 +117,7 @@ class ImageClassification(ReadsPictures, Classification):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the loss over pictures; in evaluation the logits of each row come along."""
-        output, changed = model(
-            batch["pixel_values"], params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
-        )  # fmt: skip
+        output, changed = forward(model, params, rngs, train, extra, batch["pixel_values"])
         counts = batch["counts"]
         targets = jnp.where(counts, batch["labels"], IGNORED)
         total, _, right = cross_entropy(output.logits, targets)
@@ -148,8 +128,7 @@ class ImageClassification(ReadsPictures, Classification):
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Judge the predictions for a split, and say how many pictures could not be read."""
-        found = {"left_out": float(len(self.left_out[split]))} if split in self.left_out else {}
-        return super().row_metrics(rows, split) | found
+        return super().row_metrics(rows, split) | self.count_left_out(split)
 
     def tokens(self, rows: Arrays) -> int:
         """Return the places of the pictures that count."""

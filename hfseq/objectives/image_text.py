@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,52 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import CaptionArguments, TextArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
-from hfseq.data.images import PictureRows, Pictures, load_image_processor, load_pictures
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom
 from hfseq.data.tokenizers import check_vocabulary
-from hfseq.errors import UsageError, first_line
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors
+from hfseq.errors import UsageError
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
 from hfseq.objectives.cross_entropy import cross_entropy
-from hfseq.objectives.pictures import ReadsPictures
+from hfseq.objectives.pictures import ReadsPictures, load_pair
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from hfseq.modeling import FlaxPreTrainedModel
-    from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
-
-
-def load_pair(name: str, image_size: int | None, **options: Any) -> Processors:
-    """Load the image processor and the tokenizer of the checkpoint ``name``."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
-        raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
-    options.pop("trust_remote_code", None)
-    return Processors(load_image_processor(name, image_size, **options), tokenizer)
-
-
-class CaptionRows(PictureRows):
-    """Row i is picture i, whose number it holds, and the tokens of its caption."""
-
-    def __init__(self, pictures: Pictures, tokenizer: Any, length: int, split: str):
-        super().__init__(pictures, np.zeros(len(pictures), np.int32), length, split)
-        encoded = tokenizer(
-            list(pictures.captions), padding="max_length", truncation=True, max_length=length,
-            return_tensors="np",
-        )  # fmt: skip
-        self.ids, self.mask = (
-            encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask")
-        )
-
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Return the numbers of these rows, and their tokens."""
-        rows = super().fetch(indices, width)
-        return rows | {"input_ids": self.ids[indices], "segment_ids": self.mask[indices]}
 
 
 class ImageText(ReadsPictures, Objective):
@@ -75,13 +41,6 @@ class ImageText(ReadsPictures, Objective):
     default_length = 77
 
     arguments: CaptionArguments
-
-    def setup(self) -> None:
-        """Find the pictures."""
-        self.splits = load_pictures(self.arguments)
-        self.both = self.tokenizer
-        self.open_decoder(self.both.inputs)
-        self.tokenizer = self.both.tokenizer
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
@@ -105,15 +64,16 @@ class ImageText(ReadsPictures, Objective):
             )
         check_vocabulary(tokenizer.tokenizer, text)
 
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the pictures, which were found already."""
-        return self.splits
-
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Tokenise the captions of a split."""
-        rows = CaptionRows(splits[split], self.tokenizer, length, split)
+        encoded = self.tokenizer(
+            list(splits[split].captions), padding="max_length", truncation=True, max_length=length,
+            return_tensors="np",
+        )  # fmt: skip
+        ids, mask = (encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask"))
+        rows = NumberedRows(ids, length, split, {"input_ids": ids, "segment_ids": mask})
         logger.info("%s: %d pictures with captions", split, len(rows))
-        return rows, {"documents": len(rows), "tokens": int(rows.mask.sum())}
+        return rows, {"documents": len(rows), "tokens": int(mask.sum())}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Decode the pictures; a pair without one counts for nothing."""
@@ -128,10 +88,9 @@ class ImageText(ReadsPictures, Objective):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the loss over pairs, compared with all pairs of the batch that count."""
-        output, changed = model(
-            batch["input_ids"], pixel_values=batch["pixel_values"],
-            attention_mask=batch["attention_mask"], params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["input_ids"],
+            pixel_values=batch["pixel_values"], attention_mask=batch["attention_mask"],
         )  # fmt: skip
         counts = batch["counts"]
         # What does not count is nobody's answer.
@@ -150,5 +109,4 @@ class ImageText(ReadsPictures, Objective):
         """Return the loss and the accuracy, and how many pictures could not be read."""
         metrics = super().metrics(totals)
         metrics.pop("perplexity", None)
-        missed = len(self.left_out.get("validation", ()))
-        return metrics | ({"left_out": float(missed)} if missed else {})
+        return metrics | self.count_left_out()

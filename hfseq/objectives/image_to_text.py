@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from hfseq.data.arguments import CaptioningArguments, TextArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows, shift_right
-from hfseq.data.images import PictureRows, Pictures, load_pictures
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, padded_labels, shift_right
+from hfseq.data.images import Pictures
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Texts
-from hfseq.objectives.cross_entropy import smoothed_cross_entropy
-from hfseq.objectives.image_text import load_pair
-from hfseq.objectives.metrics import beside_smoothed, rouge_scores
-from hfseq.objectives.pictures import ReadsPictures
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, Texts, forward
+from hfseq.objectives.metrics import rouge_scores
+from hfseq.objectives.pictures import ReadsPictures, load_pair
+from hfseq.objectives.seq2seq import WritesText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from hfseq.modeling import FlaxPreTrainedModel
-    from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
 
 
-class WrittenRows(PictureRows):
-    """Row i is picture i, whose number it holds, and the tokens to write, with their end."""
-
-    def __init__(
-        self, pictures: Pictures, tokenizer: Any, end: int, length: int, width: int, split: str
-    ):
-        super().__init__(pictures, np.zeros(len(pictures), np.int32), width, split)
-        texts = tokenizer(list(pictures.captions), add_special_tokens=False)["input_ids"]
-        self.targets = np.full((len(texts), length), IGNORED, np.int32)
-        for row, ids in zip(self.targets, texts, strict=True):
-            whole = [*ids[: length - 1], end]
-            row[: len(whole)] = whole
-
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Return the numbers of these rows, and what is to be written."""
-        return super().fetch(indices, width) | {"labels": self.targets[indices]}
-
-
-class ImageToText(ReadsPictures, Objective):
+class ImageToText(ReadsPictures, WritesText):
     """Cross-entropy of each token of a caption given the picture and the tokens before it.
 
     ``--label_smoothing_factor`` smoothes it in training only. The end of the text is a target, too.
@@ -58,19 +37,11 @@ class ImageToText(ReadsPictures, Objective):
     name = "image_to_text"
     data_arguments = CaptioningArguments
     auto_class = "ForVision2Seq"
-    sums = ("correct", "cross_entropy")
     streams = False
     predicts = True
     default_length = 128
 
     arguments: CaptioningArguments
-
-    def setup(self) -> None:
-        """Find the pictures."""
-        self.splits = load_pictures(self.arguments)
-        self.both = self.tokenizer
-        self.open_decoder(self.both.inputs)
-        self.tokenizer = self.both.tokenizer
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
@@ -132,20 +103,17 @@ class ImageToText(ReadsPictures, Objective):
         generation.max_length = longest if room is None else min(longest, room)
         generation.num_beams = self.arguments.num_beams
 
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the pictures, which were found already."""
-        return self.splits
-
     def choose_length(self, limit: int | None) -> int:
         """Return the tokens of a caption."""
         return self.arguments.max_target_length
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Tokenise the captions of a split."""
-        end = self.config.eos_token_id
-        rows = WrittenRows(splits[split], self.tokenizer, end, length, length, split)
+        texts = self.tokenizer(list(splits[split].captions), add_special_tokens=False)["input_ids"]
+        labels = [[*ids[: length - 1], self.config.eos_token_id] for ids in texts]
+        rows = NumberedRows(labels, length, split, {"labels": padded_labels(labels, length)})
         logger.info("%s: %d pictures with captions", split, len(rows))
-        return rows, {"documents": len(rows), "tokens": int((rows.targets != IGNORED).sum())}
+        return rows, {"documents": len(rows), "tokens": sum(map(len, labels))}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Decode the pictures; a row without one has no labels."""
@@ -160,26 +128,16 @@ class ImageToText(ReadsPictures, Objective):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
-        output, changed = model(
-            batch["pixel_values"], decoder_input_ids=batch["decoder_input_ids"], params=params,
-            dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["pixel_values"],
+            decoder_input_ids=batch["decoder_input_ids"],
         )  # fmt: skip
-        smoothing = self.arguments.label_smoothing_factor if train else 0.0
-        total, plain, count, right = smoothed_cross_entropy(
-            output.logits, batch["labels"], model.config.decoder.vocab_size, smoothing
-        )
-        totals = {"correct": right, "cross_entropy": jax.lax.stop_gradient(plain)}
-        return total, count, {"extra": changed, "totals": totals}
+        labels, size = batch["labels"], model.config.decoder.vocab_size
+        return self.smoothed(output.logits, labels, size, train, changed)
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
-        metrics = beside_smoothed(super().metrics(totals), totals)
-        missed = len(self.left_out.get("validation", ()))
-        return metrics | ({"left_out": float(missed)} if missed else {})
-
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many tokens are to be written."""
-        return int((rows["labels"] != IGNORED)[rows["valid"]].sum())
+        """Say how many could not be read, too."""
+        return super().metrics(totals) | self.count_left_out()
 
     def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
         """Write captions of a split, and compare them with those there are: ROUGE.
@@ -198,10 +156,7 @@ class ImageToText(ReadsPictures, Objective):
             name = pictures.sources[place].name
             told.setdefault(name, []).append(caption)
             places.setdefault(name, place)
-        chosen = sorted(places.values())
-        most = data.max_generate_samples
-        if split == "validation" and most is not None and most < len(chosen):
-            chosen = [chosen[place * len(chosen) // most] for place in range(most)]
+        chosen = self.chosen(split, sorted(places.values()))
         captioner = Captioner(
             model, self.both.inputs, self.tokenizer,
             batch_size=data.generation_batch_size, max_image_pixels=data.max_image_pixels,

@@ -141,9 +141,8 @@ class MaskedLM(Objective):
         inputs: dict[str, Any] = {"masked_positions": positions} if gathers else {}
         if "segment_ids" in batch:
             inputs |= base.visible(model, batch["segment_ids"])
-        output, changed = model(
-            batch["input_ids"], **inputs, params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
+        output, changed = base.forward(
+            model, params, rngs, train, extra, batch["input_ids"], **inputs,
         )  # fmt: skip
         logits = output.logits
         if not gathers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,29 +9,47 @@ import numpy as np
 from hfseq.data.arguments import SPLITS, ImageArguments
 from hfseq.data.batches import RowRandom
 from hfseq.data.images import (
-    NAMED,
     Decoder,
     Pictures,
     check_pictures,
+    load_image_processor,
+    load_pictures,
     random_crops,
     workers_of,
 )
-from hfseq.errors import DataError
-from hfseq.objectives.base import Arrays
+from hfseq.errors import DataError, UsageError, first_line
+from hfseq.objectives.base import Arrays, LeavesOut, Processors
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
 
-logger = logging.getLogger(__name__)
+
+def load_pair(name: str, image_size: int | None, **options: Any) -> Processors:
+    """Load the image processor and the tokenizer of the checkpoint ``name``."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
+        raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
+    options.pop("trust_remote_code", None)
+    return Processors(load_image_processor(name, image_size, **options), tokenizer)
 
 
-class ReadsPictures:
+class ReadsPictures(LeavesOut):
     """Decodes the pictures of a batch, and counts those that cannot be read."""
 
+    unit = "pictures"
     arguments: Any
     splits: Any
+    tokenizer: Any
     decoder: Decoder
-    left_out: dict[str, dict[int, str]]
+
+    def setup(self) -> None:
+        """Find the pictures; an image processor and a tokenizer came together."""
+        self.splits, self.both = load_pictures(self.arguments), self.tokenizer
+        self.open_decoder(self.both.inputs)
+        self.tokenizer = self.both.tokenizer
 
     def open_decoder(self, processor: Any) -> None:
         """Begin to read, with an image processor of Transformers."""
@@ -49,7 +66,7 @@ class ReadsPictures:
         split = SPLITS[int(rows["split"][0])]
         pictures = self.splits[split]
         assert isinstance(pictures, Pictures)
-        numbers, valid = rows["pictures"].tolist(), rows["valid"]
+        numbers, valid = rows["numbers"].tolist(), rows["valid"]
         crops = None
         if split == "train" and self.arguments.augment:
             crops = random_crops(random.uniform(5))
@@ -57,7 +74,7 @@ class ReadsPictures:
         decoded = self.decoder(sources, crops)
         for number, source, reason in zip(numbers, sources, decoded.reasons, strict=True):
             if reason is not None:
-                self._leave_out(split, number, source.name, reason)
+                self.leave_out(split, number, source.name, reason)
         read = valid & np.array([reason is None for reason in decoded.reasons])
         if valid.sum() > 1 and not read.any():
             raise DataError(
@@ -65,18 +82,3 @@ class ReadsPictures:
                 f"{sources[0].name}: {decoded.reasons[0]}"
             )
         return decoded.pixels, read
-
-    def missed(self, split: str, number: int) -> None:
-        """Learn that a picture of a split cannot be read."""
-
-    def _leave_out(self, split: str, number: int, name: str, reason: str) -> None:
-        """Name a picture that cannot be read, the first time."""
-        found = self.left_out.setdefault(split, {})
-        if number in found:
-            return
-        found[number] = reason
-        self.missed(split, number)
-        if len(found) <= NAMED:
-            logger.warning("left out of %s: %s: %s", split, name, reason)
-        elif len(found) in (10, 100, 1000, 10_000, 100_000):
-            logger.warning("left out of %s so far: %d pictures", split, len(found))

@@ -73,9 +73,8 @@ class ReplacedTokens(Objective):
         """Sum the cross-entropy of replaced against original over all real tokens."""
         labels = batch["labels"]
         inputs: dict[str, Any] = base.visible(model, batch["segment_ids"])
-        output, changed = model(
-            batch["input_ids"], **inputs, params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
+        output, changed = base.forward(
+            model, params, rngs, train, extra, batch["input_ids"], **inputs,
         )  # fmt: skip
         logits = output.logits.astype(jnp.float32)
         counted, replaced = labels != IGNORED, labels == 1
@@ -167,10 +166,10 @@ class SentenceOrder(MaskedLM):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the cross-entropy at the masked positions, and that of the order as heavy."""
-        output, changed = model(
-            batch["input_ids"], token_type_ids=batch["token_type_ids"],
-            attention_mask=(batch["segment_ids"] > 0).astype(jnp.int32), params=params,
-            dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
+        output, changed = base.forward(
+            model, params, rngs, train, extra, batch["input_ids"],
+            token_type_ids=batch["token_type_ids"],
+            attention_mask=(batch["segment_ids"] > 0).astype(jnp.int32),
         )  # fmt: skip
         positions, length = batch["masked_positions"], batch["input_ids"].shape[1]
         logits = output.prediction_logits

@@ -22,17 +22,16 @@ from hfseq.data.answers import (
     make_windows,
 )
 from hfseq.data.arguments import QuestionAnsweringArguments
-from hfseq.data.batches import RowRandom, Rows
-from hfseq.data.records import FieldRows, Records, load_records, sift
+from hfseq.data.batches import FieldRows, RowRandom
+from hfseq.data.records import Records, load_records, sift
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import write_whole
 from hfseq.nn.context import Rows as KnownRows
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
 from hfseq.objectives.metrics import answer_scores
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
-    from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +48,7 @@ class QuestionAnswering(Objective):
     data_arguments = QuestionAnsweringArguments
     auto_class = "ForQuestionAnswering"
     streams = False
+    has_vocabulary = False
     predicts = True
     judges_test = True
     known_rows = KnownRows()
@@ -80,17 +80,11 @@ class QuestionAnswering(Objective):
         given = "token_type_ids" in self.tokenizer.model_input_names
         self.types = given and kinds > 1 and model.takes("token_type_ids")
 
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the examples that can be used."""
-        return self.splits
-
     def choose_length(self, limit: int | None) -> int:
         """Return the tokens of a row: 384, as version 4's script, where no flag says how many."""
         return min(super().choose_length(limit), self.arguments.row_length or self.default_length)
 
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Cut the contexts of a split into windows, a row each."""
         records, data = splits[split], self.arguments
         examples = [records[row] for row in range(len(records))]
@@ -129,10 +123,7 @@ class QuestionAnswering(Objective):
         """Sum the losses of rows; in evaluation the logits of each come along."""
         names = ("input_ids", "attention_mask", "token_type_ids")
         inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
-        output, changed = model(
-            **inputs, params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
-        )  # fmt: skip
+        output, changed = forward(model, params, rngs, train, extra, **inputs)
         valid, total, totals = batch["valid"], jnp.zeros(()), {}
         for name in ("start", "end"):
             logits = output[f"{name}_logits"].astype(jnp.float32)
@@ -210,11 +201,3 @@ class QuestionAnswering(Objective):
             made = {ids[row]: answer[part] for row, answer in answers.items()}
             text = json.dumps(made, indent=4, ensure_ascii=False)
             write_whole(folder / f"{name}.json", text + "\n")
-
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many real tokens the rows hold."""
-        return int(rows["segment_ids"][rows["valid"]].sum())
-
-    def head_share(self) -> float:
-        """No head runs over the vocabulary."""
-        return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -12,7 +13,8 @@ from hfseq.data.batches import IGNORED, RowRandom, Rows, shift_right
 from hfseq.errors import UsageError
 from hfseq.objectives import base
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Sample
-from hfseq.objectives.cross_entropy import cross_entropy
+from hfseq.objectives.cross_entropy import cross_entropy, smoothed_cross_entropy
+from hfseq.objectives.metrics import beside_smoothed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -20,6 +22,38 @@ if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
 
 logger = logging.getLogger(__name__)
+
+
+class WritesText(Objective):
+    """Targets are texts: ``--label_smoothing_factor`` smoothes their loss, in training only."""
+
+    sums: ClassVar[tuple[str, ...]] = ("correct", "cross_entropy")
+
+    arguments: Any
+
+    def smoothed(
+        self, logits: jax.Array, labels: jax.Array, vocab_size: int, train: bool, extra: Params
+    ) -> Loss:
+        """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
+        smoothing = self.arguments.label_smoothing_factor if train else 0.0
+        total, plain, count, right = smoothed_cross_entropy(logits, labels, vocab_size, smoothing)
+        totals = {"correct": right, "cross_entropy": jax.lax.stop_gradient(plain)}
+        return total, count, {"extra": extra, "totals": totals}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
+        return beside_smoothed(super().metrics(totals), totals)
+
+    def tokens(self, rows: Arrays) -> int:
+        """Return how many tokens are to be written."""
+        return int((rows["labels"] != IGNORED)[rows["valid"]].sum())
+
+    def chosen(self, split: str, places: Sequence[int]) -> list[int]:
+        """Return at which of ``places`` texts are written: of validation so many as asked for."""
+        most = self.arguments.max_generate_samples
+        if split != "validation" or most is None or most >= len(places):
+            return list(places)
+        return [places[number * len(places) // most] for number in range(most)]
 
 
 class Seq2SeqLM(Objective):
@@ -81,10 +115,9 @@ class Seq2SeqLM(Objective):
             inputs |= base.visible(model, batch["decoder_segment_ids"], "decoder_")
         else:  # one sequence a row: padding, at its end, is all that is to be hidden
             inputs = {"attention_mask": batch["segment_ids"]}
-        output, changed = model(
-            input_ids=batch["input_ids"], decoder_input_ids=batch["decoder_input_ids"], **inputs,
-            params=params, dropout_rng=rngs, train=train,
-            extra=model.extra if extra is None else extra,
+        output, changed = base.forward(
+            model, params, rngs, train, extra, input_ids=batch["input_ids"],
+            decoder_input_ids=batch["decoder_input_ids"], **inputs,
         )  # fmt: skip
         return output.logits, changed
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hfseq.data.arguments import ChatArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORED, FieldRows, RowRandom, Rows
 from hfseq.data.chat import Encoder, PackedChats, encode_all, set_tokens
-from hfseq.data.records import FieldRows, load_records
+from hfseq.data.records import load_records
 from hfseq.data.tokenizers import pad_token_id
-from hfseq.objectives.base import Arrays, Params, Sample
+from hfseq.objectives.base import Arrays, Made, Params, Sample
 from hfseq.objectives.clm import WRITTEN, CausalLM
 
 if TYPE_CHECKING:
@@ -65,9 +65,7 @@ class InstructionTuning(CausalLM):
         """Load the examples."""
         return load_records(self.arguments, plugins)
 
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Tokenise the examples of a split: a row each, or several."""
         records = splits[split]
         encode = Encoder(self.tokenizer, self.arguments, records)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hfseq.data.arguments import SPLITS, SoundArguments, TextArguments
-from hfseq.data.audio import Reader, SoundRows, Sounds, load_sounds
-from hfseq.data.batches import RowRandom, Rows
+from hfseq.data.arguments import SPLITS, SoundArguments, SpeechArguments, TextArguments
+from hfseq.data.audio import Reader, Sounds, load_sounds
+from hfseq.data.batches import NumberedRows, RowRandom
 from hfseq.errors import DataError, UsageError, first_line
-from hfseq.objectives.base import Arrays
+from hfseq.objectives.base import Arrays, LeavesOut, Made
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
-    from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
-NAMED = 5  # sounds that a log names before it only counts
-
-
 #: Spans that are hidden of every row, however short, as in PyTorch's script.
 FEWEST_SPANS = 2
 
@@ -59,15 +54,15 @@ class Heard(NamedTuple):
     lengths: np.ndarray
 
 
-class ReadsSound:
+class ReadsSound(LeavesOut):
     """Reads the samples of a batch, and counts sounds that cannot be read."""
 
+    unit = "sounds"
     arguments: Any
     tokenizer: Any
     config: Any
     extractor: Any  # of Transformers
     splits: Any
-    left_out: dict[str, dict[int, str]]
     heard: set[str]  # splits of which something was read
     frames_of: Any
     cuts = True  # long sounds, or leaves them out
@@ -125,17 +120,21 @@ class ReadsSound:
         used = config.apply_spec_augment
         return share if used else 0.0, config.mask_time_length if length is None else length
 
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the sounds, which were found already."""
-        return self.splits
-
     def choose_length(self, limit: int | None) -> int:
         """Return the frames of the longest row."""
         return int(self.frames_of(self.widths[-1]))
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    @staticmethod
+    def clean(sounds: Any, arguments: SpeechArguments) -> list[str]:
+        """Return what is said, spaces single, lower-cased and without characters as asked for."""
+        left_out = str.maketrans("", "", "".join(arguments.chars_to_ignore or ()))
+        texts = (text.translate(left_out) for text in sounds.second or ())
+        texts = (text.lower() for text in texts) if arguments.do_lower_case else texts
+        return [" ".join(text.split()) for text in texts]
+
+    def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Number the sounds of a split."""
-        rows = SoundRows(splits[split], length, split)
+        rows = NumberedRows(splits[split], length, split, {})
         logger.info("%s: %d sounds", split, len(rows))
         return rows, {"documents": len(rows)}
 
@@ -144,7 +143,7 @@ class ReadsSound:
         split = SPLITS[int(rows["split"][0])]
         sounds = self.splits[split]
         assert isinstance(sounds, Sounds)
-        numbers, valid = rows["sounds"].tolist(), rows["valid"]
+        numbers, valid = rows["numbers"].tolist(), rows["valid"]
         starts = random.uniform(1)[:, 0] if split == "train" else np.zeros(len(numbers))
         sources = [sounds.source(number) for number in numbers]
         found = self.reader(sources, starts.tolist())
@@ -186,14 +185,3 @@ class ReadsSound:
     def tokens(self, rows: Arrays) -> int:
         """Return the frames of the sounds that count, once they were read."""
         return int(rows["frames"].sum())
-
-    def leave_out(self, split: str, number: int, name: str, reason: str) -> None:
-        """Name a sound that cannot be read, the first time."""
-        found = self.left_out.setdefault(split, {})
-        if number in found:
-            return
-        found[number] = reason
-        if len(found) <= NAMED:
-            logger.warning("left out of %s: %s: %s", split, name, reason)
-        elif len(found) in (10, 100, 1000, 10_000, 100_000):
-            logger.warning("left out of %s so far: %d sounds", split, len(found))

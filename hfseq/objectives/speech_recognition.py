@@ -9,13 +9,12 @@ import jax
 import numpy as np
 
 from hfseq.data.arguments import SpeechRecognitionArguments, TextArguments
-from hfseq.data.audio import Reader, SoundRows, Sounds
-from hfseq.data.batches import IGNORED, RowRandom, Rows, shift_right
+from hfseq.data.audio import Reader, Sounds
+from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, padded_labels, shift_right
 from hfseq.errors import UsageError, first_line
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Processors, Texts
-from hfseq.objectives.cross_entropy import smoothed_cross_entropy
-from hfseq.objectives.ctc import CTC, SpokenRows
-from hfseq.objectives.metrics import beside_smoothed, error_rates
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, Processors, Texts, forward
+from hfseq.objectives.metrics import error_rates
+from hfseq.objectives.seq2seq import WritesText
 from hfseq.objectives.sound import ReadsSound
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class SpeechRecognition(ReadsSound, Objective):
+class SpeechRecognition(ReadsSound, WritesText):
     """Cross-entropy of each token of what is said given the sound and the tokens before it.
 
     Whisper's own first tokens (language, task, no timestamps) and the end are targets, too, as in
@@ -38,9 +37,9 @@ class SpeechRecognition(ReadsSound, Objective):
     name = "speech_recognition"
     data_arguments = SpeechRecognitionArguments
     auto_class = "ForSpeechSeq2Seq"
-    sums = ("correct", "cross_entropy")
     streams = False
     cuts = False
+    tokens = WritesText.tokens  # of text, not of sound
 
     arguments: SpeechRecognitionArguments
 
@@ -121,10 +120,10 @@ class SpeechRecognition(ReadsSound, Objective):
         """Return the tokens of a text."""
         return self.length
 
-    def make_rows(self, splits: Any, split: str, length: int) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Tokenise what is said; what is too long is left out."""
         sounds: Sounds = splits[split]
-        texts = self.texts[split] = CTC.clean(sounds, self.arguments)
+        texts = self.texts[split] = self.clean(sounds, self.arguments)
         start, end = self.config.decoder_start_token_id, self.config.eos_token_id
         labels = []
         for number, ids in enumerate(self.tokenizer(texts)["input_ids"]):
@@ -134,9 +133,9 @@ class SpeechRecognition(ReadsSound, Objective):
                 name = sounds.source(number).name
                 self.leave_out(split, number, name, f"{len(ids)} tokens, more than {length}")
                 ids = []
-            labels.append([*ids, *[IGNORED] * (length - len(ids))])
-        rows: SoundRows = SpokenRows(sounds, labels, length, split)
-        tokens = sum(token != IGNORED for row in labels for token in row)
+            labels.append(ids)
+        rows = NumberedRows(sounds, length, split, {"labels": padded_labels(labels, length)})
+        tokens = sum(map(len, labels))
         logger.info("%s: %d sounds, %d tokens", split, len(rows), tokens)
         return rows, {"documents": len(rows), "tokens": tokens}
 
@@ -165,26 +164,16 @@ class SpeechRecognition(ReadsSound, Objective):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
-        output, changed = model(
-            batch["input_features"], decoder_input_ids=batch["decoder_input_ids"], params=params,
-            dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["input_features"],
+            decoder_input_ids=batch["decoder_input_ids"],
         )  # fmt: skip
-        smoothing = self.arguments.label_smoothing_factor if train else 0.0
-        total, plain, count, right = smoothed_cross_entropy(
-            output.logits, batch["labels"], model.config.vocab_size, smoothing
-        )
-        totals = {"correct": right, "cross_entropy": jax.lax.stop_gradient(plain)}
-        return total, count, {"extra": changed, "totals": totals}
+        labels, size = batch["labels"], model.config.vocab_size
+        return self.smoothed(output.logits, labels, size, train, changed)
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
-        metrics = beside_smoothed(super().metrics(totals), totals)
-        missed = len(self.left_out.get("validation", ()))
-        return metrics | ({"left_out": float(missed)} if missed else {})
-
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many tokens are to be written."""
-        return int((rows["labels"] != IGNORED)[rows["valid"]].sum())
+        """Say how many could not be read, too."""
+        return super().metrics(totals) | self.count_left_out()
 
     def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
         """Write down the sounds of a split, and count errors of words and characters."""
@@ -192,10 +181,8 @@ class SpeechRecognition(ReadsSound, Objective):
         if split == "validation" and not data.predict_with_generate:
             return None
         sounds, missed = self.splits[split], self.left_out.get(split, {})
-        chosen = [number for number in range(len(sounds)) if number not in missed]
-        most = data.max_generate_samples
-        if split == "validation" and most is not None and most < len(chosen):
-            chosen = [chosen[place * len(chosen) // most] for place in range(most)]
+        heard = [number for number in range(len(sounds)) if number not in missed]
+        chosen = self.chosen(split, heard)
         names, wanted, written = [], [], []
         size = data.generation_batch_size
         for begin in range(0, len(chosen), size):

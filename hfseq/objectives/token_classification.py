@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import TokenClassificationArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORED, FieldRows, RowRandom
 from hfseq.data.classification import config_labels, sorted_names
-from hfseq.data.records import FieldRows, Records, load_records, sift
+from hfseq.data.records import Records, load_records, sift
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError, write_whole
 from hfseq.nn.context import Rows as KnownRows
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.metrics import entity_scores
 
@@ -46,6 +46,7 @@ class TokenClassification(Objective):
     data_arguments = TokenClassificationArguments
     auto_class = "ForTokenClassification"
     streams = False
+    has_vocabulary = False
     predicts = True
     judges_test = True
     known_rows = KnownRows()
@@ -118,13 +119,7 @@ class TokenClassification(Objective):
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
 
-    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Return the examples that can be used."""
-        return self.splits
-
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Tokenise the sentences of a split, a row each."""
         records, data = splits[split], self.arguments
         words, column = word_columns(records, data, split != "test")
@@ -187,9 +182,9 @@ class TokenClassification(Objective):
         train: bool, extra: Params | None = None,
     ) -> Loss:  # fmt: skip
         """Sum the cross-entropy of tags; in evaluation the predictions of each row come along."""
-        output, changed = model(
-            batch["input_ids"], attention_mask=batch["attention_mask"], params=params,
-            dropout_rng=rngs, train=train, extra=model.extra if extra is None else extra,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["input_ids"],
+            attention_mask=batch["attention_mask"],
         )  # fmt: skip
         total, count, right = cross_entropy(output.logits, batch["labels"])
         totals = {"correct": right}
@@ -235,14 +230,6 @@ class TokenClassification(Objective):
             for row, found in enumerate(tags)
         )
         write_whole(folder / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
-
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many real tokens the rows hold."""
-        return int(rows["segment_ids"][rows["valid"]].sum())
-
-    def head_share(self) -> float:
-        """No head runs over the vocabulary."""
-        return 0.0
 
 
 def named_tags(tags: Sequence[str | int], classes: Sequence[str]) -> list[str]:

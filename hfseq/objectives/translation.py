@@ -1,4 +1,4 @@
-"""Translation: the target of a pair from its source, several pairs a row."""
+"""Translation and summaries: the target of a pair from its source, several pairs a row."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import numpy as np
 
-from hfseq.data.arguments import TranslationArguments
+from hfseq.data.arguments import SummarizationArguments, TranslationArguments
 from hfseq.data.batches import IGNORED, RowRandom, Rows
 from hfseq.data.pairs import PackedPairs, PairRows, tokenize_pairs
 from hfseq.data.parallel import PairSplits, load_pairs
 from hfseq.data.tokenizers import pad_token_id, vocabulary_in
-from hfseq.objectives.base import Arrays, Batch, Loss, Params, Sample, Texts
-from hfseq.objectives.cross_entropy import smoothed_cross_entropy
-from hfseq.objectives.metrics import Scores, beside_smoothed, translation_scores
-from hfseq.objectives.seq2seq import Seq2SeqLM
+from hfseq.errors import UsageError
+from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, Sample, Texts
+from hfseq.objectives.metrics import Scores, rouge_scores, translation_scores
+from hfseq.objectives.seq2seq import Seq2SeqLM, WritesText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Translation(Seq2SeqLM):
+class Translation(WritesText, Seq2SeqLM):
     """Cross-entropy of target sentences given source sentences, with label smoothing in training.
 
     Pairs that share a row see nothing of each other, and each starts with the start token, as it
@@ -42,7 +42,6 @@ class Translation(Seq2SeqLM):
     default_model_type: ClassVar[str | None] = "wmt_transformer"
     predicts = True
     streams = False
-    sums = ("correct", "cross_entropy")
 
     arguments: TranslationArguments
 
@@ -74,7 +73,7 @@ class Translation(Seq2SeqLM):
         cls, arguments: TranslationArguments, folder: Path, plugins: Plugins | None
     ) -> PreTrainedTokenizerBase:
         """Load the vocabulary that the run made when it first began, or make it of both sides."""
-        return vocabulary_in(folder, arguments, lambda: pairs_of(arguments, plugins))
+        return vocabulary_in(folder, arguments, lambda: load_pairs(arguments, plugins))
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Settle the lengths, whether pairs are packed, and how the model will generate."""
@@ -99,7 +98,7 @@ class Translation(Seq2SeqLM):
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
         """Load the pairs; the configuration says from now on what the model translates."""
-        self.splits = splits = pairs_of(self.arguments, plugins)
+        self.splits = splits = load_pairs(self.arguments, plugins)
         for name in ("source_lang", "target_lang"):
             if getattr(splits, name):
                 setattr(self.config, name, getattr(splits, name))
@@ -115,9 +114,7 @@ class Translation(Seq2SeqLM):
         """Return tokens of a target row."""
         return self.lengths[1]
 
-    def make_rows(
-        self, splits: Mapping[str, Any], split: str, length: int
-    ) -> tuple[Rows, dict[str, Any]]:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
         """Pack the training pairs; validation pairs have a row each, the short ones first."""
         data, training = self.arguments, split == "train"
         pairs = tokenize_pairs(
@@ -153,16 +150,7 @@ class Translation(Seq2SeqLM):
     ) -> Loss:  # fmt: skip
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
-        smoothing = self.arguments.label_smoothing_factor if train else 0.0
-        total, plain, count, right = smoothed_cross_entropy(
-            logits, batch["labels"], model.config.vocab_size, smoothing
-        )
-        totals = {"correct": right, "cross_entropy": jax.lax.stop_gradient(plain)}
-        return total, count, {"extra": changed, "totals": totals}
-
-    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
-        return beside_smoothed(super().metrics(totals), totals)
+        return self.smoothed(logits, batch["labels"], model.config.vocab_size, train, changed)
 
     def tokens(self, rows: Arrays) -> int:
         """Return how many tokens the sources and targets of the rows have."""
@@ -187,9 +175,8 @@ class Translation(Seq2SeqLM):
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
             return None
-        pairs, most = self.splits[split], data.max_generate_samples
-        if split == "validation" and most is not None and most < len(pairs):
-            pairs = pairs.select([place * len(pairs) // most for place in range(most)])
+        pairs = self.splits[split]
+        pairs = pairs.select(self.chosen(split, range(len(pairs))))
         sources, references = list(pairs["source"]), list(pairs["target"])
         options: dict[str, Any] = {}
         if data.num_beams > 1:
@@ -206,9 +193,36 @@ class Translation(Seq2SeqLM):
         return Texts(sources, references, hypotheses, scores.values, scores.signatures)
 
 
-def pairs_of(arguments: TranslationArguments, plugins: Plugins | None) -> PairSplits:
-    """Load the pairs that the flags ask for, once a run: vocabulary and rows need them."""
-    kept = vars(arguments)  # beside the fields, so logs and cards do not see it
-    if "_pairs" not in kept:
-        kept["_pairs"] = load_pairs(arguments, plugins)
-    return kept["_pairs"]
+class Summarization(Translation):
+    """Cross-entropy of summaries given texts, as of translations; judged by ROUGE.
+
+    Texts that are longer than a row are cut; several short ones share a row, and see nothing of
+    each other.
+    """
+
+    name = "summarization"
+    data_arguments = SummarizationArguments
+    default_model_type = None
+    pipeline_tag = "summarization"
+
+    arguments: SummarizationArguments
+
+    def setup(self) -> None:
+        """Refuse to summarise nothing; translation has data of its own to show itself with."""
+        data = self.arguments
+        if not (data.dataset_name or data.train_file or data.validation_file or data.test_file):
+            raise UsageError("no data: give --train_file or --dataset_name")
+        super().setup()
+
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Let what is written be as long as what is learned from, where no flag says how long."""
+        lengths = self.arguments.lengths(model.max_length())
+        self.arguments.max_new_tokens = self.arguments.max_new_tokens or lengths[1] - 1
+        super().prepare(model)
+
+    def judge(self, hypotheses: list[str], references: list[str]) -> Scores:
+        """Return ROUGE, and how many tokens a summary has."""
+        scores = rouge_scores(hypotheses, [[one] for one in references])
+        lengths = [len(ids) for ids in self.tokenizer(hypotheses)["input_ids"]]
+        scores["gen_len"] = sum(lengths) / max(len(lengths), 1)
+        return Scores(scores, {"rouge": "rouge-score, stemmed, F1"})

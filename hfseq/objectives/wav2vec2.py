@@ -11,7 +11,7 @@ import numpy as np
 from hfseq.data.arguments import PretrainSpeechArguments
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, forward
 from hfseq.objectives.sound import ReadsSound, hide_spans
 
 if TYPE_CHECKING:
@@ -124,12 +124,11 @@ class Wav2Vec2(ReadsSound, Objective):
     ) -> Loss:  # fmt: skip
         """Sum the loss over hidden frames."""
         hidden, temperature = batch["hidden"], batch["temperature"]
-        output, changed = model(
-            batch["input_values"], attention_mask=batch.get("attention_mask"),
-            mask_time_indices=hidden, gumbel_temperature=temperature[:, None, None, None],
-            params=params, dropout_rng=rngs, train=train,
+        output, changed = forward(
+            model, params, rngs, train, extra, batch["input_values"],
+            attention_mask=batch.get("attention_mask"), mask_time_indices=hidden,
+            gumbel_temperature=temperature[:, None, None, None],
             freeze_feature_encoder=self.arguments.freeze_feature_extractor,
-            extra=model.extra if extra is None else extra,
         )  # fmt: skip
         contrastive, right = contrast(
             output.projected_states, output.projected_quantized_states, batch["negatives"],
@@ -166,5 +165,4 @@ class Wav2Vec2(ReadsSound, Objective):
         }  # fmt: skip
         if "temperature" in totals:
             metrics["gumbel_temperature"] = totals["temperature"] / count
-        missed = len(self.left_out.get("validation", ()))
-        return metrics | ({"left_out": float(missed)} if missed else {})
+        return metrics | self.count_left_out()

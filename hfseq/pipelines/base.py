@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from hfseq.checkpoints.config import class_names
 from hfseq.data.answers import flat_table
-from hfseq.data.arguments import ClassificationArguments, RecordArguments
+from hfseq.data.arguments import RecordArguments
 from hfseq.data.files import extension_of
 from hfseq.data.tables import FORMATS, read_table
 from hfseq.errors import UsageError, nearest
@@ -222,11 +222,8 @@ class Pipeline:
             alike = [self.together(first, rows[number], options) for number in numbers]
             numbers = numbers[: alike.index(False)] if False in alike else numbers
             order = order[len(numbers) :]
-            count = 1  # 1, 4, 16 and so on, or a full batch
-            while count < len(numbers):
-                count *= 4
             batch = [rows[number] for number in numbers]
-            inputs = self._padded(batch, min(count, most))
+            inputs = self._padded(batch, filled_rows(len(batch), most))
             made = {name: np.asarray(a) for name, a in self.run_batch(inputs, options).items()}
             for place, (number, row) in enumerate(zip(numbers, batch, strict=True)):
                 kept = row.ids if row.places is None else row.places
@@ -296,6 +293,14 @@ class Pipeline:
         return dict(options)
 
 
+def filled_rows(count: int, most: int) -> int:
+    """Return with how many rows a batch of ``count`` is run: 1, 4, 16 and so on, or ``most``."""
+    filled = 1
+    while filled < count:
+        filled *= 4
+    return min(filled, most)
+
+
 def read_inputs(name: str, replace: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield the inputs of a file and where each stands: rows of a table by column, or lines.
 
@@ -303,8 +308,7 @@ def read_inputs(name: str, replace: bool = False) -> Iterator[tuple[str, Any]]:
     used. ``-`` is standard input, which has lines.
     """
     if name != "-" and extension_of(name) in FORMATS:
-        like = cast(ClassificationArguments, RecordArguments())  # it has all that tables ask for
-        table = flat_table(read_table(name, "--input_file", like))
+        table = flat_table(read_table(name, "--input_file", RecordArguments()))
         for row in range(len(table)):
             yield table.place(row), {column: table.columns[column][row] for column in table.columns}
         return

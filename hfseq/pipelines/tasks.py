@@ -5,7 +5,7 @@ What they return has the shapes of Transformers 4, which dropped some of them in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -95,12 +95,18 @@ class FillMask(Pipeline):
 
 
 def encode_texts(
-    pipeline: Pipeline, inputs: Sequence[Any], truncation: bool | str, rows: Any
-) -> list[list[Row] | Refused]:
-    """Tokenise all texts at once; ``rows(encoded, number)`` makes the rows of one."""
+    pipeline: Pipeline, inputs: Sequence[Any], truncation: bool | str, rows: Any,
+    beside: Sequence[str] | None = None,
+) -> list[list[Row] | Refused]:  # fmt: skip
+    """Tokenise all texts at once; ``rows(encoded, number)`` makes the rows of one.
+
+    Each is paired with each of the texts ``beside``, where these are given.
+    """
     texts = [text_of(one, "text") for one in inputs]
     good = [one for one in texts if not isinstance(one, Refused)]
-    encoded: Any = pipeline.tokenize(good, truncation=truncation) if good else {}
+    pairs = None if beside is None else list(beside) * len(good)
+    every = [one for one in good for _ in beside or ("",)]
+    encoded: Any = pipeline.tokenize(every, pairs, truncation=truncation) if good else {}
     numbers = iter(range(len(good)))
     return [
         one if isinstance(one, Refused) else rows(encoded, next(numbers)) for one in texts
@@ -228,21 +234,13 @@ class ZeroShotClassification(Pipeline):
                 f"hypothesis_template {template!r} has no {{}} where the label is to stand"
             )
         hypotheses = [template.format(label) for label in labels]
-        cut = options.get("truncation", "only_first")
 
         def rows(encoded: Any, number: int) -> list[Row]:
             start = number * len(labels)
             return [row for n in range(len(labels)) for row in plain_row(encoded, start + n)]
 
-        texts = [text_of(one, "text") for one in inputs]
-        good = [one for one in texts if not isinstance(one, Refused)]
-        encoded: Any = {}
-        if good:
-            encoded = self.tokenize(
-                [text for text in good for _ in labels], hypotheses * len(good), truncation=cut
-            )
-        numbers = iter(range(len(good)))
-        return [one if isinstance(one, Refused) else rows(encoded, next(numbers)) for one in texts]
+        cut = options.get("truncation", "only_first")
+        return encode_texts(self, inputs, cut, rows, hypotheses)
 
     def _labels(self, options: Options) -> list[str]:
         labels = options.get("candidate_labels")
@@ -369,14 +367,15 @@ class TokenClassification(Pipeline):
         for row, output in zip(rows, outputs, strict=True):
             entities = self._tokens(row, softmax(output["logits"].astype(np.float64)))
             if strategy in ("first", "average", "max"):
-                entities = [self._word(word, strategy) for word in _words(entities)]
+                words = _runs(entities, lambda _, token: token["inside"])
+                entities = [self._word(word, strategy) for word in words]
             for one in entities:
                 shares = one.pop("scores")
                 one["entity"] = self.model.config.id2label[int(shares.argmax())]
                 one["score"] = float(shares.max())
                 del one["inside"]
             if strategy != "none":
-                entities = [self._group(group) for group in _groups(entities)]
+                entities = [self._group(group) for group in _runs(entities, _one_entity)]
             key = "entity" if strategy == "none" else "entity_group"
             found += [one for one in entities if one[key] not in ignored]
         return found if len(rows) == 1 else _without_overlap(found)
@@ -425,29 +424,23 @@ class TokenClassification(Pipeline):
         }
 
 
-def _words(tokens: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the tokens of each word."""
-    word: list[dict[str, Any]] = []
-    for token in tokens:
-        if word and not token["inside"]:
-            yield word
-            word = []
-        word.append(token)
-    if word:
-        yield word
+def _runs(
+    items: list[dict[str, Any]], goes_on: Callable[[dict[str, Any], dict[str, Any]], bool]
+) -> list[list[dict[str, Any]]]:
+    """Return neighbours together: each with the one before it where that ``goes_on`` with it."""
+    runs: list[list[dict[str, Any]]] = []
+    for one in items:
+        if runs and goes_on(runs[-1][-1], one):
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return runs
 
 
-def _groups(entities: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield neighbours of one tag together; ``B-`` begins anew."""
-    group: list[dict[str, Any]] = []
-    for one in entities:
-        begins, tag = _tag(one["entity"])
-        if group and (begins or tag != _tag(group[-1]["entity"])[1]):
-            yield group
-            group = []
-        group.append(one)
-    if group:
-        yield group
+def _one_entity(before: dict[str, Any], one: dict[str, Any]) -> bool:
+    """Tell whether a tag goes on with that of the token before; ``B-`` begins anew."""
+    begins, tag = _tag(one["entity"])
+    return not begins and tag == _tag(before["entity"])[1]
 
 
 def _tag(name: str) -> tuple[bool, str]:

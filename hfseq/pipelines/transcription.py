@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,31 +124,20 @@ class Transcriber:
 
         ``progress`` is told the seconds of sound that were done since it was told last.
         """
-        batch: list[str | Source] = []
-        for source in sources:
-            batch.append(source)
-            if len(batch) == self.batch_size:
-                yield from self._batch(batch, params, progress)
-                batch = []
-        if batch:
-            yield from self._batch(batch, params, progress)
-
-    def _batch(
-        self, sources: Sequence[str | Source], params: Mapping[str, Any] | None,
-        progress: Callable[[float], None] | None,
-    ) -> list[Transcript]:  # fmt: skip
-        made, sounds = [], []
-        for source in sources:
-            one = Transcript(source if isinstance(source, str) else source.name)
-            made.append(one)
-            try:
-                sound = Sound(source, self.extractor.sampling_rate, self.resample)
-                one.seconds = sound.seconds
-                sounds.append((one, sound))
-            except Unreadable as error:
-                one.error = str(error)
-        self._write(sounds, params, progress)
-        return made
+        rest = iter(sources)
+        while batch := list(itertools.islice(rest, self.batch_size)):
+            made, sounds = [], []
+            for source in batch:
+                one = Transcript(source if isinstance(source, str) else source.name)
+                made.append(one)
+                try:
+                    sound = Sound(source, self.extractor.sampling_rate, self.resample)
+                    one.seconds = sound.seconds
+                    sounds.append((one, sound))
+                except Unreadable as error:
+                    one.error = str(error)
+            self._write(sounds, params, progress)
+            yield from made
 
     def _write(
         self, sounds: list[tuple[Transcript, Sound]], params: Mapping[str, Any] | None,

@@ -17,7 +17,7 @@ import numpy as np
 from hfseq.errors import UsageError, first_line, nearest
 from hfseq.generation.request import bucket
 from hfseq.pipelines import load
-from hfseq.pipelines.base import WINDOW, distribute
+from hfseq.pipelines.base import WINDOW, distribute, filled_rows
 from hfseq.pipelines.lines import LONG_LINES, BadLine, windows
 
 if TYPE_CHECKING:
@@ -507,11 +507,8 @@ class Translator:
         self, rows: list[list[int]], params: Mapping[str, Any] | None
     ) -> list[list[Hypothesis]]:
         width = bucket(max(map(len, rows)), self.model.max_length())
-        count = 1  # 1, 4, 16 and so on, or a full batch
-        while count < len(rows):
-            count *= 4
         # Rows that fill up are copies of a real one: they take no steps of their own.
-        filled = rows + [rows[-1]] * (min(count, self.batch_size) - len(rows))
+        filled = rows + [rows[-1]] * (filled_rows(len(rows), self.batch_size) - len(rows))
         ids = np.full((len(filled), width), self.pad, np.int32)
         mask = np.zeros_like(ids)
         for number, row in enumerate(filled):

@@ -38,7 +38,7 @@ def register_objectives(register: Register) -> None:
     register("question_answering", "hfseq.objectives.question_answering:QuestionAnswering")
     register("sft", "hfseq.objectives.sft:InstructionTuning")
     register("embedding", "hfseq.objectives.embedding:Embedding")
-    register("summarization", "hfseq.objectives.summarization:Summarization")
+    register("summarization", "hfseq.objectives.translation:Summarization")
     register("image_classification", "hfseq.objectives.image_classification:ImageClassification")
     register("image_text", "hfseq.objectives.image_text:ImageText")
     register("image_to_text", "hfseq.objectives.image_to_text:ImageToText")

@@ -149,7 +149,7 @@ class _Finder:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name == "flax":
-            return find_and_wrap(self, name, path, target, before=_prepare_jax)
+            return find_and_wrap(self, name, path, target, before=prepare_jax)
         if name in (_ARRAYS, *_EXTENDED):
             return find_and_wrap(self, name, path, target, after=_extend)
         return None
@@ -169,10 +169,26 @@ def _read_jax(module: ModuleType) -> None:
     module._get_frameworks_and_test_func = kinds  # type: ignore[attr-defined]
 
 
-def _prepare_jax() -> None:
-    from hfseq.plugins.jax_compat import prepare_jax
+#: Base classes and values that flax 0.12.8 takes from ``jax.experimental.hijax`` and jax 0.11
+#: removed. Only flax's opt-in hijax variables, which hfseq does not use, ever call them.
+HIJAX_NAMES = ("HiPrimitive", "MutableHiType", "AvalQDD", "AvalMutableQDD", "QDD")
 
-    prepare_jax()
+
+def prepare_jax() -> None:
+    """Let flax 0.12.8 import on jax 0.11 and later.
+
+    Missing names become inert placeholder classes; where flax and jax fit nothing is touched. Once
+    hfseq is imported, the first import of flax runs it.
+    """
+    from importlib import metadata
+
+    if int(metadata.version("flax").split(".")[2]) >= 12:  # 0.12.12 uses none of the names
+        return
+    from jax.experimental import hijax
+
+    for name in HIJAX_NAMES:
+        if not hasattr(hijax, name):
+            setattr(hijax, name, type(name, (), {"__module__": hijax.__name__}))
 
 
 def find_and_wrap(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.objectives.summarization import Summarization
+from hfseq.objectives.translation import Summarization
 from hfseq.training.arguments import parse
 
 

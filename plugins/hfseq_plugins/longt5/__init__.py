@@ -26,7 +26,7 @@ def register_architectures(register):
             "Model": f"{MODELING}:FlaxLongT5Model",
             "ForSeq2SeqLM": f"{MODELING}:FlaxLongT5ForConditionalGeneration",
         },
-        sharding="hfseq_plugins.longt5.sharding:RULES",
+        sharding="hfseq_plugins.t5.sharding:RULES",
         card="T5 with attention in blocks, for long inputs (Guo et al., 2021).",
         citation=CITATION,
     )
