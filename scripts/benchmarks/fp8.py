@@ -424,9 +424,7 @@ def h200_problems(rows: Sequence[Counts]) -> list[str]:
 
 
 def h200(given: Sequence[str]) -> int:
-    options = parse_h200(given)
-    gpu = training.described_gpu(options)
-    result = training.h200_result("fp8_h200", h200_command(options), options, gpu)
+    options, gpu, result = training.h200_begin("fp8_h200", "fp8.py h200", parse_h200, given)
     made = {
         (name, recipe): count(name, recipe, options, gpu)
         for name in options.models or training.architectures()

@@ -348,6 +348,14 @@ def torch_peak_bytes() -> int:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else host_peak_bytes()
 
 
+def torch_wait() -> None:
+    """Wait for what PyTorch's GPU still does, where there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def jax_device() -> str:
     import jax
 
@@ -430,26 +438,19 @@ class Options:
         return {"full": gpu if self.gpu else cpu, "quick": quick, "tiny": tiny}[self.profile]
 
     def size(self, model: str) -> dict[str, Any]:
-        """Return what makes a configuration small (minutes on a CPU; tests): nothing where full."""
+        """Return what makes a configuration small (minutes on a CPU; tests): nothing where full.
+
+        ``NAMES`` of training.py has the names that all configurations share.
+        """
         if self.profile == "full":
             return {}
         width, wide, layers, vocab = (32, 64, 1, 120) if self.tiny else (256, 1024, 2, 8000)
-        sides = {
-            f"{side}_{name}": value for side in ("encoder", "decoder")
-            for name, value in (("ffn_dim", wide), ("attention_heads", 4))
-        }  # fmt: skip
-        encoder = {"hidden_size": width, "num_attention_heads": 4, "intermediate_size": wide}
-        t5 = {"d_model": width, "d_ff": wide, "num_heads": 4} | ({"d_kv": 8} if self.tiny else {})
-        changes = {
-            "gpt2": {"n_embd": width, "n_head": 4}, "t5": t5,
-            "bart": {"d_model": width} | sides, "wmt": {"d_model": width} | sides,
-            "distilbert": {"dim": width, "n_heads": 4, "hidden_dim": wide},
-            "opt": {"hidden_size": width, "word_embed_proj_dim": width, "ffn_dim": wide,
-                    "num_attention_heads": 4},
-            "llama": encoder | {"num_key_value_heads": 2, "head_dim": width // 4},
-        }.get(model, encoder)  # fmt: skip
+        own = {
+            "t5": {"d_kv": 8 if self.tiny else 64},
+            "llama": {"num_key_value_heads": 2, "head_dim": width // 4},
+        }.get(model, {})  # fmt: skip
         words = {} if model == "vit" else {"vocab_size": vocab}
-        return changes | words | {"layers": layers}
+        return {"width": width, "wide": wide, "heads": 4, "layers": layers} | words | own
 
     def types(self, *default: str) -> tuple[str, ...]:
         """Return the types to measure: those asked for, else ``default``, or the device's own."""
@@ -729,17 +730,17 @@ def torch_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
     import torch
 
     cuda = torch.cuda.is_available()
-    device, wait = ("cuda", torch.cuda.synchronize) if cuda else ("cpu", lambda: None)
+    device = "cuda" if cuda else "cpu"
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
 
     def product(rows: int) -> Callable[[], Any]:
         x = torch.randn((rows, rows), device=device).to(getattr(torch, dtype))
-        return lambda: (torch.matmul(x, x), wait())
+        return lambda: (torch.matmul(x, x), torch_wait())
 
     def triad(count: int) -> Callable[[], Any]:
         a, b, c = (torch.full((count,), value, device=device) for value in (0.0, 1.0, 2.0))
-        return lambda: (torch.add(b, c, alpha=3.0, out=a), wait())
+        return lambda: (torch.add(b, c, alpha=3.0, out=a), torch_wait())
 
     step = limit_of(kind, size, LIMIT_SIZES[kind][cuda], product, triad)
     return Running(step, torch_peak_bytes, {"device": torch_device()})

@@ -400,8 +400,7 @@ def torch_generate(
     import torch
 
     config = training.configuration(model, size)
-    module, device = training.load_torch(model, weights, config)
-    module = module.to(getattr(torch, dtype)).eval()
+    module, device = training.load_torch(model, weights, config, dtype)
     ((name, array),) = prompts(config, rows, length).items()
     given = torch.from_numpy(array).to(device, torch.long if name == "input_ids" else module.dtype)
     options = generation_options(mode, beams, new_tokens)
@@ -522,19 +521,18 @@ def inference_cases(options: Options) -> list[Case]:
     factories = {"torch": "inference:torch_forward", "hfseq": "inference:hfseq_forward"}
     turns = {"rounds": options.choose(5, 30, 5, 1), "warmup": options.choose(1, 5, 1, 1)}
     counts = options.choose((1, 8, 32), (1, 8, 64, 256), (1, 8), (1, 2))
-    length, types = options.choose(128, 128, 128, 12), options.types("float32", "bfloat16")
-    shapes = [("bert", "BERT-base", d, n, length) for d, n in itertools.product(types, counts)]
+    cases = []
     for model, subject in training.FORWARD.items():
         # A picture is read whole.
-        cut = subject.length if model == "vit" else options.choose(*[subject.length] * 3, 12)
-        shapes += [(model, subject.title, d, counts[1], cut) for d in options.types("float32")]
-    cases = []
-    for model, title, dtype, rows, length in shapes:
-        name = training.shape_name(title, rows, length, 0, dtype)
-        settings = {"model": model, "dtype": dtype, "rows": rows, "length": length,
-                    "size": options.size(model)}  # fmt: skip
-        case = harness.compared(options, factories, settings, name, rows * length, **turns)
-        cases.append(case)
+        length = subject.length if model == "vit" else options.choose(*[subject.length] * 3, 12)
+        whole = model == "encoder"
+        types = options.types("float32", *["bfloat16"] * whole)
+        for dtype, rows in itertools.product(types, counts if whole else counts[1:2]):
+            name = training.shape_name(subject.title, rows, length, 0, dtype)
+            settings = {"model": model, "dtype": dtype, "rows": rows, "length": length,
+                        "size": options.size(model)}  # fmt: skip
+            case = harness.compared(options, factories, settings, name, rows * length, **turns)
+            cases.append(case)
     return cases
 
 
@@ -573,10 +571,8 @@ def hfseq_forward(
     import jax
     import jax.numpy as jnp
 
-    import hfseq
-
     config = training.configuration(model, size)
-    module = hfseq.FlaxAutoModel.from_pretrained(weights, config=config, dtype=dtype)
+    module = training.hfseq_class(model).from_pretrained(weights, config=config, dtype=dtype)
     params = module.to_bf16(module.params) if dtype == "bfloat16" else module.params
     given = params, jax.device_put(forward_inputs(config, rows, length))
     forward = jax.jit(lambda params, inputs: module(**inputs, params=params).last_hidden_state)
@@ -597,13 +593,9 @@ def torch_forward(
     compiled: bool = False,
 ) -> Running:  # fmt: skip
     import torch
-    import transformers
 
     config = training.configuration(model, size)
-    torch.set_float32_matmul_precision("high")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    module = transformers.AutoModel.from_pretrained(weights, config=config)
-    module = module.to(device=device, dtype=getattr(torch, dtype)).eval()
+    module, device = training.load_torch(model, weights, config, dtype)
     inputs = {name: torch.from_numpy(x) for name, x in forward_inputs(config, rows, length).items()}
     # Without a mask that hides nothing.
     given = {
@@ -619,8 +611,7 @@ def torch_forward(
 
     def step() -> dict[str, float]:
         run()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        harness.torch_wait()
         return {}
 
     shapes = training.torch_shapes(module)

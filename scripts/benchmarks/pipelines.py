@@ -100,7 +100,6 @@ def torch_texts(
     import transformers
 
     module, device = training.load_torch(model, weights, training.configuration(model, size))
-    module = module.eval()
     given, tokenizer = texts(count, module.config.vocab_size)
     if sort:
         given = sorted(given, key=len)

@@ -36,31 +36,13 @@ SIDES = {
 }
 BASELINES = ("PyTorch", "CTranslate2")
 DATA = Path(os.environ.get("HFSEQ_TEST_DATA", harness.ROOT.parent / "shared" / "data"))
-#: Marian-base, the size of the opus-mt models; the last token is padding and begins targets.
-MARIAN = {
-    "vocab_size": 54688, "d_model": 512, "encoder_layers": 6, "decoder_layers": 6,
-    "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 2048,
-    "decoder_ffn_dim": 2048, "max_position_embeddings": 512, "activation_function": "swish",
-    "scale_embedding": True, "init_std": 0.05,
-}  # fmt: skip
 END, UNKNOWN = 0, 1
 
 # -- in the processes of the contestants
 
 
 def configuration(size: dict[str, Any]) -> Any:
-    """Return Marian's configuration; ``size`` as in :func:`training.configuration`."""
-    from transformers import MarianConfig
-
-    changes = dict(size)
-    layers = changes.pop("layers", None)
-    stacks = ("num_hidden_layers", "encoder_layers", "decoder_layers")
-    values = MARIAN | ({} if layers is None else dict.fromkeys(stacks, layers)) | changes
-    pad = values["vocab_size"] - 1
-    return MarianConfig(
-        **values, pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=END, bos_token_id=END,
-        forced_eos_token_id=None,
-    )  # fmt: skip
+    return training.configuration("marian", size)
 
 
 def names(vocab_size: int) -> list[str]:
