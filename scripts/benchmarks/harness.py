@@ -335,11 +335,23 @@ def import_torch() -> dict[str, float]:
     return {"torch_bytes": taken * os.sysconf("SC_PAGE_SIZE")}
 
 
-def jax_peak_bytes() -> int:
+def device_bytes(what: str) -> int | None:
+    """Return a number of jax's own statistics of its device; a CPU has none."""
     import jax
 
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("peak_bytes_in_use") or host_peak_bytes()
+    return (jax.local_devices()[0].memory_stats() or {}).get(what)
+
+
+def jax_peak_bytes() -> int:
+    return device_bytes("peak_bytes_in_use") or host_peak_bytes()
+
+
+def planned_bytes(program: Any) -> dict[str, int]:
+    """Return what XLA says a compiled program needs: its temporary arrays, and all of it."""
+    found = program.memory_analysis()
+    held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    temporary = found.temp_size_in_bytes
+    return {"temporary_bytes": temporary, "compiled_bytes": temporary + held}
 
 
 def torch_peak_bytes() -> int:
@@ -914,7 +926,12 @@ def section(
     result: dict[str, Any], columns: Sequence[Column], picture: tuple[str, str] | None = None
 ) -> str:
     """Return what benchmarks/tables.md shows of a result; ``picture`` is a title and a path."""
-    parts = [table(result["rows"], columns)]
+    return page(result, table(result["rows"], columns), picture)
+
+
+def page(result: dict[str, Any], shown: str, picture: tuple[str, str] | None = None) -> str:
+    """Return the same around a table that is ``shown``."""
+    parts = [shown]
     if picture:
         parts.append(f"![{picture[0]}]({picture[1]})")
     parts += result.get("remarks", [])

@@ -419,11 +419,7 @@ def hfseq_step(
     step: Any = jax.jit(prepared.step, donate_argnums=0)
     if jax.default_backend() != "cpu":  # whose memory is another matter than what XLA plans
         step = step.lower(current, placed[0]).compile()
-        planned = step.memory_analysis()
-        facts["planned_bytes"] = (
-            planned.argument_size_in_bytes + planned.temp_size_in_bytes
-            + planned.output_size_in_bytes - planned.alias_size_in_bytes
-        )  # fmt: skip
+        facts["planned_bytes"] = harness.planned_bytes(step)["compiled_bytes"]
     run = stepping(step, current, placed)
     return Running(run, harness.jax_peak_bytes, facts)
 
