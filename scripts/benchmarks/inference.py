@@ -333,20 +333,29 @@ def verdict(found: dict[str, Any]) -> list[str]:
 # -- generation in the processes of both sides
 
 
-def random_ids(config: Any, rows: int, length: int) -> Any:
+def inputs_of(config: Any, rows: int, length: int) -> Batch:
+    """Return random tokens, or pictures or spectrograms where the model reads them."""
     import numpy as np
 
-    return np.random.default_rng(0).integers(5, config.vocab_size, (rows, length), dtype=np.int32)
+    random = np.random.default_rng(0)
+    if hasattr(config, "image_size"):
+        shape = (rows, config.num_channels, config.image_size, config.image_size)
+        return {"pixel_values": random.normal(size=shape).astype(np.float32)}
+    if hasattr(config, "num_mel_bins"):
+        shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
+        return {"input_features": random.normal(size=shape).astype(np.float32)}
+    return {"input_ids": random.integers(5, config.vocab_size, (rows, length), dtype=np.int32)}
 
 
-def prompts(config: Any, rows: int, length: int) -> Batch:
-    """Return what is continued: random tokens, or spectrograms where the model reads sound."""
-    import numpy as np
+def torch_inputs(batch: Batch, module: Any) -> dict[str, Any]:
+    import torch
 
-    if not hasattr(config, "num_mel_bins"):
-        return {"input_ids": random_ids(config, rows, length)}
-    shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
-    return {"input_features": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+    return {
+        name: torch.from_numpy(array).to(
+            module.device, torch.long if name == "input_ids" else module.dtype
+        )
+        for name, array in batch.items()
+    }
 
 
 def generation_options(mode: str, beams: int, new_tokens: int) -> dict[str, Any]:
@@ -359,17 +368,6 @@ def generation_options(mode: str, beams: int, new_tokens: int) -> dict[str, Any]
     return modes[mode] | {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
 
 
-def needed(
-    shapes: Any, config: Any, mode: str, beams: int, rows: int, length: int, new: int, dtype: str
-) -> dict[str, float]:
-    beams = beams if mode == "beam" else 1
-    return training.generation_work(shapes, config, rows, beams, length, new, itemsize(dtype))
-
-
-def itemsize(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else 4
-
-
 def hfseq_generate(
     model: str, mode: str, beams: int, rows: int, length: int, new_tokens: int,
     size: dict[str, Any], weights: str, dtype: str = "float32",
@@ -379,7 +377,7 @@ def hfseq_generate(
 
     config = training.configuration(model, size)
     module = training.hfseq_class(model).from_pretrained(weights, config=config, dtype=dtype)
-    (given,) = prompts(config, rows, length).values()
+    (given,) = inputs_of(config, rows, length).values()
     keys = map(jax.random.PRNGKey, itertools.count())
     options = generation_options(mode, beams, new_tokens)
 
@@ -387,8 +385,8 @@ def hfseq_generate(
         sequences = module.generate(given, prng_key=next(keys), **options).sequences
         return {"tokens": new_part(sequences, new_tokens)}
 
-    shapes = training.jax_shapes(module.params)
-    facts = needed(shapes, config, mode, beams, rows, length, new_tokens, dtype)
+    shapes, itemsize = training.jax_shapes(module.params), training.ITEMSIZE[dtype]
+    facts = training.generation_work(shapes, config, rows, beams, length, new_tokens, itemsize)
     facts |= training.jax_facts(module.params) | taken
     return Running(run, harness.jax_peak_bytes, facts)
 
@@ -400,19 +398,18 @@ def torch_generate(
     import torch
 
     config = training.configuration(model, size)
-    module, device = training.load_torch(model, weights, config, dtype)
-    ((name, array),) = prompts(config, rows, length).items()
-    given = torch.from_numpy(array).to(device, torch.long if name == "input_ids" else module.dtype)
+    module, _ = training.load_torch(model, weights, config, dtype)
+    given = torch_inputs(inputs_of(config, rows, length), module)
+    if "input_ids" in given:
+        given["attention_mask"] = torch.ones_like(given["input_ids"])
     options = generation_options(mode, beams, new_tokens)
-    if name == "input_ids":
-        options["attention_mask"] = torch.ones_like(given)
 
     @torch.inference_mode()
     def run() -> dict[str, Any]:
-        return {"tokens": new_part(module.generate(given, **options).cpu(), new_tokens)}
+        return {"tokens": new_part(module.generate(**given, **options).cpu(), new_tokens)}
 
-    shapes = training.torch_shapes(module)
-    facts = needed(shapes, config, mode, beams, rows, length, new_tokens, dtype)
+    shapes, itemsize = training.torch_shapes(module), training.ITEMSIZE[dtype]
+    facts = training.generation_work(shapes, config, rows, beams, length, new_tokens, itemsize)
     return Running(run, harness.torch_peak_bytes, facts | training.torch_facts(module))
 
 
@@ -449,12 +446,13 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 def generate_cases(options: argparse.Namespace) -> list[Case]:
     shared = {
-        "model": options.model, "beams": options.beams, "length": options.prompt_length,
-        "new_tokens": options.new_tokens, "size": harness.size_of(options), "dtype": options.dtype,
+        "model": options.model, "length": options.prompt_length, "dtype": options.dtype,
+        "new_tokens": options.new_tokens, "size": harness.size_of(options),
     }  # fmt: skip
     return [
         harness.compared(
-            Options(), GENERATE, shared | {"mode": mode, "rows": rows},
+            Options(), GENERATE,
+            shared | {"mode": mode, "rows": rows, "beams": options.beams if mode == "beam" else 1},
             f"{f'beam {options.beams}' if mode == 'beam' else mode}, batch {rows}",
             rows * options.new_tokens, ("torch", "hfseq"), rounds=options.rounds, warmup=2,
         )
@@ -553,17 +551,6 @@ def inference_problems(rows: Rows) -> list[str]:
     return problems
 
 
-def forward_inputs(config: Any, rows: int, length: int) -> Batch:
-    """Return random tokens, or pictures where the model reads them, as many on both sides."""
-    import numpy as np
-
-    if not hasattr(config, "image_size"):
-        ids = random_ids(config, rows, length)
-        return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    shape = (rows, config.num_channels, config.image_size, config.image_size)
-    return {"pixel_values": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
-
-
 def hfseq_forward(
     model: str, dtype: str, rows: int, length: int, size: dict[str, Any], weights: str
 ) -> Running:
@@ -574,7 +561,10 @@ def hfseq_forward(
     config = training.configuration(model, size)
     module = training.hfseq_class(model).from_pretrained(weights, config=config, dtype=dtype)
     params = module.to_bf16(module.params) if dtype == "bfloat16" else module.params
-    given = params, jax.device_put(forward_inputs(config, rows, length))
+    inputs = inputs_of(config, rows, length)
+    if "input_ids" in inputs:
+        inputs["attention_mask"] = jnp.ones_like(inputs["input_ids"])
+    given = params, jax.device_put(inputs)
     forward = jax.jit(lambda params, inputs: module(**inputs, params=params).last_hidden_state)
 
     def step() -> dict[str, float]:
@@ -583,7 +573,7 @@ def hfseq_forward(
 
     shapes = training.jax_shapes(params)
     facts = training.jax_facts(params)
-    facts |= training.forward_work(shapes, config, rows, length, itemsize(dtype))
+    facts |= training.forward_work(shapes, config, rows, length, training.ITEMSIZE[dtype])
     facts["mean"] = float(jnp.abs(forward(*given).astype(jnp.float32)).mean())
     return Running(step, harness.jax_peak_bytes, facts)
 
@@ -595,14 +585,8 @@ def torch_forward(
     import torch
 
     config = training.configuration(model, size)
-    module, device = training.load_torch(model, weights, config, dtype)
-    inputs = {name: torch.from_numpy(x) for name, x in forward_inputs(config, rows, length).items()}
-    # Without a mask that hides nothing.
-    given = {
-        name: x.to(device, module.dtype if x.is_floating_point() else torch.long)
-        for name, x in inputs.items()
-        if name != "attention_mask"
-    }
+    module, _ = training.load_torch(model, weights, config, dtype)
+    given = torch_inputs(inputs_of(config, rows, length), module)  # no mask: it would hide nothing
     forward = torch.compile(module) if compiled else module
 
     def run() -> Any:
@@ -616,7 +600,7 @@ def torch_forward(
 
     shapes = training.torch_shapes(module)
     facts = training.torch_facts(module)
-    facts |= training.forward_work(shapes, config, rows, length, itemsize(dtype))
+    facts |= training.forward_work(shapes, config, rows, length, training.ITEMSIZE[dtype])
     facts["mean"] = float(run().float().abs().mean())
     return Running(step, harness.torch_peak_bytes, facts)
 

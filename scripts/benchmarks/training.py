@@ -473,6 +473,7 @@ FACTORIES = {"torch": "training:torch_step", "hfseq": "training:hfseq_step"}
 # used. A share of the limit can therefore be low for good reasons, but never too high.
 
 Shapes = Mapping[str, tuple[int, ...]]
+ITEMSIZE = {"float32": 4, "bfloat16": 2}
 #: Bytes a parameter of a training step: AdamW reads four arrays of float32 and writes three, the
 #: gradient is written, and forward and backward pass read the weights.
 TRAINING_BYTES = 4 * (4 + 3 + 1 + 2)
