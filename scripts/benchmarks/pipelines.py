@@ -6,6 +6,7 @@ texts as they come and sorted by their length, and sentence-transformers' ``enco
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from typing import Any
 
@@ -29,17 +30,14 @@ def pipelines_cases(options: Options) -> list[Case]:
         settings = {"job": job, "model": model, "size": size, "count": count, "rows": rows}
         title = training.subject_of(model).title
         name = f"{job}, {title}, {count} texts, float32"
-        torch = harness.PYTORCH + more
-        contestants = [Contestant("PyTorch", name, "pipelines:torch_texts", settings, torch)]
-        if job == "classify":  # which sentence-transformers does itself
-            given = settings | {"sort": True}
-            contestants.append(
-                Contestant("PyTorch, sorted", name, "pipelines:torch_texts", given, torch)
-            )
-        contestants.append(
-            Contestant("hfseq", name, "pipelines:hfseq_texts", settings, harness.HFSEQ)
-        )
-        cases.append(Case(name, tuple(contestants), count, "texts", weights=(model, size), **turns))
+        torch = Contestant("PyTorch", name, "pipelines:torch_texts", settings,
+                           harness.PYTORCH + more)  # fmt: skip
+        ours = Contestant("hfseq", name, "pipelines:hfseq_texts", settings, harness.HFSEQ)
+        ordered = dataclasses.replace(torch, name="PyTorch, sorted",
+                                      settings=settings | {"sort": True})  # fmt: skip
+        # sentence-transformers sorts itself
+        members = (torch, ordered, ours) if job == "classify" else (torch, ours)
+        cases.append(Case(name, members, count, "texts", weights=(model, size), **turns))
     return cases
 
 

@@ -212,6 +212,12 @@ def torch_facts(module: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def tree_bytes(tree: Any) -> int:
+    import jax
+
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
 def jax_facts(params: Any) -> dict[str, Any]:
     import jax
 

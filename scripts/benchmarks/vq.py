@@ -163,19 +163,13 @@ def decoding(
         jax.block_until_ready(token)
         held = harness.device_bytes("bytes_in_use")
         return {
-            "tokens": done, "state_bytes": tree_bytes(state),
+            "tokens": done, "state_bytes": training.tree_bytes(state),
             "memory_bytes": held or harness.process_bytes("VmRSS"),
             "tokens_missing": missing_tokens(state, model.config, done),
         }  # fmt: skip
 
-    facts = harness.planned_bytes(program) | {"state_bytes": tree_bytes(state), "fits": True}
-    return Running(step, harness.jax_peak_bytes, facts | resting())
-
-
-def tree_bytes(tree: Any) -> int:
-    import jax
-
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    facts = {"state_bytes": training.tree_bytes(state), "fits": True} | resting()
+    return Running(step, harness.jax_peak_bytes, harness.planned_bytes(program) | facts)
 
 
 def missing_tokens(state: Any, config: Any, done: int) -> int:
