@@ -850,8 +850,16 @@ def value(title: str, name: str, show: Callable[[float], str]) -> Column:
     return title, lambda row: ABSENT if (x := median_of(row, name)) is None else show(x)
 
 
-def gigabytes(row: dict[str, Any]) -> str:
-    return f"{row['peak_memory_gb']:.2f} GB" if row["peak_memory_gb"] else ABSENT
+def gigabytes(size: float | None) -> str:
+    return f"{size / GB:.2f} GB" if size else ABSENT
+
+
+def beside_first(rows: Rows, have: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each row that has something under ``have``, and the first such of its case."""
+    first: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row[have]:
+            yield row, first.setdefault(row["case"], row)
 
 
 CASE: Column = ("case", lambda row: row["case"])
@@ -863,15 +871,12 @@ SHARE: Column = ("share of the limit", share)
 MFU: Column = (
     "MFU", lambda row: f"{row['limit']['of']['compute']:.0%}" if row["limit"] else ABSENT
 )  # fmt: skip
-MEMORY: Column = ("peak memory", gigabytes)
+MEMORY: Column = ("peak memory", lambda row: gigabytes(GB * (row["peak_memory_gb"] or 0)))
 
 
-def torch_memory(row: dict[str, Any]) -> str:
-    taken = row.get("facts", {}).get("torch_bytes")
-    return f"{taken / GB:.2f} GB" if taken else ABSENT
-
-
-TORCH_MEMORY: Column = ("of it PyTorch's", torch_memory)
+TORCH_MEMORY: Column = (
+    "of it PyTorch's", lambda row: gigabytes(row.get("facts", {}).get("torch_bytes"))
+)  # fmt: skip
 DEFAULT = (CASE, TOKENS, TIME, RATIO, SHARE, MEMORY)
 
 

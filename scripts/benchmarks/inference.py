@@ -539,9 +539,7 @@ def inference_problems(rows: Rows) -> list[str]:
     # How far means may be apart, relatively.
     tolerance = {"float32": 1e-4, "bfloat16": 3e-2}
     problems = []
-    first: dict[str, dict[str, Any]] = {}
-    for row in (row for row in rows if "mean" in row["facts"]):
-        base = first.setdefault(row["case"], row)
+    for row, base in harness.beside_first([row for row in rows if "mean" in row["facts"]], "facts"):
         value, wanted = row["facts"]["mean"], base["facts"]["mean"]
         if not abs(value - wanted) <= tolerance[row["dtype"]] * abs(wanted):
             problems.append(

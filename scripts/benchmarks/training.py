@@ -614,10 +614,8 @@ def step_cases(options: argparse.Namespace, dropout: float | None, **turns: int)
 def loss_problems(rows: Rows, tolerance: Mapping[str, float]) -> list[str]:
     """Name the contestants whose losses are (relatively) far from those of their case's first."""
     problems = []
-    first: dict[str, dict[str, Any]] = {}
-    for row in (row for row in rows if row["values"]):
-        base, allowed = first.setdefault(row["case"], row), tolerance[row["dtype"]]
-        both = zip(row["values"], base["values"], strict=False)
+    for row, base in harness.beside_first(rows, "values"):
+        allowed, both = tolerance[row["dtype"]], zip(row["values"], base["values"], strict=False)
         pairs = [(a["loss"], b["loss"]) for a, b in both]
         worst = max(abs(a - b) / abs(b) for a, b in pairs)
         if row is not base and not worst <= allowed:
