@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -300,15 +301,14 @@ def child() -> None:
 
 def help_command() -> Running:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-
-    def step() -> dict[str, float]:
-        subprocess.run(
-            [sys.executable, "-m", "hfseq.cli", "--help"], check=True, env=environment,
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        return {}
-
-    return Running(step, lambda: resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+    start = functools.partial(
+        subprocess.run, [sys.executable, "-m", "hfseq.cli", "--help"], check=True, env=environment,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    return Running(
+        harness.working(start),
+        lambda: resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+    )
 
 
 _SECONDS = "{:.2f} s".format

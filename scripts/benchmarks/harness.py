@@ -668,12 +668,12 @@ def limit(
 # -- the limits of the machine: a large product and STREAM's triad, by whichever library is faster
 
 
-def working(call: Callable[[], Any], work: float) -> Callable[[], dict[str, float]]:
-    """Return a step that says how much ``call`` does."""
+def working(call: Callable[[], Any], work: float | None = None) -> Callable[[], dict[str, float]]:
+    """Return a step that says how much ``call`` does, if that is known."""
 
     def step() -> dict[str, float]:
         call()
-        return {"work": float(work)}
+        return {} if work is None else {"work": float(work)}
 
     return step
 

@@ -450,14 +450,23 @@ def generate_cases(options: argparse.Namespace) -> list[Case]:
         "new_tokens": options.new_tokens, "size": harness.size_of(options),
     }  # fmt: skip
     return [
-        harness.compared(
-            Options(), GENERATE,
-            shared | {"mode": mode, "rows": rows, "beams": options.beams if mode == "beam" else 1},
-            f"{f'beam {options.beams}' if mode == 'beam' else mode}, batch {rows}",
-            rows * options.new_tokens, ("torch", "hfseq"), rounds=options.rounds, warmup=2,
-        )
+        generation_case(shared, mode, options.beams, rows, rounds=options.rounds, warmup=2)
         for mode, rows in itertools.product(options.modes, options.batch_sizes)
-    ]  # fmt: skip
+    ]
+
+
+def generation_case(
+    settings: dict[str, Any], mode: str, beams: int, rows: int,
+    peers: Sequence[str] = ("torch", "hfseq"), title: str = "", **turns: int,
+) -> Case:  # fmt: skip
+    """Return a search in batches of ``rows``; a ``title`` names the model and its type, too."""
+    search, beams = (f"beam {beams}", beams) if mode == "beam" else (mode, 1)
+    name = f"{search}, batch {rows}"
+    return harness.compared(
+        Options(), GENERATE, settings | {"mode": mode, "rows": rows, "beams": beams},
+        f"{title}, {name}, {settings['dtype']}" if title else name,
+        rows * settings["new_tokens"], peers, **turns,
+    )  # fmt: skip
 
 
 def agreement(rows: Sequence[Row], new_tokens: int) -> dict[str, float]:
@@ -553,7 +562,6 @@ def hfseq_forward(
     model: str, dtype: str, rows: int, length: int, size: dict[str, Any], weights: str
 ) -> Running:
     """hfseq's model, jitted, parameters and inputs being arguments."""
-    import jax
     import jax.numpy as jnp
 
     config = training.configuration(model, size)
@@ -562,18 +570,12 @@ def hfseq_forward(
     inputs = inputs_of(config, rows, length)
     if "input_ids" in inputs:
         inputs["attention_mask"] = jnp.ones_like(inputs["input_ids"])
-    given = params, jax.device_put(inputs)
-    forward = jax.jit(lambda params, inputs: module(**inputs, params=params).last_hidden_state)
-
-    def step() -> dict[str, float]:
-        forward(*given).block_until_ready()
-        return {}
-
+    run = compiled(module, params, inputs)
     shapes = training.jax_shapes(params)
     facts = training.jax_facts(params)
     facts |= training.forward_work(shapes, config, rows, length, training.ITEMSIZE[dtype])
-    facts["mean"] = float(jnp.abs(forward(*given).astype(jnp.float32)).mean())
-    return Running(step, harness.jax_peak_bytes, facts)
+    facts["mean"] = float(jnp.abs(run().astype(jnp.float32)).mean())
+    return Running(harness.working(run), harness.jax_peak_bytes, facts)
 
 
 def torch_forward(
@@ -587,20 +589,17 @@ def torch_forward(
     given = torch_inputs(inputs_of(config, rows, length), module)  # no mask: it would hide nothing
     forward = torch.compile(module) if compiled else module
 
+    @torch.inference_mode()
     def run() -> Any:
-        with torch.inference_mode():
-            return forward(**given).last_hidden_state
-
-    def step() -> dict[str, float]:
-        run()
+        hidden = forward(**given).last_hidden_state
         harness.torch_wait()
-        return {}
+        return hidden
 
     shapes = training.torch_shapes(module)
     facts = training.torch_facts(module)
     facts |= training.forward_work(shapes, config, rows, length, training.ITEMSIZE[dtype])
     facts["mean"] = float(run().float().abs().mean())
-    return Running(step, harness.torch_peak_bytes, facts)
+    return Running(harness.working(run), harness.torch_peak_bytes, facts)
 
 
 def generation_cases(options: Options) -> list[Case]:
@@ -614,21 +613,13 @@ def generation_cases(options: Options) -> list[Case]:
         ("bart", "BART-base", "beam", (4,), (32,)),
         ("whisper", "Whisper tiny", "greedy", (1, 8), (1, 32)),
     ):
-        search, beams = ("beam 4", 4) if mode == "beam" else (mode, 1)
         # Thirty seconds of speech are a hundred tokens or so.
-        heard = model == "whisper"
-        cut = training.subject_of(model).length if heard else prompt
-        count = new * 3 if heard else new
+        length, count = (1500, 3 * new) if model == "whisper" else (prompt, new)
         counts = options.choose(cpu, gpu, cpu[:1], (2,))
         for dtype, rows in itertools.product(options.types(), counts):
-            settings = {
-                "model": model, "mode": mode, "beams": beams, "rows": rows, "length": cut,
-                "new_tokens": count, "size": options.size(model), "dtype": dtype,
-            }  # fmt: skip
-            name = f"{title}, {search}, batch {rows}, {dtype}"
-            cases.append(harness.compared(
-                options, GENERATE, settings, name, rows * count, options.eager, **turns
-            ))  # fmt: skip
+            settings = {"model": model, "length": length, "new_tokens": count, "dtype": dtype,
+                        "size": options.size(model)}  # fmt: skip
+            cases.append(generation_case(settings, mode, 4, rows, options.eager, title, **turns))
     return cases
 
 

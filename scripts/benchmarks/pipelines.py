@@ -64,12 +64,7 @@ def running(step: Any, given: list[str], tokenizer: Any, memory: Any, facts: Any
     facts |= {"tokens": sum(map(len, rows)), "longest": max(map(len, rows))}
     # Cubes, since shares of a text sum to 1, and squares of a normalised vector do.
     facts["mean"] = float((np.abs(np.asarray(step(), np.float64)) ** 3).mean())
-
-    def timed() -> dict[str, float]:
-        step()
-        return {}
-
-    return Running(timed, memory, facts)
+    return Running(harness.working(step), memory, facts)
 
 
 def hfseq_texts(

@@ -585,30 +585,24 @@ def parse(given: list[str]) -> argparse.Namespace:
 
 
 def step_cases(options: argparse.Namespace, dropout: float | None, **turns: int) -> list[Case]:
-    variants: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [
-        ("torch", "", {}, {}),
-        *([("torch", ", compiled", {"compiled": True}, {})] if options.compile else []),
-        ("hfseq", "", {}, {}),
-        *((side, ", huge pages", {}, HUGE_PAGES) for side in FACTORIES if options.huge_pages),
-    ]  # fmt: skip
-    size = harness.size_of(options)
-    shared = {
-        "model": options.model, "rows": options.batch_size, "length": options.length,
-        "targets": options.target_length, "size": size, "dropout": dropout,
-    }  # fmt: skip
-    return [
-        Case(
-            dtype,
-            tuple(
-                Contestant(harness.NAMES[side] + suffix, dtype, FACTORIES[side],
-                           shared | {"dtype": dtype} | given, harness.PACKAGES[side], environment)
-                for side, suffix, given, environment in variants
-            ),
-            options.batch_size * (options.length + options.target_length), dtype=dtype,
-            weights=(options.model, size), **turns,
+    cases, size = [], harness.size_of(options)
+    for dtype in options.dtypes:
+        case = case_of(
+            Options(), options.model, dtype, options.batch_size, options.length,
+            options.target_length, dtype, ("torch", "hfseq"), size, dropout=dropout, **turns,
+        )  # fmt: skip
+        torch, ours = case.contestants
+        compiled = dataclasses.replace(
+            torch, name=f"{torch.name}, compiled", settings=torch.settings | {"compiled": True}
         )
-        for dtype in options.dtypes
-    ]  # fmt: skip
+        paged = [
+            dataclasses.replace(one, name=f"{one.name}, huge pages", environment=HUGE_PAGES)
+            for one in (torch, ours)
+        ]
+        members = [torch, *([compiled] if options.compile else []), ours]
+        members += paged if options.huge_pages else []
+        cases.append(dataclasses.replace(case, contestants=tuple(members)))
+    return cases
 
 
 def loss_problems(rows: Rows, tolerance: Mapping[str, float]) -> list[str]:
@@ -679,11 +673,11 @@ BFLOAT16_ON_CPU = ("roberta 128", "gpt2 512")
 def case_of(
     options: Options, model: str, name: str, rows: int, length: int, targets: int, dtype: str,
     peers: Sequence[str] | None = None, size: dict[str, Any] | None = None, remat: bool = False,
-    **turns: Any,
+    dropout: float | None = None, **turns: Any,
 ) -> Case:  # fmt: skip
     settings = {
         "model": model, "dtype": dtype, "rows": rows, "length": length, "targets": targets,
-        "size": options.size(model) if size is None else size, "dropout": None,
+        "size": options.size(model) if size is None else size, "dropout": dropout,
     } | ({"remat": True} if remat else {})  # fmt: skip
     amount = rows * (length + targets)
     return harness.compared(options, FACTORIES, settings, name, amount, peers, **turns)
