@@ -96,12 +96,13 @@ def padded(rows: list[list[int]], count: int, pad: int) -> tuple[Any, Any]:
 
 
 def translating(
-    batches: list[Any], translate: Callable[[Any], Any], memory: Callable[[], int], facts: Any
+    folder: str, translate: Callable[[Any], Any], memory: Callable[[], int], facts: Any
 ) -> Running:
     """Return a contestant that translates the next batch at each step.
 
     Before the first step it translates one batch of each width, so that all is compiled.
     """
+    batches = read_batches(folder)
     for batch in {max(map(len, batch)): batch for batch in batches}.values():
         translate(batch)
     turns = itertools.cycle(batches)
@@ -118,11 +119,9 @@ def hfseq_translate(
     """hfseq's ``generate``; batches are filled up to one number of rows, so it compiles less."""
     import numpy as np
 
-    import hfseq
-
-    config, batches = configuration(size), read_batches(folder)
-    options, rows = options_of(config, beams, new_tokens), max(map(len, batches))
-    model = hfseq.FlaxAutoModelForSeq2SeqLM.from_pretrained(folder, config=config, dtype=dtype)
+    config, rows = configuration(size), max(map(len, read_batches(folder)))
+    options = options_of(config, beams, new_tokens)
+    model = training.hfseq_class("marian").from_pretrained(folder, config=config, dtype=dtype)
     if dtype == "bfloat16":
         model.params = model.to_bf16(model.params)
 
@@ -132,7 +131,7 @@ def hfseq_translate(
         return np.asarray(found)[: len(batch), -new_tokens:]
 
     facts = training.jax_facts(model.params)
-    return translating(batches, translate, harness.jax_peak_bytes, facts)
+    return translating(folder, translate, harness.jax_peak_bytes, facts)
 
 
 def torch_translate(
@@ -141,7 +140,7 @@ def torch_translate(
     import torch
     from transformers import MarianMTModel
 
-    config, batches = configuration(size), read_batches(folder)
+    config = configuration(size)
     options = options_of(config, beams, new_tokens)
     model = MarianMTModel.from_pretrained(folder, config=config, dtype=getattr(torch, dtype)).eval()
 
@@ -153,7 +152,7 @@ def torch_translate(
         return found[:, -new_tokens:].numpy()
 
     facts = training.torch_facts(model) | {"device": "cpu"}
-    return translating(batches, translate, harness.torch_peak_bytes, facts)
+    return translating(folder, translate, harness.torch_peak_bytes, facts)
 
 
 def ctranslate2_translate(
@@ -161,7 +160,7 @@ def ctranslate2_translate(
 ) -> Running:
     import ctranslate2
 
-    words, batches = names(configuration(size).vocab_size), read_batches(folder)
+    words = names(configuration(size).vocab_size)
     numbers = {word: number for number, word in enumerate(words)}
     translator = ctranslate2.Translator(
         str(Path(folder) / "ctranslate2"), device="cpu", compute_type=dtype, inter_threads=1,
@@ -175,7 +174,7 @@ def ctranslate2_translate(
         )  # fmt: skip
         return [[numbers[word] for word in result.hypotheses[0]] for result in found]
 
-    return translating(batches, translate, harness.host_peak_bytes, {"device": "cpu"})
+    return translating(folder, translate, harness.host_peak_bytes, {"device": "cpu"})
 
 
 # -- the command
