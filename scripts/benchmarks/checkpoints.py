@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -28,22 +29,22 @@ TORCH = (*harness.PYTORCH, "safetensors")
 
 
 def checkpoint_cases(options: Options) -> list[Case]:
-    size = options.size("gpt2")
+    size, cases = options.size("gpt2"), []
     title = options.choose(*["GPT-2 small"] * 2, "GPT-2, width 256", "GPT-2, width 32")
-    needed = {"torch": TORCH, "hfseq": HFSEQ}
-    sides = [(harness.NAMES[p], p, needs) for p, needs in needed.items() if p in options.peers]
-    cases = []
     for what in ("state", "weights"):
         name, settings = f"{what} of {title}", {"model": "gpt2", "size": size}
-        rows = [(label, f"{peer}_{what}", needs) for label, peer, needs in sides]
+        rows = [
+            (harness.NAMES[peer], f"{peer}_{what}", needs)
+            for peer, needs in (("torch", TORCH), ("hfseq", HFSEQ))
+            if peer in options.peers
+        ]
         rows += [(PLAIN, "plain", TORCH)] if what == "state" else []
         members = tuple(
             Contestant(label, name, f"checkpoints:{factory}", settings, needs)
             for label, factory, needs in rows
         )
-        case = Case(name, members, 1.0, "round trips", rounds=options.choose(3, 3, 3, 1),
-                    weights=("gpt2", size))  # fmt: skip
-        cases.append(case)
+        cases.append(Case(name, members, 1.0, "round trips", rounds=options.choose(3, 3, 3, 1),
+                          weights=("gpt2", size)))  # fmt: skip
     return cases
 
 
@@ -62,9 +63,9 @@ def checkpoint_finish(rows: Rows) -> None:
 
 def _round_trip(
     held: int, save: Callable[[Path], None], restore: Callable[[Path], None],
-    wait: Callable[[], None] = lambda: None,
-) -> Callable[[], dict[str, float]]:  # fmt: skip
-    """Return a step that saves to a new folder, waits, restores and removes the folder.
+    memory: Callable[[], int], facts: dict[str, Any], wait: Callable[[], None] = lambda: None,
+) -> Running:  # fmt: skip
+    """Return a contestant that saves to a new folder, waits, restores and removes the folder.
 
     ``held`` are the bytes in memory: a compressed file is no smaller a checkpoint.
     """
@@ -89,7 +90,7 @@ def _round_trip(
             "restore_per_gb": (marks[3] - marks[2]) / gigabytes,
         }  # fmt: skip
 
-    return step
+    return Running(step, memory, facts)
 
 
 def _flush(folder: Path) -> None:
@@ -132,9 +133,9 @@ def hfseq_state(model: str, size: dict[str, Any], weights: str) -> Running:
         )
         jax.block_until_ready(Checkpointer(folder).restore(1, like))
 
-    count = sum(leaf.nbytes for leaf in jax.tree.leaves(held))
-    step = _round_trip(count, save, restore, lambda: checkpoints[0].wait())
-    return Running(step, harness.jax_peak_bytes, training.jax_facts(module.params))
+    count, facts = training.tree_bytes(held), training.jax_facts(module.params)
+    wait = lambda: checkpoints[0].wait()  # noqa: E731
+    return _round_trip(count, save, restore, harness.jax_peak_bytes, facts, wait)
 
 
 def hfseq_weights(model: str, size: dict[str, Any], weights: str) -> Running:
@@ -147,9 +148,8 @@ def hfseq_weights(model: str, size: dict[str, Any], weights: str) -> Running:
     def restore(folder: Path) -> None:
         jax.block_until_ready(kind.from_pretrained(folder, config=config).params)
 
-    count = sum(leaf.nbytes for leaf in jax.tree.leaves(module.params))
-    step = _round_trip(count, module.save_pretrained, restore)
-    return Running(step, harness.jax_peak_bytes, training.jax_facts(module.params))
+    count, facts = training.tree_bytes(module.params), training.jax_facts(module.params)
+    return _round_trip(count, module.save_pretrained, restore, harness.jax_peak_bytes, facts)
 
 
 def torch_state(model: str, size: dict[str, Any], weights: str) -> Running:
@@ -176,8 +176,8 @@ def torch_state(model: str, size: dict[str, Any], weights: str) -> Running:
         module.load_state_dict(held["model"])
         optimizer.load_state_dict(held["optimizer"])
 
-    step = _round_trip(3 * _torch_bytes(module), save, restore)
-    return Running(step, harness.torch_peak_bytes, training.torch_facts(module))
+    count, facts = 3 * _torch_bytes(module), training.torch_facts(module)
+    return _round_trip(count, save, restore, harness.torch_peak_bytes, facts)
 
 
 def torch_weights(model: str, size: dict[str, Any], weights: str) -> Running:
@@ -187,8 +187,8 @@ def torch_weights(model: str, size: dict[str, Any], weights: str) -> Running:
     def restore(folder: Path) -> None:
         training.load_torch(model, str(folder), config)
 
-    step = _round_trip(_torch_bytes(module), module.save_pretrained, restore)
-    return Running(step, harness.torch_peak_bytes, training.torch_facts(module))
+    count, facts = _torch_bytes(module), training.torch_facts(module)
+    return _round_trip(count, module.save_pretrained, restore, harness.torch_peak_bytes, facts)
 
 
 def _torch_bytes(module: Any) -> int:
@@ -209,8 +209,7 @@ def plain(model: str, size: dict[str, Any], weights: str) -> Running:
             while file.read(1 << 24):
                 pass
 
-    step = _round_trip(count, save, restore)
-    return Running(step, harness.host_peak_bytes, {"device": "cpu"})
+    return _round_trip(count, save, restore, harness.host_peak_bytes, {"device": "cpu"})
 
 
 # -- from the start of a process to the end of its first training step
@@ -224,27 +223,19 @@ def startup_cases(options: Options) -> list[Case]:
     rounds = options.choose(2, 3, 2, 1)
     models = (("gpt2", "GPT-2 small", 512), ("roberta", "RoBERTa-base", 128))
     for model, title, length in models[: options.choose(1, 2, 2, 1)]:
-        rows, size = options.choose(2, 8, 2, 2), options.size(model)
-        length = options.choose(length, length, min(length, 128), 12)
-        name = f"{title}, {rows} x {length}"
-        settings = {
-            "model": model, "dtype": "float32", "rows": rows, "length": length, "targets": 0,
-            "size": size, "dropout": None,
-        }  # fmt: skip
-        members = []
-        for one in harness.rivals(options, training.FACTORIES, settings, name):
+        rows, length = options.choose(2, 8, 2, 2), options.choose(length, length, 128, 12)
+        name, members = f"{title}, {rows} x {length}", []
+        # A process of its own for every step: nothing is warmed up but the caches that should be.
+        case = training.case_of(options, model, name, rows, length, 0, "float32", unit="starts",
+                                rounds=rounds, warmup=0)  # fmt: skip
+        for one in case.contestants:
             side = "hfseq" if one.name == "hfseq" else "torch"
             for state in ("",) if one.name == harness.NAMES["torch"] else (", cold", ", warm"):
                 given = {"side": side, "warm": state == ", warm", "settings": one.settings}
-                members.append(
-                    Contestant(one.name + state, name, "checkpoints:process", given, one.requires,
-                               programs=one.programs)
-                )  # fmt: skip
-        # A process of its own for every step: nothing is warmed up but the caches that should be.
-        found.append(
-            Case(name, tuple(members), 1.0, "starts", rounds=rounds, warmup=0,
-                 weights=(model, size))
-        )  # fmt: skip
+                members.append(dataclasses.replace(
+                    one, name=one.name + state, factory="checkpoints:process", settings=given
+                ))  # fmt: skip
+        found.append(dataclasses.replace(case, contestants=tuple(members), amount=1.0))
     if "hfseq" in options.peers:
         alone = Contestant(HELP, HELP, "checkpoints:help_command")
         found.append(Case("the command line", (alone,), 1.0, "starts", rounds=rounds))
@@ -310,15 +301,14 @@ def child() -> None:
 
 def help_command() -> Running:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-
-    def step() -> dict[str, float]:
-        subprocess.run(
-            [sys.executable, "-m", "hfseq.cli", "--help"], check=True, env=environment,
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        return {}
-
-    return Running(step, lambda: resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+    start = functools.partial(
+        subprocess.run, [sys.executable, "-m", "hfseq.cli", "--help"], check=True, env=environment,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    return Running(
+        harness.working(start),
+        lambda: resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+    )
 
 
 _SECONDS = "{:.2f} s".format

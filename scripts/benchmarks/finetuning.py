@@ -35,9 +35,8 @@ ENCODER = {
 PEGASUS = {
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256,
-    "max_position_embeddings": 256, "scale_embedding": True, "pad_token_id": PAD,
-    "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": PAD,
-    "forced_eos_token_id": None, "init_std": 0.1,
+    "max_position_embeddings": 256, "scale_embedding": True, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": PAD, "forced_eos_token_id": None, "init_std": 0.1,
 }  # fmt: skip
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -49,7 +48,8 @@ class Task:
     script: str
     metric: str
     unit: float
-    build: Callable[[Any, Sequence[Example]], Any]
+    model: str
+    size: dict[str, Any]
     rows: Callable[[Any, Sequence[Example]], list[Batch]]
     judge: Callable[[Any, Any, Sequence[Example]], float]
     length: int
@@ -98,33 +98,16 @@ def texts_of(example: Example) -> Sequence[str]:
             if name in example]  # fmt: skip
 
 
-def build_tagger(tokenizer: Any, examples: Sequence[Example]) -> Any:
-    from transformers import RoFormerConfig, RoFormerForTokenClassification
+def build(task: Task, tokenizer: Any, examples: Sequence[Example]) -> Any:
+    """Return a model of random weights, with a label for each tag of the examples."""
+    import transformers
 
-    names = sorted({tag for example in examples for tag in example["ner_tags"]})
-    return RoFormerForTokenClassification(
-        RoFormerConfig(
-            **ENCODER, vocab_size=len(tokenizer), pad_token_id=PAD,
-            id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)},
-        )
-    )  # fmt: skip
-
-
-def build_reader(tokenizer: Any, examples: Sequence[Example]) -> Any:
-    from transformers import RoFormerConfig, RoFormerForQuestionAnswering
-
-    # Questions are matched with names: from smaller numbers that takes many steps to begin.
-    config = RoFormerConfig(
-        **ENCODER, vocab_size=len(tokenizer), pad_token_id=PAD, initializer_range=0.1
-    )
-    return RoFormerForQuestionAnswering(config)
-
-
-def build_writer(tokenizer: Any, examples: Sequence[Example]) -> Any:
-    from transformers import PegasusConfig, PegasusForConditionalGeneration
-
-    config = PegasusConfig(**PEGASUS, vocab_size=len(tokenizer))
-    return PegasusForConditionalGeneration(config)
+    names = sorted({tag for example in examples for tag in example.get("ner_tags", ())})
+    labels = {"label2id": {name: number for number, name in enumerate(names)},
+              "id2label": dict(enumerate(names))} if names else {}  # fmt: skip
+    kind = getattr(transformers, task.model)
+    words = {"vocab_size": len(tokenizer), "pad_token_id": PAD}
+    return kind(kind.config_class(**task.size, **words, **labels))
 
 
 def tag_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
@@ -265,15 +248,19 @@ def judge_summaries(model: Any, tokenizer: Any, examples: Sequence[Example]) -> 
 
 TASKS = {
     "ner": Task(
-        "run_ner_flax.py", "f1", 1.0, build_tagger, tag_rows, judge_tags, 128, 3000, 3, 2e-3, "",
+        "run_ner_flax.py", "f1", 1.0, "RoFormerForTokenClassification", ENCODER, tag_rows,
+        judge_tags, 128, 3000, 3, 2e-3, "",
     ),
     "qa": Task(
-        "run_qa_flax.py", "f1", 100.0, build_reader, read_rows, judge_answers, 256, 3000, 8, 2e-3,
+        # Questions are matched with names: from smaller numbers that takes many steps to begin.
+        "run_qa_flax.py", "f1", 100.0, "RoFormerForQuestionAnswering",
+        ENCODER | {"initializer_range": 0.1}, read_rows, judge_answers, 256, 3000, 8, 2e-3,
         "--version_2_with_negative",
     ),
     "summarization": Task(
-        "run_summarization_flax.py", "rougeL", 100.0, build_writer, write_rows, judge_summaries,
-        256, 3000, 4, 2e-3, "--line_by_line --max_source_length 160 --max_target_length 65",
+        "run_summarization_flax.py", "rougeL", 100.0, "PegasusForConditionalGeneration", PEGASUS,
+        write_rows, judge_summaries, 256, 3000, 4, 2e-3,
+        "--line_by_line --max_source_length 160 --max_target_length 65",
     ),
 }  # fmt: skip
 
@@ -321,7 +308,7 @@ def compare(name: str, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     if not (checkpoint / "config.json").exists():
         tokenizer = make_tokenizer(examples["train"], text_pairs=name != "summarization")
         torch.manual_seed(0)
-        task.build(tokenizer, examples["train"]).save_pretrained(checkpoint)
+        build(task, tokenizer, examples["train"]).save_pretrained(checkpoint)
         tokenizer.save_pretrained(checkpoint)
     scores: dict[str, list[float]] = {"hfseq": [], "PyTorch": []}
     for seed in seeds:

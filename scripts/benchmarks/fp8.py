@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,35 +151,24 @@ def kind_of(event: str, instruction: str | None, kinds: Mapping[str, str]) -> st
     return next((kind for text, kind in _BY_NAME if re.search(text, event, re.I)), UNKNOWN)
 
 
-def device_events(data: Any) -> Iterator[tuple[str, str | None, float]]:
-    """Yield (name, instruction, seconds) of what ran on the devices, each kernel once.
+def shares(data: Any, kinds: Mapping[str, str]) -> dict[str, float]:
+    """Return the share of the devices' time in each kind, in the order of ``KINDS``.
 
     GPUs have a line a stream, and lines derived from them, which would count everything again. On a
-    CPU instructions stand among all other events of the host.
+    CPU instructions stand among all other events of the host; those that hold others (loops) are
+    known by having no kind.
     """
     lines = [(plane.name, line) for plane in data.planes for line in plane.lines]
     streams = [line for plane, line in lines
                if plane.startswith("/device:GPU") and line.name.startswith("Stream")]  # fmt: skip
     host = [line for plane, line in lines if plane.startswith("/host:CPU")]
-    for line in streams or host:
-        for event in line.events:
-            instruction = dict(event.stats).get("hlo_op")
-            if streams or instruction:
-                yield event.name, instruction, event.duration_ns / 1e9
-
-
-def shares(data: Any, kinds: Mapping[str, str]) -> dict[str, float]:
-    """Return the share of the devices' time in each kind, in the order of ``KINDS``.
-
-    On a CPU events that hold others (loops) are known by having no kind.
-    """
-    on_host = not any(plane.name.startswith("/device:GPU") for plane in data.planes)
-    seconds: dict[str, float] = collections.defaultdict(float)
-    for name, instruction, taken in device_events(data):
-        if not on_host or instruction in kinds:
-            seconds[kind_of(name, instruction, kinds)] += taken
-    total = sum(seconds.values())
-    return {kind: seconds[kind] / total for kind in KINDS if seconds.get(kind)}
+    nanoseconds: dict[str, float] = collections.defaultdict(float)
+    for event in itertools.chain.from_iterable(line.events for line in streams or host):
+        instruction = dict(event.stats).get("hlo_op")
+        if streams or instruction in kinds:
+            nanoseconds[kind_of(event.name, instruction, kinds)] += event.duration_ns
+    total = sum(nanoseconds.values())
+    return {kind: nanoseconds[kind] / total for kind in KINDS if nanoseconds.get(kind)}
 
 
 def profiled(run: Callable[[], Any], kinds: Mapping[str, str]) -> dict[str, float]:
@@ -424,9 +413,7 @@ def h200_problems(rows: Sequence[Counts]) -> list[str]:
 
 
 def h200(given: Sequence[str]) -> int:
-    options = parse_h200(given)
-    gpu = training.described_gpu(options)
-    result = training.h200_result("fp8_h200", h200_command(options), options, gpu)
+    options, gpu, result = training.h200_begin("fp8_h200", "fp8.py h200", parse_h200, given)
     made = {
         (name, recipe): count(name, recipe, options, gpu)
         for name in options.models or training.architectures()
@@ -590,6 +577,8 @@ WINDOW = 20
 
 
 def curves(given: Sequence[str]) -> int:
+    import numpy as np
+
     cut = given.index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser(
         description="Train the same model in bfloat16 and in both FP8 recipes, and lay the curves "
@@ -612,7 +601,10 @@ def curves(given: Sequence[str]) -> int:
             subprocess.run([sys.executable, *command, *more], check=True)
         records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         losses[label] = [record["train_loss"] for record in records if "train_loss" in record]
-    smooth = {label: smoothed(values) for label, values in losses.items()}
+    smooth = {}
+    for label, values in losses.items():
+        width = min(WINDOW, len(values))
+        smooth[label] = np.convolve(values, np.ones(width) / width, mode="valid")
     apart = {
         label: float(abs(curve - smooth["bfloat16"]).mean())
         for label, curve in smooth.items()
@@ -625,24 +617,16 @@ def curves(given: Sequence[str]) -> int:
     }  # fmt: skip
     path = options.output_dir / f"fp8_curves_{options.name}"
     harness.write_json(path.with_suffix(".json"), result)
-    draw_curves(result, path.with_suffix(".png"))
+    draw_curves(result, smooth, path.with_suffix(".png"))
     for label, distance in apart.items():
         print(f"{options.name}: {label} is {distance:.4f} nats from bfloat16 on average")
     return 0
 
 
-def smoothed(values: list[float]) -> Any:
-    import numpy as np
-
-    width = min(WINDOW, len(values))
-    return np.convolve(values, np.ones(width) / width, mode="valid")
-
-
-def draw_curves(result: dict[str, Any], path: Path) -> None:
+def draw_curves(result: dict[str, Any], smooth: dict[str, Any], path: Path) -> None:
     from hfseq.reports import plots
 
     colors = dict(zip(RUNS, ("#444444", "#b0b0b0", plots.TRAIN, plots.EVAL), strict=True))
-    smooth = {label: smoothed(values) for label, values in result["losses"].items()}
     plain = smooth["bfloat16"]
     steps = range(result["window"], result["window"] + len(plain))
     upper = {f"{label}: {curve[-1]:.3f}": (steps, curve, {"color": colors[label]})

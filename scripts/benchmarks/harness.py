@@ -339,17 +339,37 @@ def import_torch() -> dict[str, float]:
     return {"torch_bytes": taken * os.sysconf("SC_PAGE_SIZE")}
 
 
-def jax_peak_bytes() -> int:
+def device_bytes(what: str) -> int | None:
+    """Return a number of jax's own statistics of its device; a CPU has none."""
     import jax
 
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("peak_bytes_in_use") or host_peak_bytes()
+    return (jax.local_devices()[0].memory_stats() or {}).get(what)
+
+
+def jax_peak_bytes() -> int:
+    return device_bytes("peak_bytes_in_use") or host_peak_bytes()
+
+
+def planned_bytes(program: Any) -> dict[str, int]:
+    """Return what XLA says a compiled program needs: its temporary arrays, and all of it."""
+    found = program.memory_analysis()
+    held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    temporary = found.temp_size_in_bytes
+    return {"temporary_bytes": temporary, "compiled_bytes": temporary + held}
 
 
 def torch_peak_bytes() -> int:
     import torch
 
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else host_peak_bytes()
+
+
+def torch_wait() -> None:
+    """Wait for what PyTorch's GPU still does, where there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def jax_device() -> str:
@@ -434,26 +454,19 @@ class Options:
         return {"full": gpu if self.gpu else cpu, "quick": quick, "tiny": tiny}[self.profile]
 
     def size(self, model: str) -> dict[str, Any]:
-        """Return what makes a configuration small (minutes on a CPU; tests): nothing where full."""
+        """Return what makes a configuration small (minutes on a CPU; tests): nothing where full.
+
+        ``NAMES`` of training.py has the names that all configurations share.
+        """
         if self.profile == "full":
             return {}
         width, wide, layers, vocab = (32, 64, 1, 120) if self.tiny else (256, 1024, 2, 8000)
-        sides = {
-            f"{side}_{name}": value for side in ("encoder", "decoder")
-            for name, value in (("ffn_dim", wide), ("attention_heads", 4))
-        }  # fmt: skip
-        encoder = {"hidden_size": width, "num_attention_heads": 4, "intermediate_size": wide}
-        t5 = {"d_model": width, "d_ff": wide, "num_heads": 4} | ({"d_kv": 8} if self.tiny else {})
-        changes = {
-            "gpt2": {"n_embd": width, "n_head": 4}, "t5": t5,
-            "bart": {"d_model": width} | sides, "wmt": {"d_model": width} | sides,
-            "distilbert": {"dim": width, "n_heads": 4, "hidden_dim": wide},
-            "opt": {"hidden_size": width, "word_embed_proj_dim": width, "ffn_dim": wide,
-                    "num_attention_heads": 4},
-            "llama": encoder | {"num_key_value_heads": 2, "head_dim": width // 4},
-        }.get(model, encoder)  # fmt: skip
+        own = {
+            "t5": {"d_kv": 8 if self.tiny else 64},
+            "llama": {"num_key_value_heads": 2, "head_dim": width // 4},
+        }.get(model, {})  # fmt: skip
         words = {} if model == "vit" else {"vocab_size": vocab}
-        return changes | words | {"layers": layers}
+        return {"width": width, "wide": wide, "heads": 4, "layers": layers} | words | own
 
     def types(self, *default: str) -> tuple[str, ...]:
         """Return the types to measure: those asked for, else ``default``, or the device's own."""
@@ -659,12 +672,12 @@ def limit(
 # -- the limits of the machine: a large product and STREAM's triad, by whichever library is faster
 
 
-def working(call: Callable[[], Any], work: float) -> Callable[[], dict[str, float]]:
-    """Return a step that says how much ``call`` does."""
+def working(call: Callable[[], Any], work: float | None = None) -> Callable[[], dict[str, float]]:
+    """Return a step that says how much ``call`` does, if that is known."""
 
     def step() -> dict[str, float]:
         call()
-        return {"work": float(work)}
+        return {} if work is None else {"work": float(work)}
 
     return step
 
@@ -733,17 +746,17 @@ def torch_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
     import torch
 
     cuda = torch.cuda.is_available()
-    device, wait = ("cuda", torch.cuda.synchronize) if cuda else ("cpu", lambda: None)
+    device = "cuda" if cuda else "cpu"
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
 
     def product(rows: int) -> Callable[[], Any]:
         x = torch.randn((rows, rows), device=device).to(getattr(torch, dtype))
-        return lambda: (torch.matmul(x, x), wait())
+        return lambda: (torch.matmul(x, x), torch_wait())
 
     def triad(count: int) -> Callable[[], Any]:
         a, b, c = (torch.full((count,), value, device=device) for value in (0.0, 1.0, 2.0))
-        return lambda: (torch.add(b, c, alpha=3.0, out=a), wait())
+        return lambda: (torch.add(b, c, alpha=3.0, out=a), torch_wait())
 
     step = limit_of(kind, size, LIMIT_SIZES[kind][cuda], product, triad)
     return Running(step, torch_peak_bytes, {"device": torch_device()})
@@ -841,8 +854,16 @@ def value(title: str, name: str, show: Callable[[float], str]) -> Column:
     return title, lambda row: ABSENT if (x := median_of(row, name)) is None else show(x)
 
 
-def gigabytes(row: dict[str, Any]) -> str:
-    return f"{row['peak_memory_gb']:.2f} GB" if row["peak_memory_gb"] else ABSENT
+def gigabytes(size: float | None) -> str:
+    return f"{size / GB:.2f} GB" if size else ABSENT
+
+
+def beside_first(rows: Rows, have: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each row that has something under ``have``, and the first such of its case."""
+    first: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row[have]:
+            yield row, first.setdefault(row["case"], row)
 
 
 CASE: Column = ("case", lambda row: row["case"])
@@ -854,15 +875,12 @@ SHARE: Column = ("share of the limit", share)
 MFU: Column = (
     "MFU", lambda row: f"{row['limit']['of']['compute']:.0%}" if row["limit"] else ABSENT
 )  # fmt: skip
-MEMORY: Column = ("peak memory", gigabytes)
+MEMORY: Column = ("peak memory", lambda row: gigabytes(GB * (row["peak_memory_gb"] or 0)))
 
 
-def torch_memory(row: dict[str, Any]) -> str:
-    taken = row.get("facts", {}).get("torch_bytes")
-    return f"{taken / GB:.2f} GB" if taken else ABSENT
-
-
-TORCH_MEMORY: Column = ("of it PyTorch's", torch_memory)
+TORCH_MEMORY: Column = (
+    "of it PyTorch's", lambda row: gigabytes(row.get("facts", {}).get("torch_bytes"))
+)  # fmt: skip
 DEFAULT = (CASE, TOKENS, TIME, RATIO, SHARE, MEMORY)
 
 
@@ -917,7 +935,12 @@ def section(
     result: dict[str, Any], columns: Sequence[Column], picture: tuple[str, str] | None = None
 ) -> str:
     """Return what benchmarks/tables.md shows of a result; ``picture`` is a title and a path."""
-    parts = [table(result["rows"], columns)]
+    return page(result, table(result["rows"], columns), picture)
+
+
+def page(result: dict[str, Any], shown: str, picture: tuple[str, str] | None = None) -> str:
+    """Return the same around a table that is ``shown``."""
+    parts = [shown]
     if picture:
         parts.append(f"![{picture[0]}]({picture[1]})")
     parts += result.get("remarks", [])

@@ -333,20 +333,29 @@ def verdict(found: dict[str, Any]) -> list[str]:
 # -- generation in the processes of both sides
 
 
-def random_ids(config: Any, rows: int, length: int) -> Any:
+def inputs_of(config: Any, rows: int, length: int) -> Batch:
+    """Return random tokens, or pictures or spectrograms where the model reads them."""
     import numpy as np
 
-    return np.random.default_rng(0).integers(5, config.vocab_size, (rows, length), dtype=np.int32)
+    random = np.random.default_rng(0)
+    if hasattr(config, "image_size"):
+        shape = (rows, config.num_channels, config.image_size, config.image_size)
+        return {"pixel_values": random.normal(size=shape).astype(np.float32)}
+    if hasattr(config, "num_mel_bins"):
+        shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
+        return {"input_features": random.normal(size=shape).astype(np.float32)}
+    return {"input_ids": random.integers(5, config.vocab_size, (rows, length), dtype=np.int32)}
 
 
-def prompts(config: Any, rows: int, length: int) -> Batch:
-    """Return what is continued: random tokens, or spectrograms where the model reads sound."""
-    import numpy as np
+def torch_inputs(batch: Batch, module: Any) -> dict[str, Any]:
+    import torch
 
-    if not hasattr(config, "num_mel_bins"):
-        return {"input_ids": random_ids(config, rows, length)}
-    shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
-    return {"input_features": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+    return {
+        name: torch.from_numpy(array).to(
+            module.device, torch.long if name == "input_ids" else module.dtype
+        )
+        for name, array in batch.items()
+    }
 
 
 def generation_options(mode: str, beams: int, new_tokens: int) -> dict[str, Any]:
@@ -359,17 +368,6 @@ def generation_options(mode: str, beams: int, new_tokens: int) -> dict[str, Any]
     return modes[mode] | {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
 
 
-def needed(
-    shapes: Any, config: Any, mode: str, beams: int, rows: int, length: int, new: int, dtype: str
-) -> dict[str, float]:
-    beams = beams if mode == "beam" else 1
-    return training.generation_work(shapes, config, rows, beams, length, new, itemsize(dtype))
-
-
-def itemsize(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else 4
-
-
 def hfseq_generate(
     model: str, mode: str, beams: int, rows: int, length: int, new_tokens: int,
     size: dict[str, Any], weights: str, dtype: str = "float32",
@@ -379,7 +377,7 @@ def hfseq_generate(
 
     config = training.configuration(model, size)
     module = training.hfseq_class(model).from_pretrained(weights, config=config, dtype=dtype)
-    (given,) = prompts(config, rows, length).values()
+    (given,) = inputs_of(config, rows, length).values()
     keys = map(jax.random.PRNGKey, itertools.count())
     options = generation_options(mode, beams, new_tokens)
 
@@ -387,8 +385,8 @@ def hfseq_generate(
         sequences = module.generate(given, prng_key=next(keys), **options).sequences
         return {"tokens": new_part(sequences, new_tokens)}
 
-    shapes = training.jax_shapes(module.params)
-    facts = needed(shapes, config, mode, beams, rows, length, new_tokens, dtype)
+    shapes, itemsize = training.jax_shapes(module.params), training.ITEMSIZE[dtype]
+    facts = training.generation_work(shapes, config, rows, beams, length, new_tokens, itemsize)
     facts |= training.jax_facts(module.params) | taken
     return Running(run, harness.jax_peak_bytes, facts)
 
@@ -400,20 +398,18 @@ def torch_generate(
     import torch
 
     config = training.configuration(model, size)
-    module, device = training.load_torch(model, weights, config)
-    module = module.to(getattr(torch, dtype)).eval()
-    ((name, array),) = prompts(config, rows, length).items()
-    given = torch.from_numpy(array).to(device, torch.long if name == "input_ids" else module.dtype)
+    module, _ = training.load_torch(model, weights, config, dtype)
+    given = torch_inputs(inputs_of(config, rows, length), module)
+    if "input_ids" in given:
+        given["attention_mask"] = torch.ones_like(given["input_ids"])
     options = generation_options(mode, beams, new_tokens)
-    if name == "input_ids":
-        options["attention_mask"] = torch.ones_like(given)
 
     @torch.inference_mode()
     def run() -> dict[str, Any]:
-        return {"tokens": new_part(module.generate(given, **options).cpu(), new_tokens)}
+        return {"tokens": new_part(module.generate(**given, **options).cpu(), new_tokens)}
 
-    shapes = training.torch_shapes(module)
-    facts = needed(shapes, config, mode, beams, rows, length, new_tokens, dtype)
+    shapes, itemsize = training.torch_shapes(module), training.ITEMSIZE[dtype]
+    facts = training.generation_work(shapes, config, rows, beams, length, new_tokens, itemsize)
     return Running(run, harness.torch_peak_bytes, facts | training.torch_facts(module))
 
 
@@ -450,17 +446,27 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 def generate_cases(options: argparse.Namespace) -> list[Case]:
     shared = {
-        "model": options.model, "beams": options.beams, "length": options.prompt_length,
-        "new_tokens": options.new_tokens, "size": harness.size_of(options), "dtype": options.dtype,
+        "model": options.model, "length": options.prompt_length, "dtype": options.dtype,
+        "new_tokens": options.new_tokens, "size": harness.size_of(options),
     }  # fmt: skip
     return [
-        harness.compared(
-            Options(), GENERATE, shared | {"mode": mode, "rows": rows},
-            f"{f'beam {options.beams}' if mode == 'beam' else mode}, batch {rows}",
-            rows * options.new_tokens, ("torch", "hfseq"), rounds=options.rounds, warmup=2,
-        )
+        generation_case(shared, mode, options.beams, rows, rounds=options.rounds, warmup=2)
         for mode, rows in itertools.product(options.modes, options.batch_sizes)
-    ]  # fmt: skip
+    ]
+
+
+def generation_case(
+    settings: dict[str, Any], mode: str, beams: int, rows: int,
+    peers: Sequence[str] = ("torch", "hfseq"), title: str = "", **turns: int,
+) -> Case:  # fmt: skip
+    """Return a search in batches of ``rows``; a ``title`` names the model and its type, too."""
+    search, beams = (f"beam {beams}", beams) if mode == "beam" else (mode, 1)
+    name = f"{search}, batch {rows}"
+    return harness.compared(
+        Options(), GENERATE, settings | {"mode": mode, "rows": rows, "beams": beams},
+        f"{title}, {name}, {settings['dtype']}" if title else name,
+        rows * settings["new_tokens"], peers, **turns,
+    )  # fmt: skip
 
 
 def agreement(rows: Sequence[Row], new_tokens: int) -> dict[str, float]:
@@ -522,19 +528,18 @@ def inference_cases(options: Options) -> list[Case]:
     factories = {"torch": "inference:torch_forward", "hfseq": "inference:hfseq_forward"}
     turns = {"rounds": options.choose(5, 30, 5, 1), "warmup": options.choose(1, 5, 1, 1)}
     counts = options.choose((1, 8, 32), (1, 8, 64, 256), (1, 8), (1, 2))
-    length, types = options.choose(128, 128, 128, 12), options.types("float32", "bfloat16")
-    shapes = [("bert", "BERT-base", d, n, length) for d, n in itertools.product(types, counts)]
+    cases = []
     for model, subject in training.FORWARD.items():
         # A picture is read whole.
-        cut = subject.length if model == "vit" else options.choose(*[subject.length] * 3, 12)
-        shapes += [(model, subject.title, d, counts[1], cut) for d in options.types("float32")]
-    cases = []
-    for model, title, dtype, rows, length in shapes:
-        name = training.shape_name(title, rows, length, 0, dtype)
-        settings = {"model": model, "dtype": dtype, "rows": rows, "length": length,
-                    "size": options.size(model)}  # fmt: skip
-        case = harness.compared(options, factories, settings, name, rows * length, **turns)
-        cases.append(case)
+        length = subject.length if model == "vit" else options.choose(*[subject.length] * 3, 12)
+        whole = model == "encoder"
+        types = options.types("float32", *["bfloat16"] * whole)
+        for dtype, rows in itertools.product(types, counts if whole else counts[1:2]):
+            name = training.shape_name(subject.title, rows, length, 0, dtype)
+            settings = {"model": model, "dtype": dtype, "rows": rows, "length": length,
+                        "size": options.size(model)}  # fmt: skip
+            case = harness.compared(options, factories, settings, name, rows * length, **turns)
+            cases.append(case)
     return cases
 
 
@@ -543,9 +548,7 @@ def inference_problems(rows: Rows) -> list[str]:
     # How far means may be apart, relatively.
     tolerance = {"float32": 1e-4, "bfloat16": 3e-2}
     problems = []
-    first: dict[str, dict[str, Any]] = {}
-    for row in (row for row in rows if "mean" in row["facts"]):
-        base = first.setdefault(row["case"], row)
+    for row, base in harness.beside_first([row for row in rows if "mean" in row["facts"]], "facts"):
         value, wanted = row["facts"]["mean"], base["facts"]["mean"]
         if not abs(value - wanted) <= tolerance[row["dtype"]] * abs(wanted):
             problems.append(
@@ -555,41 +558,24 @@ def inference_problems(rows: Rows) -> list[str]:
     return problems
 
 
-def forward_inputs(config: Any, rows: int, length: int) -> Batch:
-    """Return random tokens, or pictures where the model reads them, as many on both sides."""
-    import numpy as np
-
-    if not hasattr(config, "image_size"):
-        ids = random_ids(config, rows, length)
-        return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    shape = (rows, config.num_channels, config.image_size, config.image_size)
-    return {"pixel_values": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
-
-
 def hfseq_forward(
     model: str, dtype: str, rows: int, length: int, size: dict[str, Any], weights: str
 ) -> Running:
     """hfseq's model, jitted, parameters and inputs being arguments."""
-    import jax
     import jax.numpy as jnp
 
-    import hfseq
-
     config = training.configuration(model, size)
-    module = hfseq.FlaxAutoModel.from_pretrained(weights, config=config, dtype=dtype)
+    module = training.hfseq_class(model).from_pretrained(weights, config=config, dtype=dtype)
     params = module.to_bf16(module.params) if dtype == "bfloat16" else module.params
-    given = params, jax.device_put(forward_inputs(config, rows, length))
-    forward = jax.jit(lambda params, inputs: module(**inputs, params=params).last_hidden_state)
-
-    def step() -> dict[str, float]:
-        forward(*given).block_until_ready()
-        return {}
-
+    inputs = inputs_of(config, rows, length)
+    if "input_ids" in inputs:
+        inputs["attention_mask"] = jnp.ones_like(inputs["input_ids"])
+    run = compiled(module, params, inputs)
     shapes = training.jax_shapes(params)
     facts = training.jax_facts(params)
-    facts |= training.forward_work(shapes, config, rows, length, itemsize(dtype))
-    facts["mean"] = float(jnp.abs(forward(*given).astype(jnp.float32)).mean())
-    return Running(step, harness.jax_peak_bytes, facts)
+    facts |= training.forward_work(shapes, config, rows, length, training.ITEMSIZE[dtype])
+    facts["mean"] = float(jnp.abs(run().astype(jnp.float32)).mean())
+    return Running(harness.working(run), harness.jax_peak_bytes, facts)
 
 
 def torch_forward(
@@ -597,37 +583,23 @@ def torch_forward(
     compiled: bool = False,
 ) -> Running:  # fmt: skip
     import torch
-    import transformers
 
     config = training.configuration(model, size)
-    torch.set_float32_matmul_precision("high")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    module = transformers.AutoModel.from_pretrained(weights, config=config)
-    module = module.to(device=device, dtype=getattr(torch, dtype)).eval()
-    inputs = {name: torch.from_numpy(x) for name, x in forward_inputs(config, rows, length).items()}
-    # Without a mask that hides nothing.
-    given = {
-        name: x.to(device, module.dtype if x.is_floating_point() else torch.long)
-        for name, x in inputs.items()
-        if name != "attention_mask"
-    }
+    module, _ = training.load_torch(model, weights, config, dtype)
+    given = torch_inputs(inputs_of(config, rows, length), module)  # no mask: it would hide nothing
     forward = torch.compile(module) if compiled else module
 
+    @torch.inference_mode()
     def run() -> Any:
-        with torch.inference_mode():
-            return forward(**given).last_hidden_state
-
-    def step() -> dict[str, float]:
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return {}
+        hidden = forward(**given).last_hidden_state
+        harness.torch_wait()
+        return hidden
 
     shapes = training.torch_shapes(module)
     facts = training.torch_facts(module)
-    facts |= training.forward_work(shapes, config, rows, length, itemsize(dtype))
+    facts |= training.forward_work(shapes, config, rows, length, training.ITEMSIZE[dtype])
     facts["mean"] = float(run().float().abs().mean())
-    return Running(step, harness.torch_peak_bytes, facts)
+    return Running(harness.working(run), harness.torch_peak_bytes, facts)
 
 
 def generation_cases(options: Options) -> list[Case]:
@@ -641,21 +613,13 @@ def generation_cases(options: Options) -> list[Case]:
         ("bart", "BART-base", "beam", (4,), (32,)),
         ("whisper", "Whisper tiny", "greedy", (1, 8), (1, 32)),
     ):
-        search, beams = ("beam 4", 4) if mode == "beam" else (mode, 1)
         # Thirty seconds of speech are a hundred tokens or so.
-        heard = model == "whisper"
-        cut = training.subject_of(model).length if heard else prompt
-        count = new * 3 if heard else new
+        length, count = (1500, 3 * new) if model == "whisper" else (prompt, new)
         counts = options.choose(cpu, gpu, cpu[:1], (2,))
         for dtype, rows in itertools.product(options.types(), counts):
-            settings = {
-                "model": model, "mode": mode, "beams": beams, "rows": rows, "length": cut,
-                "new_tokens": count, "size": options.size(model), "dtype": dtype,
-            }  # fmt: skip
-            name = f"{title}, {search}, batch {rows}, {dtype}"
-            cases.append(harness.compared(
-                options, GENERATE, settings, name, rows * count, options.eager, **turns
-            ))  # fmt: skip
+            settings = {"model": model, "length": length, "new_tokens": count, "dtype": dtype,
+                        "size": options.size(model)}  # fmt: skip
+            cases.append(generation_case(settings, mode, 4, rows, options.eager, title, **turns))
     return cases
 
 

@@ -6,6 +6,7 @@ texts as they come and sorted by their length, and sentence-transformers' ``enco
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from typing import Any
 
@@ -29,17 +30,14 @@ def pipelines_cases(options: Options) -> list[Case]:
         settings = {"job": job, "model": model, "size": size, "count": count, "rows": rows}
         title = training.subject_of(model).title
         name = f"{job}, {title}, {count} texts, float32"
-        torch = harness.PYTORCH + more
-        contestants = [Contestant("PyTorch", name, "pipelines:torch_texts", settings, torch)]
-        if job == "classify":  # which sentence-transformers does itself
-            given = settings | {"sort": True}
-            contestants.append(
-                Contestant("PyTorch, sorted", name, "pipelines:torch_texts", given, torch)
-            )
-        contestants.append(
-            Contestant("hfseq", name, "pipelines:hfseq_texts", settings, harness.HFSEQ)
-        )
-        cases.append(Case(name, tuple(contestants), count, "texts", weights=(model, size), **turns))
+        torch = Contestant("PyTorch", name, "pipelines:torch_texts", settings,
+                           harness.PYTORCH + more)  # fmt: skip
+        ours = Contestant("hfseq", name, "pipelines:hfseq_texts", settings, harness.HFSEQ)
+        ordered = dataclasses.replace(torch, name="PyTorch, sorted",
+                                      settings=settings | {"sort": True})  # fmt: skip
+        # sentence-transformers sorts itself
+        members = (torch, ordered, ours) if job == "classify" else (torch, ours)
+        cases.append(Case(name, members, count, "texts", weights=(model, size), **turns))
     return cases
 
 
@@ -66,12 +64,7 @@ def running(step: Any, given: list[str], tokenizer: Any, memory: Any, facts: Any
     facts |= {"tokens": sum(map(len, rows)), "longest": max(map(len, rows))}
     # Cubes, since shares of a text sum to 1, and squares of a normalised vector do.
     facts["mean"] = float((np.abs(np.asarray(step(), np.float64)) ** 3).mean())
-
-    def timed() -> dict[str, float]:
-        step()
-        return {}
-
-    return Running(timed, memory, facts)
+    return Running(harness.working(step), memory, facts)
 
 
 def hfseq_texts(
@@ -100,7 +93,6 @@ def torch_texts(
     import transformers
 
     module, device = training.load_torch(model, weights, training.configuration(model, size))
-    module = module.eval()
     given, tokenizer = texts(count, module.config.vocab_size)
     if sort:
         given = sorted(given, key=len)

@@ -44,33 +44,22 @@ class Case:
     ratios: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-def measured(folder: Path, record: str) -> list[tuple[str, str, str, float, float | None]]:
-    """Return case, type, contestant, rate and ratio of each row of a record that ran."""
-    path = folder / f"{record}.json"
-    if not path.exists():
-        return []
-    rows = []
-    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        if row["status"] != "ok":
-            continue
-        if "sentences_per_second" in row:
-            name, _, dtype = row["name"].partition(" ")
-            if dtype:  # its baseline is PyTorch in float32: another comparison than the column's
-                continue
-            ratio = row["ratios"].get("PyTorch")
-            case, rate = f"Marian-base, {row['group']}, batch 64", row["sentences_per_second"]
-        else:
-            case, _, dtype = row["case"].rpartition(", ")
-            name, rate, ratio = row["name"], row["rate"], row["ratio"]
-        rows.append((case, dtype or "float32", name, rate, ratio))
-    return rows
-
-
 def cases(folder: Path, record: str) -> list[Case]:
     """Return the cases of a part in the order of its record, without those that never ran."""
     found: dict[str, Case] = {}
     for suffix in ("", "_xeon"):
-        for name, dtype, who, rate, ratio in measured(folder, record + suffix):
+        path = folder / f"{record}{suffix}.json"
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+        for row in (row for row in rows if row["status"] == "ok"):
+            who, dtype = row["name"], "float32"
+            if "sentences_per_second" in row:
+                if " " in who:  # in bfloat16, beside PyTorch in float32: another comparison
+                    continue
+                name, rate = f"Marian-base, {row['group']}, batch 64", row["sentences_per_second"]
+                ratio = row["ratios"].get("PyTorch")
+            else:
+                name, _, dtype = row["case"].rpartition(", ")
+                rate, ratio = row["rate"], row["ratio"]
             case = found.setdefault(name, Case(name))
             if who not in ("hfseq", "torch.compile") or ratio is None:
                 continue

@@ -37,10 +37,16 @@ from harness import Case, Contestant, Options, Rows, Running, Suite
 
 MASKED, BATCHES = 0.15, 4
 ADAMW = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-LAYERS = (
-    *("num_hidden_layers", "num_layers", "num_decoder_layers"),
-    *("encoder_layers", "decoder_layers"),
-)
+#: What a size may name for every architecture, and what their configurations call it.
+NAMES = {
+    "width": ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"),
+    "wide": ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "encoder_ffn_dim",
+             "decoder_ffn_dim"),
+    "layers": ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers",
+               "decoder_layers", "n_layer"),
+    "heads": ("num_attention_heads", "num_heads", "n_head", "encoder_attention_heads",
+              "decoder_attention_heads"),
+}  # fmt: skip
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 TASKS = {"ForMaskedLM": "mlm", "ForCausalLM": "clm", "ForSeq2SeqLM": "seq2seq"}
 
@@ -99,8 +105,9 @@ SUBJECTS = {
     "bart": Subject("BART-base", "BartConfig", "ForSeq2SeqLM", _RATES, 4, 256, 256, size=_BART),
     "wmt": Subject("WMT Transformer base", _WMT, "ForSeq2SeqLM", _RATES, 16, 64, 64),
 }  # fmt: skip
-#: Models of which the forward pass alone is measured, two layers deep.
+#: Models of which the forward pass alone is measured, most of them two layers deep.
 FORWARD = {
+    "encoder": Subject("BERT-base", "BertConfig", "", (), 0, 128),
     "clip_text": Subject("CLIP-text-base, 2 layers", "CLIPTextConfig", "", (), 0, 77,
                          size={"num_hidden_layers": 2}),
     "vit": Subject("ViT-base, 2 layers", "ViTConfig", "", (), 0, 197,
@@ -111,13 +118,21 @@ FORWARD = {
                    size={"num_hidden_layers": 2}),
     "llama": Subject("Llama-1B-like, 2 layers", "LlamaConfig", "", (), 0, 128, size=_LLAMA),
 }  # fmt: skip
+#: The size of the opus-mt models; the last token is padding and begins targets.
+_MARIAN = {
+    "vocab_size": 54688, "d_model": 512, "encoder_layers": 6, "decoder_layers": 6,
+    "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 2048,
+    "decoder_ffn_dim": 2048, "max_position_embeddings": 512, "activation_function": "swish",
+    "scale_embedding": True, "init_std": 0.05, "bos_token_id": 0, "forced_eos_token_id": None,
+}  # fmt: skip
 #: What only writes: thirty seconds of sound are 1,500 places of the encoder.
 WRITING = {
     "whisper": Subject("Whisper tiny", "WhisperConfig", "ForSpeechSeq2Seq", (), 0, 1500,
                        size={"suppress_tokens": None, "begin_suppress_tokens": None}),
 }  # fmt: skip
-#: What the pipelines read texts with.
+#: What the pipelines read texts with, and what translates.
 READING = {
+    "marian": Subject("Marian-base", "MarianConfig", "ForSeq2SeqLM", (), 0, 0, size=_MARIAN),
     "classifier": Subject("BERT-base", "BertConfig", "ForSequenceClassification", (), 0, 512),
     "minilm": Subject("MiniLM-L6", "BertConfig", "", (), 0, 256,
                       size={"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}),
@@ -131,16 +146,17 @@ def subject_of(name: str) -> Subject:
 def configuration(name: str, size: Mapping[str, Any], dropout: float | None = None) -> Any:
     """Return the configuration of a subject.
 
-    ``size`` changes it: "layers" sets all stacks, other names are the configuration's own. Without
-    ``dropout`` the configuration's own rates stay.
+    ``size`` changes it: what ``NAMES`` has is set wherever it is there ("layers": in all stacks),
+    other names are the configuration's own. Without ``dropout`` its own rates stay.
     """
     subject = subject_of(name)
     module, _, kind = subject.config.rpartition(":")
     config = getattr(importlib.import_module(module or "transformers"), kind)(**subject.size)
-    changes = dict(size)
-    layers = changes.pop("layers", None)
-    if layers is not None:
-        changes = {key: layers for key in LAYERS if hasattr(config, key)} | changes
+    changes = {
+        key: size[name] for name, keys in NAMES.items() if name in size
+        for key in keys if hasattr(config, key)
+    }  # fmt: skip
+    changes |= {key: value for key, value in size.items() if key not in NAMES}
     changes |= {} if dropout is None else dict.fromkeys(subject.rates, dropout)
     absent = [key for key in changes if not hasattr(config, key)]
     if absent:
@@ -174,7 +190,7 @@ def save_weights(folder: str, model: str, size: dict[str, Any]) -> Running:
     return Running(lambda: {}, harness.host_peak_bytes)
 
 
-def load_torch(model: str, weights: str, config: Any) -> tuple[Any, str]:
+def load_torch(model: str, weights: str, config: Any, dtype: str = "float32") -> tuple[Any, str]:
     """Return PyTorch's model with its default attention (sdpa), and the device it is on."""
     import torch
 
@@ -185,7 +201,8 @@ def load_torch(model: str, weights: str, config: Any) -> tuple[Any, str]:
     # A model of hfseq's own is stored as a stock twin, whose configuration lies beside the weights.
     rates = {rate: getattr(config, rate) for rate in subject.rates}
     given = rates if ":" in subject.config else {"config": config}
-    return torch_class(model).from_pretrained(weights, **given).to(device), device
+    module = torch_class(model).from_pretrained(weights, **given)
+    return module.to(device=device, dtype=getattr(torch, dtype)), device
 
 
 def torch_facts(module: Any) -> dict[str, Any]:
@@ -193,6 +210,12 @@ def torch_facts(module: Any) -> dict[str, Any]:
         "device": harness.torch_device(), "attention": module.config._attn_implementation,
         "parameters": sum(p.numel() for p in module.parameters()),
     }  # fmt: skip
+
+
+def tree_bytes(tree: Any) -> int:
+    import jax
+
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
 def jax_facts(params: Any) -> dict[str, Any]:
@@ -402,11 +425,7 @@ def hfseq_step(
     step: Any = jax.jit(prepared.step, donate_argnums=0)
     if jax.default_backend() != "cpu":  # whose memory is another matter than what XLA plans
         step = step.lower(current, placed[0]).compile()
-        planned = step.memory_analysis()
-        facts["planned_bytes"] = (
-            planned.argument_size_in_bytes + planned.temp_size_in_bytes
-            + planned.output_size_in_bytes - planned.alias_size_in_bytes
-        )  # fmt: skip
+        facts["planned_bytes"] = harness.planned_bytes(step)["compiled_bytes"]
     run = stepping(step, current, placed)
     return Running(run, harness.jax_peak_bytes, facts)
 
@@ -446,8 +465,7 @@ def torch_step(
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        harness.torch_wait()
         return {"loss": loss.item()}
 
     facts = torch_facts(module) | {"bytes": training_bytes(torch_shapes(module))}
@@ -461,6 +479,7 @@ FACTORIES = {"torch": "training:torch_step", "hfseq": "training:hfseq_step"}
 # used. A share of the limit can therefore be low for good reasons, but never too high.
 
 Shapes = Mapping[str, tuple[int, ...]]
+ITEMSIZE = {"float32": 4, "bfloat16": 2}
 #: Bytes a parameter of a training step: AdamW reads four arrays of float32 and writes three, the
 #: gradient is written, and forward and backward pass read the weights.
 TRAINING_BYTES = 4 * (4 + 3 + 1 + 2)
@@ -566,39 +585,31 @@ def parse(given: list[str]) -> argparse.Namespace:
 
 
 def step_cases(options: argparse.Namespace, dropout: float | None, **turns: int) -> list[Case]:
-    variants: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [
-        ("torch", "", {}, {}),
-        *([("torch", ", compiled", {"compiled": True}, {})] if options.compile else []),
-        ("hfseq", "", {}, {}),
-        *((side, ", huge pages", {}, HUGE_PAGES) for side in FACTORIES if options.huge_pages),
-    ]  # fmt: skip
-    size = harness.size_of(options)
-    shared = {
-        "model": options.model, "rows": options.batch_size, "length": options.length,
-        "targets": options.target_length, "size": size, "dropout": dropout,
-    }  # fmt: skip
-    return [
-        Case(
-            dtype,
-            tuple(
-                Contestant(harness.NAMES[side] + suffix, dtype, FACTORIES[side],
-                           shared | {"dtype": dtype} | given, harness.PACKAGES[side], environment)
-                for side, suffix, given, environment in variants
-            ),
-            options.batch_size * (options.length + options.target_length), dtype=dtype,
-            weights=(options.model, size), **turns,
+    cases, size = [], harness.size_of(options)
+    for dtype in options.dtypes:
+        case = case_of(
+            Options(), options.model, dtype, options.batch_size, options.length,
+            options.target_length, dtype, ("torch", "hfseq"), size, dropout=dropout, **turns,
+        )  # fmt: skip
+        torch, ours = case.contestants
+        compiled = dataclasses.replace(
+            torch, name=f"{torch.name}, compiled", settings=torch.settings | {"compiled": True}
         )
-        for dtype in options.dtypes
-    ]  # fmt: skip
+        paged = [
+            dataclasses.replace(one, name=f"{one.name}, huge pages", environment=HUGE_PAGES)
+            for one in (torch, ours)
+        ]
+        members = [torch, *([compiled] if options.compile else []), ours]
+        members += paged if options.huge_pages else []
+        cases.append(dataclasses.replace(case, contestants=tuple(members)))
+    return cases
 
 
 def loss_problems(rows: Rows, tolerance: Mapping[str, float]) -> list[str]:
     """Name the contestants whose losses are (relatively) far from those of their case's first."""
     problems = []
-    first: dict[str, dict[str, Any]] = {}
-    for row in (row for row in rows if row["values"]):
-        base, allowed = first.setdefault(row["case"], row), tolerance[row["dtype"]]
-        both = zip(row["values"], base["values"], strict=False)
+    for row, base in harness.beside_first(rows, "values"):
+        allowed, both = tolerance[row["dtype"]], zip(row["values"], base["values"], strict=False)
         pairs = [(a["loss"], b["loss"]) for a, b in both]
         worst = max(abs(a - b) / abs(b) for a, b in pairs)
         if row is not base and not worst <= allowed:
@@ -662,11 +673,11 @@ BFLOAT16_ON_CPU = ("roberta 128", "gpt2 512")
 def case_of(
     options: Options, model: str, name: str, rows: int, length: int, targets: int, dtype: str,
     peers: Sequence[str] | None = None, size: dict[str, Any] | None = None, remat: bool = False,
-    **turns: Any,
+    dropout: float | None = None, **turns: Any,
 ) -> Case:  # fmt: skip
     settings = {
         "model": model, "dtype": dtype, "rows": rows, "length": length, "targets": targets,
-        "size": options.size(model) if size is None else size, "dropout": None,
+        "size": options.size(model) if size is None else size, "dropout": dropout,
     } | ({"remat": True} if remat else {})  # fmt: skip
     amount = rows * (length + targets)
     return harness.compared(options, FACTORIES, settings, name, amount, peers, **turns)
@@ -870,16 +881,12 @@ class Size:
 
     def values(self) -> dict[str, int]:
         """Return it under the names that the configurations have."""
-        heads = max(1, self.width // HEAD)
-        names = {
-            "hidden_size n_embd d_model": self.width,
-            "intermediate_size n_inner d_ff encoder_ffn_dim decoder_ffn_dim": 4 * self.width,
-            " ".join((*LAYERS, "n_layer")): self.layers,
-            "num_attention_heads num_heads n_head encoder_attention_heads": heads,
-            "decoder_attention_heads": heads, "d_kv": self.width // heads,
-            "max_position_embeddings n_positions": self.length + 8, "vocab_size": self.vocab_size,
+        width, heads, places = self.width, max(1, self.width // HEAD), self.length + 8
+        values = {"width": width, "wide": 4 * width, "layers": self.layers, "heads": heads}
+        return {key: value for name, value in values.items() for key in NAMES[name]} | {
+            "d_kv": width // heads, "max_position_embeddings": places, "n_positions": places,
+            "vocab_size": self.vocab_size,
         }  # fmt: skip
-        return {name: value for group, value in names.items() for name in group.split()}
 
 
 def architectures() -> list[str]:
@@ -1166,10 +1173,16 @@ def h200_command(
     return harness.command(script, given)
 
 
-def h200_result(name: str, command: str, options: argparse.Namespace, gpu: Any) -> dict[str, Any]:
-    return {
-        "benchmark": name, "command": command, "machine": harness.machine_facts(),
-        "options": harness.options_dict(options, PLACES),
+def h200_begin(
+    name: str, script: str, parse: Callable[[Sequence[str]], argparse.Namespace],
+    given: Sequence[str],
+) -> tuple[argparse.Namespace, Any, dict[str, Any]]:  # fmt: skip
+    """Return the options, the GPU to compile for, and how the result begins."""
+    options = parse(given)
+    gpu = described_gpu(options)
+    return options, gpu, {
+        "benchmark": name, "command": h200_command(script, parse, options),
+        "machine": harness.machine_facts(), "options": harness.options_dict(options, PLACES),
         "target": gpu.mesh.devices.flat[0].device_kind, "problems": [],
     }  # fmt: skip
 
@@ -1239,10 +1252,7 @@ def h200_section(result: dict[str, Any]) -> str:
 
 
 def h200(given: Sequence[str]) -> int:
-    options = parse_h200(given)
-    gpu = described_gpu(options)
-    command = h200_command("training.py h200", parse_h200, options)
-    result = h200_result("h200_step", command, options, gpu)
+    options, gpu, result = h200_begin("h200_step", "training.py h200", parse_h200, given)
     result["rows"] = [h200_row(step, options, gpu) for step in options.steps]
     return harness.publish(result, h200_section(result), options.output, failed=False)
 

@@ -36,31 +36,13 @@ SIDES = {
 }
 BASELINES = ("PyTorch", "CTranslate2")
 DATA = Path(os.environ.get("HFSEQ_TEST_DATA", harness.ROOT.parent / "shared" / "data"))
-#: Marian-base, the size of the opus-mt models; the last token is padding and begins targets.
-MARIAN = {
-    "vocab_size": 54688, "d_model": 512, "encoder_layers": 6, "decoder_layers": 6,
-    "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 2048,
-    "decoder_ffn_dim": 2048, "max_position_embeddings": 512, "activation_function": "swish",
-    "scale_embedding": True, "init_std": 0.05,
-}  # fmt: skip
 END, UNKNOWN = 0, 1
 
 # -- in the processes of the contestants
 
 
 def configuration(size: dict[str, Any]) -> Any:
-    """Return Marian's configuration; ``size`` as in :func:`training.configuration`."""
-    from transformers import MarianConfig
-
-    changes = dict(size)
-    layers = changes.pop("layers", None)
-    stacks = ("num_hidden_layers", "encoder_layers", "decoder_layers")
-    values = MARIAN | ({} if layers is None else dict.fromkeys(stacks, layers)) | changes
-    pad = values["vocab_size"] - 1
-    return MarianConfig(
-        **values, pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=END, bos_token_id=END,
-        forced_eos_token_id=None,
-    )  # fmt: skip
+    return training.configuration("marian", size)
 
 
 def names(vocab_size: int) -> list[str]:
@@ -114,12 +96,13 @@ def padded(rows: list[list[int]], count: int, pad: int) -> tuple[Any, Any]:
 
 
 def translating(
-    batches: list[Any], translate: Callable[[Any], Any], memory: Callable[[], int], facts: Any
+    folder: str, translate: Callable[[Any], Any], memory: Callable[[], int], facts: Any
 ) -> Running:
     """Return a contestant that translates the next batch at each step.
 
     Before the first step it translates one batch of each width, so that all is compiled.
     """
+    batches = read_batches(folder)
     for batch in {max(map(len, batch)): batch for batch in batches}.values():
         translate(batch)
     turns = itertools.cycle(batches)
@@ -136,11 +119,9 @@ def hfseq_translate(
     """hfseq's ``generate``; batches are filled up to one number of rows, so it compiles less."""
     import numpy as np
 
-    import hfseq
-
-    config, batches = configuration(size), read_batches(folder)
-    options, rows = options_of(config, beams, new_tokens), max(map(len, batches))
-    model = hfseq.FlaxAutoModelForSeq2SeqLM.from_pretrained(folder, config=config, dtype=dtype)
+    config, rows = configuration(size), max(map(len, read_batches(folder)))
+    options = options_of(config, beams, new_tokens)
+    model = training.hfseq_class("marian").from_pretrained(folder, config=config, dtype=dtype)
     if dtype == "bfloat16":
         model.params = model.to_bf16(model.params)
 
@@ -150,7 +131,7 @@ def hfseq_translate(
         return np.asarray(found)[: len(batch), -new_tokens:]
 
     facts = training.jax_facts(model.params)
-    return translating(batches, translate, harness.jax_peak_bytes, facts)
+    return translating(folder, translate, harness.jax_peak_bytes, facts)
 
 
 def torch_translate(
@@ -159,7 +140,7 @@ def torch_translate(
     import torch
     from transformers import MarianMTModel
 
-    config, batches = configuration(size), read_batches(folder)
+    config = configuration(size)
     options = options_of(config, beams, new_tokens)
     model = MarianMTModel.from_pretrained(folder, config=config, dtype=getattr(torch, dtype)).eval()
 
@@ -171,7 +152,7 @@ def torch_translate(
         return found[:, -new_tokens:].numpy()
 
     facts = training.torch_facts(model) | {"device": "cpu"}
-    return translating(batches, translate, harness.torch_peak_bytes, facts)
+    return translating(folder, translate, harness.torch_peak_bytes, facts)
 
 
 def ctranslate2_translate(
@@ -179,7 +160,7 @@ def ctranslate2_translate(
 ) -> Running:
     import ctranslate2
 
-    words, batches = names(configuration(size).vocab_size), read_batches(folder)
+    words = names(configuration(size).vocab_size)
     numbers = {word: number for number, word in enumerate(words)}
     translator = ctranslate2.Translator(
         str(Path(folder) / "ctranslate2"), device="cpu", compute_type=dtype, inter_threads=1,
@@ -193,7 +174,7 @@ def ctranslate2_translate(
         )  # fmt: skip
         return [[numbers[word] for word in result.hypotheses[0]] for result in found]
 
-    return translating(batches, translate, harness.host_peak_bytes, {"device": "cpu"})
+    return translating(folder, translate, harness.host_peak_bytes, {"device": "cpu"})
 
 
 # -- the command

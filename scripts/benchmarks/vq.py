@@ -106,7 +106,7 @@ def length_point(
     shapes = (model.params_shape_tree, model.extra_shape_tree)
     text = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     program = jax.jit(pass_over(model, what), donate_argnums=(0, 1)).lower(*shapes, text).compile()
-    facts = compiled_bytes(program) | {"fits": True, "device": jax.devices()[0].device_kind}
+    facts = harness.planned_bytes(program) | {"fits": True, "device": jax.devices()[0].device_kind}
     if facts["compiled_bytes"] > limit_bytes:
         return Running(lambda: {}, lambda: 0, facts | {"fits": False})
     params, extra = fresh(model)
@@ -121,21 +121,10 @@ def length_point(
     return Running(step, harness.jax_peak_bytes, facts | resting())
 
 
-def compiled_bytes(program: Any) -> dict[str, int]:
-    """Return what XLA says a compiled program needs: its temporary arrays, and all of it."""
-    found = program.memory_analysis()
-    held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    temporary = found.temp_size_in_bytes
-    return {"temporary_bytes": temporary, "compiled_bytes": temporary + held}
-
-
 def resting() -> dict[str, Any]:
     """Return what the process holds before its first step, and forget the peak until here."""
-    import jax
-
-    stats = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_in_use" in stats:
-        return {"resting_bytes": stats["bytes_in_use"], "peak_of_steps": True}
+    if held := harness.device_bytes("bytes_in_use"):
+        return {"resting_bytes": held, "peak_of_steps": True}
     before = harness.process_bytes("VmRSS")
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
@@ -172,21 +161,15 @@ def decoding(
             state, token = program(params, extra, state, token)
         done += report_every
         jax.block_until_ready(token)
-        stats = jax.local_devices()[0].memory_stats() or {}
+        held = harness.device_bytes("bytes_in_use")
         return {
-            "tokens": done, "state_bytes": tree_bytes(state),
-            "memory_bytes": stats.get("bytes_in_use") or harness.process_bytes("VmRSS"),
+            "tokens": done, "state_bytes": training.tree_bytes(state),
+            "memory_bytes": held or harness.process_bytes("VmRSS"),
             "tokens_missing": missing_tokens(state, model.config, done),
         }  # fmt: skip
 
-    facts = compiled_bytes(program) | {"state_bytes": tree_bytes(state), "fits": True} | resting()
-    return Running(step, harness.jax_peak_bytes, facts)
-
-
-def tree_bytes(tree: Any) -> int:
-    import jax
-
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    facts = {"state_bytes": training.tree_bytes(state), "fits": True} | resting()
+    return Running(step, harness.jax_peak_bytes, harness.planned_bytes(program) | facts)
 
 
 def missing_tokens(state: Any, config: Any, done: int) -> int:
@@ -292,16 +275,15 @@ def measure_lengths(mode: str, options: argparse.Namespace, threads: int) -> dic
     for each in shown:
         members.setdefault((each["head_type"], each["name"]), []).append(each)
     curves = [curve(*key, each) for key, each in members.items()]
+    result |= {"curves": curves, "crossovers": [], "state_bytes": []}
     if once:
-        return result | {"curves": curves, "crossovers": [], "state_bytes": state_sizes(options)}
-    full = {each["head_type"]: each for each in curves if each["name"] == "full"}
-    return result | {
-        "curves": curves, "problems": [] if options.no_check else not_flat(curves),
-        "crossovers": [
-            crossover(each, full[each["head_type"]]) for each in curves if each["name"] != "full"
-        ],
-        "state_bytes": [],
-    }  # fmt: skip
+        result["state_bytes"] = state_sizes(options)
+    else:
+        full = {each["head_type"]: each for each in curves if each["name"] == "full"}
+        others = [each for each in curves if each["name"] != "full"]
+        result["crossovers"] = [crossover(each, full[each["head_type"]]) for each in others]
+        result["problems"] = [] if options.no_check else not_flat(curves)
+    return result
 
 
 def row_of(row: Row, **more: Any) -> dict[str, Any]:
@@ -468,8 +450,14 @@ def gigabytes(size: float | None) -> str:
 
 LENGTH_COLUMNS = ["", "pass", "heads", "tokens", "µs a token", "against full", "planned memory",
                   "memory of the steps"]  # fmt: skip
-DECODING_COLUMNS = ["", "tokens", "tokens/s", "largest deviation", "state", "memory, start",
-                    "and end"]  # fmt: skip
+DECODING_COLUMNS: tuple[harness.Column, ...] = (
+    ("tokens", lambda row: f"{row['chunks'][-1]['tokens']}" if row["chunks"] else harness.ABSENT),
+    ("tokens/s", lambda row: f"{row['tokens_per_second']:.0f}"),
+    ("largest deviation", lambda row: f"{row['deviation']:.0%}"),
+    ("state", lambda row: gigabytes(row["state_bytes"])),
+    ("memory, start", lambda row: gigabytes(row["chunks"][0]["memory_bytes"])),
+    ("and end", lambda row: gigabytes(row["chunks"][-1]["memory_bytes"])),
+)
 
 
 def length_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
@@ -485,35 +473,22 @@ def length_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def decoding_cells(row: dict[str, Any]) -> list[str]:
-    if row["status"] != "ok":
-        return [f"{row['name']} ({row['status']})", *["-"] * 6]
-    first, last = row["chunks"][0], row["chunks"][-1]
-    return [
-        row["name"], f"{last['tokens']}", f"{row['tokens_per_second']:.0f}",
-        f"{row['deviation']:.0%}",
-        *map(gigabytes, (row["state_bytes"], first["memory_bytes"], last["memory_bytes"])),
-    ]  # fmt: skip
-
-
 def section(mode: str, result: dict[str, Any], picture: bool) -> str:
     if mode == "decode":
-        lines = [harness.markdown(DECODING_COLUMNS, map(decoding_cells, result["rows"]))]
+        table = harness.table(result["rows"], DECODING_COLUMNS)
     else:
         rows = [length_cells(row, result) for row in result["rows"]]
-        lines = [harness.markdown(LENGTH_COLUMNS, rows)]
-    if picture:
-        lines.append(f"![vq {mode}](vq_{mode}.png)")
+        table = harness.markdown(LENGTH_COLUMNS, rows)
     options = result["options"]
     changed = f" ({options['config_overrides']})" if options["config_overrides"] else ""
-    lines.append(
+    lines = [
         f"Width {options['hidden_size']}, {options['layers'] or 2} layers{changed}, K "
         f"{options['head_dim']}, V {options['value_dim']} (gated heads), {options['codes']} codes, "
         f"window {options['window']}, block {options['block']}, batch {options['batch_size']}, "
         f"{options['dtype']}{', remat' if options['remat'] else ''}; medians of "
         f"{options['rounds']} rounds in {options['passes']} passes, ± half of the interquartile "
         f"range; limit {options['memory_gb']:.1f} GB."
-    )
+    ]
     steep = [
         f"{each['name']} ({each['head_type']}): exponent {each['exponent']:+.2f}, "
         f"largest deviation {each['deviation_from_flat']:.0%}"
@@ -529,7 +504,8 @@ def section(mode: str, result: dict[str, Any], picture: bool) -> str:
         "(both computed from the shapes)."
         for head, each in longest.items()
     ]
-    return "\n\n".join([*lines, harness.machine_line(result), f"`{result['command']}`"])
+    shown = (f"vq {mode}", f"vq_{mode}.png") if picture else None
+    return harness.page(result | {"remarks": lines}, table, shown)
 
 
 def costs(given: Sequence[str]) -> int:

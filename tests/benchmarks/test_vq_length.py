@@ -14,6 +14,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
 import harness
+import training
 import vq
 
 TINY = [
@@ -117,7 +118,7 @@ def test_the_state_that_is_computed_is_the_one_that_a_model_has():
     found = {each["head_type"]: each["state"] for each in vq.state_sizes(options)}
     for head, size in found.items():
         model = vq.build(vq.configuration(options, head), "float32")
-        assert vq.tree_bytes(model.init_cache(2, 0)) == size
+        assert training.tree_bytes(model.init_cache(2, 0)) == size
 
 
 def test_points_take_turns_and_memory_is_measured_alone():
