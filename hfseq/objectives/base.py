@@ -297,6 +297,20 @@ class Objective:
         """Return the decoder's positions for a row that the encoder sees ``length`` of, or 0."""
         return 0
 
+    def full_rows(self, count: int, length: int) -> Arrays:
+        """Return ``count`` rows of text without padding, as :meth:`collate` takes them.
+
+        The model is to see ``length`` tokens of each. What they say means nothing: a run that is
+        only planned has no others.
+        """
+        shape = (count, self.row_length(length))
+        word = len(self.tokenizer.all_special_ids)
+        return {
+            "input_ids": np.full(shape, word, np.int32),
+            "segment_ids": np.ones(shape, np.int32),
+            "valid": np.ones(count, bool),
+        }
+
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Turn fetched rows into a batch of arrays whose first axis is rows, or ``groups``.
 

@@ -126,6 +126,11 @@ class SentenceOrder(MaskedLM):
 
     def row_length(self, length: int) -> int:
         """Return the tokens of text, beside the three special ones."""
+        if length < 5:
+            raise UsageError(
+                f"--max_seq_length {length} leaves no text in a row of --objective sop, which is "
+                "[CLS] one [SEP] other [SEP]: give at least 5"
+            )
         return length - 3
 
     @property

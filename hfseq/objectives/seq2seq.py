@@ -32,8 +32,9 @@ class WritesText(Objective):
     arguments: Any
 
     def smoothed(
-        self, logits: jax.Array, labels: jax.Array, vocab_size: int, train: bool, extra: Params
-    ) -> Loss:
+        self, logits: jax.Array, labels: jax.Array, vocab_size: int | None, train: bool,
+        extra: Params,
+    ) -> Loss:  # fmt: skip
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
         smoothing = self.arguments.label_smoothing_factor if train else 0.0
         total, plain, count, right = smoothed_cross_entropy(logits, labels, vocab_size, smoothing)
@@ -102,7 +103,8 @@ class Seq2SeqLM(Objective):
     ) -> Loss:  # fmt: skip
         """Sum the cross-entropy of the labels."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
-        total, count, right = cross_entropy(logits, batch["labels"], model.config.vocab_size)
+        size = model.vocabulary("decoder_input_ids")
+        total, count, right = cross_entropy(logits, batch["labels"], size)
         return total, count, {"extra": changed, "totals": {"correct": right}}
 
     def logits(

@@ -135,6 +135,15 @@ class Translation(WritesText, Seq2SeqLM):
         filled = {"rows": len(packed), "source_fill": source, "target_fill": target}
         return packed, pairs.facts | filled
 
+    def full_rows(self, count: int, length: int) -> Arrays:
+        """Return rows that are full on both sides."""
+        rows, target = super().full_rows(count, length), self.target_length(length)
+        word = rows["input_ids"][0, 0]
+        return rows | {
+            "target_ids": np.full((count, target), word, np.int32),
+            "target_segment_ids": np.ones((count, target), np.int32),
+        }
+
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Make labels of the targets; what the decoder reads starts anew in every pair."""
         segments = rows["target_segment_ids"]
@@ -150,7 +159,8 @@ class Translation(WritesText, Seq2SeqLM):
     ) -> Loss:  # fmt: skip
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
-        return self.smoothed(logits, batch["labels"], model.config.vocab_size, train, changed)
+        size = model.vocabulary("decoder_input_ids")
+        return self.smoothed(logits, batch["labels"], size, train, changed)
 
     def tokens(self, rows: Arrays) -> int:
         """Return how many tokens the sources and targets of the rows have."""

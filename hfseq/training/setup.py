@@ -378,7 +378,9 @@ def load_config(
     objective.configure(config, tokenizer, weights_source(arguments) is None)
     objective.configure_data(config, arguments.data, plugins.load())
     if hasattr(tokenizer, "get_vocab"):  # not what makes inputs of pictures or sound
-        check_vocabulary(tokenizer, config)
+        both = hasattr(config, "encoder") and hasattr(config, "decoder")
+        for part in (config.encoder, config.decoder) if both else (config,):
+            check_vocabulary(tokenizer, part)
     return config
 
 

@@ -209,3 +209,26 @@ def test_texts_are_written_for_samples_spread_over_the_split(task_of, splits):
     assert "tok:13a" in written.notes["bleu"]
     off, _ = task_of(load=False, predict_with_generate=False)
     assert off.write_texts(model, model.params, "validation") is None
+
+
+def test_the_loss_is_over_the_vocabulary_of_the_targets(tokenizer):
+    """Marian's may have words that its sources have not."""
+    from hfseq import FlaxMarianMTModel
+    from tests.support.models import marian_config
+
+    config = marian_config(
+        vocab_size=60, decoder_vocab_size=90, share_encoder_decoder_embeddings=False
+    )
+    model = FlaxMarianMTModel(config)
+    task = Translation(TranslationArguments(), tokenizer, config)
+    ids = np.random.default_rng(0).integers(4, 90, (2, 7)).astype(np.int32)
+    ids[0, 0] = 89
+    batch = {
+        "input_ids": ids % 60, "segment_ids": np.ones_like(ids), "decoder_input_ids": ids,
+        "labels": ids,
+    }  # fmt: skip
+    total, count, _ = task.loss(model, model.params, batch, None, False)
+    given = np.asarray(model(ids % 60, decoder_input_ids=ids).logits, np.float64)
+    logs = given - np.log(np.exp(given).sum(-1, keepdims=True))
+    wanted = -np.take_along_axis(logs, ids[..., None], 2).sum()
+    assert count == 14 and float(total) == pytest.approx(wanted, rel=1e-5)

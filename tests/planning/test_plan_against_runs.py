@@ -42,6 +42,8 @@ def first_batch(loop):
     [
         ("fsdp=8", "mlm", "adamw"),
         ("data=2,fsdp=2,tensor=2", "span_mlm", "adafactor"),
+        ("data=8", "rtd", "adamw"),
+        ("data=2,fsdp=4", "sop", "adamw"),
     ],
 )
 def test_bytes_on_a_device_are_those_of_the_arrays_of_a_run(train, mesh, objective, optimizer):

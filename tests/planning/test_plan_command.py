@@ -63,6 +63,8 @@ def test_recomputing_keeps_less_and_a_second_micro_batch_keeps_no_more(capsys):
         (["--devices", "h200:8", "--config", "gpt-2"], "did you mean 'gpt2'?"),
         (["--devices", "h200:8", "--length", "64"], "longer than the position table"),
         (["--devices", "h200:8", "--objective", "clmm"], "cannot be planned; did you mean 'clm'?"),
+        (["--devices", "h200", "--config", "bert", "--objective", "sop", "--length", "4",
+          "--config_overrides", ""], "leaves no text in a row of --objective sop"),
         (["--devices", "h200:8", "--global_batch_size", "12"], "a multiple of 8"),
         (["--devices", "h200:8", "--mfu", "40"], "--mfu 40.0: give a share"),
         (["--devices", "h200:8", "--optim", "adamm"], "adam"),

@@ -11,9 +11,11 @@ import pytest
 
 from hfseq.checkpoints.storage import check_output_dir
 from hfseq.data import tokenizers
+from hfseq.errors import UsageError
 from hfseq.generation import generate, request
 from hfseq.training import throughput
-from tests.support.models import same
+from tests.support.models import bert_config, same
+from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
 WMT = (
@@ -126,3 +128,28 @@ def test_a_model_in_fp8_writes_with_the_scales_of_its_training(train, monkeypatc
     assert "eval_bleu" in loop.metrics
     assert same(jax.device_get(held[-1]), jax.device_get(loop.state.extra))
     assert loop.run.model.extra == {}
+
+
+@pytest.mark.slow
+def test_a_pair_of_models_learns_to_translate(train, corpus, tmp_path):
+    """It has no vocabulary of its own: the loss is over its decoder's."""
+    from transformers import AutoTokenizer, EncoderDecoderConfig
+
+    from hfseq import FlaxEncoderDecoderModel
+
+    words = AutoTokenizer.from_pretrained(corpus / "marian")
+    size, pad, end = len(words), words.pad_token_id, words.eos_token_id
+    sides = [bert_config(vocab_size=size, max_position_embeddings=40) for _ in range(2)]
+    tokens = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": end}
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(*sides, **tokens)
+    FlaxEncoderDecoderModel(config).save_pretrained(tmp_path / "pair")
+    start = {"model_type": None, "config_overrides": None, "model_name_or_path": tmp_path / "pair"}
+    loop = train("fine", 2, "translation", do_train=True, max_steps=20, **start)
+    told = losses(loop.folder)
+    assert told[20] < 0.9 * told[1]
+    FlaxEncoderDecoderModel.from_pretrained(loop.folder)
+    sides[1].vocab_size = 20
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(*sides, **tokens)
+    FlaxEncoderDecoderModel(config).save_pretrained(tmp_path / "pair")
+    with pytest.raises(UsageError, match="but config.vocab_size is 20"):
+        train("small", 2, "translation", do_train=True, max_steps=1, **start)

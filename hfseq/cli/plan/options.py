@@ -11,7 +11,7 @@ from hfseq.data.arguments import Allowed, CheckedArguments, Count
 from hfseq.errors import UsageError, nearest
 from hfseq.training import described
 
-OBJECTIVES = ("mlm", "clm", "span_mlm", "denoising", "translation")
+OBJECTIVES = ("mlm", "clm", "span_mlm", "denoising", "translation", "rtd", "sop")
 
 Positive = Annotated[float, Allowed("a positive number", above=0)]
 PartOfAll = Annotated[float, Allowed("a share, above 0 and at most 1", above=0, maximum=1)]

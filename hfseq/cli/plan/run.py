@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,31 +122,25 @@ def local_rows(run: Run) -> int:
 
 
 def abstract_batch(run: Run, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return shapes and shardings of a placed batch with so many rows a data shard.
+    """Return shapes and shardings of a placed batch with so many full rows a data shard."""
+    full = run.objective.full_rows(rows, run.batch.length)
+    batch = run.objective.collate(full, RowRandom(0, 0, np.arange(rows)), 1)
+    return place(run, batch | {"row": np.arange(rows, dtype=np.int32)})
+
+
+def place(run: Run, batch: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shapes and shardings of a batch, of which every data shard has one like ``batch``.
 
     What an objective returns has rows or groups first, and both grow with the groups.
     """
-    objective, micro = run.objective, run.batch.micro
-    length = objective.row_length(run.batch.length)
-    word = len(run.tokenizer.all_special_ids)
-    full = {
-        "input_ids": np.full((rows, length), word, np.int32),
-        "segment_ids": np.ones((rows, length), np.int32),
-        "valid": np.ones(rows, bool),
-    }
-    if objective.name == "translation":
-        target = objective.target_length(run.batch.length)
-        full["target_ids"] = np.full((rows, target), word, np.int32)
-        full["target_segment_ids"] = np.ones((rows, target), np.int32)
-    batch = objective.collate(full, RowRandom(0, 0, np.arange(rows)), 1)
-    batch |= {"row": np.arange(rows, dtype=np.int32)}
-    shards, width = sharding.data_shards(run.mesh), batch["input_ids"].shape
+    micro, shards = run.batch.micro, sharding.data_shards(run.mesh)
+    width = batch["input_ids"].shape if "input_ids" in batch else None
     placed = {}
     for name, array in batch.items():
         shape = (micro, shards * array.shape[0], *array.shape[1:])
         split = array.shape == width and not width[1] % run.mesh.shape["sequence"]
-        place = sharding.batch_sharding(run.mesh, len(shape), split_length=split)
-        placed[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=place)
+        where = sharding.batch_sharding(run.mesh, len(shape), split_length=split)
+        placed[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
     return placed
 
 
