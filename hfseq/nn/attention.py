@@ -228,7 +228,8 @@ def facts_of(
 ) -> Facts:
     """Return the facts of attention that is traced for the platform in force."""
     mesh, device = current_options().mesh, target_device()
-    stats = device.memory_stats() if device in jax.devices() else None
+    # A device of another process tells nothing, and those of a run are alike.
+    stats = jax.local_devices()[0].memory_stats() if device in jax.devices() else None
 
     def four(x: jax.Array | None) -> tuple[int, ...] | None:
         return None if x is None else (1,) * (4 - x.ndim) + x.shape

@@ -13,7 +13,7 @@ import pytest
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.nn import cpu
-from hfseq.nn.attention import CPU, EAGER, SPLASH, XLA, chosen
+from hfseq.nn.attention import CPU, EAGER, SPLASH, XLA, chosen, facts_of
 from hfseq.nn.choice import Facts
 from hfseq.nn.context import Options
 from hfseq.nn.scores import attention_weights
@@ -339,3 +339,15 @@ def test_the_choice_is_a_table_of_facts():
         name(**one, **single), name(**one, **single, batch=1, queries=64, keys=64),
         name(**one, queries=1), name(**many, **single), name(**many), name(platform="rocm"),
     ] == ["blocked", "direct", "few_queries", "xla", "explicit", "xla"]  # fmt: skip
+
+
+def test_a_device_of_another_process_is_not_asked_for_its_memory(monkeypatch):
+    class Foreign:
+        platform = "cpu"
+
+        def memory_stats(self):
+            raise jax.errors.JaxRuntimeError("MemoryStats is only supported for addressable ones")
+
+    monkeypatch.setattr(jax, "devices", lambda *given: [Foreign()])
+    query = random(1, 8, 2, 4)
+    assert facts_of(query, query, Visible(), None, 0.0).platform == "cpu"
