@@ -47,6 +47,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = filter(runs, items)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is marked ``alone`` in a process of its own.
+
+    jax's profiler ends a process that has loaded libtpu without a TPU, as tests do which compile
+    for one.
+    """
+    if "alone" not in pyfuncitem.keywords or os.environ.get("HFSEQ_TEST_ALONE"):
+        return None
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid],
+        cwd=pyfuncitem.config.rootpath, env={**os.environ, "HFSEQ_TEST_ALONE": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    return True
+
+
 @pytest.fixture(autouse=True, scope="module")
 def small_heap(heap_limit: list[float]) -> Iterator[None]:
     """Keep what earlier modules left out of garbage collections, and few programs in memory.

@@ -76,7 +76,8 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
     """Return ``count`` devices of the accelerator ``name`` for programs to be compiled for.
 
     They can be put into a mesh and nothing can be run on them. GPUs are those of machines of eight,
-    TPUs the first of the smallest slice that has as many.
+    TPUs the first of the smallest slice that has as many. A process that has described a TPU cannot
+    be profiled any more: libtpu, which is loaded then, ends it.
 
     Raises:
         UsageError: no such accelerator is known. NoCompiler: its compiler is not installed, is of

@@ -324,6 +324,7 @@ def command(*models):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("models", [["gpt2"], ["fp8_encoder", "gpt2"]])
 def test_a_tiny_run_on_the_cpu_writes_everything_down(models, here, tmp_path, capsys):
     assert fp8.steps([*command(*models), "--output", str(tmp_path)]) == 0

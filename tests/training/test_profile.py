@@ -27,6 +27,7 @@ def assert_mfu(folder, peak: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("count", [1, 8])
 def test_a_run_on_one_device_or_several_writes_its_profile_and_mfu(train, count):
     loop = train(devices=count, max_steps=3, profile="2-3", peak_tflops=0.5, do_train=True)
