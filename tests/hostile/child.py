@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,7 +120,9 @@ def main() -> None:
     root = Path(sys.argv[1])
     todo = json.loads(sys.stdin.buffer.readline())
     watch = Watch(root)
-    (root / "outside").mkdir(exist_ok=True)
+    for name in ("outside", "temporary"):
+        (root / name).mkdir(exist_ok=True)
+    tempfile.tempdir = str(root / "temporary")  # where a writer may work, leaving nothing
     before = sorted(os.listdir(root))
     made: dict[str, subjects.Subject] = {}
     for name, number in todo:
@@ -134,7 +137,8 @@ def main() -> None:
         size = subject.place(fresh(root), number)
         say("begin", name, number)
         how, detail = read(subject, root / "case", watch, size)
-        strange = set(os.listdir(root)) - set(before) or set(os.listdir(root / "outside"))
+        left = {*os.listdir(root / "outside"), *os.listdir(root / "temporary")}
+        strange = set(os.listdir(root)) - set(before) or left
         if strange:
             how, detail = "wrote", str(strange)
         say("end", name, number, how, detail)
