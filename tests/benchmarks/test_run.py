@@ -102,7 +102,8 @@ def test_a_suite_runs_tiny_and_its_table_is_well_formed(
     assert code == 0, result["problems"]
     rows = result["rows"]
     assert rows and all(row["status"] == "ok" and row["seconds"] for row in rows)
-    assert all(row["peak_memory_gb"] > 0 for row in rows)
+    # What is only compiled takes no memory of a device.
+    assert all((row["peak_memory_gb"] is not None) == (suite != "compile") for row in rows)
     page = (tmp_path / "out" / "benchmarks" / "tables.md").read_text()
     section = page.split(f"<!-- run_{suite} -->")[1].split(f"<!-- /run_{suite} -->")[0]
     well_formed(section, rows)
