@@ -9,113 +9,29 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import tests.support.environment  # noqa: F401  # before anything imports jax, run as a script too
 
 import jax  # isort: skip
 import pytest
 
-from hfseq.cli.plan.options import Options
-from hfseq.cli.plan.run import abstract_batch, build
-from hfseq.nn.context import Rows
+from hfseq.cli.plan.options import OBJECTIVES, Options
 from hfseq.training import collectives, described
+from tests.accelerators.families import FAMILIES, LENGTH, PROGRAMS, run_of
 
-#: No other size of these models is the same.
-LENGTH = 384
 WIDTH = 256
 TABLE = Path(__file__).with_name("collectives.json")
-
-_ENCODER = (
-    "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,intermediate_size=512,"
-    "vocab_size=1024,max_position_embeddings=514"
-)
-_DECODER = (
-    "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=2,"
-    "intermediate_size=512,vocab_size=1024"
-)
-_BOTH = (
-    "d_model=256,encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,"
-    "decoder_attention_heads=4,encoder_ffn_dim=512,decoder_ffn_dim=512,vocab_size=1024"
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A small model: its sizes, how often it attends, and the flag that its weights are dropped by.
-
-    ``squares`` says why there are results with two axes of the length, if there are, ``singles``
-    why there are products of float32.
-    """
-
-    sizes: str
-    attentions: int
-    dropout: str
-    squares: str = ""
-    singles: str = ""
-
-
-# Not here: bloom, whose ALiBi is a bias of each key alone (cuDNN takes it, and has pairs; with
-# dropout it is explicit); longt5, whose attention is local by itself; gpt_neo, whose kinds of
-# layers are no flag; models of pictures and sound, which the loop's batches of text do not fit.
-FAMILIES = {
-    "roberta": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
-    "bert": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
-    "megatron-bert": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
-    "gpt2": Family(
-        "n_embd=256,n_layer=1,n_head=4,n_positions=512,vocab_size=1024", 1, "attn_pdrop"
-    ),
-    "llama": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
-    "mistral": Family(f"{_DECODER},head_dim=64,sliding_window=128", 1, "attention_dropout"),
-    "gemma": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
-    "opt": Family(
-        "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,ffn_dim=512,vocab_size=1024,"
-        "word_embed_proj_dim=256,max_position_embeddings=512", 1, "attention_dropout",
-    ),
-    "distilbert": Family(
-        "dim=256,n_layers=1,n_heads=4,hidden_dim=512,vocab_size=1024,max_position_embeddings=512",
-        1, "attention_dropout",
-    ),
-    "electra": Family(f"{_ENCODER},embedding_size=128", 1, "attention_probs_dropout_prob"),
-    "albert": Family(f"{_ENCODER},embedding_size=128", 1, "attention_probs_dropout_prob"),
-    "roformer": Family(f"{_ENCODER},embedding_size=128", 1, "attention_probs_dropout_prob"),
-    "big_bird": Family(
-        f"{_ENCODER},attention_type=original_full", 1, "attention_probs_dropout_prob"
-    ),
-    "gptj": Family(
-        "n_embd=256,n_layer=1,n_head=4,n_positions=512,vocab_size=1024,rotary_dim=32", 1,
-        "attn_pdrop",
-    ),
-    "t5": Family(
-        "d_model=256,d_kv=64,d_ff=512,num_layers=1,num_heads=4,vocab_size=1024", 3, "dropout_rate",
-        squares="the learned bias of positions is an array of heads and all pairs of positions",
-    ),
-    "bart": Family(f"{_BOTH},max_position_embeddings=512", 3, "attention_dropout"),
-    "marian": Family(f"{_BOTH},max_position_embeddings=512", 3, "attention_dropout"),
-    "pegasus": Family(f"{_BOTH},max_position_embeddings=512", 3, "attention_dropout"),
-    "wmt_transformer": Family(_BOTH, 3, "attention_dropout"),
-    "roberta-prelayernorm": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
-    "xlm-roberta": Family(_ENCODER, 1, "attention_probs_dropout_prob"),
-    "mt5": Family(
-        "d_model=256,d_kv=64,d_ff=512,num_layers=1,num_heads=4,vocab_size=1024", 3, "dropout_rate",
-        squares="the learned bias of positions is an array of heads and all pairs of positions",
-    ),
-    "mbart": Family(f"{_BOTH},max_position_embeddings=512", 3, "attention_dropout"),
-    "blenderbot": Family(f"{_BOTH},max_position_embeddings=512", 3, "attention_dropout"),
-    "blenderbot-small": Family(f"{_BOTH},max_position_embeddings=512", 3, "attention_dropout"),
-    "xglm": Family(
-        "d_model=256,num_layers=1,attention_heads=4,ffn_dim=512,vocab_size=1024,"
-        "max_position_embeddings=512", 1, "attention_dropout",
-    ),
-    "vq_transformer": Family(
-        "hidden_size=256,num_hidden_layers=1,vocab_size=1024", 0, "",
-        singles="codes are chosen, and read from the cache, in float32 (docs/vq_transformer.md)",
-    ),
-}  # fmt: skip
+#: Bytes that a step has beside its arguments, by family and program.
+TEMPORARY = Path(__file__).with_name("temporary.json")
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A compiled training step, as text and numbers; bytes are those of a device."""
+    """A compiled training step, as text and numbers; bytes are those of a device.
+
+    ``tiled`` are those of state and inputs in a TPU's tiles.
+    """
 
     text: str
     arguments: int
@@ -123,7 +39,9 @@ class Step:
     temporary: int
     state: int
     inputs: int
+    tiled: int
     exchanged: list[list]
+    lengths: tuple[int, ...]
 
     def calls(self, *targets: str) -> int:
         """How often kernels are called whose custom call, or name, begins so."""
@@ -135,10 +53,11 @@ class Step:
 
     @property
     def squares(self) -> collections.Counter:
-        """Results with two axes of the length, in fusions too."""
+        """Results with two axes of a length, or of two of them, in fusions too."""
         shapes = re.findall(r"\w+\[[\d,]+\]", self.text)
-        sizes = {shape: re.findall(r"\d+", shape.split("[")[1]) for shape in set(shapes)}
-        return collections.Counter(s for s in shapes if sizes[s].count(str(LENGTH)) > 1)
+        sizes = {shape: map(int, re.findall(r"\d+", shape.split("[")[1])) for shape in set(shapes)}
+        wide = {s for s, axes in sizes.items() if sum(axis in self.lengths for axis in axes) > 1}
+        return collections.Counter(shape for shape in shapes if shape in wide)
 
     @property
     def float32_products(self) -> list[str]:
@@ -166,16 +85,16 @@ def compiled(
     if reason := described.missing(described.parse(target)[0].name):
         pytest.skip(reason)
     spec, devices = FAMILIES[family], described.describe(described.parse(target)[0].name, count)
-    dropped = f",{spec.dropout}={dropout}" if spec.dropout else ""
+    dropped = f"{spec.dropout}={dropout}" if spec.dropout else ""
     options = Options(
-        config=family, devices=f"{target}:{count}", mesh=mesh, length=LENGTH,
+        config=family.split(",")[0], devices=f"{target}:{count}", mesh=mesh, length=LENGTH,
         per_device_train_batch_size=2, precision="bfloat16",
-        config_overrides=spec.sizes + dropped, attn_implementation=attention,
+        objective=spec.objective if spec.objective in OBJECTIVES else None,
+        config_overrides=",".join(filter(None, (spec.sizes, dropped))),
+        attn_implementation=attention, gradient_checkpointing=remat,
     )  # fmt: skip
-    run = build(options, devices, gradient_checkpointing=remat)
-    if run.objective.known_rows is not None:
-        run.objective.known_rows = Rows(max_runs=8)
-    state, batch = run.abstract_state(), abstract_batch(run, 2)
+    run, batch = run_of(family, devices, options)
+    state = run.abstract_state()
     program = described.compile_for(
         devices[0], run.step_function(), state, run.frozen, batch, structure_only=True
     )
@@ -187,14 +106,18 @@ def compiled(
         group[2] += one.times
         group[3] += one.size * one.times
 
-    def local(tree) -> int:
-        leaves = jax.tree.leaves(tree)
-        sizes = [math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves]
-        return sum(sizes)
+    def local(tree: Any, tile: tuple[int, int] = (1, 1)) -> int:
+        total = 0
+        for leaf in jax.tree.leaves(tree):
+            *rest, rows, width = (1, 1, *leaf.sharding.shard_shape(leaf.shape))
+            tiles = -(-rows // tile[0]) * -(-width // tile[1])
+            total += math.prod(rest) * tiles * math.prod(tile) * leaf.dtype.itemsize
+        return total
 
     return Step(
         text, memory.argument_size_in_bytes, memory.alias_size_in_bytes,
-        memory.temp_size_in_bytes, local(state), local(batch), sorted(groups.values()),
+        memory.temp_size_in_bytes, local(state), local(batch), local((state, batch), (8, 128)),
+        sorted(groups.values()), spec.lengths,
     )  # fmt: skip
 
 
@@ -213,7 +136,19 @@ def exchange(name: str) -> Step:
     return compiled(family, target, mesh, count, dropout=dropout)
 
 
+def step_of(family: str, program: str) -> Step:
+    """Compile one of the programs that every family is compiled to."""
+    target, dropout = PROGRAMS[program]
+    return compiled(family, target, dropout=dropout)
+
+
+def write(path: Path, table: dict[str, Any]) -> None:
+    """Write a table, a line for each entry."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in table.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
 if __name__ == "__main__":  # python -m tests.accelerators.steps
-    table = {name: exchange(name).exchanged for name in MESHES}
-    lines = [f"  {json.dumps(name)}: {json.dumps(rows)}" for name, rows in table.items()]
-    TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    write(TABLE, {name: exchange(name).exchanged for name in MESHES})
+    bytes_of = {f: {p: step_of(f, p).temporary for p in PROGRAMS} for f in FAMILIES}
+    write(TEMPORARY, bytes_of)

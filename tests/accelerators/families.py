@@ -1,0 +1,373 @@
+"""A small model of each family, and what its training step looks like on accelerators."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from transformers import (
+    BertConfig,
+    CLIPConfig,
+    EncoderDecoderConfig,
+    PreTrainedConfig,
+    VisionEncoderDecoderConfig,
+    VisionTextDualEncoderConfig,
+    ViTConfig,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+)
+
+from hfseq import plugins
+from hfseq.checkpoints.config import parse_overrides
+from hfseq.cli.plan import run as planned
+from hfseq.cli.plan.options import OBJECTIVES, Options
+from hfseq.data.batches import RowRandom
+from hfseq.data.images import load_image_processor
+from hfseq.nn.context import Rows
+from hfseq.objectives.base import Processors
+from hfseq.training.arguments import parse
+from hfseq.training.checkpointer import Progress
+from hfseq.training.setup import Run, build_run
+from tests.support.pictures import CLASSES, draw_digits
+
+#: No other size of these models is the same.
+LENGTH, TARGETS, WORDS = 384, 136, 77
+PLACES = 19 * 19 + 1  # of a picture of 304 x 304, and the first
+
+_ENCODER = (
+    "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,intermediate_size=512,"
+    "vocab_size=1024,max_position_embeddings=514"
+)
+_DECODER = (
+    "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=2,"
+    "intermediate_size=512,vocab_size=1024"
+)
+_BOTH = (
+    "d_model=256,encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,"
+    "decoder_attention_heads=4,encoder_ffn_dim=512,decoder_ffn_dim=512,vocab_size=1024,"
+    "max_position_embeddings=512"
+)
+_T5 = "d_model=256,d_kv=64,d_ff=512,num_layers=1,num_heads=4,vocab_size=1024"
+_GPT = "n_embd=256,n_layer=1,n_head=4,n_positions=512,vocab_size=1024"
+_MODERN = (
+    "hidden_size=256,num_hidden_layers=2,num_attention_heads=4,intermediate_size=512,"
+    "vocab_size=1024,max_position_embeddings=512,local_attention=128"
+)
+_PICTURES = "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,image_size=304,patch_size=16"
+_CONVOLUTIONS = "embedding_size=64,hidden_sizes=[64,128],depths=[1,1]"
+
+_TWO = "the learned bias of positions is an array of heads and all pairs of positions"
+_EXPLICIT = "the explicit form's gradient multiplies scores in float32"
+_SHORT = {"v5e": "texts have fewer than 128 places, which splash refuses"}
+_CAPTIONS = "captions may be padded anywhere: flash"
+_CONTRASTIVE = "its loss compares all frames of a row, in float32"
+_T5_KERNELS = (
+    "two biases have a gradient, each by a kernel of its own; without dropout documents with a "
+    "bias are flash's; splash knows no bias"
+)
+
+
+#: Of what a family's step is compiled: target and dropout of the attention weights.
+PROGRAMS = {"h200, dropout": ("h200", 0.1), "h200": ("h200", 0.0), "v5e": ("v5e", 0.0)}
+#: Why something is so in every program, or by the program's name.
+Reason = str | Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A small model: its sizes, how often it attends, and the flag that its weights are dropped by.
+
+    ``flash`` counts kernels of ours in a step with dropout (three an attention), ``cudnn`` those of
+    cuDNN's forward pass in one without (one an attention), ``splash`` says whether a TPU has its
+    kernels. ``because`` says why they are others than these, ``squares`` why there are results with
+    two axes of a length, ``singles`` why there are products of float32.
+    """
+
+    sizes: str
+    attentions: int
+    dropout: str
+    objective: str | None = None
+    flash: int | None = None
+    cudnn: int | None = None
+    splash: bool = True
+    because: str = ""
+    squares: Reason = ""
+    singles: Reason = ""
+    lengths: tuple[int, ...] = (LENGTH,)
+
+    @property
+    def flash_calls(self) -> int:
+        """How often a step with dropout calls our kernels."""
+        return 3 * self.attentions if self.flash is None else self.flash
+
+    @property
+    def cudnn_calls(self) -> int:
+        """How often a step without dropout calls cuDNN's forward pass."""
+        return self.attentions if self.cudnn is None else self.cudnn
+
+
+def says(reason: Reason, program: str) -> bool:
+    """Whether a reason is of this program."""
+    return bool(reason if isinstance(reason, str) else reason.get(program))
+
+
+_WEIGHTS = "attention_probs_dropout_prob"
+#: By the name of the architecture, and of an objective where it is trained by several.
+FAMILIES = {
+    "roberta": Family(_ENCODER, 1, _WEIGHTS),
+    "bert": Family(_ENCODER, 1, _WEIGHTS),
+    "bert, sop": Family(_ENCODER, 1, _WEIGHTS, "sop"),
+    "megatron-bert": Family(_ENCODER, 1, _WEIGHTS),
+    "roberta-prelayernorm": Family(_ENCODER, 1, _WEIGHTS),
+    "xlm-roberta": Family(_ENCODER, 1, _WEIGHTS),
+    "electra": Family(f"{_ENCODER},embedding_size=128", 1, _WEIGHTS),
+    "electra, rtd": Family(f"{_ENCODER},embedding_size=128", 1, _WEIGHTS, "rtd"),
+    "albert": Family(f"{_ENCODER},embedding_size=128", 1, _WEIGHTS),
+    "albert, sop": Family(f"{_ENCODER},embedding_size=128", 1, _WEIGHTS, "sop"),
+    "roformer": Family(f"{_ENCODER},embedding_size=128", 1, _WEIGHTS),
+    "big_bird": Family(f"{_ENCODER},attention_type=original_full", 1, _WEIGHTS),
+    "distilbert": Family(
+        "dim=256,n_layers=1,n_heads=4,hidden_dim=512,vocab_size=1024,max_position_embeddings=512",
+        1, "attention_dropout",
+    ),
+    "esm": Family(f"{_ENCODER},position_embedding_type=rotary,mask_token_id=6", 1, _WEIGHTS),
+    "eurobert": Family(_DECODER, 1, "attention_dropout"),
+    "modernbert": Family(
+        _MODERN, 2, "attention_dropout", cudnn=1,
+        because="its windows look ahead, which cuDNN does not know: flash",
+    ),
+    "fp8_encoder": Family(_ENCODER, 1, _WEIGHTS),
+    "gpt2": Family(_GPT, 1, "attn_pdrop"),
+    "gptj": Family(f"{_GPT},rotary_dim=32", 1, "attn_pdrop"),
+    "gpt_neo": Family(
+        "hidden_size=256,num_layers=2,num_heads=4,window_size=128,vocab_size=1024,"
+        'attention_types=[[["global","local"],1]],max_position_embeddings=512',
+        2, "attention_dropout",
+    ),
+    "llama": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
+    "mistral": Family(f"{_DECODER},head_dim=64,sliding_window=128", 1, "attention_dropout"),
+    "gemma": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
+    "gemma2": Family(
+        f"{_DECODER},head_dim=64,sliding_window=128", 1, "attention_dropout", flash=0, cudnn=0,
+        splash=False, because="no kernel caps scores softly", squares="it is explicit",
+        singles={"h200, dropout": _EXPLICIT, "h200": _EXPLICIT},
+    ),
+    "gemma3_text": Family(f"{_DECODER},head_dim=64,sliding_window=128", 1, "attention_dropout"),
+    "qwen2": Family(_DECODER, 1, "attention_dropout"),
+    "qwen3": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
+    "smollm3": Family(_DECODER, 1, "attention_dropout"),
+    "modernbert-decoder": Family(_MODERN, 2, "attention_dropout"),
+    "opt": Family(
+        "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,ffn_dim=512,vocab_size=1024,"
+        "word_embed_proj_dim=256,max_position_embeddings=512", 1, "attention_dropout",
+    ),
+    "bloom": Family(
+        "hidden_size=256,n_layer=1,n_head=4,vocab_size=1024", 1, "attention_dropout", flash=0,
+        splash=False, because="ALiBi is a bias of each key: flash and splash know none such",
+        squares="cuDNN takes the bias of all pairs; else it is explicit",
+        singles={"h200, dropout": _EXPLICIT},
+    ),
+    "xglm": Family(
+        "d_model=256,num_layers=1,attention_heads=4,ffn_dim=512,vocab_size=1024,"
+        "max_position_embeddings=512", 1, "attention_dropout",
+    ),
+    "vq_transformer": Family(
+        "hidden_size=256,num_hidden_layers=1,vocab_size=1024", 0, "", splash=False,
+        because="it attends to codes and a window by a form of its own",
+        singles="codes are chosen, and read from the cache, in float32 (docs/vq_transformer.md)",
+    ),
+    "t5": Family(_T5, 3, "dropout_rate", flash=11, cudnn=2, splash=False,
+                 because=_T5_KERNELS, squares=_TWO),
+    "mt5": Family(_T5, 3, "dropout_rate", flash=11, cudnn=2, splash=False,
+                 because=_T5_KERNELS, squares=_TWO),
+    "longt5": Family(
+        f"{_T5},num_decoder_layers=1,local_radius=63", 3, "dropout_rate", flash=7, splash=False,
+        because="its encoder attends in blocks, explicitly, or by cuDNN with a bias; the decoder's "
+        "bias has a gradient by a kernel of its own; splash knows no bias",
+        singles={"h200, dropout": _EXPLICIT},
+    ),
+    "bart": Family(
+        _BOTH, 3, "attention_dropout", cudnn=2,
+        because="packed sources and targets have documents of their own: flash",
+    ),
+    "mbart": Family(_BOTH, 3, "attention_dropout"),
+    "marian": Family(_BOTH, 3, "attention_dropout"),
+    "pegasus": Family(_BOTH, 3, "attention_dropout"),
+    "blenderbot": Family(_BOTH, 3, "attention_dropout"),
+    "blenderbot-small": Family(_BOTH, 3, "attention_dropout"),
+    "wmt_transformer": Family(_BOTH, 3, "attention_dropout"),
+    "encoder-decoder": Family("", 3, _WEIGHTS, "translation", lengths=(LENGTH, TARGETS)),
+    "vit": Family(
+        f"{_PICTURES},intermediate_size=512", 1, _WEIGHTS, "image_classification",
+        lengths=(PLACES,),
+    ),
+    "dinov2": Family(
+        f"{_PICTURES},mlp_ratio=2", 1, _WEIGHTS, "image_classification", lengths=(PLACES,),
+    ),
+    "beit": Family(
+        f"{_PICTURES},intermediate_size=512,use_relative_position_bias=true", 1, _WEIGHTS,
+        "image_classification", flash=4, cudnn=1, splash=False, lengths=(PLACES,), squares=_TWO,
+        because="its bias has a gradient by a kernel of its own; splash knows no bias",
+    ),
+    "resnet": Family(
+        _CONVOLUTIONS, 0, "", "image_classification", splash=False, because="it does not attend",
+    ),
+    "regnet": Family(
+        f"{_CONVOLUTIONS},groups_width=64", 0, "", "image_classification", splash=False,
+        because="it does not attend",
+    ),
+    "clip": Family(
+        "", 2, "attention_dropout", "image_text", lengths=(PLACES, WORDS), squares=_SHORT,
+        cudnn=1, because=_CAPTIONS,
+    ),
+    "vision-text-dual-encoder": Family(
+        "", 2, _WEIGHTS, "image_text", lengths=(PLACES, WORDS), squares=_SHORT,
+        cudnn=1, because=_CAPTIONS,
+    ),
+    "vision-encoder-decoder": Family("", 3, _WEIGHTS, "image_to_text", lengths=(PLACES, TARGETS)),
+    "wav2vec2": Family(
+        "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,intermediate_size=512,"
+        "num_conv_pos_embeddings=8,num_conv_pos_embedding_groups=4,mask_time_prob=0.3",
+        1, "attention_dropout", "wav2vec2", squares=_CONTRASTIVE,
+        singles=f"{_CONTRASTIVE}; codes are chosen in float32",
+    ),
+    "whisper": Family("", 3, "attention_dropout", "speech_recognition", lengths=(400, TARGETS)),
+}  # fmt: skip
+#: What is not compiled, and why.
+NOT_COMPILED = {
+    "speech-encoder-decoder": "no objective trains it",
+    "clip_text_model": "the half of a CLIP, which is compiled with it",
+    "clip_vision_model": "the half of a CLIP, which is compiled with it",
+}
+
+
+def run_of(name: str, devices: Sequence[jax.Device], options: Options) -> tuple[Run, Any]:
+    """Build the run of a family on devices that are only described; and the batch of a step."""
+    objective, kind = FAMILIES[name].objective, name.split(",")[0]
+    if objective in (None, *OBJECTIVES) and kind not in _CONFIGS:
+        run = planned.build(options, devices)
+        if run.objective.known_rows is not None:
+            run.objective.known_rows = Rows(max_runs=8)
+        return run, planned.abstract_batch(run, 2)
+    assert objective is not None
+    with tempfile.TemporaryDirectory() as folder:
+        flags, given = _made(kind, Path(folder), options)
+        arguments = parse(flags, objective=objective)
+        run = build_run(arguments, objective, Path(folder, "out"), Progress(), devices, **given)
+        assert run.data is not None and run.data.train is not None
+        rows = RowRandom(0, 0, np.arange(2))
+        batch = run.objective.collate(run.data.train[0], rows, 1)
+    return run, planned.place(run, batch | {"row": np.arange(2, dtype=np.int32)})
+
+
+def _made(kind: str, folder: Path, options: Options) -> tuple[list[str], dict[str, Any]]:
+    """Write a little data for a family, and return flags and what is given in place of files."""
+    objective = FAMILIES[kind].objective
+    values: dict[str, Any] = {
+        "output_dir": folder / "out", "per_device_train_batch_size": 2, "max_steps": 1,
+        "precision": options.precision, "attn_implementation": options.attn_implementation,
+        "gradient_checkpointing": options.gradient_checkpointing or None, "do_train": True,
+    }  # fmt: skip
+    if objective == "translation":
+        lines = '{"source": "w1 w2", "target": "w3 w4"}\n' * 2
+        (folder / "train.jsonl").write_text(lines)
+        values |= {
+            "train_file": folder / "train.jsonl", "source_column": "source",
+            "target_column": "target", "max_source_length": LENGTH, "max_target_length": TARGETS,
+            "pad_to_max_length": True, "data_cache_dir": folder, "validation_split_percentage": 0,
+        }  # fmt: skip
+    elif objective in ("wav2vec2", "speech_recognition"):
+        soundfile = pytest.importorskip("soundfile")
+        noise = np.random.default_rng(0).normal(size=(2, 16_000 * 8)).astype(np.float32) / 9
+        for number, sound in enumerate(noise):
+            soundfile.write(folder / f"{number}.wav", sound, 16_000)
+        (folder / "train.csv").write_text("audio,text\n0.wav,w1 w2\n1.wav,w3\n")
+        values |= {"decode_workers": 0}
+        if objective == "wav2vec2":  # four widths, of which the longest is the only one
+            samples = 320 * LENGTH + 80
+            values |= {"train_dir": folder, "max_duration_in_seconds": samples / 16_000,
+                       "pad_to_multiple_of": samples}  # fmt: skip
+        else:
+            values |= {"train_file": folder / "train.csv", "max_label_length": TARGETS}
+    else:
+        draw_digits(folder, 1, size=304)
+        values |= {"image_size": 304, "decode_workers": 0}
+        if objective == "image_classification":
+            values |= {"train_dir": folder}
+        else:
+            lines = "".join(
+                json.dumps({"image": f"{name}/0.png", "caption": f"w{name}"}) + "\n"
+                for name in CLASSES
+            )
+            (folder / "train.jsonl").write_text(lines)
+            longest = "max_seq_length" if objective == "image_text" else "max_target_length"
+            values |= {"train_file": folder / "train.jsonl",
+                       longest: WORDS if objective == "image_text" else TARGETS}  # fmt: skip
+    given: dict[str, Any] = {}
+    if kind in _CONFIGS:
+        config = _CONFIGS[kind](parse_overrides(options.config_overrides))
+        words = planned.make_tokenizer(config.get_text_config(decoder=True), sentinels=False)
+        if objective == "speech_recognition":
+            inputs: Any = WhisperFeatureExtractor(feature_size=80, chunk_length=8)
+        else:
+            inputs = load_image_processor(None, 304)
+        tokenizer = words if objective == "translation" else Processors(inputs, words)
+        plugins.load().objectives.get(objective).configure(config, tokenizer, True)
+        given = {"config": config, "tokenizer": tokenizer}
+    else:  # all of it is said by flags
+        values |= {"model_type": kind, "config_overrides": options.config_overrides}
+    return [f"--{name}={value}" for name, value in values.items() if value is not None], given
+
+
+_SIDE = {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4,
+         "intermediate_size": 512}  # fmt: skip
+_TEXT = {**_SIDE, "vocab_size": 1024, "max_position_embeddings": 512}
+_VIEW = {**_SIDE, "image_size": 304, "patch_size": 16}
+
+
+def _clip(dropout: Mapping[str, Any]) -> PreTrainedConfig:
+    text = {**_TEXT, "max_position_embeddings": WORDS, "eos_token_id": 2}
+    sides = {"text_config": {**text, **dropout}, "vision_config": {**_VIEW, **dropout}}
+    return CLIPConfig(**sides, projection_dim=192)
+
+
+def _two_encoders(dropout: Mapping[str, Any]) -> PreTrainedConfig:
+    text, vision = BertConfig(**_TEXT, **dropout), ViTConfig(**_VIEW, **dropout)
+    return VisionTextDualEncoderConfig(
+        text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=192
+    )
+
+
+def _writer(kind: Any, encoder: Any, sizes: Mapping[str, Any]) -> Any:
+    """Make what builds the configuration of an encoder before a BERT that writes."""
+
+    def build(dropout: Mapping[str, Any]) -> PreTrainedConfig:
+        tokens = {"pad_token_id": 1, "decoder_start_token_id": 0, "eos_token_id": 2}
+        sides = encoder(**sizes, **dropout), BertConfig(**_TEXT, **dropout)
+        return kind.from_encoder_decoder_configs(*sides, **tokens)
+
+    return build
+
+
+def _whisper(dropout: Mapping[str, Any]) -> PreTrainedConfig:
+    sizes = {**parse_overrides(_BOTH), "max_source_positions": 400, "max_target_positions": 448}
+    sizes.pop("max_position_embeddings")
+    tokens = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}
+    return WhisperConfig(**sizes, **tokens, num_mel_bins=80, **dropout)
+
+
+#: What no flag can say: configurations that hold others.
+_CONFIGS = {
+    "clip": _clip,
+    "vision-text-dual-encoder": _two_encoders,
+    "encoder-decoder": _writer(EncoderDecoderConfig, BertConfig, _TEXT),
+    "vision-encoder-decoder": _writer(VisionEncoderDecoderConfig, ViTConfig, _VIEW),
+    "whisper": _whisper,
+}
