@@ -11,7 +11,7 @@ import pytest
 import hfseq
 from hfseq import plugins
 from hfseq.errors import CheckpointError, PluginError, UsageError
-from tests.support import plugin_files, toy_plugin
+from tests.support import models, plugin_files, toy_plugin
 from tests.support.plugin_files import ROOT
 from tests.support.tiers import first
 from tests.support.toy_plugin import TOY, remote_checkpoint, run, save_config
@@ -50,10 +50,8 @@ def heads() -> list[tuple[str, str]]:
 def test_from_config_returns_the_class_that_the_plugin_names(model_type, task):
     spec = plugins.load().architectures.get(model_type)
     auto = getattr(hfseq, "FlaxAutoModel" + task.removeprefix("Model"))
-    sides = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}  # BART's
-    more = sides if model_type in ("bart", "marian", "pegasus") else {}
-    more |= {"head_type": "mha"} if model_type == "vq_transformer" else {}  # its default has one
-    model = auto.from_config(spec.load_config()(**SMALL, **more), _do_init=False)
+    config = getattr(models, f"{model_type.replace('-', '_')}_config")()
+    model = auto.from_config(config, _do_init=False)
     assert type(model) is spec.load_head(task)
 
 
