@@ -96,7 +96,6 @@ def assert_same(one: Path, other: Path) -> None:
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.slow
 def test_two_processes_are_one_and_the_first_alone_writes(flags, train, tmp_path):
     options = {"save_steps": 3, "eval_steps": 3}
     train("one", devices=2, **options)
