@@ -1270,6 +1270,11 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
     if flags.packages:
         os.environ[EXTRA_PACKAGES] = str(Path(flags.packages).resolve())
         use_extra_packages()
+    with contextlib.suppress(ImportError):
+        from hfseq.training import described
+
+        if described.only_compilers():  # jax would say at length, in every process, what it lacks
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # Told apart without loading any library.
     nvidia = Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
     options = Options(
