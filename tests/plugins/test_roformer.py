@@ -24,7 +24,12 @@ HEADS = (
 
 @pytest.mark.parametrize(("head", "checks"), battery(HEADS, "ForMaskedLM"))
 def test_battery(head, checks):
-    check_architecture("roformer", config(num_labels=2), heads=[head], checks=checks)
+    changes, skip = {}, {}
+    if head == "ForMultipleChoice":  # PyTorch gives a last token that is padding no gradient
+        changes, skip = {"pad_token_id": None}, {"padding": "the last token is scored, real or not"}
+    check_architecture(
+        "roformer", config(num_labels=2, **changes), heads=[head], checks=checks, skip=skip
+    )
 
 
 def test_battery_covers_every_registered_head():
