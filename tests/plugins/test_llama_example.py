@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from hfseq import FlaxAutoModelForCausalLM, plugins
 folder = Path(sys.argv[1])
-info = next(info for info in plugins.load().infos if info.name == "llama")
+info = next(info for info in plugins.load().infos if info.origin == "hfseq-llama")
 model = FlaxAutoModelForCausalLM.from_pretrained(folder)
 ids = np.array([json.loads((folder / "reference_logits.json").read_text())["ids"]])
 logits = np.asarray(model(ids).logits, np.float64)[0]
