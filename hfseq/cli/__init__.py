@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -181,8 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         refuse_secrets(words)
-        if described.only_compilers():
-            os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        described.start_quietly()
         arguments = build_parser().parse_args(words)
         arguments.plugin += arguments.plugin_after
         return arguments.run(arguments)

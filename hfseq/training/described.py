@@ -161,6 +161,12 @@ def only_compilers() -> bool:
     return not any(vendor.read_text().strip() == "0x1ae0" for vendor in vendors)
 
 
+def start_quietly() -> None:
+    """Let jax, which has not begun, look for no accelerators where there are only compilers."""
+    if only_compilers():
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
 def jax_has_started() -> bool:
     """Tell whether jax has devices in this process, and so has read all flags."""
     if "jax" not in sys.modules:

@@ -46,8 +46,7 @@ def run(main: Callable[[], int | None]) -> int:
     On Linux the program may begin anew, as the same process, to ask for huge pages: before jax is
     imported, and only if nothing but it runs here.
     """
-    if described.only_compilers():
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    described.start_quietly()
     environment = with_huge_pages(os.environ)
     if environment is not None and is_whole_program(sys.argv, sys.orig_argv):
         with contextlib.suppress(OSError):  # then it goes on as it is

@@ -1273,8 +1273,7 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
     with contextlib.suppress(ImportError):
         from hfseq.training import described
 
-        if described.only_compilers():  # jax would say at length, in every process, what it lacks
-            os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        described.start_quietly()  # processes of contestants inherit it
     # Told apart without loading any library.
     nvidia = Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
     options = Options(

@@ -12,17 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from transformers import (
-    BertConfig,
-    CLIPConfig,
-    EncoderDecoderConfig,
-    PreTrainedConfig,
-    VisionEncoderDecoderConfig,
-    VisionTextDualEncoderConfig,
-    ViTConfig,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-)
+from transformers import WhisperFeatureExtractor
 
 from hfseq import plugins
 from hfseq.checkpoints.config import parse_overrides
@@ -35,6 +25,7 @@ from hfseq.objectives.base import Processors
 from hfseq.training.arguments import parse
 from hfseq.training.checkpointer import Progress
 from hfseq.training.setup import Run, build_run
+from tests.support import models
 from tests.support.pictures import CLASSES, draw_digits
 
 #: No other size of these models is the same.
@@ -61,6 +52,8 @@ _MODERN = (
     "vocab_size=1024,max_position_embeddings=512,local_attention=128"
 )
 _PICTURES = "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,image_size=304,patch_size=16"
+#: Of both sides of a model that is made of two.
+_SIDES = f"{_ENCODER},image_size=304,patch_size=16"
 _CONVOLUTIONS = "embedding_size=64,hidden_sizes=[64,128],depths=[1,1]"
 
 _TWO = "the learned bias of positions is an array of heads and all pairs of positions"
@@ -203,7 +196,7 @@ FAMILIES = {
     "blenderbot": Family(_BOTH, 3, "attention_dropout"),
     "blenderbot-small": Family(_BOTH, 3, "attention_dropout"),
     "wmt_transformer": Family(_BOTH, 3, "attention_dropout"),
-    "encoder-decoder": Family("", 3, _WEIGHTS, "translation", lengths=(LENGTH, TARGETS)),
+    "encoder-decoder": Family(_ENCODER, 3, _WEIGHTS, "translation", lengths=(LENGTH, TARGETS)),
     "vit": Family(
         f"{_PICTURES},intermediate_size=512", 1, _WEIGHTS, "image_classification",
         lengths=(PLACES,),
@@ -224,22 +217,35 @@ FAMILIES = {
         because="it does not attend",
     ),
     "clip": Family(
-        "", 2, "attention_dropout", "image_text", lengths=(PLACES, WORDS), squares=_SHORT,
+        _SIDES, 2, "attention_dropout", "image_text", lengths=(PLACES, WORDS), squares=_SHORT,
         cudnn=1, because=_CAPTIONS,
     ),
     "vision-text-dual-encoder": Family(
-        "", 2, _WEIGHTS, "image_text", lengths=(PLACES, WORDS), squares=_SHORT,
+        _SIDES, 2, _WEIGHTS, "image_text", lengths=(PLACES, WORDS), squares=_SHORT,
         cudnn=1, because=_CAPTIONS,
     ),
-    "vision-encoder-decoder": Family("", 3, _WEIGHTS, "image_to_text", lengths=(PLACES, TARGETS)),
+    "vision-encoder-decoder": Family(
+        _SIDES, 3, _WEIGHTS, "image_to_text", lengths=(PLACES, TARGETS),
+    ),
     "wav2vec2": Family(
         "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,intermediate_size=512,"
         "num_conv_pos_embeddings=8,num_conv_pos_embedding_groups=4,mask_time_prob=0.3",
         1, "attention_dropout", "wav2vec2", squares=_CONTRASTIVE,
         singles=f"{_CONTRASTIVE}; codes are chosen in float32",
     ),
-    "whisper": Family("", 3, "attention_dropout", "speech_recognition", lengths=(400, TARGETS)),
+    "whisper": Family(
+        f"{_BOTH},max_source_positions=400,max_target_positions=448,"
+        "num_mel_bins=80", 3, "attention_dropout", "speech_recognition", lengths=(400, TARGETS),
+    ),
 }  # fmt: skip
+#: What no flag can say: configurations that hold others, or come with a processor.
+NESTED = (
+    "clip",
+    "vision-text-dual-encoder",
+    "encoder-decoder",
+    "vision-encoder-decoder",
+    "whisper",
+)
 #: What is not compiled, and why.
 NOT_COMPILED = {
     "speech-encoder-decoder": "no objective trains it",
@@ -251,7 +257,7 @@ NOT_COMPILED = {
 def run_of(name: str, devices: Sequence[jax.Device], options: Options) -> tuple[Run, Any]:
     """Build the run of a family on devices that are only described; and the batch of a step."""
     objective, kind = FAMILIES[name].objective, name.split(",")[0]
-    if objective in (None, *OBJECTIVES) and kind not in _CONFIGS:
+    if objective in (None, *OBJECTIVES) and kind not in NESTED:
         run = planned.build(options, devices)
         if run.objective.known_rows is not None:
             run.objective.known_rows = Rows(max_runs=8)
@@ -311,8 +317,11 @@ def _made(kind: str, folder: Path, options: Options) -> tuple[list[str], dict[st
             values |= {"train_file": folder / "train.jsonl",
                        longest: WORDS if objective == "image_text" else TARGETS}  # fmt: skip
     given: dict[str, Any] = {}
-    if kind in _CONFIGS:
-        config = _CONFIGS[kind](parse_overrides(options.config_overrides))
+    if kind in NESTED:
+        sizes = parse_overrides(options.config_overrides)
+        config = getattr(models, f"{kind.replace('-', '_')}_config")(**sizes)
+        if objective == "image_text":
+            config.projection_dim = 192  # a width that tensor cores take
         words = planned.make_tokenizer(config.get_text_config(decoder=True), sentinels=False)
         if objective == "speech_recognition":
             inputs: Any = WhisperFeatureExtractor(feature_size=80, chunk_length=8)
@@ -324,50 +333,3 @@ def _made(kind: str, folder: Path, options: Options) -> tuple[list[str], dict[st
     else:  # all of it is said by flags
         values |= {"model_type": kind, "config_overrides": options.config_overrides}
     return [f"--{name}={value}" for name, value in values.items() if value is not None], given
-
-
-_SIDE = {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4,
-         "intermediate_size": 512}  # fmt: skip
-_TEXT = {**_SIDE, "vocab_size": 1024, "max_position_embeddings": 512}
-_VIEW = {**_SIDE, "image_size": 304, "patch_size": 16}
-
-
-def _clip(dropout: Mapping[str, Any]) -> PreTrainedConfig:
-    text = {**_TEXT, "max_position_embeddings": WORDS, "eos_token_id": 2}
-    sides = {"text_config": {**text, **dropout}, "vision_config": {**_VIEW, **dropout}}
-    return CLIPConfig(**sides, projection_dim=192)
-
-
-def _two_encoders(dropout: Mapping[str, Any]) -> PreTrainedConfig:
-    text, vision = BertConfig(**_TEXT, **dropout), ViTConfig(**_VIEW, **dropout)
-    return VisionTextDualEncoderConfig(
-        text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=192
-    )
-
-
-def _writer(kind: Any, encoder: Any, sizes: Mapping[str, Any]) -> Any:
-    """Make what builds the configuration of an encoder before a BERT that writes."""
-
-    def build(dropout: Mapping[str, Any]) -> PreTrainedConfig:
-        tokens = {"pad_token_id": 1, "decoder_start_token_id": 0, "eos_token_id": 2}
-        sides = encoder(**sizes, **dropout), BertConfig(**_TEXT, **dropout)
-        return kind.from_encoder_decoder_configs(*sides, **tokens)
-
-    return build
-
-
-def _whisper(dropout: Mapping[str, Any]) -> PreTrainedConfig:
-    sizes = {**parse_overrides(_BOTH), "max_source_positions": 400, "max_target_positions": 448}
-    sizes.pop("max_position_embeddings")
-    tokens = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}
-    return WhisperConfig(**sizes, **tokens, num_mel_bins=80, **dropout)
-
-
-#: What no flag can say: configurations that hold others.
-_CONFIGS = {
-    "clip": _clip,
-    "vision-text-dual-encoder": _two_encoders,
-    "encoder-decoder": _writer(EncoderDecoderConfig, BertConfig, _TEXT),
-    "vision-encoder-decoder": _writer(VisionEncoderDecoderConfig, ViTConfig, _VIEW),
-    "whisper": _whisper,
-}

@@ -34,6 +34,8 @@ def loss(model, params, batch, key):
 def losses(name, mesh, **options):
     """Four steps of Adam, and the loss of each."""
     config = getattr(models, f"{name}_config")(num_hidden_layers=3)
+    if name in PAIRED:  # CLIP's own scale: with a smaller one four steps learn little
+        config.logit_scale_init_value = 2.6592
     head = parallel.main_head(REGISTERED.get(name, name))
     kind = plugins.load().architectures.get(REGISTERED.get(name, name)).load_head(head)
     model = kind(config, _do_init=False, **options)
@@ -70,5 +72,5 @@ def losses(name, mesh, **options):
 def test_steps_on_a_mesh_are_those_of_one_device(name, options):
     alone = losses(name, None)
     together = losses(name, "data=2,tensor=2", **options)
-    assert alone[-1] < alone[0] - 0.1
+    assert alone[-1] < 0.9 * alone[0]
     assert np.allclose(alone, together, rtol=1e-4)
