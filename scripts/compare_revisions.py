@@ -40,18 +40,30 @@ ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"
 # Where the data of a card lies below --data; the cards themselves say $DATA.
 DATA = {
-    "cola-fp8-encoder": "cola/raw", "enwik8-vq": "enwik8-4MB", "gutenberg-en-vq": "gutenberg-en",
-    "norwegian-laws-bart": "norwegian-laws", "norwegian-laws-gpt2": "norwegian-laws",
-    "norwegian-laws-roberta": "norwegian-laws", "norwegian-laws-t5": "norwegian-laws",
-    "npk-nb-nn": "nb-nn-npk", "numbers-en-de": "", "tatoeba-en-es": "en-es-tatoeba",
+    "cola-fp8-encoder": "cola/raw",
+    "enwik8-vq": "enwik8-4MB",
+    "gutenberg-en-vq": "gutenberg-en",
+    "norwegian-laws-bart": "norwegian-laws",
+    "norwegian-laws-gpt2": "norwegian-laws",
+    "norwegian-laws-roberta": "norwegian-laws",
+    "norwegian-laws-t5": "norwegian-laws",
+    "npk-nb-nn": "nb-nn-npk",
+    "numbers-en-de": "",
+    "tatoeba-en-es": "en-es-tatoeba",
     "wikitext-2-gpt2": "wikitext-2",
-}  # fmt: skip
+}
 # Cards whose data is drawn, spoken, made up or cut by a program, which are not compared.
 MADE = {
-    "dates-sft", "digit-captions", "made-names-tagger", "made-questions-reader",
-    "made-reports-writer", "sentences-en-es", "spoken-numbers-letters", "spoken-numbers-wav2vec2",
+    "dates-sft",
+    "digit-captions",
+    "made-names-tagger",
+    "made-questions-reader",
+    "made-reports-writer",
+    "sentences-en-es",
+    "spoken-numbers-letters",
+    "spoken-numbers-wav2vec2",
     "spoken-numbers-whisper",
-}  # fmt: skip
+}
 BYTES = 300_000  # of each file that is trained on; of the others a tenth
 # Of a log everything but this must be the same.
 MEASURED = re.compile(r"time|second|mfu|memory")
@@ -208,11 +220,19 @@ def commands(card: str, arguments: argparse.Namespace, work: Path) -> list[list[
         found.insert(0, [*made.split(), "--output_dir", "bytes"])
     half = arguments.steps // 2
     own = {
-        "max_steps": arguments.steps, "warmup_steps": 2 if "--warmup_steps" in training else 0,
-        "logging_steps": 1, "eval_strategy": "steps", "eval_steps": half, "max_eval_batches": 2,
-        "save_strategy": "steps", "save_steps": half, "save_total_limit": 4, "report_to": "jsonl",
-        "card_samples": 2, "compilation_cache_dir": work / "compiled",
-    }  # fmt: skip
+        "max_steps": arguments.steps,
+        "warmup_steps": 2 if "--warmup_steps" in training else 0,
+        "logging_steps": 1,
+        "eval_strategy": "steps",
+        "eval_steps": half,
+        "max_eval_batches": 2,
+        "save_strategy": "steps",
+        "save_steps": half,
+        "save_total_limit": 4,
+        "report_to": "jsonl",
+        "card_samples": 2,
+        "compilation_cache_dir": work / "compiled",
+    }
     if "--do_predict" in training:
         own |= {"max_generate_samples": 8, "max_test_samples": 16}
     training += [word for name, value in own.items() for word in (f"--{name}", str(value))]
@@ -233,10 +253,13 @@ def run_python(tree: Path, command: list[Any], folder: Path, work: Path) -> str:
     words = [str(tree / w) if str(w).startswith("scripts/") else str(w) for w in command]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join((str(tree), str(tree / "plugins"))),
-        "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(work / "compiled"),
-        "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(work / "compiled"),
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
         "HF_DATASETS_CACHE": str(folder / "datasets"),
-    }  # fmt: skip
+    }
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
     )

@@ -38,8 +38,10 @@ def create(output: Path, encoder: str, decoder: str, seed: int) -> None:
     ends = (words.eos_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id)
     config.eos_token_id = next((token for token in ends if token is not None), None)
     starts = (words.bos_token_id, tokenizer.bos_token_id, tokenizer.cls_token_id)
-    starts = (words.decoder_start_token_id if hasattr(words, "decoder_start_token_id") else None,
-              *starts)  # fmt: skip
+    starts = (
+        words.decoder_start_token_id if hasattr(words, "decoder_start_token_id") else None,
+        *starts,
+    )
     config.decoder_start_token_id = next((token for token in starts if token is not None), None)
     pads = (words.pad_token_id, tokenizer.pad_token_id, config.eos_token_id)
     config.pad_token_id = next((token for token in pads if token is not None), None)
@@ -65,9 +67,11 @@ def main() -> int:
 
     def run() -> int:
         create(
-            Path(given.output_dir), given.encoder_model_name_or_path,
-            given.decoder_model_name_or_path, given.seed,
-        )  # fmt: skip
+            Path(given.output_dir),
+            given.encoder_model_name_or_path,
+            given.decoder_model_name_or_path,
+            given.seed,
+        )
         return 0
 
     return run_command(run)

@@ -215,9 +215,11 @@ def flax_classes() -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return FLAX_CLASSES.format(
-        count=len(names), families=len({*names.values()} - {"auto"}), here=len(here),
+        count=len(names),
+        families=len({*names.values()} - {"auto"}),
+        here=len(here),
         table="\n".join(lines),
-    )  # fmt: skip
+    )
 
 
 def _version() -> str:
@@ -290,9 +292,11 @@ def flags() -> str:
     from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments
 
     parts = (
-        (ModelArguments, MODEL), (TextArguments, DATA), (TrainingArguments, TRAINING),
+        (ModelArguments, MODEL),
+        (TextArguments, DATA),
+        (TrainingArguments, TRAINING),
         (ProcessArguments, PROCESSES),
-    )  # fmt: skip
+    )
     shared = "\n".join(_tables(part, titles) for part, titles in parts)
     common = {field.name for field in dataclasses.fields(TextArguments)}
     scripts = "\n".join(

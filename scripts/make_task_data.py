@@ -77,15 +77,23 @@ The {country} hotel has {NUMBER} beds and a {language} cook.
 
 # What a context tells of a person, two things of a kind, and how each is asked for.
 TOLD = {
-    "DATE": {"{PERSON} was born in {DATE}.": "When was {PERSON} born?",
-             "{PERSON} left home in {DATE}.": "When did {PERSON} leave home?"},
-    "COUNTRY": {"{PERSON} lives in {COUNTRY}.": "Where does {PERSON} live?",
-                "{PERSON} went to {COUNTRY}.": "Where did {PERSON} go?"},
-    "LANGUAGE": {"{PERSON} speaks {LANGUAGE}.": "Which language does {PERSON} speak?",
-                 "{PERSON} forgot {LANGUAGE}.": "Which language did {PERSON} forget?"},
-    "MONEY": {"{PERSON} paid {MONEY}.": "How much did {PERSON} pay?",
-              "{PERSON} lost {MONEY}.": "How much did {PERSON} lose?"},
-}  # fmt: skip
+    "DATE": {
+        "{PERSON} was born in {DATE}.": "When was {PERSON} born?",
+        "{PERSON} left home in {DATE}.": "When did {PERSON} leave home?",
+    },
+    "COUNTRY": {
+        "{PERSON} lives in {COUNTRY}.": "Where does {PERSON} live?",
+        "{PERSON} went to {COUNTRY}.": "Where did {PERSON} go?",
+    },
+    "LANGUAGE": {
+        "{PERSON} speaks {LANGUAGE}.": "Which language does {PERSON} speak?",
+        "{PERSON} forgot {LANGUAGE}.": "Which language did {PERSON} forget?",
+    },
+    "MONEY": {
+        "{PERSON} paid {MONEY}.": "How much did {PERSON} pay?",
+        "{PERSON} lost {MONEY}.": "How much did {PERSON} lose?",
+    },
+}
 #: What an answer looks like, for a baseline.
 NAME = r"([A-Z]\w+(?: (?:&|da|[A-Z]\w+))*)"
 SHAPES = {
@@ -99,10 +107,12 @@ UNANSWERED = 0.25
 # A report: sentences in any order, of which the summary keeps some of the numbers.
 REPORTED = (
     ("The office in {COUNTRY} opened on {DATE}.", "On {DATE} the books of {COUNTRY} were closed."),
-    ("It counted {LETTERS} letters, after {OLD} in the year before.",
-     "There had been {OLD} letters a year ago, and now {LETTERS}."),
+    (
+        "It counted {LETTERS} letters, after {OLD} in the year before.",
+        "There had been {OLD} letters a year ago, and now {LETTERS}.",
+    ),
     ("Most of them were in {LANGUAGE}.", "{LANGUAGE} was the language of nearly all."),
-)  # fmt: skip
+)
 SUMMARY = "{COUNTRY} had {LETTERS} letters in {LANGUAGE} by {DATE}."
 
 
@@ -114,12 +124,18 @@ class Names:
 
         english = Locale("en")
         kinds = {
-            "COUNTRY": [name for code, name in english.territories.items() if code.isalpha()
-                        and len(code) == 2],
+            "COUNTRY": [
+                name
+                for code, name in english.territories.items()
+                if code.isalpha() and len(code) == 2
+            ],
             "LANGUAGE": [name for name in english.languages.values() if name.isalpha()],
-            "CURRENCY": [name for name in english.currencies.values()
-                         if re.fullmatch(r"[A-Z]\w+( [A-Z]\w+){1,2}", name)],
-        }  # fmt: skip
+            "CURRENCY": [
+                name
+                for name in english.currencies.values()
+                if re.fullmatch(r"[A-Z]\w+( [A-Z]\w+){1,2}", name)
+            ],
+        }
         self.random = random
         self.kinds = {
             kind: sorted(n for n in names if not (train and is_held_out(n)))
@@ -193,8 +209,12 @@ def asked(names: Names, plain: Sequence[str]) -> Example:
             context += random.choice(plain) + " "
     question = question.format(PERSON=person)
     number = sha256((question + context).encode()).hexdigest()[:12]
-    return {"id": number, "question": question, "context": context.strip(),
-            "answers": {"text": texts, "answer_start": starts}}  # fmt: skip
+    return {
+        "id": number,
+        "question": question,
+        "context": context.strip(),
+        "answers": {"text": texts, "answer_start": starts},
+    }
 
 
 def summarised(names: Names, plain: Sequence[str]) -> Example:
@@ -224,9 +244,10 @@ def tag_by_word(train: Sequence[Example], test: Sequence[Example]) -> dict[str, 
 def answer_blindly(train: Sequence[Example], test: Sequence[Example]) -> dict[str, float]:
     """Judge no answer at all, and the first of the context that is of the kind asked for."""
     shapes = {
-        question.split()[0]: SHAPES[kind] for kind, facts in TOLD.items()
+        question.split()[0]: SHAPES[kind]
+        for kind, facts in TOLD.items()
         for question in facts.values()
-    }  # fmt: skip
+    }
     first = [re.search(shapes[one["question"].split()[0]], one["context"]) for one in test]
     texts = [match[1] if match else "" for match in first]
     ways = {"no answer": [""] * len(test), "the first of its kind": texts}
@@ -257,9 +278,11 @@ TASKS: dict[str, tuple[Callable[..., Example], Callable[..., dict[str, float]]]]
 def plain_sentences(texts: Iterable[str]) -> list[str]:
     """Return the sentences that can be no example of anything."""
     found = {
-        line for text in texts for line in SENTENCE.split(" ".join(text.split()))
+        line
+        for text in texts
+        for line in SENTENCE.split(" ".join(text.split()))
         if PLAIN.fullmatch(line)
-    }  # fmt: skip
+    }
     return sorted(found)
 
 

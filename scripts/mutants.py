@@ -210,9 +210,16 @@ def mutants_of(
         count = last + 1 - first + changed.count(b"\n") - mutations.source.count(b"\n")
         after = changed.decode().splitlines(keepends=True)[first : first + count]
         return Mutant(
-            0, file, first + 1, room, kind, lines[first : last + 1], after,
-            lines[max(0, first - 4) : first], lines[last + 1 : last + 5],
-        )  # fmt: skip
+            0,
+            file,
+            first + 1,
+            room,
+            kind,
+            lines[first : last + 1],
+            after,
+            lines[max(0, first - 4) : first],
+            lines[last + 1 : last + 5],
+        )
 
     for mutation in mutations.found:
         yield mutation[0], functools.partial(make, *mutation)

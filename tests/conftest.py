@@ -58,9 +58,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid],
-        cwd=pyfuncitem.config.rootpath, env={**os.environ, "HFSEQ_TEST_ALONE": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=pyfuncitem.config.rootpath,
+        env={**os.environ, "HFSEQ_TEST_ALONE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
     return True
 

@@ -22,14 +22,17 @@ ROOMS = (
 #: Rooms and files that the command line loads to answer ``--help``.
 LIGHT = [
     *(ROOT / "hfseq" / "errors.py", ROOT / "hfseq" / "__init__.py"),
-    *(path for path in FILES if path.relative_to(ROOT).parts[:2] in {
-        ("hfseq", room) for room in ("data", "checkpoints", "reports", "plugins")
-    }),
+    *(
+        path
+        for path in FILES
+        if path.relative_to(ROOT).parts[:2]
+        in {("hfseq", room) for room in ("data", "checkpoints", "reports", "plugins")}
+    ),
     *(ROOT / "hfseq" / "cli").glob("*.py"),
     ROOT / "hfseq" / "cli" / "plan" / "__init__.py",
     ROOT / "hfseq" / "training" / "arguments.py",
     ROOT / "hfseq" / "pipelines" / "lines.py",
-]  # fmt: skip
+]
 HEAVY = ("jax", "flax", "optax", "orbax", "transformers", "datasets", "torch", "huggingface_hub")
 
 
@@ -77,8 +80,11 @@ def test_imports_run_down_the_order_of_rooms_and_in_no_circle():
     folders = os.pathsep.join((str(ROOT), str(ROOT / "plugins")))
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": folders}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": folders},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

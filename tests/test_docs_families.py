@@ -28,12 +28,28 @@ NAMES = [
 #: What is in the trees of their parts is on the pages of those.
 PAIRS = ("encoder_decoder", "speech_encoder_decoder", "vision_encoder_decoder")
 #: No script trains them: their pages show a step.
-PICTURES = ("beit", "clip", "dinov2", "regnet", "resnet", "vision_text_dual_encoder", "vit",
-            "wav2vec2", "whisper", *PAIRS)  # fmt: skip
+PICTURES = (
+    "beit",
+    "clip",
+    "dinov2",
+    "regnet",
+    "resnet",
+    "vision_text_dual_encoder",
+    "vit",
+    "wav2vec2",
+    "whisper",
+    *PAIRS,
+)
 SECTIONS = [
-    "Classes", "Configuration", "Train", "Use", "Convert", "Parameters", "On several devices",
+    "Classes",
+    "Configuration",
+    "Train",
+    "Use",
+    "Convert",
+    "Parameters",
+    "On several devices",
     "Traps",
-]  # fmt: skip
+]
 WIDE = {
     "whisper": {"tie_word_embeddings": False, "use_weighted_layer_sum": True},
     "beit": {"use_absolute_position_embeddings": True, "use_shared_relative_position_bias": True},
@@ -45,9 +61,11 @@ WIDE = {
     "marian": {"tie_word_embeddings": False},
     "vq_transformer": {"absolute_positions": True, "head_bias": True},
     "wmt_transformer": {
-        "attention": "differential", "positions": "learned", "logits_via_embedding": False,
+        "attention": "differential",
+        "positions": "learned",
+        "logits_via_embedding": False,
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)

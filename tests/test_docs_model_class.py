@@ -23,8 +23,10 @@ def section(title: str) -> str:
 
 def test_every_class_attribute_is_there_with_its_default():
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", section("The model class"), flags=re.M)
-    described = {name: ast.literal_eval(value.replace('r"', '"').replace("\\", "\\\\"))
-                 for name, value in rows}  # fmt: skip
+    described = {
+        name: ast.literal_eval(value.replace('r"', '"').replace("\\", "\\\\"))
+        for name, value in rows
+    }
     assert described == {name: getattr(FlaxPreTrainedModel, name) for name in described}
     declared = {
         name

@@ -12,13 +12,21 @@ from hfseq.errors import UsageError
 from hfseq.objectives.metrics import translation_scores
 
 HYPOTHESES = [
-    "The cat sat on the mat.", "", "He said: “No!”, and left…", "3,000 people — or 2.5 % –came",
-    "a b c d e", "The Quick brown FOX",
-]  # fmt: skip
+    "The cat sat on the mat.",
+    "",
+    "He said: “No!”, and left…",
+    "3,000 people — or 2.5 % –came",
+    "a b c d e",
+    "The Quick brown FOX",
+]
 REFERENCES = [
-    "The cat is on the mat.", "Nothing.", "He said “No!” and left.", "3,000 people, or 2.5%, came.",
-    "a b c d f", "the quick brown fox",
-]  # fmt: skip
+    "The cat is on the mat.",
+    "Nothing.",
+    "He said “No!” and left.",
+    "3,000 people, or 2.5%, came.",
+    "a b c d f",
+    "the quick brown fox",
+]
 
 
 @pytest.mark.parametrize(("lowercase", "flags"), [(False, []), (True, ["-lc"])])
@@ -26,9 +34,19 @@ def test_bleu_and_chrf_are_those_of_the_sacrebleu_command(tmp_path, lowercase, f
     for name, lines in (("hyp", HYPOTHESES), ("ref", REFERENCES)):
         (tmp_path / name).write_text("\n".join(lines) + "\n", "utf-8")
     command = [
-        sys.executable, "-m", "sacrebleu", str(tmp_path / "ref"), "-i", str(tmp_path / "hyp"),
-        "-m", "bleu", "chrf", "-w", "10", *flags,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "sacrebleu",
+        str(tmp_path / "ref"),
+        "-i",
+        str(tmp_path / "hyp"),
+        "-m",
+        "bleu",
+        "chrf",
+        "-w",
+        "10",
+        *flags,
+    ]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     theirs = {row["name"].lower().rstrip("2"): row for row in json.loads(output)}
     ours = translation_scores(HYPOTHESES, REFERENCES, lowercase)

@@ -131,9 +131,15 @@ def train_with(folder: Path, environment: dict[str, str]) -> None:
         "max_position_embeddings=18"
     )
     run_in(
-        folder, environment, "train_tokenizer.py", *flags.split(), "--vocab_size", "300",
-        "--config_overrides", sizes,
-    )  # fmt: skip
+        folder,
+        environment,
+        "train_tokenizer.py",
+        *flags.split(),
+        "--vocab_size",
+        "300",
+        "--config_overrides",
+        sizes,
+    )
     flags = flags.replace("_name roberta", "_name tiny --tokenizer_name tiny")
     flags += " --max_seq_length 16 --max_steps 2 --data_cache_dir cache"
     run_in(folder, environment, "run_mlm_flax.py", *flags.split())

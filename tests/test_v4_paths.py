@@ -172,9 +172,12 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "order",
-    ["import hfseq, transformers", "import transformers, hfseq",
-     "from transformers.models.bert import BertConfig; import hfseq; import transformers"],
-)  # fmt: skip
+    [
+        "import hfseq, transformers",
+        "import transformers, hfseq",
+        "from transformers.models.bert import BertConfig; import hfseq; import transformers",
+    ],
+)
 def test_the_order_of_imports_does_not_matter(order, tmp_path):
     code = (
         f"{order}\n"

@@ -109,10 +109,12 @@ def test_summarization_script(config, tmp_path):
     decoder_input_ids = shift(labels, settings.pad_token_id, settings.decoder_start_token_id)
     tokens = ids(DEVICES)
     batch = {
-        "input_ids": tokens, "attention_mask": np.ones_like(tokens), "labels": labels,
+        "input_ids": tokens,
+        "attention_mask": np.ones_like(tokens),
+        "labels": labels,
         "decoder_input_ids": np.asarray(decoder_input_ids),
         "decoder_attention_mask": np.ones_like(labels),
-    }  # fmt: skip
+    }
     losses, params = train(model, batch, cross_entropy)
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
 

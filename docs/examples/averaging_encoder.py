@@ -51,9 +51,18 @@ class Averaging(nnx.Module):
         self.layer = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
         self.norm = nn.LayerNorm(width, 1e-5)
 
-    def __call__(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
-                 segment_ids=None, *, rngs=None, output_hidden_states=False,
-                 output_attentions=False):  # fmt: skip
+    def __call__(
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_hidden_states=False,
+        output_attentions=False,
+    ):
         documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
         if position_ids is None:
             position_ids = nn.positions_in_segments(documents)

@@ -57,17 +57,29 @@ class TextModel(nnx.Module):
         self.final_layer_norm = nn.LayerNorm(width, config.layer_norm_eps)
         self.eos = config.eos_token_id
 
-    def __call__(self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *,
-                 rngs=None, output_attentions=False, output_hidden_states=False):  # fmt: skip
+    def __call__(
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if position_ids is None:
             documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
             position_ids = nn.positions_in_segments(documents)
         places = self.embeddings.position_embedding(position_ids)
         x, weights, inputs = nn.run_layers(
-            self.encoder.layers, self.embeddings.token_embedding(input_ids) + places,
+            self.encoder.layers,
+            self.embeddings.token_embedding(input_ids) + places,
             nn.visible(attention_mask, segment_ids),
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         states = (*inputs, x) if output_hidden_states else None
         x, weights = self.final_layer_norm(x), weights if output_attentions else None
         # 2 was a wrong value in old configurations: there the end is the largest id of a row.

@@ -34,9 +34,14 @@ class Attention(nnx.Module):
         qkv = self.Wqkv(x).reshape(*x.shape[:2], 3, self.heads, -1)
         query, key, value = (qkv[:, :, part] for part in range(3))
         mixed, weights = nn.attend(
-            nn.rotate(query, angles), nn.rotate(key, angles), value, mask=mask,
-            dropout_rate=self.rate, rngs=rngs, return_weights=return_weights,
-        )  # fmt: skip
+            nn.rotate(query, angles),
+            nn.rotate(key, angles),
+            value,
+            mask=mask,
+            dropout_rate=self.rate,
+            rngs=rngs,
+            return_weights=return_weights,
+        )
         return self.out_drop(self.Wo(mixed.reshape(x.shape)), rngs), weights
 
 
@@ -83,8 +88,17 @@ class ModernBert(nnx.Module):
         self.layers = nn.Layers([Layer(config, number, rngs) for number in numbers])
         self.final_norm = norm(config)
 
-    def __call__(self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *,
-                 rngs=None, output_attentions=False, output_hidden_states=False):  # fmt: skip
+    def __call__(
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if position_ids is None:
             documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
             position_ids = nn.positions_in_segments(documents)
@@ -92,11 +106,14 @@ class ModernBert(nnx.Module):
         everything = nn.visible(attention_mask, segment_ids)
         near = nn.visible(attention_mask, segment_ids, window=(self.window, self.window))
         x, weights, inputs = nn.run_layers(
-            self.layers, self.drop(x, rngs),
+            self.layers,
+            self.drop(x, rngs),
             tuple(rotary(position_ids) for rotary in self.rotary),
             (everything, near),
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         x, weights = self.final_norm(x), weights if output_attentions else None
         return out.FlaxBaseModelOutput(x, (*inputs, x) if output_hidden_states else None, weights)
 
@@ -136,11 +153,15 @@ class FlaxModernBertForMaskedLM(FlaxModernBertModel):
 
 
 RULES = [
-    (r"tok_embeddings/embedding$", "embedding"), (r"head/dense/kernel$", "table"),
-    (r"(Wqkv|Wi)/kernel$", "column"), (r"(Wqkv|Wi)/bias$", "column_bias"),
-    (r"Wo/kernel$", "row"), (r"decoder/kernel$", "vocab_column"), (r"decoder/bias$", "vocab"),
+    (r"tok_embeddings/embedding$", "embedding"),
+    (r"head/dense/kernel$", "table"),
+    (r"(Wqkv|Wi)/kernel$", "column"),
+    (r"(Wqkv|Wi)/bias$", "column_bias"),
+    (r"Wo/kernel$", "row"),
+    (r"decoder/kernel$", "vocab_column"),
+    (r"decoder/bias$", "vocab"),
     (r"norm/scale$|bias$", "vector"),
-]  # fmt: skip
+]
 
 
 @hookimpl

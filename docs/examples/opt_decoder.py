@@ -26,8 +26,9 @@ class Attention(nn.CachedAttention):
             config.num_attention_heads,
             width // config.num_attention_heads,
         )
-        linear = partial(nn.Linear, width, width, nn.normal(config.init_std), rngs,
-                         use_bias=config.enable_bias)  # fmt: skip
+        linear = partial(
+            nn.Linear, width, width, nn.normal(config.init_std), rngs, use_bias=config.enable_bias
+        )
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = (linear() for _ in range(4))
 
     def __call__(self, x, mask, rngs, return_weights):
@@ -73,8 +74,17 @@ class Decoder(nnx.Module):
         self.final_layer_norm = norm(config) if last else nnx.data(None)
         self.layers = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
 
-    def __call__(self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *,
-                 rngs=None, output_attentions=False, output_hidden_states=False):  # fmt: skip
+    def __call__(
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if position_ids is None and segment_ids is None and attention_mask is not None:
             position_ids = jnp.cumsum(attention_mask, -1) * attention_mask - 1
         elif position_ids is None:
@@ -83,10 +93,13 @@ class Decoder(nnx.Module):
         x = self.embed_tokens(input_ids)
         x = self.project_in(x) if self.project_in else x
         x, weights, inputs = nn.run_layers(
-            self.layers, x + self.embed_positions(position_ids + OFFSET),
+            self.layers,
+            x + self.embed_positions(position_ids + OFFSET),
             nn.visible(attention_mask, segment_ids),
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         for part in (self.final_layer_norm, self.project_out):
             x = part(x) if part else x
         states = (*inputs, x) if output_hidden_states else None
@@ -126,11 +139,15 @@ class FlaxOPTForCausalLM(CausalGeneration, FlaxOPTModel):
 
 
 RULES = [
-    (r"embed_tokens/embedding$", "embedding"), (r"embed_positions/embedding$", "table"),
-    (r"((q|k|v)_proj|fc1)/kernel$", "column"), (r"((q|k|v)_proj|fc1)/bias$", "column_bias"),
-    (r"(out_proj|fc2)/kernel$", "row"), (r"lm_head/kernel$", "vocab_column"),
-    (r"project_(in|out)/kernel$", "table"), (r"norm/scale$|bias$", "vector"),
-]  # fmt: skip
+    (r"embed_tokens/embedding$", "embedding"),
+    (r"embed_positions/embedding$", "table"),
+    (r"((q|k|v)_proj|fc1)/kernel$", "column"),
+    (r"((q|k|v)_proj|fc1)/bias$", "column_bias"),
+    (r"(out_proj|fc2)/kernel$", "row"),
+    (r"lm_head/kernel$", "vocab_column"),
+    (r"project_(in|out)/kernel$", "table"),
+    (r"norm/scale$|bias$", "vector"),
+]
 
 
 @hookimpl

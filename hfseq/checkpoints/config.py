@@ -264,9 +264,15 @@ _DOWNLOAD = (
     "proxies",
 )
 _IGNORED = (
-    "resume_download", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline",
-    "adapter_kwargs", "use_safetensors", "low_cpu_mem_usage",
-)  # fmt: skip
+    "resume_download",
+    "trust_remote_code",
+    "_commit_hash",
+    "_from_auto",
+    "_from_pipeline",
+    "adapter_kwargs",
+    "use_safetensors",
+    "low_cpu_mem_usage",
+)
 
 
 def download_options(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -30,9 +30,12 @@ Index = tuple[slice, ...] | EllipsisType
 Entry = TypeVar("Entry")
 #: The last components of our names that are others in PyTorch.
 LEAVES = {
-    "kernel": "weight", "scale": "weight", "embedding": "weight",
-    "mean": "running_mean", "var": "running_var",
-}  # fmt: skip
+    "kernel": "weight",
+    "scale": "weight",
+    "embedding": "weight",
+    "mean": "running_mean",
+    "var": "running_var",
+}
 # What version 4 wrote before the paths of models whose collections are beside their parameters.
 _COLLECTIONS = re.compile(r"^(params|batch_stats)\.")
 FLOATING = ("float64", "float32", "float16", "bfloat16")

@@ -166,9 +166,13 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_common(parser: argparse.ArgumentParser, suffix: str) -> None:
     """Add what may stand before and after the command; argparse keeps only one of equal names."""
     parser.add_argument(
-        "--plugin", action="append", metavar="FILE", default=[], dest=f"plugin{suffix}",
+        "--plugin",
+        action="append",
+        metavar="FILE",
+        default=[],
+        dest=f"plugin{suffix}",
         help="load this plugin file too (repeatable)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--debug", action="store_true", dest=f"debug{suffix}", help="show tracebacks of errors"
     )

@@ -32,9 +32,10 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         "--chat_template", metavar="FILE", help="a Jinja template, instead of the tokenizer's own"
     )
     group.add_argument(
-        "--input_file", metavar="FILE",
+        "--input_file",
+        metavar="FILE",
         help="a turn a line; - is standard input, the default; in a terminal you are asked",
-    )  # fmt: skip
+    )
     add_output_file(group)
     add_json(group, "a JSON object with role and content a line, for each answer")
     group = parser.add_argument_group("answers")
@@ -42,10 +43,12 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         "--max_new_tokens", type=int, metavar="N", default=512, help="longest answer (512)"
     )
     group.add_argument(
-        "--temperature", type=float, metavar="X",
+        "--temperature",
+        type=float,
+        metavar="X",
         help="draw tokens at random; below 1 favours likely ones, 0 takes the likeliest; default: "
         "what the model's generation_config.json says",
-    )  # fmt: skip
+    )
     group.add_argument(
         "--top_p", type=float, metavar="X", help="draw from the likeliest with this probability"
     )
@@ -88,9 +91,13 @@ def run_chat(arguments: argparse.Namespace) -> int:
     with Output(arguments.output_file) as output:
         prepare(arguments)
         chat = Chat.from_pretrained(
-            arguments.model, precision=arguments.precision, system=arguments.system,
-            max_new_tokens=arguments.max_new_tokens, seed=arguments.seed, **options,
-        )  # fmt: skip
+            arguments.model,
+            precision=arguments.precision,
+            system=arguments.system,
+            max_new_tokens=arguments.max_new_tokens,
+            seed=arguments.seed,
+            **options,
+        )
         if by_hand:
             help_ = "/clear forgets, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
             print(paint(f"{arguments.model}: {help_}", "faint"), file=sys.stderr)
@@ -151,5 +158,6 @@ def _answer(
     if chat.dropped and not dropped:
         print(
             "the conversation is longer than the model reads: from here on its oldest turns are "
-            "left out", file=sys.stderr,
-        )  # fmt: skip
+            "left out",
+            file=sys.stderr,
+        )

@@ -154,8 +154,10 @@ def llama_cpp(folder: str, inputs: Arrays, name: str) -> np.ndarray:
     with tempfile.TemporaryDirectory() as made:
         done = subprocess.run(
             [sys.executable, script, folder, "--outfile", os.path.join(made, "model.gguf")],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         raise ValueError(said[-1] if said else "it failed")
@@ -163,9 +165,13 @@ def llama_cpp(folder: str, inputs: Arrays, name: str) -> np.ndarray:
 
 
 CONSUMERS: dict[str, Callable[[str, Arrays, str], np.ndarray]] = {
-    "torch": torch, "peft": peft, "sentence-transformers": sentence_transformers,
-    "ctranslate2": ctranslate2, "onnx": onnx, "llama.cpp": llama_cpp,
-}  # fmt: skip
+    "torch": torch,
+    "peft": peft,
+    "sentence-transformers": sentence_transformers,
+    "ctranslate2": ctranslate2,
+    "onnx": onnx,
+    "llama.cpp": llama_cpp,
+}
 
 
 def main(consumer: str, folder: str, file: str) -> dict[str, Any]:

@@ -54,26 +54,31 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("destination", metavar="DST", help="directory to write")
     parser.add_argument(
-        "--to", choices=("safetensors", "msgpack"), default="safetensors",
+        "--to",
+        choices=("safetensors", "msgpack"),
+        default="safetensors",
         help="safetensors, which PyTorch and hfseq load, or msgpack, which Transformers 4's Flax "
         "classes and hfseq load (safetensors)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"),
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
         help="type of the parameters; default: as stored",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--max_shard_size", default="5GB", metavar="SIZE", help="largest weight file (5GB)"
     )
     parser.add_argument(
-        "--strict", action="store_true",
+        "--strict",
+        action="store_true",
         help="a missing, unexpected or mis-shaped name is an error, and nothing is written",
-    )  # fmt: skip
+    )
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
-        "--task", metavar="TASK",
+        "--task",
+        metavar="TASK",
         help="the head, e.g. ForMaskedLM, where config.json names none or another is wanted",
-    )  # fmt: skip
+    )
     group.add_argument("--model_class", metavar="CLASS", help="the same by class, BertForMaskedLM")
     group.add_argument("--base", action="store_true", help="leave the head out (--task Model)")
     parser.add_argument(
@@ -99,8 +104,16 @@ def run_convert(arguments: argparse.Namespace) -> int:
     # What these would say of names is in the result.
     logging.getLogger("hfseq.modeling").setLevel(logging.ERROR)
     try:
-        given = ("to", "dtype", "max_shard_size", "strict", "task", "model_class", "overwrite",
-                 "merge")  # fmt: skip
+        given = (
+            "to",
+            "dtype",
+            "max_shard_size",
+            "strict",
+            "task",
+            "model_class",
+            "overwrite",
+            "merge",
+        )
         options = {name: getattr(arguments, name) for name in given}
         if arguments.base:
             options["task"] = "Model"

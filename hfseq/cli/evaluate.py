@@ -22,9 +22,14 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="DIR", help="directory or Hub name of a causal LM")
     group = parser.add_argument_group("tasks")
     group.add_argument(
-        "--tasks", "--task", action="extend", type=lambda text: text.split(","), required=True,
-        metavar="A,B", help="tasks, groups, tags, patterns such as mmlu_*, or files (A.yaml)",
-    )  # fmt: skip
+        "--tasks",
+        "--task",
+        action="extend",
+        type=lambda text: text.split(","),
+        required=True,
+        metavar="A,B",
+        help="tasks, groups, tags, patterns such as mmlu_*, or files (A.yaml)",
+    )
     group.add_argument("--include_path", metavar="DIR", help="a folder of tasks of your own")
     group.add_argument(
         "--num_fewshot", type=int, metavar="N", help="examples in each context; default: the task's"
@@ -74,12 +79,16 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     limit = arguments.limit
     try:
         results = lm_eval.simple_evaluate(
-            model="hfseq", model_args={"pretrained": arguments.model, "dtype": arguments.precision},
-            tasks=tasks, task_manager=manager, num_fewshot=arguments.num_fewshot,
-            batch_size=arguments.batch_size, log_samples=False,
+            model="hfseq",
+            model_args={"pretrained": arguments.model, "dtype": arguments.precision},
+            tasks=tasks,
+            task_manager=manager,
+            num_fewshot=arguments.num_fewshot,
+            batch_size=arguments.batch_size,
+            log_samples=False,
             limit=limit if limit is None or limit < 1 else int(limit),
             apply_chat_template=arguments.apply_chat_template,
-        )  # fmt: skip
+        )
     except HfseqError:
         raise
     except Exception as error:  # of datasets, templates and metrics that the tasks name

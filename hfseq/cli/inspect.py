@@ -46,9 +46,10 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
         "model", metavar="DIR", help="directory, Hub name, or a weight file beside its config.json"
     )
     parser.add_argument(
-        "--headers_only", action="store_true",
+        "--headers_only",
+        action="store_true",
         help="do not compare names with the model's class, for which jax has to start",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--values", action="store_true", help="read all weights and look for NaN and infinities"
     )
@@ -323,8 +324,12 @@ class Checkpoint:
             for alias, name in model.file_map.aliases.items()
             if alias not in tensors and (writes or ".embed" in alias)
         }
-        return {"class": cls.__name__, "missing": len(report.missing),
-                "unexpected": len(report.unexpected), "tied": tied}  # fmt: skip
+        return {
+            "class": cls.__name__,
+            "missing": len(report.missing),
+            "unexpected": len(report.unexpected),
+            "tied": tied,
+        }
 
     def not_finite(self) -> dict[str, int]:
         """Count NaN and infinities in every tensor of floating numbers."""

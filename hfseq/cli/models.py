@@ -64,9 +64,10 @@ def add_model_flags(group: argparse._ActionsContainer) -> None:
         "--precision", metavar="NAME", default="float32", help="float32, bfloat16 … (float32)"
     )
     group.add_argument(
-        "--device", choices=("cpu", "cuda", "gpu", "tpu"),
+        "--device",
+        choices=("cpu", "cuda", "gpu", "tpu"),
         help="refuse to run on another kind of device",
-    )  # fmt: skip
+    )
 
 
 def add_numbers(group: argparse._ActionsContainer, *flags: tuple[str, int | None, str]) -> None:
@@ -148,13 +149,18 @@ def run_fill_mask(arguments: argparse.Namespace) -> int:
         filled.append(masks if isinstance(masks[0], list) else [masks])
     if arguments.json:
         rows = [
-            {"text": text, "masks": [
-                [{"token": guess["token_str"].strip(), "probability": guess["score"]}
-                 for guess in guesses]
-                for guesses in masks
-            ]}
+            {
+                "text": text,
+                "masks": [
+                    [
+                        {"token": guess["token_str"].strip(), "probability": guess["score"]}
+                        for guess in guesses
+                    ]
+                    for guesses in masks
+                ],
+            }
             for text, masks in zip(arguments.texts, filled, strict=True)
-        ]  # fmt: skip
+        ]
         print_json(rows, texts=True)
         return 0
     for text, masks in zip(arguments.texts, filled, strict=True):
@@ -175,18 +181,21 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("input and output")
     group.add_argument(
-        "--input_file", metavar="FILE",
+        "--input_file",
+        metavar="FILE",
         help="a prompt a line; - is standard input, the default where there is no PROMPT",
-    )  # fmt: skip
+    )
     group.add_argument("--whole", action="store_true", help="all of the input is one prompt")
     add_json(group, "a JSON object a line, one a prompt")
     group.add_argument(
         "--continuation_only", action="store_true", help="print what is new, not the prompt"
     )
     group.add_argument(
-        "--stream", action=argparse.BooleanOptionalAction, default=None,
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=None,
         help="print tokens as they come; default: on a terminal, for one prompt without beams",
-    )  # fmt: skip
+    )
     group = parser.add_argument_group("search")
     group.add_argument("--do_sample", action="store_true", help="draw tokens at random")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (0)")
@@ -270,13 +279,16 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="a file of sound, or a folder")
     group = parser.add_argument_group("output")
     group.add_argument(
-        "--output_format", choices=("txt", "srt", "json"), default="txt",
+        "--output_format",
+        choices=("txt", "srt", "json"),
+        default="txt",
         help="text, subtitles, or segments with their times (txt)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--output_dir", metavar="DIR",
+        "--output_dir",
+        metavar="DIR",
         help="a file for each there, FILE.txt and so on; default: standard output",
-    )  # fmt: skip
+    )
     add_json(group, "a JSON object a line on standard output, for each file")
     add_progress(group)
     group = parser.add_argument_group("speech")
@@ -285,9 +297,11 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         "--task", choices=("transcribe", "translate"), help="translate writes English"
     )
     group.add_argument(
-        "--wrong_rate", choices=("convert", "report"), default="convert",
+        "--wrong_rate",
+        choices=("convert", "report"),
+        default="convert",
         help="a file of another rate than the model's: convert it, or report it (convert)",
-    )  # fmt: skip
+    )
     add_numbers(
         group,
         ("batch_size", 8, "files read together (8)"),
@@ -313,9 +327,10 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
     prepare(arguments)
     options = ("precision", "language", "task", "batch_size", "num_beams", "max_new_tokens")
     transcriber = Transcriber.from_pretrained(
-        arguments.model, resample=arguments.wrong_rate == "convert",
+        arguments.model,
+        resample=arguments.wrong_rate == "convert",
         **{name: getattr(arguments, name) for name in options},
-    )  # fmt: skip
+    )
     hidden, bad = arguments.no_progress or not sys.stderr.isatty(), 0
     form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s of sound [{elapsed}<{remaining}]"
     with tqdm(total=seconds, bar_format=form, disable=hidden, file=sys.stderr) as bar:
@@ -387,9 +402,12 @@ def _on_pictures(arguments: argparse.Namespace, kind: str, names: Sequence[str])
     from hfseq.pipelines import pictures
 
     pipeline = getattr(pictures, kind).from_pretrained(
-        arguments.model, workers=arguments.decode_workers, precision=arguments.precision,
-        batch_size=arguments.batch_size, **{name: getattr(arguments, name) for name in names},
-    )  # fmt: skip
+        arguments.model,
+        workers=arguments.decode_workers,
+        precision=arguments.precision,
+        batch_size=arguments.batch_size,
+        **{name: getattr(arguments, name) for name in names},
+    )
     hidden = arguments.no_progress or not sys.stderr.isatty() or len(found) == 1
     for one in tqdm(pipeline(found), total=len(found), disable=hidden, unit=" pictures"):
         if one.error:
@@ -450,16 +468,20 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
     add_json(group, "a JSON object a line, with all of it")
     group.add_argument("--scores", action="store_true", help="score and tab before each text")
     group.add_argument(
-        "--long_lines", choices=LONG_LINES, default="truncate",
+        "--long_lines",
+        choices=LONG_LINES,
+        default="truncate",
         help="a text that is longer than the model reads: truncate it, split it at sentences and "
         "translate all of it, or count it as an error (truncate)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--on_bad_line", choices=("report", "skip", "replace", "stop"), default="report",
+        "--on_bad_line",
+        choices=("report", "skip", "replace", "stop"),
+        default="report",
         help="a line that cannot be translated: report gives an empty line and exit code 1 at the "
         "end, skip the same with 0, replace translates invalid UTF-8 with U+FFFD in the place of "
         "wrong bytes, stop ends there (report)",
-    )  # fmt: skip
+    )
     add_progress(group)
 
     group = parser.add_argument_group("search")
@@ -475,9 +497,10 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
         "--length_penalty", type=float, metavar="X", help="above 0 favours long translations"
     )
     group.add_argument(
-        "--length_penalty_type", choices=("transformers", "gnmt"),
+        "--length_penalty_type",
+        choices=("transformers", "gnmt"),
         help="divide by length**X, or by ((5+length)/6)**X as GNMT does (transformers)",
-    )  # fmt: skip
+    )
 
     group = parser.add_argument_group("model")
     group.add_argument("--source_lang", metavar="CODE", help="where the model has several")

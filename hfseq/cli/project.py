@@ -175,9 +175,12 @@ def add_push(parser: argparse.ArgumentParser) -> None:
         "--message", default="Upload with hfseq", metavar="TEXT", help="message of the commit"
     )
     parser.add_argument(
-        "--hub_timeout", type=float, default=network.PATIENCE, metavar="SECONDS",
+        "--hub_timeout",
+        type=float,
+        default=network.PATIENCE,
+        metavar="SECONDS",
         help="without a byte moving, after which the Hub hangs (600)",
-    )  # fmt: skip
+    )
 
 
 def run_push(arguments: argparse.Namespace) -> int:
@@ -190,9 +193,12 @@ def run_push(arguments: argparse.Namespace) -> int:
 
     def push() -> str:
         return hub.push_folder(
-            folder, name, private=private, message=arguments.message,
+            folder,
+            name,
+            private=private,
+            message=arguments.message,
             checkpoint=arguments.checkpoint,
-        )  # fmt: skip
+        )
 
     try:
         print(network.watched(push))

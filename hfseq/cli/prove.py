@@ -40,7 +40,7 @@ KNOWN = {
         "lacks, and takes 10000 for it: convert with Transformers 4"
         for kind in ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
     },
-}  # fmt: skip
+}
 LENGTH = 12
 
 
@@ -48,13 +48,19 @@ def add_prove(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``hfseq prove``."""
     parser.add_argument("model", metavar="DIR", help="directory of a saved model or adapter")
     parser.add_argument(
-        "--python", action="append", default=[], metavar="FILE",
+        "--python",
+        action="append",
+        default=[],
+        metavar="FILE",
         help="another interpreter whose Transformers opens it, too (repeatable)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--only", nargs="+", choices=NAMES, metavar="NAME",
+        "--only",
+        nargs="+",
+        choices=NAMES,
+        metavar="NAME",
         help=f"some of {', '.join(NAMES)}",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="X", help="seconds for each (600)"
     )
@@ -69,9 +75,11 @@ def run_prove(arguments: argparse.Namespace) -> int:
         if not os.access(os.path.expanduser(python), os.X_OK):
             raise UsageError(f"--python {python}: there is no such interpreter")
     found = prove(
-        arguments.model, arguments.only or NAMES, arguments.python,
+        arguments.model,
+        arguments.only or NAMES,
+        arguments.python,
         arguments.timeout,
-    )  # fmt: skip
+    )
     if arguments.json:
         print_json(found)
     else:
@@ -122,9 +130,12 @@ def prove(
                 told["detail"] = remedy or told.get("detail", "not known of this program")
             made.append({"name": shown, **told})
     return {
-        "model_class": model.torch_class_name(), "model_type": model.config.model_type,
-        "output": name, "shape": list(right.shape), "consumers": made,
-    }  # fmt: skip
+        "model_class": model.torch_class_name(),
+        "model_type": model.config.model_type,
+        "output": name,
+        "shape": list(right.shape),
+        "consumers": made,
+    }
 
 
 def _ask(
@@ -138,9 +149,14 @@ def _ask(
     command = [python, "-c", program, consumer, os.path.abspath(folder), str(file)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, env=variables, check=False,
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=variables,
+            check=False,
             cwd=file.parent,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return {"status": "refused", "detail": f"not done in {timeout:g} seconds"}
     lines = done.stdout.strip().splitlines()

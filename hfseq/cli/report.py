@@ -38,9 +38,13 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="a run's output_dir, or its metrics.jsonl")
     parser.add_argument("--plot", metavar="FILE", help="write the learning curve there, as PNG")
     parser.add_argument(
-        "--watch", type=float, nargs="?", const=10.0, metavar="SECONDS",
+        "--watch",
+        type=float,
+        nargs="?",
+        const=10.0,
+        metavar="SECONDS",
         help="refresh every so often until the run is finished (10)",
-    )  # fmt: skip
+    )
     add_json(parser)
 
 
@@ -81,17 +85,24 @@ def _report(summary: Record, log: RunLog) -> Iterator[str]:
     total, step, seen = summary["total_steps"], summary["step"], summary["tokens_seen"]
     share = f" of {total:,} ({step / total:.0%})" if total else ""
     epoch = f", epoch {summary['epoch']:.2f}" if summary["epoch"] is not None else ""
-    times = {"seconds": "{} of training", "seconds_to_go": "{} to go",
-             "seconds_since_last_record": "last record {} ago"}  # fmt: skip
-    rates = {"tokens_per_second": "{:,.0f} tokens/s", "mfu": "MFU {:.1%}",
-             "peak_memory_gb": "peak memory {:.2f} GB"}  # fmt: skip
+    times = {
+        "seconds": "{} of training",
+        "seconds_to_go": "{} to go",
+        "seconds_since_last_record": "last record {} ago",
+    }
+    rates = {
+        "tokens_per_second": "{:,.0f} tokens/s",
+        "mfu": "MFU {:.1%}",
+        "peak_memory_gb": "peak memory {:.2f} GB",
+    }
     losses = [number(summary[name]) for name in ("first_loss", "last_loss")]
     facts = {
         "step": f"{step:,}{share}{epoch}",
         "tokens seen": "" if seen is None else short(seen),
         "time": ", ".join(
             text.format(duration(summary[key]))
-            for key, text in times.items() if summary[key] is not None
+            for key, text in times.items()
+            if summary[key] is not None
         ),
         "rate": ", ".join(
             text.format(summary[key]) for key, text in rates.items() if summary[key] is not None
@@ -99,7 +110,7 @@ def _report(summary: Record, log: RunLog) -> Iterator[str]:
         "training loss": "{} at first, {} now".format(*losses) if all(losses) else "",
         "best": "{} at step {}".format(*_best(summary)) if summary["best"] else "",
         "resumed at": ", ".join(f"{step:,}" for step in summary["resumed_at"]),
-    }  # fmt: skip
+    }
     yield from (f"  {label:14}{value}" for label, value in facts.items() if value)
     points = log.points(*LOSS)
     if len(points) > 1:
@@ -133,9 +144,11 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         "directories", metavar="DIR", nargs="+", help="output_dirs of runs, or their metrics.jsonl"
     )
     parser.add_argument(
-        "--x", choices=("step", "tokens", "time"), default="step",
+        "--x",
+        choices=("step", "tokens", "time"),
+        default="step",
         help="what the curves are drawn over (step)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--metric", metavar="NAME", help="what is drawn, e.g. eval_bleu; default: the losses"
     )
@@ -178,10 +191,12 @@ def _comparison(comparison: Record) -> Iterator[str]:
     rows = [["run", "status", "steps", "last loss", "best", "at step", "tokens/s", "time"]]
     for name, run in runs.items():
         rate = run["tokens_per_second"]
-        rows.append([
-            *(name, run["status"], f"{run['step']:,}", number(run["last_loss"]), *_best(run)),
-            *("" if rate is None else f"{rate:,.0f}", duration(run["seconds"])),
-        ])  # fmt: skip
+        rows.append(
+            [
+                *(name, run["status"], f"{run['step']:,}", number(run["last_loss"]), *_best(run)),
+                *("" if rate is None else f"{rate:,.0f}", duration(run["seconds"])),
+            ]
+        )
     heading, *lines = table(rows)
     yield paint(heading, "bold")
     yield from lines

@@ -24,33 +24,41 @@ def _add_lines(parser: argparse.ArgumentParser, what: str, long_lines: bool = Tr
     """Add the flags of input, output and model."""
     group = parser.add_argument_group("input and output")
     group.add_argument(
-        "--input_file", metavar="FILE",
+        "--input_file",
+        metavar="FILE",
         help=f"{what} a line, or a table (.jsonl, .json, .csv, .tsv, .parquet); - is standard "
         "input",
-    )  # fmt: skip
+    )
     models.add_output_file(group)
     add_json(group, "a JSON object a line: the input and the pipeline's output")
     if long_lines:
         group.add_argument(
-            "--long_lines", choices=("truncate", "error"), default="truncate",
+            "--long_lines",
+            choices=("truncate", "error"),
+            default="truncate",
             help="a text that is longer than the model reads: truncate it, or count it as an error "
             "(truncate)",
-        )  # fmt: skip
+        )
     group.add_argument(
-        "--on_bad_line", choices=("report", "skip", "replace", "stop"), default="report",
+        "--on_bad_line",
+        choices=("report", "skip", "replace", "stop"),
+        default="report",
         help="a line that has no answer: report gives an empty line and exit code 1 at the end, "
         "skip the same with 0, replace reads invalid UTF-8 with U+FFFD in the place of wrong "
         "bytes, stop ends there (report)",
-    )  # fmt: skip
+    )
     models.add_progress(group)
     models.add_numbers(group, ("batch_size", 32, "texts read together (32)"))
     models.add_model_flags(parser.add_argument_group("model"))
 
 
 def _run(
-    arguments: argparse.Namespace, task: str, options: Mapping[str, Any],
-    show: Callable[[Any, Any], str], given: list[Any] | None = None,
-) -> int:  # fmt: skip
+    arguments: argparse.Namespace,
+    task: str,
+    options: Mapping[str, Any],
+    show: Callable[[Any, Any], str],
+    given: list[Any] | None = None,
+) -> int:
     """Print what the pipeline says of each input; return 1 if it said nothing of one.
 
     ``given`` are inputs of the command line; ``show`` makes a line of an input and its answer.
@@ -85,9 +93,12 @@ def _run(
     with Output(arguments.output_file) as output:
         models.prepare(arguments)
         made = pipeline(
-            task, arguments.model, batch_size=arguments.batch_size,
-            precision=arguments.precision, **options,
-        )  # fmt: skip
+            task,
+            arguments.model,
+            batch_size=arguments.batch_size,
+            precision=arguments.precision,
+            **options,
+        )
         pause = None if total is not None else PAUSE
         with tqdm(total=total, unit=" texts", disable=hidden, file=sys.stderr) as bar:
             for answer in made.stream(inputs(), pause=pause):
@@ -130,9 +141,10 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
         ("doc_stride", None, "tokens that windows of a long context share; default: 128"),
     )
     group.add_argument(
-        "--handle_impossible_answer", action="store_true",
+        "--handle_impossible_answer",
+        action="store_true",
         help="say nothing where the context does not answer",
-    )  # fmt: skip
+    )
     _add_lines(parser, "questions with contexts; not", long_lines=False)
 
 
@@ -179,14 +191,18 @@ def add_tag(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("tags")
     strategies = ("none", "simple", "first", "average", "max")
     group.add_argument(
-        "--aggregation_strategy", choices=strategies, default="first",
+        "--aggregation_strategy",
+        choices=strategies,
+        default="first",
         help="how tokens become entities: none gives each for itself, simple joins neighbours of "
         "one tag, the others give all tokens of a word one (first)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--stride", type=int, metavar="N",
+        "--stride",
+        type=int,
+        metavar="N",
         help="read long texts in windows that share so many tokens; default: they are truncated",
-    )  # fmt: skip
+    )
     _add_lines(parser, "a text")
 
 
@@ -244,15 +260,18 @@ def add_classify(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``hfseq classify``: what a model of pictures takes, and one of texts."""
     parser.add_argument("model", metavar="MODEL", help="directory or Hub name of a classifier")
     parser.add_argument(
-        "inputs", metavar="INPUT", nargs="*",
+        "inputs",
+        metavar="INPUT",
+        nargs="*",
         help="texts; for a model of pictures files, or folders of them; default: standard input",
-    )  # fmt: skip
+    )
     group = parser.add_argument_group("classes")
     group.add_argument("--top_k", type=int, metavar="N", default=5, help="likeliest classes (5)")
     group.add_argument(
-        "--candidate_labels", metavar="A,B,C",
+        "--candidate_labels",
+        metavar="A,B,C",
         help="classes for a model that was trained on what follows from a text (NLI)",
-    )  # fmt: skip
+    )
     models.add_numbers(
         group, ("decode_workers", 0, "processes that decode pictures; 0: this one (0)")
     )
@@ -296,23 +315,26 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="default: standard input")
     group = parser.add_argument_group("vectors")
     group.add_argument(
-        "--pooling", metavar="NAME",
+        "--pooling",
+        metavar="NAME",
         help="mean, cls, max, lasttoken …, for a model without sentence-transformers' files",
-    )  # fmt: skip
+    )
     group.add_argument("--normalize", action="store_true", help="give vectors the length 1")
     group.add_argument("--prompt", metavar="TEXT", help="put this before each text")
     group.add_argument("--prompt_name", metavar="NAME", help="a prompt that the model has")
     models.add_numbers(group, ("truncate_dim", None, "keep the first so many features"))
     group = parser.add_argument_group("input and output")
     group.add_argument(
-        "--input_file", metavar="FILE",
+        "--input_file",
+        metavar="FILE",
         help="a text a line, or a table with the column text; - is standard input",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--output_file", metavar="FILE",
+        "--output_file",
+        metavar="FILE",
         help="FILE.npy is an array (texts, features) of float32; other names are lines of JSON, as "
         "standard output is",
-    )  # fmt: skip
+    )
     add_json(group, "a JSON object a line: the text and its vector")
     models.add_progress(group)
     models.add_numbers(group, ("batch_size", 32, "texts read together (32)"))
@@ -343,11 +365,15 @@ def run_embed(arguments: argparse.Namespace) -> int:
         texts.append(str(text))
     model = auto.load(auto.FlaxAutoModel, arguments.model, precision=arguments.precision)
     vectors = model.encode(
-        texts, prompt=arguments.prompt, prompt_name=arguments.prompt_name,
-        batch_size=arguments.batch_size, pooling=arguments.pooling,
-        normalize_embeddings=arguments.normalize, truncate_dim=arguments.truncate_dim,
+        texts,
+        prompt=arguments.prompt,
+        prompt_name=arguments.prompt_name,
+        batch_size=arguments.batch_size,
+        pooling=arguments.pooling,
+        normalize_embeddings=arguments.normalize,
+        truncate_dim=arguments.truncate_dim,
         show_progress_bar=sys.stderr.isatty() and not arguments.no_progress,
-    )  # fmt: skip
+    )
     if arguments.output_file and arguments.output_file.endswith(".npy"):
         with replacing(Path(arguments.output_file)) as temporary, open(temporary, "wb") as file:
             np.save(file, vectors)

@@ -40,9 +40,12 @@ class Windows:
 
 
 def make_windows(
-    tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], contexts: Sequence[str],
-    max_length: int, stride: int,
-) -> Windows:  # fmt: skip
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[str],
+    contexts: Sequence[str],
+    max_length: int,
+    stride: int,
+) -> Windows:
     """Put questions and contexts together, cut into windows that share ``stride`` tokens.
 
     **Raises:** UsageError for a tokenizer that does not say where a token stands, and where a
@@ -58,10 +61,13 @@ def make_windows(
     try:
         encoded = tokenizer(
             *((left, list(contexts)) if first else (list(contexts), left)),
-            truncation="only_second" if first else "only_first", max_length=max_length,
-            stride=stride, return_overflowing_tokens=True, return_offsets_mapping=True,
+            truncation="only_second" if first else "only_first",
+            max_length=max_length,
+            stride=stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
             verbose=False,
-        )  # fmt: skip
+        )
     except BaseException as error:  # the Rust library panics where nothing of the context fits
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
@@ -76,9 +82,12 @@ def make_windows(
         own = np.array([-1 if word is None else word for word in encoded.word_ids(row)])
         words.append(np.where(inside, own, -1))
     return Windows(
-        encoded["input_ids"], encoded.get("token_type_ids"), offsets, words,
+        encoded["input_ids"],
+        encoded.get("token_type_ids"),
+        offsets,
+        words,
         np.array(encoded["overflow_to_sample_mapping"]),
-    )  # fmt: skip
+    )
 
 
 def find_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] | None:
@@ -103,9 +112,12 @@ class Found:
 
 
 def best_spans(
-    starts: Sequence[np.ndarray], ends: Sequence[np.ndarray], offsets: Sequence[np.ndarray],
-    count: int, longest: int,
-) -> tuple[list[Found], float]:  # fmt: skip
+    starts: Sequence[np.ndarray],
+    ends: Sequence[np.ndarray],
+    offsets: Sequence[np.ndarray],
+    count: int,
+    longest: int,
+) -> tuple[list[Found], float]:
     """Return the ``count`` best spans of all windows of a context, and the score of no answer.
 
     ``starts`` and ``ends`` are logits of the tokens of each window. Of each window ``count`` starts
@@ -165,12 +177,17 @@ def flat_table(table: Table) -> Table:
         for paragraph in article.get("paragraphs", ()):
             for question in paragraph["qas"]:
                 answers = question.get("answers", [])
-                rows.append({
-                    "id": question.get("id"), "question": question["question"],
-                    "context": paragraph["context"],
-                    "answers": {"text": [one["text"] for one in answers],
-                                "answer_start": [one["answer_start"] for one in answers]},
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "id": question.get("id"),
+                        "question": question["question"],
+                        "context": paragraph["context"],
+                        "answers": {
+                            "text": [one["text"] for one in answers],
+                            "answer_start": [one["answer_start"] for one in answers],
+                        },
+                    }
+                )
         if "paragraphs" not in article:
             rows.append(article)
     columns = {name: [row.get(name) for row in rows] for name in COLUMNS}

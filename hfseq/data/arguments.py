@@ -374,19 +374,18 @@ GLUE: dict[str, Task] = {
         ("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation", "accuracy")
     ),
     "sst2": Task(("sentence",), ("negative", "positive")),
-    "mrpc": Task(
-        ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "f1")
-    ),
+    "mrpc": Task(("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "f1")),
     "stsb": Task(("sentence1", "sentence2"), (), ("pearson", "spearmanr")),
     "qqp": Task(("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1")),
     "mnli": Task(
-        ("premise", "hypothesis"), ("entailment", "neutral", "contradiction"),
+        ("premise", "hypothesis"),
+        ("entailment", "neutral", "contradiction"),
         parts=("matched", "mismatched"),
     ),
     "qnli": Task(("question", "sentence"), ("entailment", "not_entailment")),
     "rte": Task(("sentence1", "sentence2"), ("entailment", "not_entailment")),
     "wnli": Task(("sentence1", "sentence2"), ("not_entailment", "entailment")),
-}  # fmt: skip
+}
 
 
 TABLES_HELP = (

@@ -51,8 +51,9 @@ class Sound:
     **Raises:** :class:`Unreadable` for what is no sound, or empty; UsageError without soundfile.
     """
 
-    def __init__(self, source: Source | str | os.PathLike[str], rate: int = RATE,
-                 resample: bool = True):  # fmt: skip
+    def __init__(
+        self, source: Source | str | os.PathLike[str], rate: int = RATE, resample: bool = True
+    ):
         self.source = source if isinstance(source, Source) else Source(os.fspath(source))
         self.rate = rate
         try:

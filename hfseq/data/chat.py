@@ -196,9 +196,12 @@ class Encoder:
         return self.tokenizer(text, verbose=False, **options)
 
     def _write(
-        self, messages: list[dict[str, Any]], example: Mapping[str, Any], opens: bool = False,
+        self,
+        messages: list[dict[str, Any]],
+        example: Mapping[str, Any],
+        opens: bool = False,
         marked: bool | None = None,
-    ) -> Tokens:  # fmt: skip
+    ) -> Tokens:
         """Write messages by the chat template; with marks the answers alone are learned.
 
         ``opens`` writes what an answer begins with, too. A token is an answer's where it has a
@@ -215,10 +218,13 @@ class Encoder:
             options = self.tokenizer.special_tokens_map | own
             tools = json.loads(tools) if isinstance(tools, str) else tools
             written: Any = render_jinja_template(  # whose annotation says another thing
-                [messages], tools=tools, return_assistant_tokens_mask=marked,
+                [messages],
+                tools=tools,
+                return_assistant_tokens_mask=marked,
                 chat_template=self.tokenizer.get_chat_template(tools=tools),
-                add_generation_prompt=opens, **options,
-            )  # fmt: skip
+                add_generation_prompt=opens,
+                **options,
+            )
         except TemplateSyntaxError as error:
             raise UsageError(
                 f"the chat template is not valid, line {error.lineno}: {error.message}"
@@ -313,8 +319,10 @@ def encode_all(
                 long = tokens.learned[length:].any()
                 raise BadExample(
                     f"nothing of the answer is among its first {length} tokens, of "
-                    f"{len(tokens.ids)} (--max_length)" if long else "no token of it is learned"
-                )  # fmt: skip
+                    f"{len(tokens.ids)} (--max_length)"
+                    if long
+                    else "no token of it is learned"
+                )
         except BadExample as bad:
             problems[row] = str(bad)
             continue
@@ -325,8 +333,10 @@ def encode_all(
         logger.warning(
             "%d %s prompts end in another way where a completion follows; what is learned begins "
             "where they differ. Let a prompt end where a token does, or give a chat template that "
-            "writes both alike (--chat_template_path)", encode.differing, split,
-        )  # fmt: skip
+            "writes both alike (--chat_template_path)",
+            encode.differing,
+            split,
+        )
     return made, cut
 
 

@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 LABELS = ("label", "labels", "gold_label", "is_duplicate", "Quality", "score")
 SENTENCES = (
-    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
-    ("question", "sentence"), ("sentence",), ("text",),
-)  # fmt: skip
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("sentence",),
+    ("text",),
+)
 
 
 @dataclass
@@ -99,11 +103,13 @@ class Examples:
             for name, part in self.parts.items()
         }
         return replace(
-            self, first=[self.first[i] for i in rows], labels=[self.labels[i] for i in rows],
+            self,
+            first=[self.first[i] for i in rows],
+            labels=[self.labels[i] for i in rows],
             second=None if self.second is None else [self.second[i] for i in rows],
             parts={name: part for name, part in bounds.items() if len(part)},
             rows=rows if self.rows is None else self.rows[rows],
-        )  # fmt: skip
+        )
 
 
 class LabelledSplits(dict[str, Examples]):
@@ -406,9 +412,14 @@ def encode(
             rows = [(e.ids, e.type_ids, bool(e.overflowing)) for e in encodings]
         else:
             encoded = tokenizer(
-                first, second, truncation="longest_first", max_length=max_length,
-                return_token_type_ids=True, return_overflowing_tokens=False, verbose=False,
-            )  # fmt: skip
+                first,
+                second,
+                truncation="longest_first",
+                max_length=max_length,
+                return_token_type_ids=True,
+                return_overflowing_tokens=False,
+                verbose=False,
+            )
             # A tokenizer in Python does not say what it cut.
             longest = [len(row) == max_length for row in encoded["input_ids"]]
             rows = zip(encoded["input_ids"], encoded["token_type_ids"], longest, strict=True)

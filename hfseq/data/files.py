@@ -316,9 +316,10 @@ def _measure(stream: BinaryIO) -> tuple[int, int]:
     if total > FREE + RATIO * size or (size > SMALL and rows * BYTES_A_ROW < size):
         return size, total if total > FREE + RATIO * size else 0
     texts = [
-        plain.schema.column(i).path for i in leaves
+        plain.schema.column(i).path
+        for i in leaves
         if plain.schema.column(i).physical_type == "BYTE_ARRAY"
-    ]  # fmt: skip
+    ]
     stream.seek(0)
     file = ParquetFile(stream, read_dictionary=texts)
     for batch in file.iter_batches(BATCH, columns=texts):

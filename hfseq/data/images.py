@@ -216,9 +216,11 @@ class Decoder:
     def _submit(self, source: Source, crop: Crop | None) -> Future[np.ndarray | str]:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
-                self.workers, multiprocessing.get_context("spawn"), _begin,
+                self.workers,
+                multiprocessing.get_context("spawn"),
+                _begin,
                 (self.processor, self.most),
-            )  # fmt: skip
+            )
         return self._pool.submit(_numbers, source, crop, self.shape)
 
     def close(self) -> None:
@@ -330,9 +332,10 @@ class Pictures(Examples):
     def select(self, rows: np.ndarray) -> Self:
         """Return some of the pictures, by ascending row."""
         return replace(
-            super().select(rows), sources=Selected(self.sources, np.asarray(rows)),
+            super().select(rows),
+            sources=Selected(self.sources, np.asarray(rows)),
             captions=[self.captions[row] for row in rows] if self.captions else (),
-        )  # fmt: skip
+        )
 
 
 class Selected(Sequence[Source]):

@@ -92,9 +92,14 @@ def tokenize_pairs(
                 f"tokens: give {encode.tail + 1} or more"
             )
         store = tokenize_with(
-            encode, dataset, name, cache_dir=cache_dir, num_proc=num_proc, overwrite=overwrite,
+            encode,
+            dataset,
+            name,
+            cache_dir=cache_dir,
+            num_proc=num_proc,
+            overwrite=overwrite,
             description=f"{description}, {name}",
-        )  # fmt: skip
+        )
         sides.append(Side(store, limit, encode.tail))
     return select_pairs(sides[0], sides[1], drop_long, description)
 
@@ -201,15 +206,22 @@ def select_pairs(
         remedy = "left out; --truncate_long_pairs keeps them, cut" if drop_long else "cut there"
         logger.warning(
             "%s: %d of %d pairs are longer than %s: they are %s",
-            description, count, total, limits, remedy,
-        )  # fmt: skip
+            description,
+            count,
+            total,
+            limits,
+            remedy,
+        )
     pairs = PairStore(source, target, kept)
     tokens = [int(lengths.sum()) for lengths in pairs.lengths]
     pairs.facts = {
-        "documents": len(kept), "tokens": sum(tokens),
-        "source_tokens": tokens[0], "target_tokens": tokens[1],
-        "dropped": count if drop_long else 0, "truncated": 0 if drop_long else count,
-    }  # fmt: skip
+        "documents": len(kept),
+        "tokens": sum(tokens),
+        "source_tokens": tokens[0],
+        "target_tokens": tokens[1],
+        "dropped": count if drop_long else 0,
+        "truncated": 0 if drop_long else count,
+    }
     return pairs
 
 

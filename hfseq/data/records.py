@@ -83,9 +83,10 @@ class Records:
 
 @once_a_run
 def load_records(
-    arguments: RecordArguments, plugins: Plugins | None = None,
+    arguments: RecordArguments,
+    plugins: Plugins | None = None,
     shape: Callable[[Table], Table] | None = None,
-) -> dict[str, Records]:  # fmt: skip
+) -> dict[str, Records]:
     """Load the examples that the flags ask for, by split; loading them again gives the same object.
 
     ``shape`` makes examples of the rows of a table, where they are none.
@@ -136,6 +137,10 @@ def sift(
     more = f"\n  and {len(told) - NAMED} more" if told[NAMED:] else ""
     logger.warning(
         "%d of %d %s examples are left out:\n  %s%s",
-        len(told), len(records), split, "\n  ".join(told[:NAMED]), more,
-    )  # fmt: skip
+        len(told),
+        len(records),
+        split,
+        "\n  ".join(told[:NAMED]),
+        more,
+    )
     return records.select(good)

@@ -156,9 +156,12 @@ def load_named(
             whole = load_from_disk(name)
         elif whole is None:
             whole = load_dataset(
-                name, config, revision=arguments.dataset_revision, streaming=arguments.streaming,
+                name,
+                config,
+                revision=arguments.dataset_revision,
+                streaming=arguments.streaming,
                 cache_dir=_datasets_cache(arguments),
-            )  # fmt: skip
+            )
     except Exception as error:
         if "scripts are no longer supported" in str(error) or name in SCRIPT_DATASETS:
             raise DataError(f"{label}: {no_scripts.format(name=name)} ({error})") from error
@@ -200,9 +203,13 @@ def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any
         options = {"sample_by": arguments.sample_by, "keep_linebreaks": keep}
     try:
         dataset = load_dataset(
-            builder, data_files={"train": files}, split="train", streaming=arguments.streaming,
-            cache_dir=_datasets_cache(arguments), **options,
-        )  # fmt: skip
+            builder,
+            data_files={"train": files},
+            split="train",
+            streaming=arguments.streaming,
+            cache_dir=_datasets_cache(arguments),
+            **options,
+        )
         first = next(iter(dataset if arguments.streaming else range(len(dataset))), None)
     except Exception as error:
         raise data_files.explain(error, files, builder, flag) from error

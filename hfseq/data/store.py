@@ -135,9 +135,13 @@ def build(
             stream.write(offsets.data)
             os.fsync(stream.fileno())
         content = {
-            "version": VERSION, **header, "documents": len(offsets) - 1, "tokens": int(offsets[-1]),
-            "largest_id": largest, "continues": has_continues,
-        }  # fmt: skip
+            "version": VERSION,
+            **header,
+            "documents": len(offsets) - 1,
+            "tokens": int(offsets[-1]),
+            "largest_id": largest,
+            "continues": has_continues,
+        }
         (directory / HEADER).write_text(json.dumps(content, indent=2))
 
     return write_once(Path(path), TokenStore.open, write, overwrite)

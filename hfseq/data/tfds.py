@@ -215,9 +215,13 @@ class _Prepared:
         for shard, length in enumerate(lengths):
             index = f"{shard:05d}"
             values = {
-                "DATASET": self.info["name"], "SPLIT": split, "FILEFORMAT": self.format,
-                "SHARD_X_OF_Y": f"{index}-of-{count}", "SHARD_INDEX": index, "NUM_SHARDS": count,
-            }  # fmt: skip
+                "DATASET": self.info["name"],
+                "SPLIT": split,
+                "FILEFORMAT": self.format,
+                "SHARD_X_OF_Y": f"{index}-of-{count}",
+                "SHARD_INDEX": index,
+                "NUM_SHARDS": count,
+            }
             # Not with str.format, which reads attributes and pads to any width.
             template = entry.get("filepathTemplate") or TEMPLATE
             name = re.sub(r"\{(\w+)\}", lambda match, values=values: values[match[1]], template)

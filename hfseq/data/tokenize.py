@@ -55,9 +55,14 @@ def tokenize(
     limit = max_length if line_by_line else None
     encode = Encoder(tokenizer, limit, keep_blank, append_eos)
     return tokenize_with(
-        encode, dataset, text_column, cache_dir=cache_dir, num_proc=num_proc, overwrite=overwrite,
+        encode,
+        dataset,
+        text_column,
+        cache_dir=cache_dir,
+        num_proc=num_proc,
+        overwrite=overwrite,
         description=description,
-    )  # fmt: skip
+    )
 
 
 def tokenize_with(

@@ -107,14 +107,20 @@ XLM_ROBERTA = replace(
     ROBERTA, algorithm="unigram", first=("<s>", "<pad>", "</s>", "<unk>"), last=("<mask>",)
 )
 XGLM = replace(
-    XLM_ROBERTA, single="</s> $A", pair="</s> $A </s> </s> $B", last=(), lstrip=(),
+    XLM_ROBERTA,
+    single="</s> $A",
+    pair="</s> $A </s> </s> $B",
+    last=(),
+    lstrip=(),
     roles={role: token for role, token in ROBERTA.roles.items() if role != "mask_token"},
     max_length=2048,
-)  # fmt: skip
+)
 BLENDERBOT = replace(
-    ROBERTA, first=("<pad>", "<s>", "</s>", "<unk>", "<mask>"), single="$A </s>",
+    ROBERTA,
+    first=("<pad>", "<s>", "</s>", "<unk>", "<mask>"),
+    single="$A </s>",
     pair="$A </s> $B </s>",
-)  # fmt: skip
+)
 VQ_TRANSFORMER = Family(
     algorithm="bpe",
     first=("<pad>", "</s>", "<unk>"),
@@ -460,9 +466,11 @@ def vocabulary_in(
         chosen = (pairs[number * BATCH : (number + 1) * BATCH] for number in order)
         joint_tokenizer(
             (batch[side] for batch in chosen for side in ("source", "target")),
-            arguments.tokenizer_algorithm, arguments.vocab_size, output_dir=temporary,
+            arguments.tokenizer_algorithm,
+            arguments.vocab_size,
+            output_dir=temporary,
             max_corpus_chars=arguments.max_corpus_chars,
-        )  # fmt: skip
+        )
 
     return once(folder, "pairs", load, make)
 

@@ -20,7 +20,7 @@ from hfseq.generation.search import (
     record,
     row_keys,
     sample_without_replacement,
-)  # fmt: skip
+)
 from hfseq.nn import cpu, kv_cache
 
 #: Added to the score of a beam that must not be chosen.
@@ -124,10 +124,13 @@ class BeamSearch(Session):
             lambda leaf: leaf[:, :best].reshape(self.batch * best, *leaf.shape[2:]), state.finished
         )
         return FlaxBeamSearchOutput(
-            sequences=kept.sequences, scores=kept.scores, sequences_scores=kept.scores,
-            step_scores=state.recorded.get("scores"), logits=state.recorded.get("logits"),
+            sequences=kept.sequences,
+            scores=kept.scores,
+            sequences_scores=kept.scores,
+            step_scores=state.recorded.get("scores"),
+            logits=state.recorded.get("logits"),
             beam_indices=kept.parents if self.keeps_parents else None,
-        )  # fmt: skip
+        )
 
     def _score(
         self, state: BeamState, step: Length

@@ -22,7 +22,7 @@ from hfseq.generation.search import (
     SearchState,
     TokenSearch,
     pick_rows,
-)  # fmt: skip
+)
 from hfseq.nn import kv_cache
 
 if TYPE_CHECKING:
@@ -45,11 +45,15 @@ class FlaxGenerationMixin:
     """Adds ``generate`` to models that prepare and update inputs for generation."""
 
     def generate(
-        self, input_ids: Rows | None = None, generation_config: GenerationConfig | None = None,
-        prng_key: jax.Array | int | None = None, trace: bool = True,
+        self,
+        input_ids: Rows | None = None,
+        generation_config: GenerationConfig | None = None,
+        prng_key: jax.Array | int | None = None,
+        trace: bool = True,
         params: Mapping[str, Any] | None = None,
-        logits_processor: Sequence[Processor] | Processor | None = None, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        logits_processor: Sequence[Processor] | Processor | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Continue a batch of prompts, or write the output of an encoder-decoder.
 
         ``input_ids`` (batch, length) are prompts, or the input of the encoder. Options are those
@@ -97,10 +101,14 @@ class FlaxGenerationMixin:
         return _cut((run_compacted if compact else run_compiled)(model, plan, operands), request)
 
     def stream_generate(
-        self, input_ids: Rows | None = None, generation_config: GenerationConfig | None = None,
-        prng_key: jax.Array | int | None = None, params: Mapping[str, Any] | None = None,
-        logits_processor: Sequence[Processor] | Processor | None = None, **kwargs: Any,
-    ) -> Iterator[np.ndarray]:  # fmt: skip
+        self,
+        input_ids: Rows | None = None,
+        generation_config: GenerationConfig | None = None,
+        prng_key: jax.Array | int | None = None,
+        params: Mapping[str, Any] | None = None,
+        logits_processor: Sequence[Processor] | Processor | None = None,
+        **kwargs: Any,
+    ) -> Iterator[np.ndarray]:
         """Yield the tokens (batch,) of each step as soon as they are known.
 
         Arguments are those of :meth:`generate`; rows that have ended yield ``pad_token_id``. The

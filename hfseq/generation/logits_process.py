@@ -354,9 +354,10 @@ class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
     """Forces tokens at places: pairs (place, token); ``offset`` is added to the places."""
 
     def __init__(
-        self, force_token_map: Mapping[int, int | None] | Sequence[Sequence[int | None]],
+        self,
+        force_token_map: Mapping[int, int | None] | Sequence[Sequence[int | None]],
         offset: Length = 0,
-    ):  # fmt: skip
+    ):
         pairs: dict[Any, int | None] = dict(force_token_map)  # type: ignore[arg-type]
         forced = {int(place): -1 if token is None else int(token) for place, token in pairs.items()}
         self.force_token_array = [forced.get(n, -1) for n in range(max(forced, default=-1) + 1)]
@@ -386,9 +387,11 @@ class FlaxExponentialDecayLengthPenalty(FlaxLogitsProcessor):
     """
 
     def __init__(
-        self, exponential_decay_length_penalty: tuple[int, float], eos_token_id: TokenIds,
+        self,
+        exponential_decay_length_penalty: tuple[int, float],
+        eos_token_id: TokenIds,
         input_ids_seq_length: Length,
-    ):  # fmt: skip
+    ):
         start, self.factor = exponential_decay_length_penalty
         self.start = start + input_ids_seq_length
         self.tokens = self.eos_token_id = token_ids("eos_token_id", eos_token_id)
@@ -584,9 +587,12 @@ class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
     """
 
     def __init__(
-        self, generate_config: GenerationConfig, model_config: PreTrainedConfig,
-        decoder_input_length: int, begin_index: Length | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        generate_config: GenerationConfig,
+        model_config: PreTrainedConfig,
+        decoder_input_length: int,
+        begin_index: Length | None = None,
+    ) -> None:
         config: Any = generate_config  # with Whisper's own entries
         end = config.eos_token_id
         self.eos_token_id = end[0] if isinstance(end, (list, tuple)) else end
@@ -639,9 +645,11 @@ def whisper_timestamps(
     """
     no_timestamps, end, latest_start = value
     config: Any = types.SimpleNamespace(
-        no_timestamps_token_id=no_timestamps, eos_token_id=end, vocab_size=1 << 30,
+        no_timestamps_token_id=no_timestamps,
+        eos_token_id=end,
+        vocab_size=1 << 30,
         max_initial_timestamp_index=latest_start,
-    )  # fmt: skip
+    )
     return FlaxWhisperTimeStampLogitsProcessor(config, config, 0, begin)
 
 

@@ -85,149 +85,200 @@ class Options:
     num_return_sequences: int = _option(1, "samples or best beams of each row", rule=_COUNT)
     early_stopping: bool | str = _option(False, 'when beam search ends: `True`, `False`, `"never"`')
     length_penalty: float = _option(
-        1.0, "above 0 longer beams score higher",
+        1.0,
+        "above 0 longer beams score higher",
         rule=(lambda x: _is_number(x) and not isinstance(x, bool), "a number"),
-    )  # fmt: skip
+    )
     length_penalty_type: str = _option(
-        "transformers", '`"transformers"` or `"gnmt"`, [below](#length-penalties)',
+        "transformers",
+        '`"transformers"` or `"gnmt"`, [below](#length-penalties)',
         differs="PyTorch has only the first",
         rule=(lambda kind: kind in ("transformers", "gnmt"), '"transformers" or "gnmt"'),
-    )  # fmt: skip
+    )
     # Warpers, in PyTorch's order.
     temperature: float | None = _option(
-        None, "scores are divided by it: below 1 sharper, above 1 flatter", off=1,
+        None,
+        "scores are divided by it: below 1 sharper, above 1 flatter",
+        off=1,
         rule=(_PENALTY[0], "a float above 0; for greedy search set do_sample=False"),
         warper=lambda value, keep: p.FlaxTemperatureLogitsWarper(value),
-    )  # fmt: skip
+    )
     top_h: float | None = _option(
-        None, "sample up to this part of the entropy", rule=_PART,
+        None,
+        "sample up to this part of the entropy",
+        rule=_PART,
         warper=lambda value, keep: p.FlaxTopHLogitsWarper(value),
-    )  # fmt: skip
+    )
     top_k: int | None = _option(
-        None, "sample from so many tokens; 50 unless you say 0", off=0, rule=_SIZE,
+        None,
+        "sample from so many tokens; 50 unless you say 0",
+        off=0,
+        rule=_SIZE,
         differs="of scores equal to the last only as many as fit stay",
         warper=lambda value, keep: p.FlaxTopKLogitsWarper(value, min_tokens_to_keep=keep),
-    )  # fmt: skip
+    )
     top_p: float | None = _option(
-        None, "sample from the fewest tokens with this probability", off=1, rule=_PART,
+        None,
+        "sample from the fewest tokens with this probability",
+        off=1,
+        rule=_PART,
         warper=lambda value, keep: p.FlaxTopPLogitsWarper(value, min_tokens_to_keep=keep),
-    )  # fmt: skip
+    )
     min_p: float | None = _option(
-        None, "sample from tokens with this part of the best one's probability",
+        None,
+        "sample from tokens with this part of the best one's probability",
         rule=(lambda x: _is_number(x) and 0 <= x <= 1, "between 0 and 1"),
         warper=lambda value, keep: p.FlaxMinPLogitsWarper(value, min_tokens_to_keep=keep),
-    )  # fmt: skip
+    )
     typical_p: float | None = _option(
-        None, "sample from tokens of a surprise near the entropy, up to this mass", off=1,
+        None,
+        "sample from tokens of a surprise near the entropy, up to this mass",
+        off=1,
         rule=_PART,
         warper=lambda value, keep: p.FlaxTypicalLogitsWarper(value, min_tokens_to_keep=keep),
-    )  # fmt: skip
+    )
     epsilon_cutoff: float | None = _option(
-        None, "no token of a lower probability", off=0, rule=_CUTOFF,
+        None,
+        "no token of a lower probability",
+        off=0,
+        rule=_CUTOFF,
         warper=lambda value, keep: p.FlaxEpsilonLogitsWarper(value, min_tokens_to_keep=keep),
-    )  # fmt: skip
+    )
     eta_cutoff: float | None = _option(
-        None, "no token below a probability that falls with the entropy", off=0, rule=_CUTOFF,
+        None,
+        "no token below a probability that falls with the entropy",
+        off=0,
+        rule=_CUTOFF,
         warper=lambda value, keep: p.FlaxEtaLogitsWarper(value, min_tokens_to_keep=keep),
-    )  # fmt: skip
+    )
     # Processors, in PyTorch's order.
     sequence_bias: tuple[tuple[Tokens, float], ...] | None = _option(
-        None, "what is added to the scores of sequences",
+        None,
+        "what is added to the scores of sequences",
         read=lambda name, value: tuple(
             p.FlaxSequenceBiasLogitsProcessor(value).sequence_bias.items()
         ),
         processor=lambda value, o, x: p.FlaxSequenceBiasLogitsProcessor(dict(value)),
-    )  # fmt: skip
+    )
     encoder_repetition_penalty: float | None = _option(
-        None, "more of what is in the input", off=1, rule=_PENALTY,
+        None,
+        "more of what is in the input",
+        off=1,
+        rule=_PENALTY,
         processor=lambda value, o, x: p.FlaxEncoderRepetitionPenaltyLogitsProcessor(
             value, *x.source()
         ),
-    )  # fmt: skip
+    )
     repetition_penalty: float | None = _option(
-        None, "less of what is there", off=1, rule=_PENALTY,
+        None,
+        "less of what is there",
+        off=1,
+        rule=_PENALTY,
         processor=lambda value, o, x: p.FlaxRepetitionPenaltyLogitsProcessor(
             value, x.padding(o.rows_per_input)
         ),
-    )  # fmt: skip
+    )
     no_repeat_ngram_size: int = _option(
-        0, "no n-gram of this size twice", rule=_SIZE,
+        0,
+        "no n-gram of this size twice",
+        rule=_SIZE,
         processor=lambda value, o, x: p.FlaxNoRepeatNGramLogitsProcessor(value),
-    )  # fmt: skip
+    )
     encoder_no_repeat_ngram_size: int = _option(
-        0, "no n-gram of this size from the input", rule=_SIZE,
-        processor=lambda value, o, x: p.FlaxEncoderNoRepeatNGramLogitsProcessor(
-            value, *x.source()
-        ),
-    )  # fmt: skip
+        0,
+        "no n-gram of this size from the input",
+        rule=_SIZE,
+        processor=lambda value, o, x: p.FlaxEncoderNoRepeatNGramLogitsProcessor(value, *x.source()),
+    )
     bad_words_ids: tuple[Tokens, ...] | None = _option(
-        None, "sequences of tokens that must not come",
+        None,
+        "sequences of tokens that must not come",
         processor=lambda value, o, x: p.FlaxNoBadWordsLogitsProcessor(
             list(value), o.eos_token_id or None
         ),
-    )  # fmt: skip
+    )
     has_min_length: bool = _option(
-        False, "",
-        processor=lambda value, o, x: o.eos_token_id
-        and p.FlaxMinLengthLogitsProcessor(x.min_length, o.eos_token_id),
-    )  # fmt: skip
+        False,
+        "",
+        processor=lambda value, o, x: (
+            o.eos_token_id and p.FlaxMinLengthLogitsProcessor(x.min_length, o.eos_token_id)
+        ),
+    )
     min_new_tokens: int = _option(
-        0, "no end before so many new tokens", differs="too large ones are an error",
-        processor=lambda value, o, x: o.eos_token_id
-        and p.FlaxMinNewTokensLengthLogitsProcessor(x.prompt_length, value, o.eos_token_id),
-    )  # fmt: skip
+        0,
+        "no end before so many new tokens",
+        differs="too large ones are an error",
+        processor=lambda value, o, x: (
+            o.eos_token_id
+            and p.FlaxMinNewTokensLengthLogitsProcessor(x.prompt_length, value, o.eos_token_id)
+        ),
+    )
     forced_bos_token_id: int | None = _option(
-        None, "the first token after the decoder's start",
+        None,
+        "the first token after the decoder's start",
         processor=lambda value, o, x: p.FlaxForcedBOSTokenLogitsProcessor(value),
-    )  # fmt: skip
+    )
     forced_eos_token_id: Tokens | None = _option(
-        None, "the last token where `max_length` is reached", read=token_ids,
+        None,
+        "the last token where `max_length` is reached",
+        read=token_ids,
         processor=lambda value, o, x: p.FlaxForcedEOSTokenLogitsProcessor(x.stop_length, value),
-    )  # fmt: skip
+    )
     remove_invalid_values: bool = _option(
-        False, "repair NaN and infinite scores",
+        False,
+        "repair NaN and infinite scores",
         processor=lambda value, o, x: p.FlaxInfNanRemoveLogitsProcessor(),
-    )  # fmt: skip
+    )
     exponential_decay_length_penalty: tuple[int, float] | None = _option(
-        None, "hurry to the end: (after so many new tokens, factor)",
+        None,
+        "hurry to the end: (after so many new tokens, factor)",
         read=lambda name, value: (int(value[0]), float(value[1])),
         processor=lambda value, o, x: p.FlaxExponentialDecayLengthPenalty(
             value, o.eos_token_id, x.prompt_length
         ),
-    )  # fmt: skip
+    )
     suppress_tokens: Tokens | None = _option(
-        None, "tokens that must not come", read=token_ids,
+        None,
+        "tokens that must not come",
+        read=token_ids,
         processor=lambda value, o, x: p.FlaxSuppressTokensLogitsProcessor(value),
-    )  # fmt: skip
+    )
     begin_suppress_tokens: Tokens | None = _option(
-        None, "tokens that must not come first", read=token_ids,
+        None,
+        "tokens that must not come first",
+        read=token_ids,
         processor=lambda value, o, x: p.FlaxSuppressTokensAtBeginLogitsProcessor(
             value, o.first_free(x.prompt_length)
         ),
-    )  # fmt: skip
+    )
     forced_decoder_ids: tuple[tuple[int, int | None], ...] | None = _option(
-        None, "tokens that must come: pairs (place, token)",
+        None,
+        "tokens that must come: pairs (place, token)",
         differs="an option of Transformers 4 only",
         read=lambda name, value: tuple(map(tuple, value)) or None,
         processor=lambda value, o, x: p.FlaxForceTokensLogitsProcessor(value, x.prompt_length - 1),
-    )  # fmt: skip
+    )
     timestamp_rules: tuple[int, int, int | None] | None = _option(
-        None, "",  # Whisper's: <|notimestamps|>, the end, how late the first may be
+        None,
+        "",  # Whisper's: <|notimestamps|>, the end, how late the first may be
         processor=lambda value, o, x: p.whisper_timestamps(value, x.prompt_length),
-    )  # fmt: skip
+    )
     # The last one, after the warpers too.
     renormalize_logits: bool = _option(False, "make the scores log-probabilities")
     output_scores: bool = _option(
-        False, "keep the scores of each step",
+        False,
+        "keep the scores of each step",
         differs="`return_dict_in_generate` is not needed: results are always objects",
-    )  # fmt: skip
+    )
     output_logits: bool = _option(False, "keep the scores of each step before the processors")
     pad_token_id: int | None = _option(None, "fills rows that have ended; by default the first end")
     eos_token_id: Tokens = _option((), "what ends a row: one token or several", read=token_ids)
     stop_token_sequences: tuple[Tokens, ...] = _option(
-        (), "stop after any of these lists of tokens: `[[13], [198, 198]]`",
-        differs="PyTorch has it not", read=_read_sequences,
-    )  # fmt: skip
+        (),
+        "stop after any of these lists of tokens: `[[13], [198, 198]]`",
+        differs="PyTorch has it not",
+        read=_read_sequences,
+    )
 
     @property
     def rows_per_input(self) -> int:
@@ -257,13 +308,14 @@ class Options:
             of_beams = {
                 f"num_beams={beams} is more than the vocabulary's {vocab_size} tokens: there are "
                 "not so many first tokens; lower num_beams": beams > vocab_size,
-                f"the vocabulary of {vocab_size} is too small for beam search":
-                    beams > 1 and candidates > beams * vocab_size,
-                f"num_return_sequences={wanted} is more than num_beams={beams}: raise num_beams":
-                    1 < beams < wanted,
+                f"the vocabulary of {vocab_size} is too small for beam search": beams > 1
+                and candidates > beams * vocab_size,
+                f"num_return_sequences={wanted} is more than num_beams={beams}: raise num_beams": 1
+                < beams
+                < wanted,
                 f"num_return_sequences={wanted} needs do_sample=True or num_beams>={wanted}: "
                 "greedy search finds only one": beams == 1 < wanted and not self.do_sample,
-            }  # fmt: skip
+            }
             problems += [text for text, wrong in of_beams.items() if wrong]
         ids = {"forced_bos_token_id": self.forced_bos_token_id}
         if self.stop_token_sequences or any(token < vocab_size for token in self.eos_token_id):
@@ -356,7 +408,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_mtp": ((None, False), "leave it out: the text is the same, only slower"),
     "speculation_type": ((None,), "leave it out: the text is the same, only slower"),
     "assistant_ensemble_weight": ((None,), "leave it out"),
-}  # fmt: skip
+}
 
 #: The same, where a model's own configuration may ask for it without harm.
 UNSUPPORTED_IF_ASKED = {

@@ -67,16 +67,30 @@ NO_ARGUMENTS = {
 
 #: Arguments of a model's call that ``generate`` sets itself.
 _SET_INSIDE = {
-    "self", "params", "train", "dropout_rng", "return_dict", "output_attentions", "extra",
-    "output_hidden_states", "past_key_values", "input_ids", "kwargs", "inputs", "args",
+    "self",
+    "params",
+    "train",
+    "dropout_rng",
+    "return_dict",
+    "output_attentions",
+    "extra",
+    "output_hidden_states",
+    "past_key_values",
+    "input_ids",
+    "kwargs",
+    "inputs",
+    "args",
     "max_length",
-}  # fmt: skip
+}
 
 #: Attributes of any configuration that do not mean generation.
 _NOT_EDITS = (
-    "use_cache", "output_attentions", "output_hidden_states", "return_dict_in_generate",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict_in_generate",
     "transformers_version",
-)  # fmt: skip
+)
 
 
 class Streamer(Protocol):
@@ -123,12 +137,14 @@ class _Given(NamedTuple):
 
 
 def make_request(
-    model: GenerativeModel, input_ids: Rows | None,
-    generation_config: GenerationConfig | None = None, prng_key: jax.Array | int | None = None,
+    model: GenerativeModel,
+    input_ids: Rows | None,
+    generation_config: GenerationConfig | None = None,
+    prng_key: jax.Array | int | None = None,
     params: Mapping[str, Any] | None = None,
     logits_processor: Sequence[Processor] | Processor | None = None,
     kwargs: Mapping[str, Any] | None = None,
-) -> Request:  # fmt: skip
+) -> Request:
     """Check everything that can be checked, and put the inputs into their buckets.
 
     **Raises:** TypeError for a class without a head, UsageError for what cannot work.
@@ -154,9 +170,13 @@ def make_request(
     read = _read_pair if encoder_decoder else _read_prompt
     given = read(model, config, options, input_ids, inputs, traced)
     lengths = resolve_lengths(
-        config, given.prompt.shape[1], model.max_length(), default=default_length, traced=traced,
+        config,
+        given.prompt.shape[1],
+        model.max_length(),
+        default=default_length,
+        traced=traced,
         what="decoder_input_ids" if encoder_decoder else "input_ids",
-    )  # fmt: skip
+    )
     new = lengths.stop - lengths.prompt
     recorded = options.output_scores or options.output_logits
     steps = (new if traced else bucket(new)) if recorded else 0
@@ -179,12 +199,19 @@ def make_request(
             rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
             arrays = jax.tree.map(lambda array: jax.device_put(array, rows), arrays)
     operands = Operands(
-        params=params or model.params, prompt=arrays[0], mask=arrays[1], key=make_key(prng_key),
-        prompt_length=number(lengths.prompt), stop_length=number(lengths.stop),
-        min_length=number(lengths.minimum), encoder=arrays[2],
-        encoder_outputs=given.encoder_outputs, encoder_length=number(given.encoder_length),
-        model_kwargs=inputs, extra=extras.get("extra") or model.extra,
-    )  # fmt: skip
+        params=params or model.params,
+        prompt=arrays[0],
+        mask=arrays[1],
+        key=make_key(prng_key),
+        prompt_length=number(lengths.prompt),
+        stop_length=number(lengths.stop),
+        min_length=number(lengths.minimum),
+        encoder=arrays[2],
+        encoder_outputs=given.encoder_outputs,
+        encoder_length=number(given.encoder_length),
+        model_kwargs=inputs,
+        extra=extras.get("extra") or model.extra,
+    )
     compact = bool(extras.get("compact_finished"))
     return Request(plan, operands, lengths, traced, extras.get("streamer"), compact)
 
@@ -318,9 +345,13 @@ def check_arguments(
 
 
 def _read_prompt(
-    model: GenerativeModel, config: GenerationConfig, options: Options, ids: Rows | None,
-    inputs: dict[str, Any], traced: bool,
-) -> _Given:  # fmt: skip
+    model: GenerativeModel,
+    config: GenerationConfig,
+    options: Options,
+    ids: Rows | None,
+    inputs: dict[str, Any],
+    traced: bool,
+) -> _Given:
     """Read the prompt of a decoder, which is the begin token where there is none."""
     vocabulary, mask = model.vocabulary(), inputs.pop("attention_mask", None)
     prompt = None if ids is None else as_ids("input_ids", ids, traced, vocabulary)
@@ -343,9 +374,13 @@ def _read_prompt(
 
 
 def _read_pair(
-    model: GenerativeModel, config: GenerationConfig, options: Options, ids: Rows | None,
-    inputs: dict[str, Any], traced: bool,
-) -> _Given:  # fmt: skip
+    model: GenerativeModel,
+    config: GenerationConfig,
+    options: Options,
+    ids: Rows | None,
+    inputs: dict[str, Any],
+    traced: bool,
+) -> _Given:
     """Read the input of the encoder and the beginning of the decoder's output."""
     outputs, mask = inputs.pop("encoder_outputs", None), inputs.pop("attention_mask", None)
     encoder, length, name = {}, 0, model.main_input_name
@@ -528,9 +563,14 @@ def text_width(length: int, limit: int | None = None) -> int:
 
 
 def resolve_lengths(
-    config: GenerationConfig, prompt: int, limit: int | None, *, default: bool, traced: bool,
+    config: GenerationConfig,
+    prompt: int,
+    limit: int | None,
+    *,
+    default: bool,
+    traced: bool,
     what: str,
-) -> Lengths:  # fmt: skip
+) -> Lengths:
     """Apply the rules of ``max_length``, ``max_new_tokens`` and their kin to a prompt.
 
     ``default`` tells that nobody chose ``max_length``; ``traced`` that the caller compiles, so that
@@ -546,15 +586,18 @@ def resolve_lengths(
     if new is None and default:
         logger.warning(
             "Using the model-agnostic default `max_length` (=%s) to control the generation length. "
-            "We recommend setting `max_new_tokens`.", stop,
-        )  # fmt: skip
+            "We recommend setting `max_new_tokens`.",
+            stop,
+        )
         stop = stop if limit is None else min(stop, limit)
     elif new is not None:
         if not default:
             logger.warning(
                 "Both `max_new_tokens` (=%s) and `max_length` (=%s) have been set: "
-                "`max_new_tokens` takes precedence.", new, stop,
-            )  # fmt: skip
+                "`max_new_tokens` takes precedence.",
+                new,
+                stop,
+            )
         stop = prompt + new
     if stop <= prompt:
         raise UsageError(

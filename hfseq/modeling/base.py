@@ -407,13 +407,23 @@ class FlaxModel(FlaxGenerationMixin):
     ) -> Any:
         """Run the model; families with other arguments override this and call :meth:`run`."""
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids, "position_ids": position_ids, **inputs,
-        }  # fmt: skip
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            **inputs,
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
-            past_key_values, extra,
-        )  # fmt: skip
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            past_key_values,
+            extra,
+        )
 
     def run(
         self,
@@ -442,8 +452,9 @@ class FlaxModel(FlaxGenerationMixin):
         if train and dropout_rng is None and self._has_dropout:
             raise UsageError("train=True with dropout needs dropout_rng=jax.random.key(...)")
         asked = {
-            "output_attentions": output_attentions, "output_hidden_states": output_hidden_states,
-        }  # fmt: skip
+            "output_attentions": output_attentions,
+            "output_hidden_states": output_hidden_states,
+        }
         flags = {name: bool(self._or_config(value, name, False)) for name, value in asked.items()}
         wanted = self._inputs(inputs, flags, method)
         own, beside = self.part(params or self.params)
@@ -451,8 +462,9 @@ class FlaxModel(FlaxGenerationMixin):
         extra = extra if extra is not None else self.extra if beside is None else beside
         module = nnx.merge(
             self._graph,
-            trees.to_state(own, self._abstract, nnx.Param), *self._extra_states(extra),
-        )  # fmt: skip
+            trees.to_state(own, self._abstract, nnx.Param),
+            *self._extra_states(extra),
+        )
         if past_key_values:
             kv_cache.check_room(past_key_values, wanted)
             trees.attach_cache(module, past_key_values)

@@ -45,21 +45,35 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 #: PEFT's name of a task, by the head.
 TASKS = {
-    "ForCausalLM": "CAUSAL_LM", "ForSeq2SeqLM": "SEQ_2_SEQ_LM", "ForQuestionAnswering":
-    "QUESTION_ANS", "ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS",
+    "ForCausalLM": "CAUSAL_LM",
+    "ForSeq2SeqLM": "SEQ_2_SEQ_LM",
+    "ForQuestionAnswering": "QUESTION_ANS",
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
     "Model": "FEATURE_EXTRACTION",
-}  # fmt: skip
+}
 #: What PEFT saves whole beside the adapters of a task, since it is new in every run.
 HEADS = {
-    "SEQ_CLS": ("classifier", "score"), "TOKEN_CLS": ("classifier", "score"),
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
-}  # fmt: skip
+}
 #: Fields of PEFT that change numbers and that hfseq does not have.
 _FOREIGN = (
-    "use_dora", "lora_bias", "layer_replication", "alora_invocation_tokens", "use_qalora",
-    "target_parameters", "trainable_token_indices", "use_bdlora", "arrow_config", "kasa_config",
-    "velora_config", "monteclora_config", "megatron_config",
-)  # fmt: skip
+    "use_dora",
+    "lora_bias",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "use_qalora",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "arrow_config",
+    "kasa_config",
+    "velora_config",
+    "monteclora_config",
+    "megatron_config",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,9 +217,12 @@ class Adapted(NamedTuple):
 
 
 def adapt(
-    module: nnx.Module, config: LoraConfig, name_of: Callable[[trees.Path], str], rngs: nnx.Rngs,
+    module: nnx.Module,
+    config: LoraConfig,
+    name_of: Callable[[trees.Path], str],
+    rngs: nnx.Rngs,
     vocabulary: int | None,
-) -> tuple[LoraConfig, dict[trees.Path, Adapted]]:  # fmt: skip
+) -> tuple[LoraConfig, dict[trees.Path, Adapted]]:
     """Add adapters to the layers of ``module``, not stacked yet, that ``config`` targets.
 
     ``name_of`` gives the checkpoint path of a parameter; a head over the ``vocabulary`` is what
@@ -223,10 +240,12 @@ def adapt(
     targets = config.target_modules
     if isinstance(targets, str) and targets.lower() == "all-linear":
         chosen = tuple(
-            name for name, part in found.items()
-            if isinstance(part, Linear) and vocabulary not in part.kernel.shape
+            name
+            for name, part in found.items()
+            if isinstance(part, Linear)
+            and vocabulary not in part.kernel.shape
             and not config.saves(name)
-        )  # fmt: skip
+        )
         config = dataclasses.replace(config, target_modules=chosen)
     adapted, wanted = [name for name in found if config.targets(name)], config.target_modules
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
@@ -369,9 +388,12 @@ def joined(
 
 
 def write(
-    folder: Path, config: LoraConfig, adapted: Mapping[trees.Path, Adapted],
-    names: weights.WeightMap, leaves: Mapping[trees.Path, Any],
-) -> None:  # fmt: skip
+    folder: Path,
+    config: LoraConfig,
+    adapted: Mapping[trees.Path, Adapted],
+    names: weights.WeightMap,
+    leaves: Mapping[trees.Path, Any],
+) -> None:
     """Write the directory that PEFT opens: ``leaves`` are the trained parameters."""
     from safetensors.numpy import save_file
 
@@ -390,9 +412,10 @@ def write(
 
 
 def merged(
-    flat: Mapping[trees.Path, Any], adapted: Mapping[trees.Path, Adapted],
+    flat: Mapping[trees.Path, Any],
+    adapted: Mapping[trees.Path, Adapted],
     stacked: Mapping[trees.Path, Sequence[trees.Path]],
-) -> dict[trees.Path, Any]:  # fmt: skip
+) -> dict[trees.Path, Any]:
     """Return the parameters with each adapter added to its kernel or table, and no adapters.
 
     ``adapted`` are the layers one by one, ``stacked`` the paths that scanned ones have.
@@ -404,9 +427,11 @@ def merged(
         found = adapted.get(single[:-1])
         if found is None or path[-1] not in ("kernel", "embedding"):
             continue
-        names = ("lora_A", "lora_B") if path[-1] == "kernel" else (
-            "lora_embedding_A", "lora_embedding_B"
-        )  # fmt: skip
+        names = (
+            ("lora_A", "lora_B")
+            if path[-1] == "kernel"
+            else ("lora_embedding_A", "lora_embedding_B")
+        )
         tail = ("kernel",) if path[-1] == "kernel" else ()
         first, second = (np.asarray(flat[(*path[:-1], name, *tail)], np.float64) for name in names)
         if path[-1] == "kernel":

@@ -131,8 +131,11 @@ class Sidecar:
         if report.missing:
             logger.warning(
                 "%s has nothing for %d of the %d scales and histories of this model, which begin "
-                "fresh", path, len(report.missing), len(self.shapes),
-            )  # fmt: skip
+                "fresh",
+                path,
+                len(report.missing),
+                len(self.shapes),
+            )
         missing = set(report.missing)
         return {p: leaf if p in missing else names.fill(slots, p) for p, leaf in fresh.items()}
 
@@ -368,9 +371,10 @@ class FlaxPreTrainedModel(FlaxModel):
         lacking = [trees.join(path) for path, (name, _) in stored.items() if path not in flat[name]]
         if lacking:
             logger.warning(
-                "the collections lack variables of %s, not saved: %s", type(self).__name__,
+                "the collections lack variables of %s, not saved: %s",
+                type(self).__name__,
                 ", ".join(lacking),
-            )  # fmt: skip
+            )
         return {p: flat[name][p] for p, (name, _) in stored.items() if p in flat[name]}
 
     def _fresh(self, paths: list[trees.Path], sharding: ShardingOf | None) -> dict[trees.Path, Any]:
@@ -416,8 +420,10 @@ class FlaxPreTrainedModel(FlaxModel):
         if report.unexpected:
             logger.warning(
                 "Some weights of the model checkpoint at %s were not used when initializing %s: %s",
-                source, name, sorted(report.unexpected),
-            )  # fmt: skip
+                source,
+                name,
+                sorted(report.unexpected),
+            )
         if report.mismatched:
             lines = (
                 f"- {n}: found shape {given} in the checkpoint and {expected} in the model"
@@ -426,24 +432,32 @@ class FlaxPreTrainedModel(FlaxModel):
             logger.warning(
                 "Some weights of %s were not initialized from the model checkpoint at %s and are "
                 "newly initialized because the shapes did not match:\n%s",
-                name, source, "\n".join(lines),
-            )  # fmt: skip
+                name,
+                source,
+                "\n".join(lines),
+            )
         if absent := weights.describe_missing(report):
             logger.warning(
                 "Some weights of %s were not initialized from the model checkpoint at %s and are "
                 "%s:\n%s\nYou should probably TRAIN this model on a down-stream task to be able to "
-                "use it for predictions and inference.", name, source,
-                "newly initialized" if initialised else "missing from the returned parameters "
+                "use it for predictions and inference.",
+                name,
+                source,
+                "newly initialized"
+                if initialised
+                else "missing from the returned parameters "
                 "(model.init_weights(rng, params=params) makes them)",
                 absent,
-            )  # fmt: skip
+            )
         for half in ("float16", "bfloat16"):
             if report.dtypes.get(half) and kept:
                 logger.warning(
                     "Some of the weights of %s were initialized in %s precision from the model "
                     "checkpoint at %s: if that is not wanted, cast them (param_dtype=jnp.float32)",
-                    name, half, source,
-                )  # fmt: skip
+                    name,
+                    half,
+                    source,
+                )
 
     def load_generation_config(self, source: str, **download: Any) -> None:
         """Take the options of generation from the checkpoint at ``source``, if it has any."""
@@ -545,9 +559,14 @@ class FlaxPreTrainedModel(FlaxModel):
     def _like(self, **changes: Any) -> Any:
         """Return a model of the same structure but for ``changes``, without parameters."""
         made = type(self)(
-            self.config, seed=self.seed, dtype=self.dtype, _do_init=False, precision=self.precision,
-            scan_layers=self.scan_layers, **changes,
-        )  # fmt: skip
+            self.config,
+            seed=self.seed,
+            dtype=self.dtype,
+            _do_init=False,
+            precision=self.precision,
+            scan_layers=self.scan_layers,
+            **changes,
+        )
         made._options, made.generation_config = self._options, self.generation_config
         return made
 
@@ -572,12 +591,19 @@ class FlaxPreTrainedModel(FlaxModel):
         self._sentences, self._encoder = sentences, None
 
     def encode(
-        self, sentences: str | Sequence[str], prompt_name: str | None = None,
-        prompt: str | None = None, batch_size: int = 32, show_progress_bar: bool = False,
-        normalize_embeddings: bool = False, truncate_dim: int | None = None, *,
-        pooling: str | None = None, tokenizer: PreTrainedTokenizerBase | None = None,
+        self,
+        sentences: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool = False,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        *,
+        pooling: str | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         params: trees.Params | None = None,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         """Return the vectors of sentences as sentence-transformers computes them, float32.
 
         One sentence gives (features,), several (sentences, features). ``prompt``, or the one that
@@ -614,9 +640,14 @@ class FlaxPreTrainedModel(FlaxModel):
             made = SentenceEncoder(self, tokenizer, how)
             self._encoder = pooling, made
         vectors = made(
-            [sentences] if isinstance(sentences, str) else sentences, prompt, batch_size,
-            normalize_embeddings, truncate_dim, show_progress_bar, params,
-        )  # fmt: skip
+            [sentences] if isinstance(sentences, str) else sentences,
+            prompt,
+            batch_size,
+            normalize_embeddings,
+            truncate_dim,
+            show_progress_bar,
+            params,
+        )
         return vectors[0] if isinstance(sentences, str) else vectors
 
     # -- saving
@@ -720,9 +751,12 @@ class FlaxPreTrainedModel(FlaxModel):
         return known
 
     def _write_torch(
-        self, folder: Path, names: weights.WeightMap, flat: Mapping[trees.Path, Any],
+        self,
+        folder: Path,
+        names: weights.WeightMap,
+        flat: Mapping[trees.Path, Any],
         limit: int | str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         sizes = names.sizes({path: np.dtype(leaf.dtype).itemsize for path, leaf in flat.items()})
         dtype = np.dtype(next(iter(flat.values())).dtype)
         derived = {
@@ -772,8 +806,9 @@ class FlaxPreTrainedModel(FlaxModel):
         if generation is None:
             logger.warning(
                 "%s cannot generate: %s of its configuration are not saved",
-                type(self).__name__, ", ".join(moved),
-            )  # fmt: skip
+                type(self).__name__,
+                ", ".join(moved),
+            )
             return config, None
         generation = copy.deepcopy(generation)
         if getattr(generation, "_from_model_config", False):
@@ -808,9 +843,13 @@ class FlaxPreTrainedModel(FlaxModel):
             if folder is None:
                 self.save_pretrained(temporary, params=params, extra=extra)
             return hub.push_folder(
-                folder or temporary, repo_id, private=private, token=token, message=message,
+                folder or temporary,
+                repo_id,
+                private=private,
+                token=token,
+                message=message,
                 revision=revision,
-            )  # fmt: skip
+            )
 
 
 class FlaxVisionPreTrainedModel(FlaxPreTrainedModel):
@@ -837,6 +876,12 @@ class FlaxVisionPreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
         return self.run(
-            {"pixel_values": pixel_values, **inputs}, params, dropout_rng, train,
-            output_attentions, output_hidden_states, return_dict, extra=extra,
-        )  # fmt: skip
+            {"pixel_values": pixel_values, **inputs},
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            extra=extra,
+        )

@@ -34,14 +34,21 @@ logger = logging.getLogger(__name__)
 #: Ways to make one vector of those of all tokens, by the keys of 1_Pooling/config.json; several
 #: are put beside each other, in this order.
 POOLING = {
-    "cls": "pooling_mode_cls_token", "max": "pooling_mode_max_tokens",
-    "mean": "pooling_mode_mean_tokens", "mean_sqrt_len": "pooling_mode_mean_sqrt_len_tokens",
-    "weightedmean": "pooling_mode_weightedmean_tokens", "lasttoken": "pooling_mode_lasttoken",
-}  # fmt: skip
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "Tanh": jnp.tanh, "Identity": lambda x: x, "ReLU": jax.nn.relu, "Sigmoid": jax.nn.sigmoid,
-    "GELU": lambda x: jax.nn.gelu(x, approximate=False), "SiLU": jax.nn.silu,
-}  # fmt: skip
+    "Tanh": jnp.tanh,
+    "Identity": lambda x: x,
+    "ReLU": jax.nn.relu,
+    "Sigmoid": jax.nn.sigmoid,
+    "GELU": lambda x: jax.nn.gelu(x, approximate=False),
+    "SiLU": jax.nn.silu,
+}
 
 
 def pool(hidden: jax.Array, mask: jax.Array, modes: Sequence[str]) -> jax.Array:
@@ -150,10 +157,12 @@ class Sentences:
             raise CheckpointError(f"modules.json of '{source}' has no Pooling")
         first, more = load("sentence_bert_config.json"), load("config_sentence_transformers.json")
         return cls(
-            **values, max_seq_length=first.get("max_seq_length"),
-            do_lower_case=bool(first.get("do_lower_case")), prompts=more.get("prompts") or {},
+            **values,
+            max_seq_length=first.get("max_seq_length"),
+            do_lower_case=bool(first.get("do_lower_case")),
+            prompts=more.get("prompts") or {},
             default_prompt_name=more.get("default_prompt_name"),
-        )  # fmt: skip
+        )
 
     def write(self, folder: Path, features: int) -> None:
         """Write the files beside a model whose hidden states have so many ``features``."""
@@ -162,35 +171,45 @@ class Sentences:
         kinds = ["Transformer", "Pooling", *["Dense"] * len(self.dense)]
         kinds += ["Normalize"] * self.normalize
         modules = [
-            {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "",
-             "type": f"sentence_transformers.models.{kind}"}
+            {
+                "idx": n,
+                "name": str(n),
+                "path": f"{n}_{kind}" if n else "",
+                "type": f"sentence_transformers.models.{kind}",
+            }
             for n, kind in enumerate(kinds)
-        ]  # fmt: skip
+        ]
         written: dict[str, Any] = {
             "modules.json": modules,
             "sentence_bert_config.json": {
-                "max_seq_length": self.max_seq_length, "do_lower_case": self.do_lower_case,
+                "max_seq_length": self.max_seq_length,
+                "do_lower_case": self.do_lower_case,
             },
             "config_sentence_transformers.json": {
-                "__version__": {"sentence_transformers": "5.0.0", "pytorch": "",
-                                "transformers": version("transformers")},
+                "__version__": {
+                    "sentence_transformers": "5.0.0",
+                    "pytorch": "",
+                    "transformers": version("transformers"),
+                },
                 "prompts": {"query": "", "document": "", **self.prompts},
                 "default_prompt_name": self.default_prompt_name,
-                "model_type": "SentenceTransformer", "similarity_fn_name": "cosine",
+                "model_type": "SentenceTransformer",
+                "similarity_fn_name": "cosine",
             },
             "1_Pooling/config.json": {
                 "word_embedding_dimension": features,
                 **{key: mode in self.pooling for mode, key in POOLING.items()},
                 "include_prompt": self.include_prompt,
             },
-        }  # fmt: skip
+        }
         for number, dense in enumerate(self.dense, 2):
             file = "linear" if dense.activation == "Identity" else "activation"
             written[f"{number}_Dense/config.json"] = {
-                "in_features": dense.kernel.shape[0], "out_features": dense.kernel.shape[1],
+                "in_features": dense.kernel.shape[0],
+                "out_features": dense.kernel.shape[1],
                 "bias": dense.bias is not None,
                 "activation_function": f"torch.nn.modules.{file}.{dense.activation}",
-            }  # fmt: skip
+            }
         if self.normalize:
             (folder / f"{len(kinds) - 1}_Normalize").mkdir(parents=True, exist_ok=True)
         for name, value in written.items():
@@ -220,10 +239,11 @@ def _read_dense(
     path = fetch(f"{folder}/model.safetensors")
     if path is None or activation not in ACTIVATIONS:
         raise CheckpointError(
-            f"'{source}': {folder} has no model.safetensors" if path is None else
-            f"'{source}': {folder} has the activation {activation}; hfseq knows "
+            f"'{source}': {folder} has no model.safetensors"
+            if path is None
+            else f"'{source}': {folder} has the activation {activation}; hfseq knows "
             f"{', '.join(ACTIVATIONS)}"
-        )  # fmt: skip
+        )
     from safetensors.numpy import load_file
 
     try:
@@ -253,10 +273,15 @@ class SentenceEncoder:
         self._vectors = jax.jit(vectors)
 
     def __call__(
-        self, sentences: Sequence[str], prompt: str = "", batch_size: int = 32,
-        normalize: bool = False, truncate_dim: int | None = None, show_progress_bar: bool = False,
+        self,
+        sentences: Sequence[str],
+        prompt: str = "",
+        batch_size: int = 32,
+        normalize: bool = False,
+        truncate_dim: int | None = None,
+        show_progress_bar: bool = False,
         params: Any = None,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         """Return float32 (sentences, features); see :meth:`FlaxPreTrainedModel.encode`."""
         from tqdm import tqdm
 
@@ -270,8 +295,11 @@ class SentenceEncoder:
         if long:
             logger.warning(
                 "%d of %d sentences are longer than %d tokens and were cut, the first of them: %s",
-                len(long), len(texts), self.limit, f"{texts[long[0]]:.60}",
-            )  # fmt: skip
+                len(long),
+                len(texts),
+                self.limit,
+                f"{texts[long[0]]:.60}",
+            )
             cut = self.tokenizer(
                 [texts[number] for number in long], truncation=True, max_length=self.limit
             )

@@ -66,14 +66,22 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         if decoder_input_ids is None:
             decoder_input_ids = self.default_decoder_input_ids(input_ids)
         given = {
-            self.main_input_name: input_ids, "attention_mask": attention_mask,
+            self.main_input_name: input_ids,
+            "attention_mask": attention_mask,
             "decoder_input_ids": decoder_input_ids,
-            "decoder_attention_mask": decoder_attention_mask, **inputs,
-        }  # fmt: skip
+            "decoder_attention_mask": decoder_attention_mask,
+            **inputs,
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )
 
     def encode(  # type: ignore[override]  # as in Transformers 4
         self,
@@ -90,9 +98,15 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         """Run the encoder alone: (batch, source length) to hidden states."""
         given = {self.main_input_name: input_ids, "attention_mask": attention_mask, **inputs}
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             method="encode",
-        )  # fmt: skip
+        )
 
     def decode(
         self,
@@ -115,16 +129,25 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         output carries the cache after this call.
         """
         given = {
-            "decoder_input_ids": decoder_input_ids, "encoder_hidden_states": encoder_outputs[0],
+            "decoder_input_ids": decoder_input_ids,
+            "encoder_hidden_states": encoder_outputs[0],
             "encoder_attention_mask": encoder_attention_mask,
-            "decoder_attention_mask": decoder_attention_mask, **inputs,
-        }  # fmt: skip
+            "decoder_attention_mask": decoder_attention_mask,
+            **inputs,
+        }
         if self.takes("decoder_position_ids", "decode"):
             given.setdefault("decoder_position_ids", None)
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
-            past_key_values, method="decode",
-        )  # fmt: skip
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            past_key_values,
+            method="decode",
+        )
 
     def default_decoder_input_ids(self, input_ids: Input) -> jax.Array:
         """Return what the decoder reads where the caller does not say; most families refuse."""
@@ -142,9 +165,13 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         return attention_mask
 
     def init_cache(
-        self, batch_size: int, max_length: int, encoder_outputs: Encoded | None = None,
-        params: trees.Params | None = None, **_: Any,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        batch_size: int,
+        max_length: int,
+        encoder_outputs: Encoded | None = None,
+        params: trees.Params | None = None,
+        **_: Any,
+    ) -> dict[str, Any]:
         """Return a cache for ``decode``; with ``params`` it holds the encoder's keys and values.
 
         They are then computed once instead of at every step. ``encoder_outputs[0]`` is (rows,
@@ -163,9 +190,13 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             inputs["decoder_position_ids"] = jnp.zeros((batch_size, 1), jnp.int32)
         # One step for the sake of what it leaves behind; the compiler drops the rest of it.
         filled = self.run(
-            inputs, params, past_key_values=empty, return_dict=True, method="decode",
+            inputs,
+            params,
+            past_key_values=empty,
+            return_dict=True,
+            method="decode",
             fill_encoder_cache=True,
-        ).past_key_values  # fmt: skip
+        ).past_key_values
         return kv_cache.restart(filled, empty)
 
 
@@ -179,10 +210,15 @@ class Seq2SeqGeneration(_Model):
     """The first and the next step of generation, for encoder-decoders with a head."""
 
     def prepare_inputs_for_generation(
-        self, decoder_input_ids: jax.Array, max_length: int,
-        attention_mask: jax.Array | None = None, decoder_attention_mask: jax.Array | None = None,
-        encoder_outputs: Encoded | None = None, params: trees.Params | None = None, **_: Any,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        decoder_input_ids: jax.Array,
+        max_length: int,
+        attention_mask: jax.Array | None = None,
+        decoder_attention_mask: jax.Array | None = None,
+        encoder_outputs: Encoded | None = None,
+        params: trees.Params | None = None,
+        **_: Any,
+    ) -> dict[str, Any]:
         """Return the keyword arguments of the first ``decode``; the cache holds ``max_length``.
 
         ``attention_mask`` is that of the encoder's input, which may have fewer rows than

@@ -68,10 +68,18 @@ def attend(
             assert dense is not None
             visible = Visible(dense=jnp.tile(dense, (1, 1, beams, 1)))
         folded, weights = attend(
-            query.reshape(key.shape[0], beams * query.shape[1], *query.shape[2:]), key, value,
-            mask=visible, bias=bias, scale=scale, softcap=softcap, dropout_rate=dropout_rate,
-            rngs=rngs, head_mask=head_mask, return_weights=return_weights,
-        )  # fmt: skip
+            query.reshape(key.shape[0], beams * query.shape[1], *query.shape[2:]),
+            key,
+            value,
+            mask=visible,
+            bias=bias,
+            scale=scale,
+            softcap=softcap,
+            dropout_rate=dropout_rate,
+            rngs=rngs,
+            head_mask=head_mask,
+            return_weights=return_weights,
+        )
         if weights is not None:  # every beam gets its own rows of weights again
             rows, heads, _, keys = weights.shape
             weights = weights.reshape(rows, heads, beams, -1, keys).swapaxes(1, 2)
@@ -100,10 +108,16 @@ def attend(
     shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
     mesh = current_options().mesh
     mixed = implementation.attend(
-        query, key, value, visible, bias=bias, scale=scale, rate=rate,
+        query,
+        key,
+        value,
+        visible,
+        bias=bias,
+        scale=scale,
+        rate=rate,
         drawn=rngs.draw(shape) if rngs is not None and rate > 0 else None,
         mesh=mesh if isinstance(mesh, Mesh) and mesh.size > 1 else None,
-    )  # fmt: skip
+    )
     return _zero_where_blind(mixed, seeing), None
 
 
@@ -235,15 +249,27 @@ def facts_of(
         return None if x is None else (1,) * (4 - x.ndim) + x.shape
 
     return Facts(
-        platform=platform(), capability=capability(), memory=(stats or {}).get("bytes_limit"),
-        batch=query.shape[0], queries=query.shape[1], keys=key.shape[1], heads=query.shape[2],
-        kv_heads=key.shape[2], head_dim=query.shape[3], dtype=str(query.dtype),
-        causal=visible.causal, window=visible.window, segments=visible.segments,
-        lengths=visible.key_lengths is not None, max_runs=visible.max_runs,
-        mask=four(visible.dense), bias=four(bias), dropout=rate,
+        platform=platform(),
+        capability=capability(),
+        memory=(stats or {}).get("bytes_limit"),
+        batch=query.shape[0],
+        queries=query.shape[1],
+        keys=key.shape[1],
+        heads=query.shape[2],
+        kv_heads=key.shape[2],
+        head_dim=query.shape[3],
+        dtype=str(query.dtype),
+        causal=visible.causal,
+        window=visible.window,
+        segments=visible.segments,
+        lengths=visible.key_lengths is not None,
+        max_runs=visible.max_runs,
+        mask=four(visible.dense),
+        bias=four(bias),
+        dropout=rate,
         mesh=() if mesh is None else tuple((k, n) for k, n in mesh.shape.items() if n > 1),
         devices=1 if cpu.one_cpu() else max(2, jax.device_count()),
-    )  # fmt: skip
+    )
 
 
 def chosen(facts: Facts, named: Any) -> Implementation:
@@ -271,9 +297,17 @@ def as_registered(product: Callable[..., jax.Array]) -> Implementation:
     """
 
     def attend_by(
-        query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, *,
-        bias: jax.Array | None, scale: float, rate: float, drawn: Drawn | None, mesh: Mesh | None,
-    ) -> jax.Array:  # fmt: skip
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        visible: Visible,
+        *,
+        bias: jax.Array | None,
+        scale: float,
+        rate: float,
+        drawn: Drawn | None,
+        mesh: Mesh | None,
+    ) -> jax.Array:
         if drawn is not None:
             return explicit_attention(
                 query, key, value, visible, bias=bias, scale=scale, rate=rate, drawn=drawn

@@ -81,9 +81,18 @@ class Attend(Protocol):
     """
 
     def __call__(
-        self, query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, *,
-        bias: jax.Array | None, scale: float, rate: float, drawn: Drawn | None, mesh: Mesh | None,
-    ) -> jax.Array:  # fmt: skip
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        visible: Visible,
+        *,
+        bias: jax.Array | None,
+        scale: float,
+        rate: float,
+        drawn: Drawn | None,
+        mesh: Mesh | None,
+    ) -> jax.Array:
         """Attend."""
         ...
 

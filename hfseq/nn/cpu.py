@@ -108,9 +108,14 @@ def blocked_attention(
     # Only the inputs are kept for the backward pass; inside of a loop nothing is shared.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def piece(
-        number: jax.Array, bias: jax.Array | None, row: jax.Array, q: jax.Array, k: jax.Array,
-        v: jax.Array, shown: Visible,
-    ) -> jax.Array:  # fmt: skip
+        number: jax.Array,
+        bias: jax.Array | None,
+        row: jax.Array,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        shown: Visible,
+    ) -> jax.Array:
         shown = jax.tree.map(lambda leaf: leaf[None], shown)
         mixed = []
         for low in range(0, queries, step):
@@ -188,17 +193,29 @@ _Saved = tuple[jax.Array | None, ...]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _direct(
-    scale: float, rate: float, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None,
-    bias: jax.Array | None, bits: jax.Array | None,
-) -> jax.Array:  # fmt: skip
+    scale: float,
+    rate: float,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None,
+    bias: jax.Array | None,
+    bits: jax.Array | None,
+) -> jax.Array:
     """Attend with heads before positions; all weights are (batch, heads, queries, keys)."""
     return _direct_forward(scale, rate, q, k, v, mask, bias, bits)[0]
 
 
 def _direct_forward(
-    scale: float, rate: float, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None,
-    bias: jax.Array | None, bits: jax.Array | None,
-) -> tuple[jax.Array, _Saved]:  # fmt: skip
+    scale: float,
+    rate: float,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None,
+    bias: jax.Array | None,
+    bits: jax.Array | None,
+) -> tuple[jax.Array, _Saved]:
     weights = softmax_weights(batched_dot(q, k, (3, 3), batch=2), scale, bias, mask)
     mixed = batched_dot(_dropped(weights, rate, bits), v, (3, 2), batch=2)
     return mixed, (q, k, v, mask, bias, bits, weights)

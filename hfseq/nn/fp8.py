@@ -266,8 +266,9 @@ def advise(precision: Precision, width: int | None) -> None:
         logger.warning(
             "%s with %d features a token: products this narrow are not expected to be faster in "
             "FP8 than in bfloat16 (--precision bfloat16; docs/fp8.md, When it pays)",
-            precision.name, width,
-        )  # fmt: skip
+            precision.name,
+            width,
+        )
 
 
 @functools.cache
@@ -278,9 +279,10 @@ def warn_without_units() -> None:
         units = getattr(device, "compute_capability", None)
         logger.warning(
             "FP8 on %s%s, which has no FP8 units that hfseq knows of: products are emulated, with "
-            "FP8's numbers but slower than bfloat16", device.device_kind,
+            "FP8's numbers but slower than bfloat16",
+            device.device_kind,
             f" (compute capability {units})" if units else "",
-        )  # fmt: skip
+        )
 
 
 def has_units() -> bool:

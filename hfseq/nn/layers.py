@@ -207,9 +207,13 @@ def _convolve(
 ) -> jax.Array:
     letters = "HW"[: len(stride)]
     return lax.conv_general_dilated(
-        x, kernel, stride, padding, feature_group_count=groups,
+        x,
+        kernel,
+        stride,
+        padding,
+        feature_group_count=groups,
         dimension_numbers=(f"N{letters}C", f"{letters}IO", f"N{letters}C"),
-    )  # fmt: skip
+    )
 
 
 # XLA's own gradient of the kernel of several groups is wrong where the batch is split over devices
@@ -238,9 +242,9 @@ def _groups_backward(
     behind = change.reshape(-1, groups, change.shape[-1] // groups)
 
     def tap(first: jax.Array) -> jax.Array:
-        seen = lax.dynamic_slice(
-            padded, (0, *first, 0), (x.shape[0], *spans, x.shape[-1])
-        )[:, *steps].reshape(-1, groups, x.shape[-1] // groups)  # fmt: skip
+        seen = lax.dynamic_slice(padded, (0, *first, 0), (x.shape[0], *spans, x.shape[-1]))[
+            :, *steps
+        ].reshape(-1, groups, x.shape[-1] // groups)
         return jnp.einsum("ngi,ngo->igo", seen, behind, preferred_element_type=jnp.float32)
 
     taps = jnp.indices(kernel.shape[:-2]).reshape(len(stride), -1).T

@@ -113,9 +113,11 @@ def _output(
 ) -> type[FlaxModelOutput]:
     """Make the class ``name``; ``fields`` are those that it adds to its ``base``'s."""
     cls = dataclasses.make_dataclass(
-        name, [(field, Any, None) for field in fields.split()], bases=(base,),
+        name,
+        [(field, Any, None) for field in fields.split()],
+        bases=(base,),
         namespace={"__doc__": doc},
-    )  # fmt: skip
+    )
     cls.__module__ = __name__
     return cls
 

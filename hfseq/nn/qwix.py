@@ -90,9 +90,11 @@ def _quantized(kernel: jax.Array, kind: str, input_axis: int) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _quantize(
-    kernel: jax.Array, kind: str, input_axis: int,
+    kernel: jax.Array,
+    kind: str,
+    input_axis: int,
     places: tuple[NamedSharding, NamedSharding] | None,
-) -> Any:  # fmt: skip
+) -> Any:
     made = _quantized(kernel, kind, input_axis)
     if places is None:
         return made

@@ -294,9 +294,13 @@ def _functional(graph: nnx.GraphDef, call: Call) -> Callable[..., tuple[jax.Arra
 
 
 def _scan(
-    layers: Sequence[nnx.Module], run: Run, x: jax.Array, call: Call, per_layer: Slices,
+    layers: Sequence[nnx.Module],
+    run: Run,
+    x: jax.Array,
+    call: Call,
+    per_layer: Slices,
     collect: bool,
-) -> Stacked:  # fmt: skip
+) -> Stacked:
     """Scan ``run``, whose positions ``layers`` are stacked each."""
     parts = [trees.split(layer) for layer in layers]
     pure = [_functional(graph, call) for graph, _, _ in parts]
@@ -334,9 +338,13 @@ def _scan(
 
 
 def _scan_in_order(
-    layer: nnx.Module, order: Sequence[int], x: jax.Array, call: Call, per_layer: Slices,
+    layer: nnx.Module,
+    order: Sequence[int],
+    x: jax.Array,
+    call: Call,
+    per_layer: Slices,
     collect: bool,
-) -> Stacked:  # fmt: skip
+) -> Stacked:
     """Scan the numbers of stacked layers, whose variables are read where they lie."""
     graph, params, others = trees.split(layer)
     pure = _functional(graph, call)

@@ -59,9 +59,13 @@ Loss = tuple[jax.Array, jax.Array, LossExtra]
 
 
 def text_rows(
-    data: TextArguments, tokenizer: PreTrainedTokenizerBase, splits: Splits, split: str,
-    length: int, cross: bool,
-) -> Made:  # fmt: skip
+    data: TextArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    splits: Splits,
+    split: str,
+    length: int,
+    cross: bool,
+) -> Made:
     """Tokenise a split into packed rows, or a row a line; returns facts on it, too."""
     column, dataset = splits.text_column, splits[split]
     if isinstance(dataset, Images):
@@ -86,12 +90,18 @@ def text_rows(
 
             dataset = Dataset.from_list(list(dataset))
         store = tokenize.tokenize(
-            dataset, tokenizer, column, cache_dir=data.cache_directory,
-            line_by_line=data.line_by_line, max_length=length,
-            num_proc=data.preprocessing_num_workers, overwrite=data.overwrite_cache,
-            keep_blank=data.keep_blank, append_eos=getattr(data, "append_eos", False),
+            dataset,
+            tokenizer,
+            column,
+            cache_dir=data.cache_directory,
+            line_by_line=data.line_by_line,
+            max_length=length,
+            num_proc=data.preprocessing_num_workers,
+            overwrite=data.overwrite_cache,
+            keep_blank=data.keep_blank,
+            append_eos=getattr(data, "append_eos", False),
             description=f"Tokenising {split}",
-        )  # fmt: skip
+        )
         if words:
             facts["words"] = tokenize.count_words(dataset, column, data.keep_blank, ends)
         if by_bytes:
@@ -322,9 +332,14 @@ class Objective:
         raise NotImplementedError
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Return what is minimised (a sum), the number of targets, and what else is new.
 
         Called under ``jit`` and ``grad``. ``params`` are what is differentiated, ``rngs`` the key
@@ -363,9 +378,14 @@ class Objective:
 
 
 def forward(
-    model: FlaxPreTrainedModel, params: Params, rngs: jax.Array | None, train: bool,
-    extra: Params | None, *inputs: Any, **named: Any,
-) -> tuple[Any, Params]:  # fmt: skip
+    model: FlaxPreTrainedModel,
+    params: Params,
+    rngs: jax.Array | None,
+    train: bool,
+    extra: Params | None,
+    *inputs: Any,
+    **named: Any,
+) -> tuple[Any, Params]:
     """Run a model on inputs, as :meth:`Objective.loss` has it; returns the new ``extra``, too."""
     extra = model.extra if extra is None else extra
     call: Callable[..., Any] = model

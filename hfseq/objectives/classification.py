@@ -142,8 +142,11 @@ class Classification(Objective):
         if rows.truncated:
             logger.info(
                 "%d of the %d %s examples are longer than %d tokens and were cut",
-                rows.truncated, len(rows), split, length,
-            )  # fmt: skip
+                rows.truncated,
+                len(rows),
+                split,
+                length,
+            )
         if self.labels.names is not None:
             counts = Counter(labels.tolist())
             shown = [f"{name} {counts[number]}" for number, name in enumerate(self.labels.names)]
@@ -152,8 +155,12 @@ class Classification(Objective):
         elif len(known := labels[~np.isnan(labels)]):
             logger.info(
                 "%s: %d examples, numbers from %g to %g, mean %.4g",
-                split, len(labels), known.min(), known.max(), known.mean(),
-            )  # fmt: skip
+                split,
+                len(labels),
+                known.min(),
+                known.max(),
+                known.mean(),
+            )
         return rows, {"documents": len(rows), "tokens": rows.total_tokens}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
@@ -162,16 +169,23 @@ class Classification(Objective):
         known = ~np.isnan(labels) if self.regression else labels != IGNORED
         valid = rows["valid"] if "valid" in rows else np.ones(len(labels), bool)
         batch = {
-            "input_ids": rows["input_ids"], "attention_mask": rows["segment_ids"],
-            "labels": np.where(known, labels, 0).astype(labels.dtype), "counts": known & valid,
+            "input_ids": rows["input_ids"],
+            "attention_mask": rows["segment_ids"],
+            "labels": np.where(known, labels, 0).astype(labels.dtype),
+            "counts": known & valid,
             "valid": valid,
-        }  # fmt: skip
+        }
         return batch | ({"token_type_ids": rows["token_type_ids"]} if self.types else {})
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the loss over examples; in evaluation the outputs of each row come along."""
         inputs: dict[str, Any] = {}
         if self.types:
@@ -180,8 +194,15 @@ class Classification(Objective):
         if model.statistics and model.takes("code_mask"):
             inputs["code_mask"] = mask * batch["valid"][:, None]  # copies count in no statistics
         output, changed = forward(
-            model, params, rngs, train, extra, batch["input_ids"], attention_mask=mask, **inputs,
-        )  # fmt: skip
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            batch["input_ids"],
+            attention_mask=mask,
+            **inputs,
+        )
         logits, labels = output.logits, batch["labels"]
         totals: dict[str, jax.Array] = {}
         if self.regression:

@@ -128,9 +128,14 @@ class CausalLM(Objective):
         return batch
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the cross-entropy of the labels, and in training what the model adds to it."""
         inputs: dict[str, Any] = base.visible(model, batch["segment_ids"])
         if self.counts_rows and "valid" in batch:
@@ -139,8 +144,14 @@ class CausalLM(Objective):
             inputs.pop("segment_ids", None)  # a row is one sequence here
             inputs |= {"past_key_values": batch["memory"], "reset_rows": batch["reset_rows"]}
         output, changed = base.forward(
-            model, params, rngs, train, extra, input_ids=batch["input_ids"], **inputs,
-        )  # fmt: skip
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            input_ids=batch["input_ids"],
+            **inputs,
+        )
         labels = batch["labels"]
         total, count, right = cross_entropy(output.logits, labels, model.config.vocab_size)
         more: LossExtra = {"extra": changed, "totals": {"correct": right}}

@@ -131,9 +131,14 @@ def _floats(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _change(
-    logits: jax.Array, labels: jax.Array, total: jax.Array, smoothed: jax.Array, plain: jax.Array,
-    smoothing: float, size: int,
-) -> jax.Array:  # fmt: skip
+    logits: jax.Array,
+    labels: jax.Array,
+    total: jax.Array,
+    smoothed: jax.Array,
+    plain: jax.Array,
+    smoothing: float,
+    size: int,
+) -> jax.Array:
     """Return the derivative for the logits, given that of both losses at each place."""
     smoothed, plain = smoothed[..., None], plain[..., None]
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)

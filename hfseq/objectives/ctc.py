@@ -159,8 +159,9 @@ class CTC(ReadsSound, Objective):
         counts = (heard.lengths > 0) & (needed <= frames) & (needed > 0)
         batch = self.inputs(heard) | {
             "frames": frames.astype(np.int32),
-            "labels": np.where(counts[:, None], labels, IGNORED), "counts": counts,
-        }  # fmt: skip
+            "labels": np.where(counts[:, None], labels, IGNORED),
+            "counts": counts,
+        }
         probability, span = self.spans()
         if split == "train" and probability:
             width = int(self.frames_of(heard.values.shape[1]))
@@ -168,20 +169,35 @@ class CTC(ReadsSound, Objective):
         return batch
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the loss over sounds; in evaluation the likeliest of each frame comes along."""
         output, changed = forward(
-            model, params, rngs, train, extra, batch["input_values"],
-            attention_mask=batch.get("attention_mask"), mask_time_indices=batch.get("hidden"),
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            batch["input_values"],
+            attention_mask=batch.get("attention_mask"),
+            mask_time_indices=batch.get("hidden"),
             freeze_feature_encoder=self.arguments.freeze_feature_extractor,
-        )  # fmt: skip
+        )
         labels, frames = batch["labels"], batch["frames"]
         losses = ctc_loss(
-            output.logits, labels, frames, blank=self.config.pad_token_id, reduction="none",
+            output.logits,
+            labels,
+            frames,
+            blank=self.config.pad_token_id,
+            reduction="none",
             zero_infinity=True,
-        )  # fmt: skip
+        )
         total = jnp.where(batch["counts"], losses, 0).sum()
         totals = {}
         if not train:

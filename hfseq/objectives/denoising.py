@@ -68,14 +68,23 @@ class Denoising(Seq2SeqLM):
         arguments, real = self.arguments, segments > 0
         ordinary = real & ~self.special[ids]
         columns = permute_sentences(
-            real, real & ~ordinary, segments, self.sentences.ends(ids, ordinary), random,
+            real,
+            real & ~ordinary,
+            segments,
+            self.sentences.ends(ids, ordinary),
+            random,
             arguments.permute_sentence_ratio,
-        )  # fmt: skip
+        )
         return infill(
-            np.take_along_axis(ids, columns, axis=1), ordinary, segments, random,
-            mask_id=self.tokenizer.mask_token_id, pad=self.pad,
-            probability=arguments.mlm_probability, poisson_lambda=arguments.poisson_lambda,
-        )  # fmt: skip
+            np.take_along_axis(ids, columns, axis=1),
+            ordinary,
+            segments,
+            random,
+            mask_id=self.tokenizer.mask_token_id,
+            pad=self.pad,
+            probability=arguments.mlm_probability,
+            poisson_lambda=arguments.poisson_lambda,
+        )
 
 
 STOPS = ".?!…‽؟۔։।॥።፧᙮"
@@ -149,9 +158,13 @@ def sentence_tables(tokenizer: PreTrainedTokenizerBase, size: int | None = None)
 
 
 def permute_sentences(
-    real: np.ndarray, fixed: np.ndarray, segments: np.ndarray, ends: np.ndarray,
-    random: RowRandom, ratio: float = 1.0,
-) -> np.ndarray:  # fmt: skip
+    real: np.ndarray,
+    fixed: np.ndarray,
+    segments: np.ndarray,
+    ends: np.ndarray,
+    random: RowRandom,
+    ratio: float = 1.0,
+) -> np.ndarray:
     """Shuffle sentences; returns the columns that rows are to be read from, int64 (rows, length).
 
     Arrays are (rows, length): ``real`` tokens that are not padding, ``fixed`` ones that keep their
@@ -197,9 +210,16 @@ def permute_sentences(
 
 
 def infill(
-    ids: np.ndarray, ordinary: np.ndarray, segments: np.ndarray, random: RowRandom, *,
-    mask_id: int, pad: int, probability: float = 0.3, poisson_lambda: float = 3.0,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    ids: np.ndarray,
+    ordinary: np.ndarray,
+    segments: np.ndarray,
+    random: RowRandom,
+    *,
+    mask_id: int,
+    pad: int,
+    probability: float = 0.3,
+    poisson_lambda: float = 3.0,
+) -> tuple[np.ndarray, np.ndarray]:
     """Replace spans by masks; returns ids and segment ids, int32 (rows, length), text to the left.
 
     ``ordinary`` (rows, length) marks the tokens that may be hidden. Lengths are drawn until they

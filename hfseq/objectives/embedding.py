@@ -38,9 +38,12 @@ class TextRows(FieldRows):
     """Row i is example i: so many ``sides``, each the tokens of a text, (rows, sides, width)."""
 
     def __init__(
-        self, sides: Sequence[Sequence[Sequence[int]]], pad: int, max_length: int,
+        self,
+        sides: Sequence[Sequence[Sequence[int]]],
+        pad: int,
+        max_length: int,
         pad_to_max_length: bool,
-    ):  # fmt: skip
+    ):
         self.sides = len(sides)
         rows = [ids for example in zip(*sides, strict=True) for ids in example]
         super().__init__(rows, pad, max_length, {}, {}, pad_to_max_length)
@@ -100,9 +103,11 @@ class Embedding(Objective):
         """Say how the model makes vectors, in what is saved, too."""
         data, said = self.arguments, model.sentences or Sentences()
         self.how = dataclasses.replace(
-            said, pooling=said.pooling if data.pooling is None else (data.pooling,),
-            normalize=data.normalize, max_seq_length=self.choose_length(model.max_length()),
-        )  # fmt: skip
+            said,
+            pooling=said.pooling if data.pooling is None else (data.pooling,),
+            normalize=data.normalize,
+            max_seq_length=self.choose_length(model.max_length()),
+        )
         features = model.text_config.hidden_size
         features = self.how.dense[-1].kernel.shape[1] if self.how.dense else features
         if wide := [dim for dim in data.dims if dim > features]:
@@ -144,9 +149,14 @@ class Embedding(Objective):
         return {"input_ids": ids, "attention_mask": rows["segment_ids"], "valid": valid}
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the loss of anchors; in evaluation the vectors of each row come along."""
         rows, sides, width = batch["input_ids"].shape
         ids, mask = (batch[name].reshape(-1, width) for name in ("input_ids", "attention_mask"))

@@ -104,18 +104,25 @@ class ImageClassification(ReadsPictures, Classification):
         labels = rows["labels"]
         counts = read & (labels != IGNORED)
         return {
-            "pixel_values": pixels, "labels": np.where(counts, labels, 0).astype(np.int32),
-            "counts": counts, "valid": rows["valid"],
-        }  # fmt: skip
+            "pixel_values": pixels,
+            "labels": np.where(counts, labels, 0).astype(np.int32),
+            "counts": counts,
+            "valid": rows["valid"],
+        }
 
     def missed(self, split: str, number: int) -> None:
         """Have no label where there is no picture."""
         self._numbers[split][number] = IGNORED
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the loss over pictures; in evaluation the logits of each row come along."""
         output, changed = forward(model, params, rngs, train, extra, batch["pixel_values"])
         counts = batch["counts"]

@@ -67,9 +67,12 @@ class ImageText(ReadsPictures, Objective):
     def make_rows(self, splits: Any, split: str, length: int) -> Made:
         """Tokenise the captions of a split."""
         encoded = self.tokenizer(
-            list(splits[split].captions), padding="max_length", truncation=True, max_length=length,
+            list(splits[split].captions),
+            padding="max_length",
+            truncation=True,
+            max_length=length,
             return_tensors="np",
-        )  # fmt: skip
+        )
         ids, mask = (encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask"))
         rows = NumberedRows(ids, length, split, {"input_ids": ids, "segment_ids": mask})
         logger.info("%s: %d pictures with captions", split, len(rows))
@@ -79,19 +82,32 @@ class ImageText(ReadsPictures, Objective):
         """Decode the pictures; a pair without one counts for nothing."""
         pixels, counts = self.read(rows, random)
         return {
-            "input_ids": rows["input_ids"], "attention_mask": rows["segment_ids"],
-            "pixel_values": pixels, "counts": counts,
-        }  # fmt: skip
+            "input_ids": rows["input_ids"],
+            "attention_mask": rows["segment_ids"],
+            "pixel_values": pixels,
+            "counts": counts,
+        }
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the loss over pairs, compared with all pairs of the batch that count."""
         output, changed = forward(
-            model, params, rngs, train, extra, batch["input_ids"],
-            pixel_values=batch["pixel_values"], attention_mask=batch["attention_mask"],
-        )  # fmt: skip
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            batch["input_ids"],
+            pixel_values=batch["pixel_values"],
+            attention_mask=batch["attention_mask"],
+        )
         counts = batch["counts"]
         # What does not count is nobody's answer.
         logits = jnp.where(counts[None], output.logits_per_text.astype(jnp.float32), -1e9)

@@ -65,18 +65,23 @@ class ImageToText(ReadsPictures, WritesText):
                 "vision-encoder-decoder, an encoder of pictures and a decoder of text"
             )
         check_vocabulary(words, decoder)
-        ends = (*(getattr(one, "eos_token_id", None) for one in (config, decoder, words)),
-                words.sep_token_id)  # fmt: skip
+        ends = (
+            *(getattr(one, "eos_token_id", None) for one in (config, decoder, words)),
+            words.sep_token_id,
+        )
         known = {
             "decoder_start_token_id": (
-                getattr(config, "decoder_start_token_id", None), decoder.bos_token_id,
-                words.bos_token_id, words.cls_token_id,
+                getattr(config, "decoder_start_token_id", None),
+                decoder.bos_token_id,
+                words.bos_token_id,
+                words.cls_token_id,
             ),
             "eos_token_id": ends,
             "pad_token_id": (
-                *(getattr(one, "pad_token_id", None) for one in (config, decoder, words)), *ends,
+                *(getattr(one, "pad_token_id", None) for one in (config, decoder, words)),
+                *ends,
             ),
-        }  # fmt: skip
+        }
         for name, found in known.items():
             value = next((token for token in found if token is not None), None)
             if value is None:
@@ -124,14 +129,24 @@ class ImageToText(ReadsPictures, WritesText):
         return {"pixel_values": pixels, "decoder_input_ids": decoder, "labels": labels}
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
         output, changed = forward(
-            model, params, rngs, train, extra, batch["pixel_values"],
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            batch["pixel_values"],
             decoder_input_ids=batch["decoder_input_ids"],
-        )  # fmt: skip
+        )
         labels, size = batch["labels"], model.config.decoder.vocab_size
         return self.smoothed(output.logits, labels, size, train, changed)
 
@@ -158,9 +173,12 @@ class ImageToText(ReadsPictures, WritesText):
             places.setdefault(name, place)
         chosen = self.chosen(split, sorted(places.values()))
         captioner = Captioner(
-            model, self.both.inputs, self.tokenizer,
-            batch_size=data.generation_batch_size, max_image_pixels=data.max_image_pixels,
-        )  # fmt: skip
+            model,
+            self.both.inputs,
+            self.tokenizer,
+            batch_size=data.generation_batch_size,
+            max_image_pixels=data.max_image_pixels,
+        )
         answers = [
             one
             for one in captioner((pictures.sources[place] for place in chosen), params)
@@ -169,6 +187,9 @@ class ImageToText(ReadsPictures, WritesText):
         references = [told[one.name] for one in answers]
         hypotheses = [one.text or "" for one in answers]
         return Texts(
-            [one.name for one in answers], [captions[0] for captions in references], hypotheses,
-            rouge_scores(hypotheses, references), {"rouge": "rouge-score, stemmed, F1"},
-        )  # fmt: skip
+            [one.name for one in answers],
+            [captions[0] for captions in references],
+            hypotheses,
+            rouge_scores(hypotheses, references),
+            {"rouge": "rouge-score, stemmed, F1"},
+        )

@@ -140,12 +140,14 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", accuracy), Metric("f1", f1),
+        Metric("accuracy", accuracy),
+        Metric("f1", f1),
         Metric("f1_macro", partial(f1, average="macro")),
         Metric("matthews_correlation", matthews_correlation),
-        Metric("pearson", pearson, of_numbers=True), Metric("spearmanr", spearmanr, True),
+        Metric("pearson", pearson, of_numbers=True),
+        Metric("spearmanr", spearmanr, True),
     )
-}  # fmt: skip
+}
 
 
 def load_metric(name: str) -> Any:
@@ -291,8 +293,9 @@ def translation_scores(
         raise UsageError(f"--bleu_tokenizer {tokenizer}: sacreBLEU has {', '.join(known)}")
     values, signatures = {}, {}
     metrics: dict[str, Any] = {
-        "bleu": BLEU(lowercase=lowercase, tokenize=tokenizer), "chrf": CHRF(),
-    }  # fmt: skip
+        "bleu": BLEU(lowercase=lowercase, tokenize=tokenizer),
+        "chrf": CHRF(),
+    }
     for name, metric in metrics.items():
         values[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
         signatures[name] = str(metric.get_signature())

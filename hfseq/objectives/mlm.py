@@ -122,18 +122,27 @@ class MaskedLM(Objective):
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Mask the rows; targets are gathered in ``groups`` equal parts, one a data shard."""
         inputs, labels = mask_tokens(
-            rows, random, mask_id=self.tokenizer.mask_token_id, vocab_size=len(self.tokenizer),
-            special=self.special, probability=self.arguments.mlm_probability,
+            rows,
+            random,
+            mask_id=self.tokenizer.mask_token_id,
+            vocab_size=len(self.tokenizer),
+            special=self.special,
+            probability=self.arguments.mlm_probability,
             word_starts=self.word_starts,
-        )  # fmt: skip
+        )
         positions, targets = gather_masked(labels, groups, self.arguments.mlm_probability)
         batch = {"input_ids": inputs, "segment_ids": rows["segment_ids"]}
         return batch | {"masked_positions": positions, "labels": targets}
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the cross-entropy at the masked positions."""
         positions, labels = batch["masked_positions"], batch["labels"]
         # Whether the head can run at given positions only.
@@ -142,8 +151,14 @@ class MaskedLM(Objective):
         if "segment_ids" in batch:
             inputs |= base.visible(model, batch["segment_ids"])
         output, changed = base.forward(
-            model, params, rngs, train, extra, batch["input_ids"], **inputs,
-        )  # fmt: skip
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            batch["input_ids"],
+            **inputs,
+        )
         logits = output.logits
         if not gathers:
             flat = logits.reshape(positions.shape[0], -1, logits.shape[-1])

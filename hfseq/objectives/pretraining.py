@@ -67,15 +67,26 @@ class ReplacedTokens(Objective):
         return {"input_ids": inputs, "segment_ids": segments, "labels": labels}
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the cross-entropy of replaced against original over all real tokens."""
         labels = batch["labels"]
         inputs: dict[str, Any] = base.visible(model, batch["segment_ids"])
         output, changed = base.forward(
-            model, params, rngs, train, extra, batch["input_ids"], **inputs,
-        )  # fmt: skip
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            batch["input_ids"],
+            **inputs,
+        )
         logits = output.logits.astype(jnp.float32)
         counted, replaced = labels != IGNORED, labels == 1
         each = jax.nn.softplus(logits) - jnp.where(replaced, logits, 0)
@@ -155,27 +166,44 @@ class SentenceOrder(MaskedLM):
             types[row, len(one) + 2 : len(joined)] = 1
         valid = rows.get("valid", np.ones(count, bool))
         inputs, labels = mask_tokens(
-            {"input_ids": ids, "segment_ids": segments, "valid": valid}, random,
-            mask_id=self.tokenizer.mask_token_id, vocab_size=len(self.tokenizer),
-            special=self.special, probability=self.arguments.mlm_probability,
-        )  # fmt: skip
+            {"input_ids": ids, "segment_ids": segments, "valid": valid},
+            random,
+            mask_id=self.tokenizer.mask_token_id,
+            vocab_size=len(self.tokenizer),
+            special=self.special,
+            probability=self.arguments.mlm_probability,
+        )
         positions, targets = gather_masked(labels, groups, self.arguments.mlm_probability)
         order = np.where(valid, swapped.astype(np.int32), np.int32(IGNORED))
         return {
-            "input_ids": inputs, "token_type_ids": types, "segment_ids": segments,
-            "masked_positions": positions, "labels": targets, "order": order,
-        }  # fmt: skip
+            "input_ids": inputs,
+            "token_type_ids": types,
+            "segment_ids": segments,
+            "masked_positions": positions,
+            "labels": targets,
+            "order": order,
+        }
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the cross-entropy at the masked positions, and that of the order as heavy."""
         output, changed = base.forward(
-            model, params, rngs, train, extra, batch["input_ids"],
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            batch["input_ids"],
             token_type_ids=batch["token_type_ids"],
             attention_mask=(batch["segment_ids"] > 0).astype(jnp.int32),
-        )  # fmt: skip
+        )
         positions, length = batch["masked_positions"], batch["input_ids"].shape[1]
         logits = output.prediction_logits
         flat = logits.reshape(positions.shape[0], -1, logits.shape[-1])

@@ -65,12 +65,15 @@ class QuestionAnswering(Objective):
             for name in COLUMNS[1:3]:
                 records.column(f"{name}_column", None, (name,))
             answered = split != "test" or "answers" in records.tables[0].columns
-            examples = [{"answers": None if answered else ..., **records[row]}
-                        for row in range(len(records))]  # fmt: skip
+            examples = [
+                {"answers": None if answered else ..., **records[row]}
+                for row in range(len(records))
+            ]
             problems = {
-                row: problem for row, example in enumerate(examples)
+                row: problem
+                for row, example in enumerate(examples)
                 if (problem := check_answers(example, data.version_2_with_negative)) is not None
-            }  # fmt: skip
+            }
             self.splits[split] = sift(records, split, problems, data)
         self.types = False
 
@@ -89,10 +92,12 @@ class QuestionAnswering(Objective):
         records, data = splits[split], self.arguments
         examples = [records[row] for row in range(len(records))]
         windows = self.windows[split] = make_windows(
-            self.tokenizer, [one["question"] for one in examples],
-            [one["context"] for one in examples], length,
+            self.tokenizer,
+            [one["question"] for one in examples],
+            [one["context"] for one in examples],
+            length,
             data.doc_stride or min(128, length // 3),
-        )  # fmt: skip
+        )
         spans = np.zeros((len(windows.ids), 2), np.int32)  # the first token: no answer here
         for row, example in enumerate(windows.example.tolist()):
             answers = examples[example].get("answers") or {"text": []}
@@ -103,9 +108,13 @@ class QuestionAnswering(Objective):
         fields = {"token_type_ids": (windows.types, 0)} if self.types and windows.types else {}
         self.length = length
         rows = FieldRows(
-            windows.ids, pad_token_id(self.tokenizer), length, fields,
-            {"start": spans[:, 0], "end": spans[:, 1]}, data.pad_to_max_length,
-        )  # fmt: skip
+            windows.ids,
+            pad_token_id(self.tokenizer),
+            length,
+            fields,
+            {"start": spans[:, 0], "end": spans[:, 1]},
+            data.pad_to_max_length,
+        )
         logger.info("%s: %d questions make %d rows", split, len(records), len(rows))
         return rows, {"documents": len(records), "tokens": rows.total_tokens}
 
@@ -117,9 +126,14 @@ class QuestionAnswering(Objective):
         return batch | {"attention_mask": rows["segment_ids"], "valid": valid}
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the losses of rows; in evaluation the logits of each come along."""
         names = ("input_ids", "attention_mask", "token_type_ids")
         inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
@@ -153,9 +167,10 @@ class QuestionAnswering(Objective):
         kinds = scores if self.arguments.version_2_with_negative else [""]
         return {
             f"{kind}{name}": 100 * float(np.mean([score[place] for score in scores[kind]]))
-            for kind in kinds if scores[kind]
+            for kind in kinds
+            if scores[kind]
             for place, name in enumerate(("exact_match", "f1"))
-        }  # fmt: skip
+        }
 
     def _answers(self, rows: Arrays, split: str) -> dict[int, dict[str, Any]]:
         """Return the best answers of each question whose windows were all read."""
@@ -165,14 +180,22 @@ class QuestionAnswering(Objective):
             if own[-1] >= read:
                 break
             found, nothing = best_spans(
-                rows["start_logits"][own], rows["end_logits"][own],
-                [windows.offsets[window] for window in own], data.n_best_size,
+                rows["start_logits"][own],
+                rows["end_logits"][own],
+                [windows.offsets[window] for window in own],
+                data.n_best_size,
                 data.max_answer_length,
-            )  # fmt: skip
+            )
             context = records[number]["context"]
-            texts = [{"text": context[one.start : one.end], "score": one.score,
-                      "start_logit": one.start_logit, "end_logit": one.end_logit}
-                     for one in found]  # fmt: skip
+            texts = [
+                {
+                    "text": context[one.start : one.end],
+                    "score": one.score,
+                    "start_logit": one.start_logit,
+                    "end_logit": one.end_logit,
+                }
+                for one in found
+            ]
             odds = nothing - (found[0].score if found else -np.inf)
             best = texts[0]["text"] if texts else ""
             if data.version_2_with_negative:

@@ -32,9 +32,13 @@ class WritesText(Objective):
     arguments: Any
 
     def smoothed(
-        self, logits: jax.Array, labels: jax.Array, vocab_size: int | None, train: bool,
+        self,
+        logits: jax.Array,
+        labels: jax.Array,
+        vocab_size: int | None,
+        train: bool,
         extra: Params,
-    ) -> Loss:  # fmt: skip
+    ) -> Loss:
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
         smoothing = self.arguments.label_smoothing_factor if train else 0.0
         total, plain, count, right = smoothed_cross_entropy(logits, labels, vocab_size, smoothing)
@@ -93,14 +97,20 @@ class Seq2SeqLM(Objective):
             )
         logger.warning(
             "the configuration has no decoder_start_token_id: decoders start with %d, the padding "
-            "token", start,
-        )  # fmt: skip
+            "token",
+            start,
+        )
         config.decoder_start_token_id = start
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the cross-entropy of the labels."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
         size = model.vocabulary("decoder_input_ids")
@@ -108,9 +118,14 @@ class Seq2SeqLM(Objective):
         return total, count, {"extra": changed, "totals": {"correct": right}}
 
     def logits(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None,
-    ) -> tuple[jax.Array, Params]:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None,
+    ) -> tuple[jax.Array, Params]:
         """Run the model on a batch; returns its logits and the new ``extra``."""
         if "decoder_segment_ids" in batch:
             inputs: dict[str, Any] = base.visible(model, batch["segment_ids"])
@@ -118,9 +133,15 @@ class Seq2SeqLM(Objective):
         else:  # one sequence a row: padding, at its end, is all that is to be hidden
             inputs = {"attention_mask": batch["segment_ids"]}
         output, changed = base.forward(
-            model, params, rngs, train, extra, input_ids=batch["input_ids"],
-            decoder_input_ids=batch["decoder_input_ids"], **inputs,
-        )  # fmt: skip
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            input_ids=batch["input_ids"],
+            decoder_input_ids=batch["decoder_input_ids"],
+            **inputs,
+        )
         return output.logits, changed
 
     def decoder_arrays(
@@ -149,9 +170,13 @@ class Seq2SeqLM(Objective):
         limit = model.max_length()
         most = 2 * base.SHOWN if limit is None else min(2 * base.SHOWN, limit - 1)
         made = model.generate(
-            inputs, attention_mask=real.astype(np.int32), params=params, max_new_tokens=most,
-            do_sample=False, num_beams=1,
-        ).sequences  # fmt: skip
+            inputs,
+            attention_mask=real.astype(np.int32),
+            params=params,
+            max_new_tokens=most,
+            do_sample=False,
+            num_beams=1,
+        ).sequences
         # Masks and sentinels are what the task is about: they are shown.
         unseen = {getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
         unseen.add(getattr(model.config, "decoder_start_token_id", None))

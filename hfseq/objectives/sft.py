@@ -57,8 +57,9 @@ class InstructionTuning(CausalLM):
         if self.packs and not model.takes("segment_ids"):
             logger.warning(
                 "architecture '%s' takes no segment_ids, which keep packed examples apart: every "
-                "row has one example", model.config.model_type,
-            )  # fmt: skip
+                "row has one example",
+                model.config.model_type,
+            )
             self.packs = False
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
@@ -85,11 +86,15 @@ class InstructionTuning(CausalLM):
         count = sum(int(one.learned[1:].sum()) for one in examples)
         logger.info(
             "%s: %d examples make %d rows; %.3g %% of the tokens are learned%s%s",
-            split, len(examples), len(rows), 100 * count / rows.total_tokens,
+            split,
+            len(examples),
+            len(rows),
+            100 * count / rows.total_tokens,
             f", and {cut} examples were cut to {length} tokens" if cut else "",
-            "" if encode.marked or encode.completions
+            ""
+            if encode.marked or encode.completions
             else " (answers alone: --assistant_only_loss, or columns prompt and completion)",
-        )  # fmt: skip
+        )
         facts = {"documents": len(examples), "tokens": rows.total_tokens, "targets": count}
         return rows, facts
 
@@ -105,8 +110,10 @@ class InstructionTuning(CausalLM):
             logger.warning(
                 "the chat template ends an answer with %s, and generation stops at %s: give "
                 "--eos_token '%s'",
-                end, " ".join(map(str, self.tokenizer.convert_ids_to_tokens(self.stops))), end,
-            )  # fmt: skip
+                end,
+                " ".join(map(str, self.tokenizer.convert_ids_to_tokens(self.stops))),
+                end,
+            )
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Set each token's label to its successor, where that one is learned."""
@@ -129,9 +136,12 @@ class InstructionTuning(CausalLM):
             if not begins or most < 1:
                 continue
             made = model.generate(
-                ids[None, :begins], params=params, max_new_tokens=most, do_sample=False,
+                ids[None, :begins],
+                params=params,
+                max_new_tokens=most,
+                do_sample=False,
                 num_beams=1,
-            ).sequences  # fmt: skip
+            ).sequences
             parts = (np.asarray(part).tolist() for part in (ids[:begins], made[0, begins:]))
             begun, written = (
                 str(self.tokenizer.decode(part, skip_special_tokens=True)).strip() for part in parts

@@ -22,9 +22,12 @@ FEWEST_SPANS = 2
 
 
 def hide_spans(
-    frames: np.ndarray, width: int, probability: float, length: int,
+    frames: np.ndarray,
+    width: int,
+    probability: float,
+    length: int,
     generators: list[np.random.Generator],
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Draw spans of ``length`` that are hidden: bool (rows, width), in the first ``frames`` each.
 
     As many as make ``probability`` of a row together, if none overlap: each row's number is rounded

@@ -93,9 +93,15 @@ class SpanMaskedLM(Seq2SeqLM):
         ids, real = rows["input_ids"], rows["segment_ids"] > 0
         hidden, first = noise_mask(real.sum(axis=1), ids.shape[1], random, *self.noise)
         inputs, tokens, labels = corrupt(
-            ids, real, hidden, first, self.sentinels, self.tokenizer.eos_token_id,
-            corrupted_lengths(ids.shape[1], *self.noise), self.pad,
-        )  # fmt: skip
+            ids,
+            real,
+            hidden,
+            first,
+            self.sentinels,
+            self.tokenizer.eos_token_id,
+            corrupted_lengths(ids.shape[1], *self.noise),
+            self.pad,
+        )
         batch = {"input_ids": inputs, "segment_ids": tokens.astype(np.int32)}
         return batch | self.decoder_arrays(rows, labels, self.pad)
 
@@ -183,9 +189,15 @@ def pick(random: RowRandom, width: int, among: np.ndarray, count: np.ndarray) ->
 
 
 def corrupt(
-    ids: np.ndarray, real: np.ndarray, hidden: np.ndarray, first: np.ndarray,
-    sentinels: np.ndarray, eos: int, widths: tuple[int, int], pad: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    ids: np.ndarray,
+    real: np.ndarray,
+    hidden: np.ndarray,
+    first: np.ndarray,
+    sentinels: np.ndarray,
+    eos: int,
+    widths: tuple[int, int],
+    pad: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Replace the spans by sentinels; returns inputs, which of them are tokens, and targets.
 
     ``ids`` and the masks are (rows, length); ``sentinels[k]`` is the id of the k-th span. Inputs

@@ -145,8 +145,9 @@ class SpeechRecognition(ReadsSound, WritesText):
         labels = np.where(counts[:, None], rows["labels"], np.int32(IGNORED))
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         decoder = shift_right(rows["labels"], pad, start)
-        features = self.spectrograms([made for made, counted in zip(found, counts, strict=True)
-                                      if counted])  # fmt: skip
+        features = self.spectrograms(
+            [made for made, counted in zip(found, counts, strict=True) if counted]
+        )
         whole = np.zeros((len(counts), *features.shape[1:]), np.float32)
         whole[counts] = features
         return {"input_features": whole, "decoder_input_ids": decoder, "labels": labels}
@@ -160,14 +161,24 @@ class SpeechRecognition(ReadsSound, WritesText):
         return np.asarray(made["input_features"], np.float32)
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
         output, changed = forward(
-            model, params, rngs, train, extra, batch["input_features"],
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            batch["input_features"],
             decoder_input_ids=batch["decoder_input_ids"],
-        )  # fmt: skip
+        )
         labels, size = batch["labels"], model.config.vocab_size
         return self.smoothed(output.logits, labels, size, train, changed)
 

@@ -94,9 +94,11 @@ class TokenClassification(Objective):
 
     @classmethod
     def configure_data(  # type: ignore[override]
-        cls, config: PreTrainedConfig, arguments: TokenClassificationArguments,
+        cls,
+        config: PreTrainedConfig,
+        arguments: TokenClassificationArguments,
         plugins: Plugins | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Let the model have the tags of the data; one that knows them all keeps its own order."""
         splits = load_records(arguments, plugins)
         known = config_labels(config)
@@ -127,9 +129,12 @@ class TokenClassification(Objective):
         for row in range(len(records)):
             example = records[row]
             encoded = self.tokenizer(
-                example[words], is_split_into_words=True, truncation=True, max_length=length,
+                example[words],
+                is_split_into_words=True,
+                truncation=True,
+                max_length=length,
                 verbose=False,
-            )  # fmt: skip
+            )
             tags = [self.names[0]] * len(example[words])
             if column is not None:
                 tags = named_tags(example[column], self._classes(records))
@@ -140,14 +145,21 @@ class TokenClassification(Objective):
         if cut:
             logger.info(
                 "%d of the %d %s sentences are longer than %d tokens and were cut",
-                cut, len(records), split, length,
-            )  # fmt: skip
+                cut,
+                len(records),
+                split,
+                length,
+            )
         self.length = length
         self._labels[split] = labels, column is not None
         rows = FieldRows(
-            ids, pad_token_id(self.tokenizer), length, {"labels": (labels, IGNORED)}, {},
+            ids,
+            pad_token_id(self.tokenizer),
+            length,
+            {"labels": (labels, IGNORED)},
+            {},
             data.pad_to_max_length,
-        )  # fmt: skip
+        )
         return rows, {"documents": len(rows), "tokens": rows.total_tokens}
 
     def _aligned(
@@ -174,18 +186,30 @@ class TokenClassification(Objective):
         valid = rows["valid"][:, None] if "valid" in rows else True
         labels = np.where(valid, rows["labels"], np.int32(IGNORED))
         return {
-            "input_ids": rows["input_ids"], "attention_mask": rows["segment_ids"], "labels": labels,
-        }  # fmt: skip
+            "input_ids": rows["input_ids"],
+            "attention_mask": rows["segment_ids"],
+            "labels": labels,
+        }
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the cross-entropy of tags; in evaluation the predictions of each row come along."""
         output, changed = forward(
-            model, params, rngs, train, extra, batch["input_ids"],
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            batch["input_ids"],
             attention_mask=batch["attention_mask"],
-        )  # fmt: skip
+        )
         total, count, right = cross_entropy(output.logits, batch["labels"])
         totals = {"correct": right}
         if not train:  # rows of one width, whatever that of their batch is

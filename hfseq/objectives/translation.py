@@ -82,8 +82,9 @@ class Translation(WritesText, Seq2SeqLM):
         if self.packs and not apart:
             logger.warning(
                 "architecture '%s' takes no segment_ids, which keep packed pairs apart: every row "
-                "has one pair", model.config.model_type,
-            )  # fmt: skip
+                "has one pair",
+                model.config.model_type,
+            )
             self.packs = False
         # Whoever loads the model translates as its evaluation does.
         data, room = self.arguments, model.max_length()
@@ -118,20 +119,29 @@ class Translation(WritesText, Seq2SeqLM):
         """Pack the training pairs; validation pairs have a row each, the short ones first."""
         data, training = self.arguments, split == "train"
         pairs = tokenize_pairs(
-            splits[split], self.tokenizer, max_source_length=self.lengths[0],
-            max_target_length=self.lengths[1], cache_dir=data.cache_directory,
-            num_proc=data.preprocessing_num_workers, overwrite=data.overwrite_cache,
-            drop_long=training and not data.truncate_long_pairs, description=f"Tokenising {split}",
+            splits[split],
+            self.tokenizer,
+            max_source_length=self.lengths[0],
+            max_target_length=self.lengths[1],
+            cache_dir=data.cache_directory,
+            num_proc=data.preprocessing_num_workers,
+            overwrite=data.overwrite_cache,
+            drop_long=training and not data.truncate_long_pairs,
+            description=f"Tokenising {split}",
             source_prefix=data.source_prefix,
-        )  # fmt: skip
+        )
         if not (training and self.packs):
             return PairRows(pairs, data.pad_to_max_length), pairs.facts
         packed = PackedPairs(pairs)
         source, target = packed.fill
         logger.info(
             "%d pairs make %d rows, where %.1f %% of the source and %.1f %% of the target columns "
-            "hold tokens", len(pairs), len(packed), 100 * source, 100 * target,
-        )  # fmt: skip
+            "hold tokens",
+            len(pairs),
+            len(packed),
+            100 * source,
+            100 * target,
+        )
         filled = {"rows": len(packed), "source_fill": source, "target_fill": target}
         return packed, pairs.facts | filled
 
@@ -154,9 +164,14 @@ class Translation(WritesText, Seq2SeqLM):
         return batch | ({"decoder_segment_ids": segments} if packed else {})
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
         size = model.vocabulary("decoder_input_ids")
@@ -194,10 +209,15 @@ class Translation(WritesText, Seq2SeqLM):
             if data.length_penalty_type != "transformers":
                 options["length_penalty_type"] = data.length_penalty_type
         translator = Translator(
-            model, self.tokenizer, num_beams=data.num_beams,
-            batch_size=data.generation_batch_size, max_source_length=self.lengths[0],
-            max_new_tokens=data.max_new_tokens, source_prefix=data.source_prefix or "", **options,
-        )  # fmt: skip
+            model,
+            self.tokenizer,
+            num_beams=data.num_beams,
+            batch_size=data.generation_batch_size,
+            max_source_length=self.lengths[0],
+            max_new_tokens=data.max_new_tokens,
+            source_prefix=data.source_prefix or "",
+            **options,
+        )
         hypotheses = [beams[0].text for beams in translator(sources, params)]
         scores = self.judge(hypotheses, references)
         return Texts(sources, references, hypotheses, scores.values, scores.signatures)

@@ -113,33 +113,50 @@ class Wav2Vec2(ReadsSound, Objective):
         temperature = given.max_gumbel_temperature * given.gumbel_temperature_decay**random.step
         temperature = max(temperature, given.min_gumbel_temperature)
         return self.inputs(heard) | {
-            "hidden": hidden, "frames": frames.astype(np.int32),
+            "hidden": hidden,
+            "frames": frames.astype(np.int32),
             "negatives": draw_negatives(hidden, self.config.num_negatives, generators),
             "temperature": np.full(len(frames), temperature, np.float32),
-        }  # fmt: skip
+        }
 
     def loss(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, rngs: jax.Array | None,
-        train: bool, extra: Params | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
         """Sum the loss over hidden frames."""
         hidden, temperature = batch["hidden"], batch["temperature"]
         output, changed = forward(
-            model, params, rngs, train, extra, batch["input_values"],
-            attention_mask=batch.get("attention_mask"), mask_time_indices=hidden,
+            model,
+            params,
+            rngs,
+            train,
+            extra,
+            batch["input_values"],
+            attention_mask=batch.get("attention_mask"),
+            mask_time_indices=hidden,
             gumbel_temperature=temperature[:, None, None, None],
             freeze_feature_encoder=self.arguments.freeze_feature_extractor,
-        )  # fmt: skip
+        )
         contrastive, right = contrast(
-            output.projected_states, output.projected_quantized_states, batch["negatives"],
-            hidden, self.config.contrastive_logits_temperature,
-        )  # fmt: skip
+            output.projected_states,
+            output.projected_quantized_states,
+            batch["negatives"],
+            hidden,
+            self.config.contrastive_logits_temperature,
+        )
         count, used = hidden.sum(), output.codevector_perplexity
         total = contrastive + self.config.diversity_loss_weight * self._unused(used) * count
         totals = {
-            "correct": right, "contrastive": contrastive, "codes": used * count,
+            "correct": right,
+            "contrastive": contrastive,
+            "codes": used * count,
             "frames": batch["frames"].sum(),
-        }  # fmt: skip
+        }
         if train:  # an evaluation chooses the nearest code
             totals["temperature"] = temperature[0] * count
         return total, count, {"extra": changed, "totals": totals}
@@ -160,9 +177,10 @@ class Wav2Vec2(ReadsSound, Objective):
         codes = totals["codes"] / count
         metrics |= {
             "contrastive_loss": totals["contrastive"] / count,
-            "diversity_loss": self._unused(codes), "codevector_perplexity": codes,
+            "diversity_loss": self._unused(codes),
+            "codevector_perplexity": codes,
             "masked_share": totals["count"] / max(totals["frames"], 1),
-        }  # fmt: skip
+        }
         if "temperature" in totals:
             metrics["gumbel_temperature"] = totals["temperature"] / count
         return metrics | self.count_left_out()

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 
 def load(
-    auto: type, name: str, *, tokenizer: str | None = None, revision: str | None = None,
+    auto: type,
+    name: str,
+    *,
+    tokenizer: str | None = None,
+    revision: str | None = None,
     **options: Any,
-) -> tuple[FlaxPreTrainedModel, PreTrainedTokenizerBase]:  # fmt: skip
+) -> tuple[FlaxPreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model ``name`` (a directory or on the Hub) by an Auto class, and its tokenizer.
 
     ``tokenizer`` is where that lies, if elsewhere: by default beside the model, or where an adapter

@@ -78,9 +78,15 @@ class Pipeline:
     per_token: ClassVar[bool] = False
 
     def __init__(
-        self, model: FlaxPreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: str = "", *,
-        batch_size: int = 8, progress: bool = False, **options: Any,
-    ):  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        task: str = "",
+        *,
+        batch_size: int = 8,
+        progress: bool = False,
+        **options: Any,
+    ):
         if batch_size < 1:
             raise UsageError(f"batch_size {batch_size}: give a number of at least 1")
         self.model, self.tokenizer, self.task = model, tokenizer, task
@@ -179,9 +185,12 @@ class Pipeline:
                 yield answer
 
     def stream(
-        self, inputs: Iterable[Any], batch_size: int | None = None, options: Options | None = None,
+        self,
+        inputs: Iterable[Any],
+        batch_size: int | None = None,
+        options: Options | None = None,
         pause: float | None = None,
-    ) -> Iterator[Any]:  # fmt: skip
+    ) -> Iterator[Any]:
         """Yield the answer to each input, in order; a :class:`Refused` where there is none.
 
         With a ``pause`` what has come is answered when nothing comes for so many seconds.
@@ -270,9 +279,13 @@ class Pipeline:
         return slice(0, length)
 
     def tokenize(
-        self, texts: Sequence[Any], pairs: Sequence[Any] | None = None,
-        truncation: bool | str = False, max_length: int | None = None, **more: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        texts: Sequence[Any],
+        pairs: Sequence[Any] | None = None,
+        truncation: bool | str = False,
+        max_length: int | None = None,
+        **more: Any,
+    ) -> Any:
         """Call the tokenizer; what is truncated is truncated to what the model reads."""
         if truncation:
             more |= {"truncation": truncation, "max_length": max_length or self.limit}

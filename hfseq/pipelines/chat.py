@@ -28,10 +28,15 @@ class Chat:
     """
 
     def __init__(
-        self, generator: TextGenerator, *, system: str | None = None,
-        max_new_tokens: int = ANSWER, chat_template: str | None = None, seed: int = 0,
+        self,
+        generator: TextGenerator,
+        *,
+        system: str | None = None,
+        max_new_tokens: int = ANSWER,
+        chat_template: str | None = None,
+        seed: int = 0,
         **options: Any,
-    ):  # fmt: skip
+    ):
         self.generator, self.max_new_tokens = generator, max_new_tokens
         if not generator.continues:
             raise UsageError(f"{generator.name} is an encoder-decoder: it holds no conversations")

@@ -206,9 +206,11 @@ class Output:
         self.lines += 1
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Give the file its name if nothing went wrong; else say where what is finished lies."""
         if self.name is None:
             return

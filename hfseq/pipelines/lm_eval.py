@@ -65,18 +65,28 @@ class HfseqLM(TemplateLM):
     """
 
     def __init__(
-        self, pretrained: str | FlaxPreTrainedModel, dtype: str = "float32",
-        batch_size: int | str = 8, max_length: int | None = None, revision: str | None = None,
-        peft: str | None = None, tokenizer: Any = None, max_gen_toks: int = 256,
-        device: str | None = None, max_batch_size: int | None = None,
-    ):  # fmt: skip
+        self,
+        pretrained: str | FlaxPreTrainedModel,
+        dtype: str = "float32",
+        batch_size: int | str = 8,
+        max_length: int | None = None,
+        revision: str | None = None,
+        peft: str | None = None,
+        tokenizer: Any = None,
+        max_gen_toks: int = 256,
+        device: str | None = None,
+        max_batch_size: int | None = None,
+    ):
         super().__init__()
         self.name = pretrained if isinstance(pretrained, str) else "the model"
         if isinstance(pretrained, str):
             self.model, self.tokenizer = load(
-                FlaxAutoModelForCausalLM, pretrained, tokenizer=tokenizer, revision=revision,
+                FlaxAutoModelForCausalLM,
+                pretrained,
+                tokenizer=tokenizer,
+                revision=revision,
                 precision="float32" if dtype == "auto" else dtype,
-            )  # fmt: skip
+            )
         else:
             self.model, self.tokenizer = pretrained, tokenizer
         if peft is not None:
@@ -134,9 +144,11 @@ class HfseqLM(TemplateLM):
 
         def applied(messages: list[dict[str, str]]) -> str:
             text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt,
+                messages,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
-            )  # fmt: skip
+            )
             return str(text)
 
         try:
@@ -265,9 +277,13 @@ class HfseqLM(TemplateLM):
         return answers
 
     def _write(
-        self, rows: list[list[int]], new: int, until: list[str], options: dict[str, Any],
+        self,
+        rows: list[list[int]],
+        new: int,
+        until: list[str],
+        options: dict[str, Any],
         stopping: bool = True,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """Continue ``rows`` and cut what is written; ``stopping`` ends a row at a stop string."""
         width = bucket(max(map(len, rows)), self.max_length - new)
         ids = np.zeros((len(rows), width), np.int32)
@@ -282,9 +298,15 @@ class HfseqLM(TemplateLM):
         if until and stopping:
             stops = {"stop_strings": until, "tokenizer": self.tokenizer}
         output = self.model.generate(
-            ids, attention_mask=mask, max_length=width + new, max_new_tokens=None,
-            eos_token_id=ends, pad_token_id=pad, **stops, **options,
-        )  # fmt: skip
+            ids,
+            attention_mask=mask,
+            max_length=width + new,
+            max_new_tokens=None,
+            eos_token_id=ends,
+            pad_token_id=pad,
+            **stops,
+            **options,
+        )
         texts, early = [], []
         for number, tokens in enumerate(np.asarray(output.sequences)[:, width:]):
             ended = np.flatnonzero(np.isin(tokens, ends))

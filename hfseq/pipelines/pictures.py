@@ -53,9 +53,14 @@ class PicturePipeline:
     """
 
     def __init__(
-        self, model: FlaxPreTrainedModel, processor: Any, *, batch_size: int = 8, workers: int = 0,
+        self,
+        model: FlaxPreTrainedModel,
+        processor: Any,
+        *,
+        batch_size: int = 8,
+        workers: int = 0,
         max_image_pixels: int = MAX_PIXELS,
-    ):  # fmt: skip
+    ):
         if batch_size < 1:
             raise UsageError(f"batch_size {batch_size}: give a number of at least 1")
         self.model, self.batch_size = model, batch_size
@@ -94,14 +99,23 @@ class Captioner(PicturePipeline):
     """Writes a caption for each picture; ``generation`` are options of the model's ``generate``."""
 
     def __init__(
-        self, model: FlaxPreTrainedModel, processor: Any, tokenizer: PreTrainedTokenizerBase, *,
-        batch_size: int = 8, workers: int = 0, max_image_pixels: int = MAX_PIXELS,
+        self,
+        model: FlaxPreTrainedModel,
+        processor: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_size: int = 8,
+        workers: int = 0,
+        max_image_pixels: int = MAX_PIXELS,
         **generation: Any,
-    ):  # fmt: skip
+    ):
         super().__init__(
-            model, processor, batch_size=batch_size, workers=workers,
+            model,
+            processor,
+            batch_size=batch_size,
+            workers=workers,
             max_image_pixels=max_image_pixels,
-        )  # fmt: skip
+        )
         self.tokenizer = tokenizer
         self._options = {name: value for name, value in generation.items() if value is not None}
 

@@ -69,10 +69,14 @@ class FillMask(Pipeline):
                 ids = [*row.ids[:place], token, *row.ids[place + 1 :]]
                 kept = [one for one in ids if one != pad]
                 text = self.tokenizer.decode(kept, skip_special_tokens=len(row.places or ()) == 1)
-                guesses.append({
-                    "score": float(known[best]), "token": token,
-                    "token_str": self.tokenizer.decode([token]), "sequence": text,
-                })  # fmt: skip
+                guesses.append(
+                    {
+                        "score": float(known[best]),
+                        "token": token,
+                        "token_str": self.tokenizer.decode([token]),
+                        "sequence": text,
+                    }
+                )
             answers.append(guesses)
         return answers[0] if len(answers) == 1 else answers
 
@@ -81,9 +85,11 @@ class FillMask(Pipeline):
             return None
         known, found = self.tokenizer.get_vocab(), list[int]()
         for word in [words] if isinstance(words, str) else words:
-            ids = [known[word]] if word in known else self.tokenizer.encode(
-                word, add_special_tokens=False
-            )  # fmt: skip
+            ids = (
+                [known[word]]
+                if word in known
+                else self.tokenizer.encode(word, add_special_tokens=False)
+            )
             found += ids[:1]
         if not found:
             raise UsageError(f"targets {words!r}: no token of the model stands for them")
@@ -95,9 +101,12 @@ class FillMask(Pipeline):
 
 
 def encode_texts(
-    pipeline: Pipeline, inputs: Sequence[Any], truncation: bool | str, rows: Any,
+    pipeline: Pipeline,
+    inputs: Sequence[Any],
+    truncation: bool | str,
+    rows: Any,
     beside: Sequence[str] | None = None,
-) -> list[list[Row] | Refused]:  # fmt: skip
+) -> list[list[Row] | Refused]:
     """Tokenise all texts at once; ``rows(encoded, number)`` makes the rows of one.
 
     Each is paired with each of the texts ``beside``, where these are given.
@@ -108,9 +117,7 @@ def encode_texts(
     every = [one for one in good for _ in beside or ("",)]
     encoded: Any = pipeline.tokenize(every, pairs, truncation=truncation) if good else {}
     numbers = iter(range(len(good)))
-    return [
-        one if isinstance(one, Refused) else rows(encoded, next(numbers)) for one in texts
-    ]  # fmt: skip
+    return [one if isinstance(one, Refused) else rows(encoded, next(numbers)) for one in texts]
 
 
 class FeatureExtraction(Pipeline):
@@ -213,9 +220,11 @@ class ZeroShotClassification(Pipeline):
 
     head = "ForSequenceClassification"
     defaults: ClassVar = {
-        "candidate_labels": None, "hypothesis_template": "This example is {}.",
-        "multi_label": False, "truncation": "only_first",
-    }  # fmt: skip
+        "candidate_labels": None,
+        "hypothesis_template": "This example is {}.",
+        "multi_label": False,
+        "truncation": "only_first",
+    }
 
     def __call__(
         self, inputs: Any, candidate_labels: str | Sequence[str] | None = None, **options: Any
@@ -265,9 +274,10 @@ class ZeroShotClassification(Pipeline):
             scores = softmax(logits[:, entailed])
         order = np.argsort(-scores, kind="stable").tolist()
         return {
-            "sequence": text_of(given, "text"), "labels": [labels[n] for n in order],
+            "sequence": text_of(given, "text"),
+            "labels": [labels[n] for n in order],
             "scores": [float(scores[n]) for n in order],
-        }  # fmt: skip
+        }
 
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -283,9 +293,13 @@ class TokenClassification(Pipeline):
 
     head = "ForTokenClassification"
     defaults: ClassVar = {
-        "aggregation_strategy": "none", "ignore_labels": ["O"], "stride": None,
-        "is_split_into_words": False, "delimiter": " ", "truncation": True,
-    }  # fmt: skip
+        "aggregation_strategy": "none",
+        "ignore_labels": ["O"],
+        "stride": None,
+        "is_split_into_words": False,
+        "delimiter": " ",
+        "truncation": True,
+    }
     per_token = True
 
     def is_one(self, inputs: Any) -> bool:
@@ -330,13 +344,22 @@ class TokenClassification(Pipeline):
                 if isinstance(text, Refused):
                     made.append(text)
                     continue
-            more = {} if stride is None else {
-                "return_overflowing_tokens": True, "stride": stride,
-            }  # fmt: skip
+            more = (
+                {}
+                if stride is None
+                else {
+                    "return_overflowing_tokens": True,
+                    "stride": stride,
+                }
+            )
             encoded = self.tokenize(
-                [text], truncation=options.get("truncation", True), is_split_into_words=split,
-                return_offsets_mapping=True, return_special_tokens_mask=True, **more,
-            )  # fmt: skip
+                [text],
+                truncation=options.get("truncation", True),
+                is_split_into_words=split,
+                return_offsets_mapping=True,
+                return_special_tokens_mask=True,
+                **more,
+            )
             rows = []
             for number in range(len(encoded["input_ids"])):
                 (row,) = plain_row(encoded, number)
@@ -395,10 +418,18 @@ class TokenClassification(Pipeline):
                 inside = start > 0 and " " not in sentence[start - 1 : start + 1]
             if row.ids[place] == self.tokenizer.unk_token_id:
                 word, inside = sentence[start:end], False
-            tokens.append({
-                "entity": "", "score": 0.0, "index": place, "word": word, "start": start,
-                "end": end, "scores": shares[place], "inside": inside,
-            })  # fmt: skip
+            tokens.append(
+                {
+                    "entity": "",
+                    "score": 0.0,
+                    "index": place,
+                    "word": word,
+                    "start": start,
+                    "end": end,
+                    "scores": shares[place],
+                    "inside": inside,
+                }
+            )
         return tokens
 
     def _word(self, tokens: list[dict[str, Any]], strategy: str) -> dict[str, Any]:
@@ -410,9 +441,14 @@ class TokenClassification(Pipeline):
             scores = shares[0 if strategy == "first" else int(shares.max(axis=1).argmax())]
         text = self.tokenizer.convert_tokens_to_string([token["word"] for token in tokens])
         return {
-            "entity": "", "score": 0.0, "word": text, "start": tokens[0]["start"],
-            "end": tokens[-1]["end"], "scores": scores, "inside": False,
-        }  # fmt: skip
+            "entity": "",
+            "score": 0.0,
+            "word": text,
+            "start": tokens[0]["start"],
+            "end": tokens[-1]["end"],
+            "scores": scores,
+            "inside": False,
+        }
 
     def _group(self, entities: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -470,15 +506,23 @@ class QuestionAnswering(Pipeline):
 
     head = "ForQuestionAnswering"
     defaults: ClassVar = {
-        "top_k": 1, "doc_stride": None, "max_seq_len": None, "max_answer_len": 15,
-        "handle_impossible_answer": False, "align_to_words": True,
-    }  # fmt: skip
+        "top_k": 1,
+        "doc_stride": None,
+        "max_seq_len": None,
+        "max_answer_len": 15,
+        "handle_impossible_answer": False,
+        "align_to_words": True,
+    }
     per_token = True
 
     def __call__(
-        self, inputs: Any = None, context: str | None = None, *,
-        question: str | Sequence[str] | None = None, **options: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        inputs: Any = None,
+        context: str | None = None,
+        *,
+        question: str | Sequence[str] | None = None,
+        **options: Any,
+    ) -> Any:
         """Answer ``question`` from ``context`` (or lists of both), or dicts of the two."""
         asked = question if question is not None else inputs if context is not None else None
         if asked is not None:
@@ -530,9 +574,7 @@ class QuestionAnswering(Pipeline):
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Return the scores of starts and ends."""
         output = self.model(**inputs, params=params)
-        return {
-            side: output[f"{side}_logits"].astype(jnp.float32) for side in ("start", "end")
-        }  # fmt: skip
+        return {side: output[f"{side}_logits"].astype(jnp.float32) for side in ("start", "end")}
 
     def answer(self, given: Any, rows: list[Row], outputs: list[Outputs], options: Options) -> Any:
         """Return the likeliest spans; those with equal texts are one."""
@@ -598,11 +640,16 @@ ALIASES = {"sentiment-analysis": "text-classification", "ner": "token-classifica
 
 
 def pipeline(
-    task: str, model: str | FlaxPreTrainedModel,
-    tokenizer: str | PreTrainedTokenizerBase | None = None, *, batch_size: int = 8,
-    dtype: DTypeLike | None = None, precision: str | None = None, progress: bool = False,
+    task: str,
+    model: str | FlaxPreTrainedModel,
+    tokenizer: str | PreTrainedTokenizerBase | None = None,
+    *,
+    batch_size: int = 8,
+    dtype: DTypeLike | None = None,
+    precision: str | None = None,
+    progress: bool = False,
     **options: Any,
-) -> Pipeline:  # fmt: skip
+) -> Pipeline:
     """Return a function of texts for a task, with the return values of Transformers 4.
 
     ``task`` is a key of :data:`PIPELINES`, ``sentiment-analysis``, ``ner`` or

@@ -37,9 +37,11 @@ class TextGenerator:
     """
 
     def __init__(
-        self, model: FlaxPreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+        self,
+        model: FlaxPreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         name: str = "the model",
-    ):  # fmt: skip
+    ):
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self.continues = not getattr(model.config, "is_encoder_decoder", False)
 

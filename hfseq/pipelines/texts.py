@@ -62,10 +62,12 @@ class Writer(Pipeline):
         params = self.model.params
         given = dict(distribute({"input_ids": inputs["input_ids"]}, params))
         output = self.model.generate(
-            given["input_ids"], attention_mask=inputs["attention_mask"], params=params,
+            given["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            params=params,
             compact_finished=not chosen.get("do_sample", self.model.generation_config.do_sample),
             **chosen,
-        )  # fmt: skip
+        )
         sequences = np.asarray(output.sequences)
         return {"sequences": sequences.reshape(len(inputs["input_ids"]), -1, sequences.shape[1])}
 
@@ -123,9 +125,12 @@ class TextGeneration(Writer):
             )
         goes_on = messages[-1]["role"] == "assistant"
         ids: Any = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=not goes_on, continue_final_message=goes_on,
-            tokenize=True, return_dict=False,
-        )  # fmt: skip
+            messages,
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
+            tokenize=True,
+            return_dict=False,
+        )
         return [Row(list(ids), notes=messages)]
 
     def together(self, first: Row, row: Row, options: Options) -> bool:
@@ -179,9 +184,12 @@ class Text2Text(Writer):
     result = "generated_text"
 
     def __init__(
-        self, model: FlaxPreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: str = "",
+        self,
+        model: FlaxPreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        task: str = "",
         **options: Any,
-    ):  # fmt: skip
+    ):
         super().__init__(model, tokenizer, task, **options)
         every = getattr(model.config, "task_specific_params", None) or {}
         self.usual = dict(every.get(task) or {})

@@ -52,12 +52,14 @@ class Transcript:
     def record(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
         made: dict[str, Any] = {
-            "file": self.name, "seconds": round(self.seconds, 3), "text": self.text,
+            "file": self.name,
+            "seconds": round(self.seconds, 3),
+            "text": self.text,
             "segments": [
                 {"start": round(one.start, 3), "end": round(one.end, 3), "text": one.text}
                 for one in self.segments
             ],
-        }  # fmt: skip
+        }
         return made | ({"error": self.error} if self.error else {})
 
 
@@ -75,10 +77,17 @@ class Transcriber:
     """
 
     def __init__(
-        self, model: FlaxPreTrainedModel, extractor: Any, tokenizer: PreTrainedTokenizerBase, *,
-        batch_size: int = 8, language: str | None = None, task: str | None = None,
-        resample: bool = True, **generation: Any,
-    ):  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        extractor: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_size: int = 8,
+        language: str | None = None,
+        task: str | None = None,
+        resample: bool = True,
+        **generation: Any,
+    ):
         if batch_size < 1:
             raise UsageError(f"batch_size {batch_size}: give a number of at least 1")
         if getattr(model.generation_config, "no_timestamps_token_id", None) is None:
@@ -117,9 +126,11 @@ class Transcriber:
         return cls(model, extractor, tokenizer, **options)
 
     def __call__(
-        self, sources: Iterable[str | Source], params: Mapping[str, Any] | None = None,
+        self,
+        sources: Iterable[str | Source],
+        params: Mapping[str, Any] | None = None,
         progress: Callable[[float], None] | None = None,
-    ) -> Iterator[Transcript]:  # fmt: skip
+    ) -> Iterator[Transcript]:
         """Yield a :class:`Transcript` of each file, in order; broken ones have an ``error``.
 
         ``progress`` is told the seconds of sound that were done since it was told last.
@@ -140,9 +151,11 @@ class Transcriber:
             yield from made
 
     def _write(
-        self, sounds: list[tuple[Transcript, Sound]], params: Mapping[str, Any] | None,
+        self,
+        sounds: list[tuple[Transcript, Sound]],
+        params: Mapping[str, Any] | None,
         progress: Callable[[float], None] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Fill the transcripts in; a file that breaks while it is read is left out."""
         if not sounds:
             return

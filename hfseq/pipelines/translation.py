@@ -70,10 +70,13 @@ class _Pair(NamedTuple):
 
 
 def find_direction(
-    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str,
-    source_lang: str | None = None, target_lang: str | None = None,
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
     source_prefix: str | None = None,
-) -> Direction:  # fmt: skip
+) -> Direction:
     """Return how the checkpoint ``name`` translates from one language into the other.
 
     Codes are the checkpoint's own; case does not matter, and ``fr`` finds ``fr_XX`` where that is
@@ -188,9 +191,12 @@ class SourceEncoder:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, limit: int, prefix: str = "",
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: int,
+        prefix: str = "",
         long_lines: str = "truncate",
-    ):  # fmt: skip
+    ):
         self.tokenizer, self.limit, self.prefix = tokenizer, limit, prefix
         self.long_lines = long_lines
         self._empty = self._ids([prefix])[0]
@@ -325,20 +331,30 @@ class Translator:
     """
 
     def __init__(
-        self, model: FlaxPreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, num_beams: int = 4,
-        batch_size: int = 32, max_source_length: int | None = None,
-        max_new_tokens: int | None = None, num_return_sequences: int = 1, source_prefix: str = "",
-        long_lines: str = "truncate", **generation: Any,
-    ):  # fmt: skip
+        self,
+        model: FlaxPreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        num_beams: int = 4,
+        batch_size: int = 32,
+        max_source_length: int | None = None,
+        max_new_tokens: int | None = None,
+        num_return_sequences: int = 1,
+        source_prefix: str = "",
+        long_lines: str = "truncate",
+        **generation: Any,
+    ):
         self.model, self.tokenizer = model, tokenizer
         self.num_beams, self.batch_size = num_beams, batch_size
         self.num_return_sequences, self.max_new_tokens = num_return_sequences, max_new_tokens
         self.window = WINDOW * batch_size
         counts = {
-            "num_beams": num_beams, "batch_size": batch_size,
-            "num_return_sequences": num_return_sequences, "max_source_length": max_source_length,
+            "num_beams": num_beams,
+            "batch_size": batch_size,
+            "num_return_sequences": num_return_sequences,
+            "max_source_length": max_source_length,
             "max_new_tokens": max_new_tokens,
-        }  # fmt: skip
+        }
         problems = [
             f"{name} {value}: give a number of at least 1"
             for name, value in counts.items()
@@ -368,18 +384,26 @@ class Translator:
         self.pad = 0 if pad is None else pad
         self.decode = TargetDecoder(tokenizer, np.ravel([] if ends is None else ends).tolist(), pad)
         self._options: dict[str, Any] = {
-            "do_sample": False, "compact_finished": True, "num_beams": num_beams,
+            "do_sample": False,
+            "compact_finished": True,
+            "num_beams": num_beams,
             "num_return_sequences": num_return_sequences,
-        }  # fmt: skip
+        }
         # None leaves an option to the model.
         self._options |= {name: value for name, value in generation.items() if value is not None}
         self._succeeded = False
 
     @classmethod
     def from_pretrained(
-        cls, name: str, *, precision: str | None = None, source_lang: str | None = None,
-        target_lang: str | None = None, source_prefix: str | None = None, **options: Any,
-    ) -> Translator:  # fmt: skip
+        cls,
+        name: str,
+        *,
+        precision: str | None = None,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        source_prefix: str | None = None,
+        **options: Any,
+    ) -> Translator:
         """Load the checkpoint ``name`` (a directory or on the Hub) for a pair of languages.
 
         ``precision`` names a recipe; ``None`` computes in float32. Languages and prefix are those
@@ -456,9 +480,11 @@ class Translator:
         return lines
 
     def stream(
-        self, lines: Iterable[str], params: Mapping[str, Any] | None = None,
+        self,
+        lines: Iterable[str],
+        params: Mapping[str, Any] | None = None,
         pause: float | None = PAUSE,
-    ) -> Iterator[Translation]:  # fmt: skip
+    ) -> Iterator[Translation]:
         """Translate lines as they come, in order.
 
         What has come is translated when it fills a batch, or when nothing comes for ``pause``
@@ -514,9 +540,13 @@ class Translator:
         for number, row in enumerate(filled):
             ids[number, : len(row)], mask[number, : len(row)] = row, 1
         output = self.model.generate(
-            distribute({"ids": ids}, params)["ids"], attention_mask=mask, params=params,
-            max_length=1 + self._new_tokens(width), max_new_tokens=None, **self._options,
-        )  # fmt: skip
+            distribute({"ids": ids}, params)["ids"],
+            attention_mask=mask,
+            params=params,
+            max_length=1 + self._new_tokens(width),
+            max_new_tokens=None,
+            **self._options,
+        )
         wanted = self.num_return_sequences
         texts = self.decode(np.asarray(output.sequences)[: len(rows) * wanted])
         scores = [None] * len(texts)

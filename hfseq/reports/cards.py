@@ -62,7 +62,8 @@ generated = model.generate(inputs["{given}"]){sequences}
 print(tokenizer.batch_decode(generated, skip_special_tokens=True))"""
 MEDIA = {
     "WhisperForConditionalGeneration": (
-        "automatic-speech-recognition", SOUND + WRITTEN.replace("{given}", "input_features"),
+        "automatic-speech-recognition",
+        SOUND + WRITTEN.replace("{given}", "input_features"),
     ),
     "Wav2Vec2ForCTC": (
         "automatic-speech-recognition",
@@ -70,15 +71,20 @@ MEDIA = {
     ),
     "Wav2Vec2ForPreTraining": (None, SOUND + "outputs = model(**inputs)"),
     "VisionEncoderDecoderModel": (
-        "image-to-text", PICTURE + WRITTEN.replace("{given}", "pixel_values"),
+        "image-to-text",
+        PICTURE + WRITTEN.replace("{given}", "pixel_values"),
     ),
     **dict.fromkeys(
         ("CLIPModel", "VisionTextDualEncoderModel"),
-        ("zero-shot-image-classification", PICTURE + """\
+        (
+            "zero-shot-image-classification",
+            PICTURE
+            + """\
 captions = tokenizer(["a cat", "a dog"], padding=True, return_tensors="{tensors}")
-print(model(**inputs, **captions).logits_per_image)"""),
+print(model(**inputs, **captions).logits_per_image)""",
+        ),
     ),
-}  # fmt: skip
+}
 
 ENDINGS = {"ForConditionalGeneration": "ForSeq2SeqLM", "LMHeadModel": "ForCausalLM"}
 
@@ -161,9 +167,14 @@ print(model.config.id2label[int(logits.argmax())])""",
 
 
 def snippet(
-    task: str, name: str, tensors: str, custom_code: bool = False, architecture: str = "",
-    chat: bool = False, sentences: bool = False,
-) -> str:  # fmt: skip
+    task: str,
+    name: str,
+    tensors: str,
+    custom_code: bool = False,
+    architecture: str = "",
+    chat: bool = False,
+    sentences: bool = False,
+) -> str:
     """Return the lines that load and call a model: with hfseq for "np", transformers for "pt".
 
     ``custom_code`` is for checkpoints that bring their PyTorch classes along; ``architecture`` is
@@ -180,10 +191,12 @@ def snippet(
         head = head.replace("tokenizer =", "processor =")
     talks = chat and task == "ForCausalLM"
     return (head + (CHAT if talks else CALLS.get(task, CALL))).format(
-        task=task, name=name, tensors=tensors,
+        task=task,
+        name=name,
+        tensors=tensors,
         trust=", trust_remote_code=True" if custom_code else "",
         sequences=".sequences" if tensors == "np" else "",
-    )  # fmt: skip
+    )
 
 
 def _media_snippet(architecture: str, name: str, tensors: str) -> str:
@@ -194,13 +207,14 @@ def _media_snippet(architecture: str, name: str, tensors: str) -> str:
     names = [reader, *(["AutoTokenizer"] if "tokenizer" in call else [])]
     lines = [
         "import soundfile" if heard else "from PIL import Image",
-        f"from transformers import {', '.join(names if ours else [*names, architecture])}", "",
+        f"from transformers import {', '.join(names if ours else [*names, architecture])}",
+        "",
         *([f"from hfseq import Flax{architecture}", ""] if ours else []),
         f'reader = {reader}.from_pretrained("{name}")',
         *([f'tokenizer = AutoTokenizer.from_pretrained("{name}")'] if names[1:] else []),
         f'model = {"Flax" * ours}{architecture}.from_pretrained("{name}")',
         call.format(tensors=tensors, sequences=".sequences" if ours else ""),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)
 
 

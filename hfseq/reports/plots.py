@@ -85,8 +85,13 @@ def draw(records: Sequence[Record], title: str | None, baselines: Mapping[str, f
     panels = panels[:, 0]
     for panel in panels:
         plain(panel)
-    dots: dict[str, Any] = {"color": EVAL, "linewidth": 1.2, "marker": "o", "markersize": 4.5,
-                            "markeredgecolor": "white"}  # fmt: skip
+    dots: dict[str, Any] = {
+        "color": EVAL,
+        "linewidth": 1.2,
+        "marker": "o",
+        "markersize": 4.5,
+        "markeredgecolor": "white",
+    }
 
     panel = panels[0]
     steps, losses = curve(records, *LOSS)
@@ -109,8 +114,15 @@ def draw(records: Sequence[Record], title: str | None, baselines: Mapping[str, f
         steps, values = curves[metric]
         panel.plot(steps, values, **dots)
         last = f"{values[-1]:.1f}" if metric == "eval_bleu" else f"{values[-1]:.3f}"
-        panel.annotate(last, (steps[-1], values[-1]), xytext=(0, -12), color=INK,
-                       textcoords="offset points", ha="right", fontsize=9)  # fmt: skip
+        panel.annotate(
+            last,
+            (steps[-1], values[-1]),
+            xytext=(0, -12),
+            color=INK,
+            textcoords="offset points",
+            ha="right",
+            fontsize=9,
+        )
         panel.set_ylabel(METRICS[metric], color=INK)
         top, bottom = float(values.max()), min(0.0, float(values.min()))
         panel.set_ylim(1.15 * bottom, 1.15 * top if top > 0 else 1.0)
@@ -177,8 +189,15 @@ def draw_comparison(
             label = None
         steps, losses = curve(log.records, "eval_loss")
         if metric is None and len(steps):
-            panel.plot(place(steps), losses, "o", color=colour, markersize=5,
-                       markeredgecolor="white", label=label)  # fmt: skip
+            panel.plot(
+                place(steps),
+                losses,
+                "o",
+                color=colour,
+                markersize=5,
+                markeredgecolor="white",
+                label=label,
+            )
     if not panel.lines:
         what = metric or "train_loss or eval_loss"
         raise DataError(f"none of the runs has a finite {what} by {x} to draw")
@@ -232,9 +251,13 @@ def _draw_loss(panel: Axes, x: np.ndarray, losses: np.ndarray, colour: str) -> L
 
 def _legend(panel: Axes, columns: int) -> None:
     panel.legend(
-        loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, frameon=False, fontsize=9,
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
         labelcolor=INK,
-    )  # fmt: skip
+    )
 
 
 def short(number: float) -> str:

@@ -263,8 +263,9 @@ def cached_decoding(case: Case) -> None:
     assert_close(
         {name: case.only_real(name, value) for name, value in ours.items()},
         {name: case.only_real(name, full[name]) for name in names},
-        1e-5, "decoding with a cache against the full forward pass",
-    )  # fmt: skip
+        1e-5,
+        "decoding with a cache against the full forward pass",
+    )
 
 
 def _one_sequence(case: Case, ids: np.ndarray, positions: np.ndarray) -> tuple[dict, Cache, Step]:
@@ -307,10 +308,14 @@ def _source_and_target(
     def step(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:
         placed = {"decoder_position_ids": positions} if positioned else {}
         return model.decode(
-            ids, encoded, encoder_attention_mask=model.encoder_mask(mask, encoded),
-            decoder_attention_mask=case.inputs["decoder_attention_mask"], past_key_values=cache,
-            params=params, **placed,
-        )  # fmt: skip
+            ids,
+            encoded,
+            encoder_attention_mask=model.encoder_mask(mask, encoded),
+            decoder_attention_mask=case.inputs["decoder_attention_mask"],
+            past_key_values=cache,
+            params=params,
+            **placed,
+        )
 
     return case.outputs, cache, step
 
@@ -340,6 +345,16 @@ def long_rows(case: Case) -> None:
 
 
 CHECKS = (
-    shapes, eager, gradients, save_and_load, scan_layers, gradient_checkpointing, bfloat16,
-    padding, packing, devices, cached_decoding, long_rows,
-)  # fmt: skip
+    shapes,
+    eager,
+    gradients,
+    save_and_load,
+    scan_layers,
+    gradient_checkpointing,
+    bfloat16,
+    padding,
+    packing,
+    devices,
+    cached_decoding,
+    long_rows,
+)

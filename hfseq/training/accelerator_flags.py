@@ -140,9 +140,13 @@ def trial(variable: str, flags: Sequence[str]) -> str:
     environment[variable] = " ".join([environment.get(variable, ""), *flags]).strip()
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _TRIALS[variable]], env=environment, timeout=_SECONDS,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, "-c", _TRIALS[variable]],
+            env=environment,
+            timeout=_SECONDS,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
     except subprocess.TimeoutExpired:
         return f"jax did not start within {_SECONDS:g} s with {' '.join(flags)}"
     if done.returncode == 0:

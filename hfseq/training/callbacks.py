@@ -298,8 +298,9 @@ class LogMetrics(Callback):
                 raise non_finite(self.checkpointer, step)
             logger.warning(
                 "%d steps up to %d had a non-finite loss or gradient and were skipped",
-                int(bad), step,
-            )  # fmt: skip
+                int(bad),
+                step,
+            )
         assert run.schedule is not None and info.measured is not None and run.data is not None
         rate = float(run.schedule(step - 1))
         measured = run.objective.metrics(sums) | evaluation.extra_metrics(run, info.state)
@@ -347,9 +348,12 @@ def progress_bar(run: Run, progress: Progress) -> tqdm:
 
     hidden = run.arguments.training.disable_tqdm or jax.process_index() != 0
     return tqdm(
-        total=run.total_steps, initial=progress.step, unit="step", desc="Training",
+        total=run.total_steps,
+        initial=progress.step,
+        unit="step",
+        desc="Training",
         disable=hidden or not sys.stderr.isatty(),
-    )  # fmt: skip
+    )
 
 
 PREDICTIONS, REFERENCES = "generated_predictions.txt", "generated_references.txt"
@@ -400,8 +404,9 @@ class Evaluate(Callback):
                 run.objective.save_predictions(done.rows, "test", run.folder)
             else:
                 for name, texts in (
-                    (PREDICTIONS, done.texts.hypotheses), (REFERENCES, done.texts.references),
-                ):  # fmt: skip
+                    (PREDICTIONS, done.texts.hypotheses),
+                    (REFERENCES, done.texts.references),
+                ):
                     # One text a line: line breaks within a text become spaces.
                     lines = (" ".join(text.split()) + "\n" for text in texts)
                     write_whole(run.folder / name, "".join(lines))

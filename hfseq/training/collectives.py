@@ -167,11 +167,15 @@ def collectives(text: str, mesh: Mesh) -> list[Collective]:
         gathered = re.search(r"dimensions=\{(\d+)\}", one.rest)
         exchanged.append(
             Collective(
-                kind, tuple(dims for dims, _ in left), sum(size for _, size in left), axes,
-                int(gathered[1]) if gathered else None, one.op_name.removeprefix("jit(step)/"),
+                kind,
+                tuple(dims for dims, _ in left),
+                sum(size for _, size in left),
+                axes,
+                int(gathered[1]) if gathered else None,
+                one.op_name.removeprefix("jit(step)/"),
                 turns(one.computation),
             )
-        )  # fmt: skip
+        )
     return exchanged
 
 

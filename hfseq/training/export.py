@@ -221,8 +221,9 @@ def average_weights(
     if len(steps) < count:
         logger.warning(
             "--average_checkpoints %d: there are %d checkpoints; their mean is taken",
-            count, len(steps),
-        )  # fmt: skip
+            count,
+            len(steps),
+        )
     if len(steps) < 2:
         return None
 
@@ -263,8 +264,11 @@ def write_results(folder: Path, metrics: Mapping[str, float]) -> None:
     folder.mkdir(parents=True, exist_ok=True)  # an evaluation alone may be the first to write
     for split in ("eval", "train", "predict"):
         # JSON has no NaN, which a correlation with a constant is.
-        shown = {name: value if math.isfinite(value) else None
-                 for name, value in metrics.items() if name.startswith(f"{split}_")}  # fmt: skip
+        shown = {
+            name: value if math.isfinite(value) else None
+            for name, value in metrics.items()
+            if name.startswith(f"{split}_")
+        }
         if shown:
             text = json.dumps(shown, indent=4, sort_keys=True) + "\n"
             write_whole(folder / f"{split}_results.json", text)

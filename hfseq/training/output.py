@@ -94,8 +94,9 @@ def hold(folder: Path) -> Iterator[None]:
         except OSError as error:
             logger.warning(
                 "%s cannot be locked (%s): nothing keeps a second run out of it",
-                folder, error.strerror,
-            )  # fmt: skip
+                folder,
+                error.strerror,
+            )
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         file.seek(0)
         file.truncate()
@@ -132,14 +133,16 @@ def set_damaged_aside(output_dir: Path) -> None:
     for step in damaged:
         target = output_dir / f"checkpoint-{step}-damaged"
         count = len(list(output_dir.glob(f"{target.name}*")))
-        os.rename(folder / str(step), target.with_name(f"{target.name}-{count + 1}")
-                  if count else target)  # fmt: skip
+        os.rename(
+            folder / str(step), target.with_name(f"{target.name}-{count + 1}") if count else target
+        )
     if damaged:
         logger.warning(
             "damaged: %s; kept as %s. The run goes on from step %d, the newest whole one",
-            listing, ", ".join(f"checkpoint-{step}-damaged" for step in damaged),
+            listing,
+            ", ".join(f"checkpoint-{step}-damaged" for step in damaged),
             steps[len(steps) - len(damaged) - 1],
-        )  # fmt: skip
+        )
 
 
 # -- devices

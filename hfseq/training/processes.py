@@ -124,23 +124,31 @@ def join(processes: ProcessArguments) -> None:
         check_port(address)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # jax's call cannot be broken off, and would abort the process with a stack trace.
-    late = threading.Timer(max(started + limit - time.monotonic(), 1.0), end_now, (
-        f"not all {count} processes had come to the coordinator at {address} in time: see "
-        "that each was started, with its own --process_id and the same --num_processes, or "
-        "give more time with --coordinator_timeout", 1,
-    ))  # fmt: skip
+    late = threading.Timer(
+        max(started + limit - time.monotonic(), 1.0),
+        end_now,
+        (
+            f"not all {count} processes had come to the coordinator at {address} in time: see "
+            "that each was started, with its own --process_id and the same --num_processes, or "
+            "give more time with --coordinator_timeout",
+            1,
+        ),
+    )
     late.daemon = True
     late.start()
     try:
         jax.distributed.initialize(
-            address, count, number, local_device_ids=processes.devices,
+            address,
+            count,
+            number,
+            local_device_ids=processes.devices,
             # All that is known is known: jax would ask for the package `kubernetes`, and with it
             # the API server, for the numbers of local devices, which neither has.
             cluster_detection_method="deactivate" if IN_KUBERNETES in os.environ else None,
             initialization_timeout=2 * limit + 60,
             heartbeat_timeout_seconds=processes.heartbeat_timeout,
             shutdown_timeout_seconds=max(60, processes.heartbeat_timeout),
-        )  # fmt: skip
+        )
     except Exception as error:
         raise HfseqError(
             f"process {number} cannot take part in the run at {address} ({first_line(error)}): "
@@ -157,17 +165,24 @@ def join(processes: ProcessArguments) -> None:
 def whereabouts(processes: ProcessArguments) -> tuple[str, int, int]:
     """Return the coordinator's address, how many processes there are, and which this one is."""
     known: list[Any] = [
-        processes.address, processes.number("num_processes"), processes.number("process_id"),
-    ]  # fmt: skip
+        processes.address,
+        processes.number("num_processes"),
+        processes.number("process_id"),
+    ]
     if None in known:
         from jax._src.clusters import ClusterEnv
 
         try:
-            known = list(ClusterEnv.auto_detect_unset_distributed_params(
-                coordinator_address=known[0], num_processes=known[1], process_id=known[2],
-                local_device_ids=processes.devices, cluster_detection_method=None,
-                initialization_timeout=processes.coordinator_timeout,
-            ))  # fmt: skip
+            known = list(
+                ClusterEnv.auto_detect_unset_distributed_params(
+                    coordinator_address=known[0],
+                    num_processes=known[1],
+                    process_id=known[2],
+                    local_device_ids=processes.devices,
+                    cluster_detection_method=None,
+                    initialization_timeout=processes.coordinator_timeout,
+                )
+            )
         except Exception as error:  # each cluster has errors of its own
             raise HfseqError(
                 f"--distributed: the cluster does not say who is there ({first_line(error)}): give "

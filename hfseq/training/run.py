@@ -105,10 +105,12 @@ def main(
         run, state = begin(run, restored_from, progress)
         # -- go
         trackers = make_trackers(
-            training.report_to if jax.process_index() == 0 else "none", run.folder, training,
+            training.report_to if jax.process_index() == 0 else "none",
+            run.folder,
+            training,
             arguments.as_dict() | {"total_steps": run.total_steps},
             progress.step if training.do_train else None,
-        )  # fmt: skip
+        )
         stack.callback(trackers.close)
         publisher = Publisher(training, workspace, checkpointer)
         metrics: dict[str, float] = {}
@@ -118,9 +120,13 @@ def main(
             if training.do_train:
                 assert run.data is not None
                 meter = evaluate.meter = make_meter(
-                    run.model, run.objective, run.data, run.batch.rows, run.batch.length,
+                    run.model,
+                    run.objective,
+                    run.data,
+                    run.batch.rows,
+                    run.batch.length,
                     training.peak_tflops,
-                )  # fmt: skip
+                )
                 with progress_bar(run, progress) as bar:
                     around = [
                         Calibrate(),

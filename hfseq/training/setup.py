@@ -118,11 +118,13 @@ class Run:
         """Return the state of step 0; traced."""
         carry, training = self.carry, self.arguments.training
         return state.make_state(
-            params, self.optimizer, extra,
+            params,
+            self.optimizer,
+            extra,
             tuple(sorted({"loss", "count", *self.objective.sums})),
             self.model.precision.compute_dtype if training.do_train else None,
             None if carry is None else self.model.init_cache(carry.rows, 0),
-        )  # fmt: skip
+        )
 
     def abstract_state(self) -> TrainState:
         """Return the shapes, types and shardings of the state; nothing is computed."""
@@ -133,13 +135,16 @@ class Run:
         trained = self.model.trained_paths
         shapes = {p: shape for p, shape in shapes_of(self.model).items() if p not in trained}
         places = self.layout.shardings(shapes)
-        frozen = trees.unflatten({
-            path: jax.ShapeDtypeStruct(
-                self.layout.padded(path, shape), self.arguments.model.param_dtype,
-                sharding=places[path],
-            )
-            for path, shape in shapes.items()
-        })  # fmt: skip
+        frozen = trees.unflatten(
+            {
+                path: jax.ShapeDtypeStruct(
+                    self.layout.padded(path, shape),
+                    self.arguments.model.param_dtype,
+                    sharding=places[path],
+                )
+                for path, shape in shapes.items()
+            }
+        )
         kind = self.arguments.model.stored_base
         return frozen if kind is None else self.model.quantize(frozen, kind)
 
@@ -159,8 +164,9 @@ class Run:
         )
         return jax.tree.map(
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-            abstract, shardings,
-        )  # fmt: skip
+            abstract,
+            shardings,
+        )
 
     def step_function(self, calibrate: bool = False) -> jax.stages.Wrapped:
         """Return ``step(state, frozen, batch)``, jitted with the run's shardings.
@@ -169,14 +175,21 @@ class Run:
         """
         training = self.arguments.training
         step = state.make_step(
-            self.objective, self.model, self.optimizer, training.seed,
-            training.on_non_finite == "skip", self.carry, calibrate,
-        )  # fmt: skip
+            self.objective,
+            self.model,
+            self.optimizer,
+            training.seed,
+            training.on_non_finite == "skip",
+            self.carry,
+            calibrate,
+        )
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
         return jax.jit(
-            step, donate_argnums=0,
-            in_shardings=(shardings, None, None), out_shardings=(shardings, None),
-        )  # fmt: skip
+            step,
+            donate_argnums=0,
+            in_shardings=(shardings, None, None),
+            out_shardings=(shardings, None),
+        )
 
     @functools.cached_property
     def eval_step(self) -> Callable[..., dict[str, jax.Array]]:
@@ -259,9 +272,18 @@ def build_run(
         factory = plugins.load().optimizers.get(training.optim)
         optimizer = make_optimizer(factory, training, schedule, model.stacked_prefixes)
     return Run(
-        arguments, trained, model, tokenizer, layout, data, batch, optimizer, schedule, total,
+        arguments,
+        trained,
+        model,
+        tokenizer,
+        layout,
+        data,
+        batch,
+        optimizer,
+        schedule,
+        total,
         output,
-    )  # fmt: skip
+    )
 
 
 def begin(run: Run, checkpointer: Checkpointer, progress: Progress) -> tuple[Run, TrainState]:
@@ -427,9 +449,12 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
             "(hfseq convert --merge)"
         )
     precision = choose_precision(
-        flags.recipe, flags.computed_in, flags.sites,
-        amax_history_length=flags.fp8_amax_history_length, margin=flags.fp8_margin,
-    )  # fmt: skip
+        flags.recipe,
+        flags.computed_in,
+        flags.sites,
+        amax_history_length=flags.fp8_amax_history_length,
+        margin=flags.fp8_margin,
+    )
     model = head(
         config,
         seed=arguments.training.seed,
@@ -461,10 +486,14 @@ def adapters(flags: ModelArguments) -> lora.LoraConfig | None:
     if targets is not None and [one.lower() for one in targets] == ["all-linear"]:
         targets = "all-linear"
     return lora.LoraConfig(
-        flags.lora_r, flags.lora_alpha, flags.lora_dropout, targets,
-        modules_to_save=flags.lora_modules_to_save, use_rslora=flags.use_rslora,
+        flags.lora_r,
+        flags.lora_alpha,
+        flags.lora_dropout,
+        targets,
+        modules_to_save=flags.lora_modules_to_save,
+        use_rslora=flags.use_rslora,
         base_model_name_or_path=flags.model_name_or_path,
-    )  # fmt: skip
+    )
 
 
 def base_of(source: str | None, hub: Mapping[str, Any]) -> Any:
@@ -525,11 +554,16 @@ def make_params(
         return shardings[path] if layout.padded(path, shape) == shape else replicated
 
     loaded = type(model).from_pretrained(
-        source, config=model.config, sharding=where, scan_layers=model.scan_layers,
-        seed=seed, precision=model.precision, peft_config=model.peft_config,
+        source,
+        config=model.config,
+        sharding=where,
+        scan_layers=model.scan_layers,
+        seed=seed,
+        precision=model.precision,
+        peft_config=model.peft_config,
         ignore_mismatched_sizes=getattr(arguments.data, "ignore_mismatched_sizes", False),
         **_hub_options(arguments),
-    )  # fmt: skip
+    )
     padded = {
         path: jax.device_put(layout.pad(path, leaf), shardings[path])
         for path, leaf in trees.flatten(loaded.part(loaded.params)[0]).items()
@@ -666,10 +700,16 @@ def keep_windows(windows: Windows | None, rows: int, progress: Progress) -> None
             return "without --update_length"
         return "with " + " ".join(f"--{name} {value}" for name, value in windows.items())
 
-    now = None if windows is None else {
-        "update_length": windows.length, "state_reset": "never" if windows.streams else "sequence",
-        "block_size": windows.length * windows.count, "global_batch_size": rows,
-    }  # fmt: skip
+    now = (
+        None
+        if windows is None
+        else {
+            "update_length": windows.length,
+            "state_reset": "never" if windows.streams else "sequence",
+            "block_size": windows.length * windows.count,
+            "global_batch_size": rows,
+        }
+    )
     if progress.step and now != progress.windows:
         raise UsageError(
             f"the checkpoint of step {progress.step} was trained {told(progress.windows)}, "
@@ -714,10 +754,17 @@ def _load_data(
     train: Batches | StreamingBatches | None = None
     if training.do_train and data.streaming:
         train = StreamingBatches(
-            splits["train"], tokenizer, splits.text_column, length, batch.rows, training.seed,
-            line_by_line=data.line_by_line, cross_documents=objective.cross_documents,
-            keep_blank=data.keep_blank, append_eos=getattr(data, "append_eos", False),
-        )  # fmt: skip
+            splits["train"],
+            tokenizer,
+            splits.text_column,
+            length,
+            batch.rows,
+            training.seed,
+            line_by_line=data.line_by_line,
+            cross_documents=objective.cross_documents,
+            keep_blank=data.keep_blank,
+            append_eos=getattr(data, "append_eos", False),
+        )
     elif training.do_train and windows is None:
         train = Batches(rows_of("train", length), batch.rows, training.seed)
     elif training.do_train and windows:

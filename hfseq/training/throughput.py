@@ -117,8 +117,14 @@ def peak_flops(
             processes.wait()
         one, source = measured_flops(dtype.name), "a measured matrix product"
     kind = "process" if on_cpu else "device"
-    logger.info("MFU is of %.4g TFLOP/s: %d x %.4g a %s, %s", one * units / 1e12, units,
-                one / 1e12, kind, source)  # fmt: skip
+    logger.info(
+        "MFU is of %.4g TFLOP/s: %d x %.4g a %s, %s",
+        one * units / 1e12,
+        units,
+        one / 1e12,
+        kind,
+        source,
+    )
     return one * units
 
 
@@ -214,7 +220,8 @@ def make_meter(
     real, padded = training.sums, training.padded_sums
     tokens = real.source + real.target
     return Meter(
-        pair_flops(model, real) / tokens, peak,
+        pair_flops(model, real) / tokens,
+        peak,
         padded_flops_per_token=pair_flops(model, padded, causal=1.0) / tokens,
         padded_tokens_per_token=(padded.source + padded.target) / tokens,
-    )  # fmt: skip
+    )

@@ -95,9 +95,15 @@ class FlaxDataCollatorForT5MLM(_Noising):
             )
         hidden, first = self._masks(np.full(len(ids), length))
         inputs, _, labels = corrupt(
-            ids, np.ones_like(hidden), hidden, first, self.sentinels, self.tokenizer.eos_token_id,
-            (self.input_length, self.target_length), self.pad_token_id,
-        )  # fmt: skip
+            ids,
+            np.ones_like(hidden),
+            hidden,
+            first,
+            self.sentinels,
+            self.tokenizer.eos_token_id,
+            (self.input_length, self.target_length),
+            self.pad_token_id,
+        )
         decoder = shift_right(labels, self.pad_token_id, self.decoder_start_token_id)
         return {"input_ids": inputs, "labels": labels, "decoder_input_ids": decoder}
 
@@ -150,10 +156,14 @@ class FlaxDataCollatorForBartDenoisingLM(_Noising):
         columns = permute_sentences(real, fixed, rows, ends, random, self.permute_sentence_ratio)
         inputs, kept = infill(
             np.take_along_axis(ids, columns, axis=1),
-            np.take_along_axis(ordinary, columns, axis=1), rows, random,
-            mask_id=self.tokenizer.mask_token_id, pad=pad, probability=self.mask_ratio,
+            np.take_along_axis(ordinary, columns, axis=1),
+            rows,
+            random,
+            mask_id=self.tokenizer.mask_token_id,
+            pad=pad,
+            probability=self.mask_ratio,
             poisson_lambda=self.poisson_lambda,
-        )  # fmt: skip
+        )
         labels = np.where(real & ~marks, ids, np.int32(IGNORED))
         decoder = shift_right(np.where(real, ids, pad), pad, self.decoder_start_token_id)
         return {

@@ -46,9 +46,11 @@ _RENAMED = {"ACT2FN": "hfseq.nn.layers:ACTIVATIONS"}
 _FAMILY = re.compile(r"transformers\.models\.(\w+)\.modeling_flax_\1")
 _PACKAGE = re.compile(r"transformers(\.generation|\.models\.\w+)?")
 _UTILITIES = (
-    "transformers.file_utils", "transformers.utils", "transformers.utils.import_utils",
+    "transformers.file_utils",
+    "transformers.utils",
+    "transformers.utils.import_utils",
     "transformers.testing_utils",
-)  # fmt: skip
+)
 _PREFIXES = ("Flax", "FLAX_")
 
 _resolve: Callable[[str], Any]  # what finds hfseq's own names
@@ -82,9 +84,10 @@ def require_flax(test_case: Any) -> Any:
 _HELPERS: dict[str, Any] = {
     "FLAX_WEIGHTS_INDEX_NAME": "flax_model.msgpack.index.json",
     "FLAX_WEIGHTS_NAME": "flax_model.msgpack",
-    "is_flax_available": is_flax_available, "require_flax": require_flax,
+    "is_flax_available": is_flax_available,
+    "require_flax": require_flax,
     "send_example_telemetry": send_example_telemetry,
-}  # fmt: skip
+}
 
 
 def _look_up(package: str, name: str) -> Any:

@@ -119,13 +119,17 @@ def load_flax_weights_in_pytorch_model(
     if unexpected:
         logger.warning(
             "Some weights of the Flax model were not used when initializing the PyTorch model "
-            "%s: %s", kind, sorted(unexpected),
-        )  # fmt: skip
+            "%s: %s",
+            kind,
+            sorted(unexpected),
+        )
     if missing := set(wanted) - set(loaded) - tied:
         logger.warning(
             "Some weights of %s were not initialized from the Flax model and are newly "
-            "initialized: %s", kind, sorted(missing),
-        )  # fmt: skip
+            "initialized: %s",
+            kind,
+            sorted(missing),
+        )
     return pt_model
 
 
@@ -173,8 +177,10 @@ def _fill(
     if report.unexpected:
         logger.warning(
             "Some weights of %s were not used for %s: %s",
-            source, type(model).__name__, sorted(report.unexpected),
-        )  # fmt: skip
+            source,
+            type(model).__name__,
+            sorted(report.unexpected),
+        )
     absent = set(report.missing)
     paths = [path for path in names.shapes if path not in absent]
     return trees.unflatten({path: np.asarray(names.fill(found, path)) for path in paths})

@@ -77,8 +77,9 @@ class StoredAsTwin:
             logger.warning(
                 "%s is saved in hfseq's own format, which PyTorch's AutoModel classes cannot load: "
                 "it has no exact twin among the stock classes of transformers, since %s",
-                type(self).__name__, "; and ".join(problems),
-            )  # fmt: skip
+                type(self).__name__,
+                "; and ".join(problems),
+            )
         return self.config
 
 

@@ -62,9 +62,12 @@ class Trained:
 
 
 def compare(
-    arguments: Arguments, objective: str, seeds: Sequence[int], parity_steps: int,
+    arguments: Arguments,
+    objective: str,
+    seeds: Sequence[int],
+    parity_steps: int,
     devices: Sequence[Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Train both and write ``pytorch_comparison.json`` and ``.png`` into the output directory.
 
     The first of ``seeds`` is the run's own; ``devices`` are hfseq's, all by default. Raises
@@ -80,14 +83,20 @@ def compare(
         repeated = dataclasses.replace(arguments, training=elsewhere)
         times = [ours.step_seconds, train_hfseq(repeated, objective, devices)[1].step_seconds]
     comparison = {
-        "benchmark": "compare_pytorch_training", "objective": objective,
-        "command": arguments.command, "config": run.model.config.to_dict(),
-        "model": type(run.model).__name__, "steps": len(ours.losses),
-        "batch_size": run.batch.rows, "machine": harness.machine_facts(),
+        "benchmark": "compare_pytorch_training",
+        "objective": objective,
+        "command": arguments.command,
+        "config": run.model.config.to_dict(),
+        "model": type(run.model).__name__,
+        "steps": len(ours.losses),
+        "batch_size": run.batch.rows,
+        "machine": harness.machine_facts(),
         "final_loss_is": "eval_loss" if ours.eval_loss is not None else "train_loss",
-        **verdict(ours, theirs, parity_steps), **speed(result, times, theirs),
-        "hfseq": ours.as_dict(), "pytorch": [other.as_dict() for other in theirs],
-    }  # fmt: skip
+        **verdict(ours, theirs, parity_steps),
+        **speed(result, times, theirs),
+        "hfseq": ours.as_dict(),
+        "pytorch": [other.as_dict() for other in theirs],
+    }
     harness.write_json(run.folder / "pytorch_comparison.json", comparison)
     draw(comparison, run.folder / "pytorch_comparison.png")
     return comparison
@@ -106,12 +115,17 @@ def verdict(ours: Trained, theirs: Sequence[Trained], parity_steps: int) -> dict
     low, high, others = min(finals), max(finals), finals[1:]
     outside = max(low - ours.final, ours.final - high, 0.0)
     return {
-        "parity_steps": steps, "differences": differences, "max_difference": max(differences),
-        "final_loss": ours.final, "pytorch_final_losses": finals, "range": [low, high],
-        "within_range": outside == 0.0, "distance_to_range": outside,
+        "parity_steps": steps,
+        "differences": differences,
+        "max_difference": max(differences),
+        "final_loss": ours.final,
+        "pytorch_final_losses": finals,
+        "range": [low, high],
+        "within_range": outside == 0.0,
+        "distance_to_range": outside,
         "own_seed_difference": ours.final - finals[0],
         "range_of_other_seeds": [min(others), max(others)] if others else None,
-    }  # fmt: skip
+    }
 
 
 def speed(result: Result, times: Sequence[float], theirs: Sequence[Trained]) -> dict[str, Any]:
@@ -125,9 +139,11 @@ def speed(result: Result, times: Sequence[float], theirs: Sequence[Trained]) -> 
     if not (other and own):  # too few steps to time
         return {}
     return {
-        "step_seconds": times, "tokens_per_second": tokens / own,
-        "pytorch_tokens_per_second": tokens / other, "speed_ratio": other / own,
-    }  # fmt: skip
+        "step_seconds": times,
+        "tokens_per_second": tokens / own,
+        "pytorch_tokens_per_second": tokens / other,
+        "speed_ratio": other / own,
+    }
 
 
 def median_step(moments: Sequence[float]) -> float:
@@ -321,9 +337,13 @@ class Twin:
     """
 
     def __init__(
-        self, model: nn.Module, decayed: Callable[[str], bool], schedule: Callable[[int], Any],
-        training: Any, smoothing: float = 0.0,
-    ):  # fmt: skip
+        self,
+        model: nn.Module,
+        decayed: Callable[[str], bool],
+        schedule: Callable[[int], Any],
+        training: Any,
+        smoothing: float = 0.0,
+    ):
         self.model, self.schedule, self.training = model, schedule, training
         self.smoothing, self.moments = smoothing, list[float]()
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -395,10 +415,13 @@ class Twin:
         smoothing = self.smoothing if self.model.training else 0.0
         size, count = logits.shape[-1], int((labels != IGNORED).sum())
         total = nn.functional.cross_entropy(
-            logits.reshape(-1, size).float(), labels.reshape(-1), ignore_index=IGNORED,
+            logits.reshape(-1, size).float(),
+            labels.reshape(-1),
+            ignore_index=IGNORED,
             # PyTorch spreads over all labels, the right one too.
-            reduction="sum", label_smoothing=smoothing * size / (size - 1),
-        )  # fmt: skip
+            reduction="sum",
+            label_smoothing=smoothing * size / (size - 1),
+        )
         return total - count * smoothed_entropy(smoothing, size), count
 
     # -- the forward pass of each kind of batch
@@ -414,8 +437,9 @@ class Twin:
         return self.model(
             input_ids=ids(batch["input_ids"]),
             attention_mask=additive_mask(segments, segments, causal),
-            position_ids=ids(positions(segments) + self._first_position), **kwargs,
-        ).logits  # fmt: skip
+            position_ids=ids(positions(segments) + self._first_position),
+            **kwargs,
+        ).logits
 
     @functools.cached_property
     def _first_position(self) -> int:
@@ -429,9 +453,11 @@ class Twin:
     def _pairs(self, batch: Batch) -> torch.Tensor:
         """One pair a row: padding is all that must be hidden."""
         return self.model(
-            input_ids=ids(batch["input_ids"]), attention_mask=ids(batch["segment_ids"] > 0),
-            decoder_input_ids=ids(batch["decoder_input_ids"]), use_cache=False,
-        ).logits  # fmt: skip
+            input_ids=ids(batch["input_ids"]),
+            attention_mask=ids(batch["segment_ids"] > 0),
+            decoder_input_ids=ids(batch["decoder_input_ids"]),
+            use_cache=False,
+        ).logits
 
     def _packed_pairs(self, batch: Batch) -> torch.Tensor:
         """Several pairs a row: the encoder apart, since its mask is not that of the source."""
@@ -441,10 +467,12 @@ class Twin:
             input_ids=ids(batch["input_ids"]), attention_mask=additive_mask(source, source)
         )
         logits = self.model(
-            encoder_outputs=encoded, attention_mask=additive_mask(target, source),
+            encoder_outputs=encoded,
+            attention_mask=additive_mask(target, source),
             decoder_input_ids=ids(batch["decoder_input_ids"]),
-            decoder_attention_mask=additive_mask(target, target, causal=True), use_cache=False,
-        ).logits  # fmt: skip
+            decoder_attention_mask=additive_mask(target, target, causal=True),
+            use_cache=False,
+        ).logits
         self._places = {}
         return logits
 
@@ -471,9 +499,13 @@ def draw(result: dict[str, Any], path: Path) -> Path:
     style = {"color": plots.TRAIN, "linewidth": 1.2, "marker": "."}
     parts = [
         {"x": "step", "y": "training loss (nats)", "lines": losses, "log": False},
-        {"x": f"step (largest: {result['max_difference']:.1e})", "y": "|loss difference|",
-         "lines": {"_": (np.arange(1, len(values) + 1), values, style)}, "log": False},
-    ]  # fmt: skip
+        {
+            "x": f"step (largest: {result['max_difference']:.1e})",
+            "y": "|loss difference|",
+            "lines": {"_": (np.arange(1, len(values) + 1), values, style)},
+            "log": False,
+        },
+    ]
     title = f"{result['model']} ({result['objective']}), hfseq and PyTorch"
     figure, panels = harness.curves(title, parts, (8, 6), (2, 1), height_ratios=[3, 2])
     panels[1].axhline(1e-3, color="#777777", linewidth=1.1, dashes=plots.DASHES[0])

@@ -43,8 +43,16 @@ def checkpoint_cases(options: Options) -> list[Case]:
             Contestant(label, name, f"checkpoints:{factory}", settings, needs)
             for label, factory, needs in rows
         )
-        cases.append(Case(name, members, 1.0, "round trips", rounds=options.choose(3, 3, 3, 1),
-                          weights=("gpt2", size)))  # fmt: skip
+        cases.append(
+            Case(
+                name,
+                members,
+                1.0,
+                "round trips",
+                rounds=options.choose(3, 3, 3, 1),
+                weights=("gpt2", size),
+            )
+        )
     return cases
 
 
@@ -62,9 +70,13 @@ def checkpoint_finish(rows: Rows) -> None:
 
 
 def _round_trip(
-    held: int, save: Callable[[Path], None], restore: Callable[[Path], None],
-    memory: Callable[[], int], facts: dict[str, Any], wait: Callable[[], None] = lambda: None,
-) -> Running:  # fmt: skip
+    held: int,
+    save: Callable[[Path], None],
+    restore: Callable[[Path], None],
+    memory: Callable[[], int],
+    facts: dict[str, Any],
+    wait: Callable[[], None] = lambda: None,
+) -> Running:
     """Return a contestant that saves to a new folder, waits, restores and removes the folder.
 
     ``held`` are the bytes in memory: a compressed file is no smaller a checkpoint.
@@ -84,11 +96,13 @@ def _round_trip(
             marks.append(time.perf_counter())
         gigabytes = held / harness.GB
         return {
-            "seconds": marks[3] - marks[0], "gigabytes": gigabytes, "disk_gb": size / harness.GB,
+            "seconds": marks[3] - marks[0],
+            "gigabytes": gigabytes,
+            "disk_gb": size / harness.GB,
             "blocked": marks[1] - marks[0],
             "save_per_gb": (marks[2] - marks[0]) / gigabytes,
             "restore_per_gb": (marks[3] - marks[2]) / gigabytes,
-        }  # fmt: skip
+        }
 
     return Running(step, memory, facts)
 
@@ -115,9 +129,11 @@ def hfseq_state(model: str, size: dict[str, Any], weights: str) -> Running:
     held = jax.jit(lambda p: state.make_state(p, optimizer, module.extra, sums))(module.params)
     # Moments are noise, as in training: zeros are compressed to nothing.
     noise = jax.tree.map(
-        lambda leaf: jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype)
-        if leaf.ndim else leaf, held.opt_state,
-    )  # fmt: skip
+        lambda leaf: (
+            jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype) if leaf.ndim else leaf
+        ),
+        held.opt_state,
+    )
     held = dataclasses.replace(held, opt_state=noise)
     jax.block_until_ready(held)
     checkpoints: list[Checkpointer] = []
@@ -226,15 +242,18 @@ def startup_cases(options: Options) -> list[Case]:
         rows, length = options.choose(2, 8, 2, 2), options.choose(length, length, 128, 12)
         name, members = f"{title}, {rows} x {length}", []
         # A process of its own for every step: nothing is warmed up but the caches that should be.
-        case = training.case_of(options, model, name, rows, length, 0, "float32", unit="starts",
-                                rounds=rounds, warmup=0)  # fmt: skip
+        case = training.case_of(
+            options, model, name, rows, length, 0, "float32", unit="starts", rounds=rounds, warmup=0
+        )
         for one in case.contestants:
             side = "hfseq" if one.name == "hfseq" else "torch"
             for state in ("",) if one.name == harness.NAMES["torch"] else (", cold", ", warm"):
                 given = {"side": side, "warm": state == ", warm", "settings": one.settings}
-                members.append(dataclasses.replace(
-                    one, name=one.name + state, factory="checkpoints:process", settings=given
-                ))  # fmt: skip
+                members.append(
+                    dataclasses.replace(
+                        one, name=one.name + state, factory="checkpoints:process", settings=given
+                    )
+                )
         found.append(dataclasses.replace(case, contestants=tuple(members), amount=1.0))
     if "hfseq" in options.peers:
         alone = Contestant(HELP, HELP, "checkpoints:help_command")
@@ -252,9 +271,12 @@ def process(side: str, warm: bool, settings: dict[str, Any], weights: str) -> Ru
         nonlocal peak
         given = {"side": side, "settings": settings | {"weights": weights}, "started": time.time()}
         ended = subprocess.run(
-            [sys.executable, "-c", code + "checkpoints.child()", json.dumps(given)], text=True,
-            check=False, env=os.environ | {CACHES[side]: str(cache)}, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-c", code + "checkpoints.child()", json.dumps(given)],
+            text=True,
+            check=False,
+            env=os.environ | {CACHES[side]: str(cache)},
+            stdout=subprocess.PIPE,
+        )
         if ended.returncode:
             raise RuntimeError(f"the process ended with exit code {ended.returncode}")
         found = json.loads(ended.stdout.splitlines()[-1])
@@ -302,9 +324,12 @@ def child() -> None:
 def help_command() -> Running:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     start = functools.partial(
-        subprocess.run, [sys.executable, "-m", "hfseq.cli", "--help"], check=True, env=environment,
+        subprocess.run,
+        [sys.executable, "-m", "hfseq.cli", "--help"],
+        check=True,
+        env=environment,
         stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     return Running(
         harness.working(start),
         lambda: resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
@@ -321,16 +346,21 @@ CHECKPOINT = Suite(
     "`from_pretrained` handle.",
     checkpoint_cases,
     (
-        harness.CASE, harness.value("GB", "gigabytes", "{:.2f}".format),
+        harness.CASE,
+        harness.value("GB", "gigabytes", "{:.2f}".format),
         harness.value("on disk", "disk_gb", "{:.2f}".format),
         harness.value("save, s/GB", "save_per_gb", "{:.2f}".format),
         harness.value("restore, s/GB", "restore_per_gb", "{:.2f}".format),
-        harness.value("blocked", "blocked", lambda s: f"{s * 1000:.0f} ms"), harness.RATIO,
-        ("share of the disk", lambda row: f"{row['disk_share']:.0%}" if row.get("disk_share")
-         else harness.ABSENT), harness.MEMORY,
+        harness.value("blocked", "blocked", lambda s: f"{s * 1000:.0f} ms"),
+        harness.RATIO,
+        (
+            "share of the disk",
+            lambda row: f"{row['disk_share']:.0%}" if row.get("disk_share") else harness.ABSENT,
+        ),
+        harness.MEMORY,
     ),
     finish=checkpoint_finish,
-)  # fmt: skip
+)
 STARTUP = Suite(
     "Start-up and compilation",
     "A new process each time: importing, building the model with its optimizer, and the first "
@@ -338,10 +368,14 @@ STARTUP = Suite(
     "with what an earlier process left there (hfseq's loop keeps one by default).",
     startup_cases,
     (
-        harness.CASE, ("seconds", lambda row: _SECONDS(row["median_seconds"])),
-        harness.value("imports", "imports", _SECONDS), harness.value("model", "build", _SECONDS),
+        harness.CASE,
+        ("seconds", lambda row: _SECONDS(row["median_seconds"])),
+        harness.value("imports", "imports", _SECONDS),
+        harness.value("model", "build", _SECONDS),
         harness.value("first step", "first_step", _SECONDS),
-        harness.value("second step", "second_step", _SECONDS), harness.RATIO, harness.MEMORY,
+        harness.value("second step", "second_step", _SECONDS),
+        harness.RATIO,
+        harness.MEMORY,
     ),
     "seconds",
-)  # fmt: skip
+)

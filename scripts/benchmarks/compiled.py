@@ -31,9 +31,11 @@ TINY = {
     "decoder_attention_heads=2,encoder_ffn_dim=256,decoder_ffn_dim=256",
 }
 TARGETS = {
-    "H200": ("h200", 1, "jax_plugins"), "8 x H200": ("h200", 8, "jax_plugins"),
-    "v5e 2x2": ("tpu-v5e", 4, "libtpu"), "v6e 2x2": ("tpu-v6e", 4, "libtpu"),
-}  # fmt: skip
+    "H200": ("h200", 1, "jax_plugins"),
+    "8 x H200": ("h200", 8, "jax_plugins"),
+    "v5e 2x2": ("tpu-v5e", 4, "libtpu"),
+    "v6e 2x2": ("tpu-v6e", 4, "libtpu"),
+}
 
 
 def compile_cases(options: Options) -> list[Case]:
@@ -44,18 +46,25 @@ def compile_cases(options: Options) -> list[Case]:
         for rate in (0.1, 0.0):
             name = f"{title}, attention dropout {rate:g}"
             settings = {
-                "model": model, "length": length, "rows": rows, "rate": f"{flag}={rate}",
+                "model": model,
+                "length": length,
+                "rows": rows,
+                "rate": f"{flag}={rate}",
                 "sizes": (SIZES if options.profile == "full" else TINY)[model],
-            }  # fmt: skip
+            }
             members = tuple(
                 Contestant(
-                    label, name, "compiled:program", settings | {"target": target, "count": count},
-                    (*harness.HFSEQ, package), {"JAX_PLATFORMS": "cpu"},
+                    label,
+                    name,
+                    "compiled:program",
+                    settings | {"target": target, "count": count},
+                    (*harness.HFSEQ, package),
+                    {"JAX_PLATFORMS": "cpu"},
                 )
                 for label, (target, count, package) in TARGETS.items()
                 # Nothing is fused on a TPU where weights are dropped.
                 if rate == 0 or target == "h200"
-            )  # fmt: skip
+            )
             cases.append(Case(name, members, rounds=1, warmup=0))
     return cases
 
@@ -75,16 +84,24 @@ def program(
         tpu = target.startswith("tpu")
         overrides = ",".join(filter(None, (sizes, rate)))
         plan = Plan(
-            config=model, devices=f"{target}:{count}", mesh=f"fsdp={count}" if tpu else None,
-            length=length, precision="bfloat16",
-            per_device_train_batch_size=rows, config_overrides=overrides,
-        )  # fmt: skip
+            config=model,
+            devices=f"{target}:{count}",
+            mesh=f"fsdp={count}" if tpu else None,
+            length=length,
+            precision="bfloat16",
+            per_device_train_batch_size=rows,
+            config_overrides=overrides,
+        )
         run = build(plan, devices, scan_layers=True)
         run.objective.known_rows = Known(max_runs=16)
         made = described.compile_for(
-            devices[0], run.step_function(), run.abstract_state(), run.frozen,
-            abstract_batch(run, rows), structure_only=tpu,
-        )  # fmt: skip
+            devices[0],
+            run.step_function(),
+            run.abstract_state(),
+            run.frozen,
+            abstract_batch(run, rows),
+            structure_only=tpu,
+        )
         memory, text = made.memory_analysis(), made.as_text() or ""
         targets = re.findall(r'custom_call_target="([^"]+)"', text)
         shapes = re.findall(r"\w+\[([\d,]+)\]", text)
@@ -140,11 +157,13 @@ COMPILE = Suite(
     "Without cuDNN's workspace. TPUs' are compiled for their structure, which says nothing of "
     "temporary memory. No device has run them.",
     compile_cases,
-    (harness.CASE,
-     ("state and batch", _value("arguments", _size)),
-     ("temporary", _value("temporary", _size)),
-     ("kernels", _kernels),
-     ("exchanged", _value("exchanged", _size)),
-     ("compiled in", _seconds)),
+    (
+        harness.CASE,
+        ("state and batch", _value("arguments", _size)),
+        ("temporary", _value("temporary", _size)),
+        ("kernels", _kernels),
+        ("exchanged", _value("exchanged", _size)),
+        ("compiled in", _seconds),
+    ),
     problems=compile_problems,
-)  # fmt: skip
+)

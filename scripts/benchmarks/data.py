@@ -76,10 +76,16 @@ def train_tokenizer(path: Path, vocab_size: int) -> Any:
     made.train([str(path)], vocab_size=vocab_size, special_tokens=special, show_progress=False)
     made._tokenizer.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=False)
     return PreTrainedTokenizerFast(
-        tokenizer_object=made._tokenizer, bos_token="<s>", eos_token="</s>", cls_token="<s>",
-        sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>",
+        tokenizer_object=made._tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        cls_token="<s>",
+        sep_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token="<mask>",
         model_max_length=512,
-    )  # fmt: skip
+    )
 
 
 def corpus(megabytes: float, vocab_size: int) -> tuple[Path, Any]:
@@ -98,10 +104,13 @@ def parse_flags(objective: str, home: Path, **flags: Any) -> Any:
     from hfseq.training.arguments import parse
 
     flags |= {
-        "output_dir": home / "run", "train_file": home / "text.txt",
-        "data_cache_dir": home / "cache", "cache_dir": home / "hub",
-        "validation_split_percentage": 0, "do_train": True,
-    }  # fmt: skip
+        "output_dir": home / "run",
+        "train_file": home / "text.txt",
+        "data_cache_dir": home / "cache",
+        "cache_dir": home / "hub",
+        "validation_split_percentage": 0,
+        "do_train": True,
+    }
     given = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     return parse(given, objective=objective)
 
@@ -115,18 +124,27 @@ def data_cases(options: Options) -> list[Case]:
     found = []
     for stage in STAGE_BYTES:
         members = tuple(
-            Contestant(harness.NAMES[side], stage, f"data:{side}_stage",
-                       settings | {"stage": stage}, NEEDS[side])
-            for side in ("torch", "hfseq") if side in options.peers
-        )  # fmt: skip
+            Contestant(
+                harness.NAMES[side],
+                stage,
+                f"data:{side}_stage",
+                settings | {"stage": stage},
+                NEEDS[side],
+            )
+            for side in ("torch", "hfseq")
+            if side in options.peers
+        )
         found.append(Case(stage, members, rounds=options.choose(5, 7, 3, 1)))
     width = options.choose(256, 768, 64, 32)
     for objective in ("mlm", "clm") if "hfseq" in options.peers else ():
         name = f"real loop, {objective}, width {width}"
         loop = settings | {
-            "objective": objective, "steps": options.choose(40, 200, 20, 3), "width": width,
-            "layers": options.choose(4, 12, 1, 1), "rows": options.choose(16, 64, 8, 2),
-        }  # fmt: skip
+            "objective": objective,
+            "steps": options.choose(40, 200, 20, 3),
+            "width": width,
+            "layers": options.choose(4, 12, 1, 1),
+            "rows": options.choose(16, 64, 8, 2),
+        }
         member = Contestant("hfseq", name, "data:hfseq_loop", loop, LOOP_NEEDS, OFFLINE)
         found.append(Case(name, (member,), rounds=1, warmup=0))
     return found
@@ -153,9 +171,12 @@ def hfseq_stage(stage: str, megabytes: float, vocab_size: int) -> Running:
     def mask(step: int, batch: dict[str, Any]) -> None:
         random = RowRandom(0, step, np.arange(len(batch["input_ids"])))
         _, labels = mask_tokens(
-            batch, random, mask_id=tokenizer.mask_token_id, vocab_size=len(tokenizer),
+            batch,
+            random,
+            mask_id=tokenizer.mask_token_id,
+            vocab_size=len(tokenizer),
             special=special,
-        )  # fmt: skip
+        )
         gather_masked(labels, 1, 0.15)
 
     def pack() -> None:
@@ -167,9 +188,11 @@ def hfseq_stage(stage: str, megabytes: float, vocab_size: int) -> Running:
             mask(step, batches[step])
 
     stages: dict[str, Callable[[], Any]] = {
-        "tokenise": lambda: encode(texts), "pack": pack, "whole batch": whole,
+        "tokenise": lambda: encode(texts),
+        "pack": pack,
+        "whole batch": whole,
         "mask": lambda: [mask(step, batch) for step, batch in enumerate(ready)],
-    }  # fmt: skip
+    }
     return _stage(home, stages[stage], stage, len(ids))
 
 
@@ -185,8 +208,11 @@ def torch_stage(stage: str, megabytes: float, vocab_size: int) -> Running:
     options = {"batched": True, "load_from_cache_file": False, "keep_in_memory": True}
 
     def tokenise() -> Any:
-        return raw.map(lambda batch: {"input_ids": tokenizer(batch["text"])["input_ids"]},
-                       remove_columns=["text"], **options)  # fmt: skip
+        return raw.map(
+            lambda batch: {"input_ids": tokenizer(batch["text"])["input_ids"]},
+            remove_columns=["text"],
+            **options,
+        )
 
     def grouped(batch: dict[str, list]) -> dict[str, list]:
         flat = [token for row in batch["input_ids"] for token in row]
@@ -198,18 +224,20 @@ def torch_stage(stage: str, megabytes: float, vocab_size: int) -> Running:
     collate = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
     ready = (
         [packed[i : i + ROWS]["input_ids"] for i in range(0, len(packed), ROWS)]
-        if stage == "mask" else []
-    )  # fmt: skip
+        if stage == "mask"
+        else []
+    )
 
     def whole() -> None:
         for _ in DataLoader(packed, ROWS, shuffle=True, collate_fn=collate):
             pass
 
     stages: dict[str, Callable[[], Any]] = {
-        "tokenise": tokenise, "pack": lambda: tokenised.map(grouped, **options),
+        "tokenise": tokenise,
+        "pack": lambda: tokenised.map(grouped, **options),
         "mask": lambda: [collate([{"input_ids": row} for row in rows]) for rows in ready],
         "whole batch": whole,
-    }  # fmt: skip
+    }
     return _stage(home, stages[stage], stage, sum(map(len, tokenised["input_ids"])))
 
 
@@ -223,26 +251,44 @@ def _stage(home: Path, stage: Callable[[], Any], name: str, tokens: int) -> Runn
 
 
 def hfseq_loop(
-    objective: str, megabytes: float, vocab_size: int, steps: int, width: int, layers: int,
+    objective: str,
+    megabytes: float,
+    vocab_size: int,
+    steps: int,
+    width: int,
+    layers: int,
     rows: int,
-) -> Running:  # fmt: skip
+) -> Running:
     """A run of the training loop; seconds are those between its first step and its last."""
     from hfseq.training.run import main
 
     home, tokenizer = corpus(megabytes, vocab_size)
     tokenizer.save_pretrained(home / "tokenizer")
     model, length, sizes = {
-        "mlm": ("roberta", "max_seq_length", {
-            "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 4,
-            "intermediate_size": 4 * width}),
+        "mlm": (
+            "roberta",
+            "max_seq_length",
+            {
+                "hidden_size": width,
+                "num_hidden_layers": layers,
+                "num_attention_heads": 4,
+                "intermediate_size": 4 * width,
+            },
+        ),
         "clm": ("gpt2", "block_size", {"n_embd": width, "n_layer": layers, "n_head": 4}),
-    }[objective]  # fmt: skip
+    }[objective]
     flags = {
-        "model_type": model, "tokenizer_name": home / "tokenizer", length: LENGTH,
+        "model_type": model,
+        "tokenizer_name": home / "tokenizer",
+        length: LENGTH,
         "config_overrides": ",".join(f"{k}={v}" for k, v in sizes.items()),
-        "per_device_train_batch_size": rows, "max_steps": steps, "save_strategy": "no",
-        "eval_strategy": "no", "report_to": "none", "disable_tqdm": True,
-    }  # fmt: skip
+        "per_device_train_batch_size": rows,
+        "max_steps": steps,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
 
     def step() -> dict[str, float]:
         arguments = parse_flags(objective, home, **flags)
@@ -283,9 +329,11 @@ class Times:
         seconds = self.asked[-1] - self.asked[2]
         waits = [b - a for a, b in zip(self.asked[2:-1], self.got[2:], strict=True)]
         return {
-            "seconds": seconds, "waiting": sum(waits) / seconds, "work": float(tokens * len(waits)),
+            "seconds": seconds,
+            "waiting": sum(waits) / seconds,
+            "work": float(tokens * len(waits)),
             "longest_wait": max(waits),
-        }  # fmt: skip
+        }
 
 
 @contextlib.contextmanager
@@ -327,9 +375,10 @@ def data_scale_cases(options: Options) -> list[Case]:
     for megabytes in (small, 10 * small):
         name = f"{megabytes:g} MB"
         settings = {
-            "megabytes": megabytes, "vocab_size": options.choose(8000, 8000, 2000, 300),
+            "megabytes": megabytes,
+            "vocab_size": options.choose(8000, 8000, 2000, 300),
             "batches": options.choose(2000, 2000, 100, 3),
-        }  # fmt: skip
+        }
         needs = ("jax", "flax", "transformers", "tokenizers", "datasets", "filelock")
         member = Contestant("hfseq", name, "data:prepare_corpus", settings, needs, OFFLINE)
         found.append(Case(name, (member,), rounds=1, warmup=0))
@@ -368,12 +417,16 @@ def prepare_corpus(megabytes: float, vocab_size: int, batches: int) -> Running:
         store = sum(p.stat().st_size for p in (home / "cache").rglob("*") if p.is_file())
         tokens = float(rows.total)
         return {
-            "work": tokens, "tokens": tokens, "prepare_seconds": prepared,
-            "tokens_per_second": tokens / prepared, "batch_seconds": seconds / batches,
+            "work": tokens,
+            "tokens": tokens,
+            "prepare_seconds": prepared,
+            "tokens_per_second": tokens / prepared,
+            "batch_seconds": seconds / batches,
             "prepare_bytes": float(max(preparing) - before),
-            "batch_bytes": float(max(fetching) - after), "store_bytes": float(store),
+            "batch_bytes": float(max(fetching) - after),
+            "store_bytes": float(store),
             "documents": float(facts.get("documents", 0)),
-        }  # fmt: skip
+        }
 
     return Running(step, harness.host_peak_bytes, {"device": "cpu"}, lambda: shutil.rmtree(home))
 
@@ -432,8 +485,9 @@ DATA = Suite(
     "of the time in which the step waited for data.",
     data_cases,
     (*harness.DEFAULT[:-1], harness.value("waiting", "waiting", "{:.2%}".format), harness.MEMORY),
-    "ratio", remarks=data_remarks,
-)  # fmt: skip
+    "ratio",
+    remarks=data_remarks,
+)
 DATA_SCALE = Suite(
     "Ten times the corpus",
     "Synthetic text through the real path of a run: the file is read, tokenised once into a "
@@ -442,7 +496,8 @@ DATA_SCALE = Suite(
     "files, which the system can drop, are not in it.",
     data_scale_cases,
     (
-        harness.CASE, harness.value("tokens", "tokens", lambda n: f"{n / 1e6:.1f} M"),
+        harness.CASE,
+        harness.value("tokens", "tokens", lambda n: f"{n / 1e6:.1f} M"),
         harness.value("preparing", "prepare_seconds", "{:.1f} s".format),
         harness.value("tokens/s", "tokens_per_second", "{:.0f}".format),
         harness.value("ms a batch", "batch_seconds", lambda s: f"{s * 1000:.2f}"),
@@ -451,4 +506,4 @@ DATA_SCALE = Suite(
         harness.value("store", "store_bytes", _megabytes),
     ),
     remarks=data_scale_remarks,
-)  # fmt: skip
+)

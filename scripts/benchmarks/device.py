@@ -73,26 +73,39 @@ def facts(toy: bool) -> Rows:
         cudnn = cuda_versions.cudnn_get_version() if cuda_versions else None
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(query, capture_output=True, text=True).stdout.strip()
-    return [{
-        "device": device.device_kind, "count": jax.device_count(), "driver": driver,
-        "cudnn": cudnn, "jax": jax.__version__,
-        "client": getattr(device.client, "platform_version", ""),
-        "memory_gb": ((device.memory_stats() or {}).get("bytes_limit") or 0) / 1e9,
-        "tflops": 2 * size**3 / product / 1e12, "copy_gbs": 2 * y.nbytes / copy / 1e9,
-    }]  # fmt: skip
+    return [
+        {
+            "device": device.device_kind,
+            "count": jax.device_count(),
+            "driver": driver,
+            "cudnn": cudnn,
+            "jax": jax.__version__,
+            "client": getattr(device.client, "platform_version", ""),
+            "memory_gb": ((device.memory_stats() or {}).get("bytes_limit") or 0) / 1e9,
+            "tflops": 2 * size**3 / product / 1e12,
+            "copy_gbs": 2 * y.nbytes / copy / 1e9,
+        }
+    ]
 
 
 #: What is visible, and how many heads of keys there are to twelve of queries.
 SHAPES: dict[str, dict[str, Any]] = {
-    "plain": {}, "causal": {"causal": True}, "window": {"causal": True, "window": (128, 0)},
-    "both sides": {"window": (64, 64)}, "lengths": {"lengths": True}, "packed": {"packed": True},
-    "packed, grouped": {"packed": True, "causal": True, "kv_heads": 4}, "bias": {"bias": True},
-    "holes": {"holes": True}, "dropout": {"packed": True, "rate": 0.1},
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": (128, 0)},
+    "both sides": {"window": (64, 64)},
+    "lengths": {"lengths": True},
+    "packed": {"packed": True},
+    "packed, grouped": {"packed": True, "causal": True, "kv_heads": 4},
+    "bias": {"bias": True},
+    "holes": {"holes": True},
+    "dropout": {"packed": True, "rate": 0.1},
     "packed, to 64": {"packed": True, "max_runs": 64},
-}  # fmt: skip
+}
 #: Lengths that kernels are not made for.
-UNEVEN = [(length, 64, "bfloat16", name)
-          for length in (510, 509) for name in ("plain", "packed", "bias")]  # fmt: skip
+UNEVEN = [
+    (length, 64, "bfloat16", name) for length in (510, 509) for name in ("plain", "packed", "bias")
+]
 
 
 def attention(toy: bool) -> Iterator[dict[str, Any]]:
@@ -113,8 +126,13 @@ def attention(toy: bool) -> Iterator[dict[str, Any]]:
         if time_left.left() > 0:
             yield from attention_case(length, width, dtype, name, rounds=1 if toy else 10)
         else:
-            yield {"shape": name, "length": length, "width": width, "dtype": dtype,
-                   "not_run": "no time was left"}  # fmt: skip
+            yield {
+                "shape": name,
+                "length": length,
+                "width": width,
+                "dtype": dtype,
+                "not_run": "no time was left",
+            }
 
 
 def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) -> Rows:
@@ -139,12 +157,13 @@ def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) 
     documents = jnp.broadcast_to(jnp.arange(length) * 5 // length + 1, (batch, length))
     holes = jnp.broadcast_to(jnp.arange(length) % 7 > 0, (batch, length)).astype(jnp.int32)
     visible = nn.Visible(
-        causal=shape.get("causal", False), window=shape.get("window"),
+        causal=shape.get("causal", False),
+        window=shape.get("window"),
         query_segments=documents.at[0, -length // 9 :].set(0) if "packed" in shape else None,
         max_runs=shape.get("max_runs", 16) if "packed" in shape else None,
         key_segments=holes if "holes" in shape else None,
         key_lengths=jnp.full(batch, length - 9) if "lengths" in shape else None,
-    )  # fmt: skip
+    )
 
     def run(attention: Any, q: Any, k: Any, v: Any, change: Any, *bias: Any) -> Any:
         def attend(q: Any, k: Any, v: Any, *bias: Any) -> Any:
@@ -249,9 +268,14 @@ def training(toy: bool) -> Iterator[dict[str, Any]]:
 
     kind = accelerator_flags.here()
     given = os.environ.get("XLA_FLAGS", "") + (f" {ALWAYS_ALIKE}" if kind == "cuda" else "")
-    environment = os.environ | EXACT | {
-        "XLA_FLAGS": given, "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    }  # fmt: skip
+    environment = (
+        os.environ
+        | EXACT
+        | {
+            "XLA_FLAGS": given,
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        }
+    )
     time_left = harness.Allowance(3600 if toy else 0.7 * PARTS["training"])
 
     def child(told: dict[str, Any], **more: str) -> dict[str, list[float]]:
@@ -287,9 +311,11 @@ def compared_losses(found: dict[str, list[float]], cpu: list[float]) -> dict[str
 
     whole = found["whole"]
     told = {
-        "against_cpu": farthest(whole), "half_against_cpu": farthest(found["half"]),
-        "repeated_equal": found["again"] == whole, "resumed_equal": found["resumed"] == whole,
-    }  # fmt: skip
+        "against_cpu": farthest(whole),
+        "half_against_cpu": farthest(found["half"]),
+        "repeated_equal": found["again"] == whole,
+        "resumed_equal": found["resumed"] == whole,
+    }
     right = told["against_cpu"] <= FAR["float32"] and told["half_against_cpu"] <= FAR["bfloat16"]
     return told | {"right": right and told["repeated_equal"] and told["resumed_equal"]}
 
@@ -325,12 +351,20 @@ def losses(told: str) -> None:
 
     def train(folder: str, last: int, precision: str = "float32") -> list[float]:
         flags = [
-            f"--output_dir={root}/{folder}", f"--train_file={text}", f"--tokenizer_name={words}",
-            f"--model_type={model}", f"--config_overrides={sizes},{dropped}", f"--{length}=128",
-            "--per_device_train_batch_size=4", f"--max_steps={last}", "--do_train",
-            f"--save_steps={steps // 2}", "--report_to=none", "--lr_scheduler_type=constant",
+            f"--output_dir={root}/{folder}",
+            f"--train_file={text}",
+            f"--tokenizer_name={words}",
+            f"--model_type={model}",
+            f"--config_overrides={sizes},{dropped}",
+            f"--{length}=128",
+            "--per_device_train_batch_size=4",
+            f"--max_steps={last}",
+            "--do_train",
+            f"--save_steps={steps // 2}",
+            "--report_to=none",
+            "--lr_scheduler_type=constant",
             f"--precision={precision}",
-        ]  # fmt: skip
+        ]
         found.clear()
         main(parse(flags, objective=objective), objective, callbacks=[note])
         return found.copy()
@@ -349,14 +383,21 @@ def losses(told: str) -> None:
     print(json.dumps(made))
 
 
-_T5_BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_decoder_layers": 12,
-            "num_heads": 12}  # fmt: skip
+_T5_BASE = {
+    "d_model": 768,
+    "d_ff": 3072,
+    "num_layers": 12,
+    "num_decoder_layers": 12,
+    "num_heads": 12,
+}
 #: Model, title, rows on an H200, length, length of targets, size.
 STEPS: tuple[tuple[str, str, int, int, int, dict[str, Any]], ...] = (
-    ("roberta", "RoBERTa-base", 32, 512, 0, {}), ("gpt2", "GPT-2 124M", 16, 1024, 0, {}),
-    ("t5", "T5-base", 32, 512, 114, _T5_BASE), ("modernbert", "ModernBERT-base", 16, 1024, 0, {}),
+    ("roberta", "RoBERTa-base", 32, 512, 0, {}),
+    ("gpt2", "GPT-2 124M", 16, 1024, 0, {}),
+    ("t5", "T5-base", 32, 512, 114, _T5_BASE),
+    ("modernbert", "ModernBERT-base", 16, 1024, 0, {}),
     ("modernbert", "ModernBERT-base", 2, 8192, 0, {}),
-)  # fmt: skip
+)
 #: What others say they reach, tokens a second; not measured here, nor checked.
 PUBLISHED = {"GPT-2 124M": "468,000 (llm.c, H100)", "ModernBERT-base": "304,000 (H100)"}
 #: Tokens a second of one H100 or H200.
@@ -376,15 +417,25 @@ def speed_cases(toy: bool, gpu: bool, torch: bool) -> Iterator[harness.Case]:
         # T5 has one rate for everything.
         weights = [rate for rate in steps.SUBJECTS[model].rates if "att" in rate]
         case = steps.case_of(
-            options, model, steps.shape_name(title, rows, length, targets, dtype), rows, length,
-            targets, dtype, peers, size | dict.fromkeys(weights, 0.0),
-            rounds=1 if toy else 20, warmup=1 if toy else 5, facts={"title": title},
-        )  # fmt: skip
+            options,
+            model,
+            steps.shape_name(title, rows, length, targets, dtype),
+            rows,
+            length,
+            targets,
+            dtype,
+            peers,
+            size | dict.fromkeys(weights, 0.0),
+            rounds=1 if toy else 20,
+            warmup=1 if toy else 5,
+            facts={"title": title},
+        )
         (ours,) = (one for one in case.contestants if one.name == "hfseq")
         changes: dict[str, dict[str, Any]] = {
-            "hfseq, xla": {"attention": "xla"}, "hfseq, 8 documents a row": {"documents": 8},
+            "hfseq, xla": {"attention": "xla"},
+            "hfseq, 8 documents a row": {"documents": 8},
             "hfseq, weights dropped": {"size": size},
-        }  # fmt: skip
+        }
         if not weights:
             del changes["hfseq, weights dropped"], changes["hfseq, xla"]
         more = [
@@ -410,11 +461,16 @@ def speed(toy: bool) -> Iterator[dict[str, Any]]:
             flops = next((r.facts["model_flops"] for r in rows if "model_flops" in r.facts), None)
             for row in rows:
                 told = harness.summary(row, case, rows, {})
-                yield suite_row(told) | case.facts | {
-                    "mfu": flops / row.median / known.peak(2)
-                    if known and flops and row.median else None,
-                    "planned_gb": row.facts.get("planned_bytes", 0) / harness.GB or None,
-                }  # fmt: skip
+                yield (
+                    suite_row(told)
+                    | case.facts
+                    | {
+                        "mfu": flops / row.median / known.peak(2)
+                        if known and flops and row.median
+                        else None,
+                        "planned_gb": row.facts.get("planned_bytes", 0) / harness.GB or None,
+                    }
+                )
 
 
 def suite_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -449,9 +505,11 @@ def fp8(toy: bool) -> Iterator[dict[str, Any]]:
 
 #: Beside those that are recommended: what else the binaries know and may pay.
 OTHER_FLAGS = (
-    "xla_gpu_enable_triton_gemm=false", "xla_gpu_enable_cudnn_layer_norm=true",
-    "xla_gpu_deterministic_ops=true", "xla_gpu_enable_command_buffer=",
-)  # fmt: skip
+    "xla_gpu_enable_triton_gemm=false",
+    "xla_gpu_enable_cudnn_layer_norm=true",
+    "xla_gpu_deterministic_ops=true",
+    "xla_gpu_enable_command_buffer=",
+)
 
 
 def flags(toy: bool) -> Rows:
@@ -462,26 +520,40 @@ def flags(toy: bool) -> Rows:
 
     platform, _ = here()
     tried = {
-        "gpu": (*accelerator_flags.GPU, *OTHER_FLAGS), "tpu": accelerator_flags.TPU,
+        "gpu": (*accelerator_flags.GPU, *OTHER_FLAGS),
+        "tpu": accelerator_flags.TPU,
         "cpu": ("xla_gpu_deterministic_ops=true",),
-    }[platform]  # fmt: skip
+    }[platform]
     options = harness.Options("tiny" if toy else "full", platform)
     size = options.size("gpt2") if toy else {"n_layer": 2}
     rows, length = (2, 32) if toy else (16, 1024)
     name = "GPT-2, 2 layers"
     case = steps.case_of(
-        options, "gpt2", name, rows, length, 0, "float32" if toy else "bfloat16", ("hfseq",), size,
-        rounds=2 if toy else 20, warmup=2,
-    )  # fmt: skip
+        options,
+        "gpt2",
+        name,
+        rows,
+        length,
+        0,
+        "float32" if toy else "bfloat16",
+        ("hfseq",),
+        size,
+        rounds=2 if toy else 20,
+        warmup=2,
+    )
     (plain,) = case.contestants
     members = [plain]
     for flag in tried:
         variable = accelerator_flags.variable_of(flag)
         value = f"{os.environ.get(variable, '')} --{flag}".strip()
-        members.append(dataclasses.replace(
-            plain, name=flag, environment={variable: value},
-            group=name if platform == "gpu" else f"{name}, {flag}",  # a TPU has one holder
-        ))  # fmt: skip
+        members.append(
+            dataclasses.replace(
+                plain,
+                name=flag,
+                environment={variable: value},
+                group=name if platform == "gpu" else f"{name}, {flag}",  # a TPU has one holder
+            )
+        )
     case = dataclasses.replace(case, contestants=tuple(members), baseline="hfseq")
     time_left = harness.Allowance(3600 if toy else 0.85 * PARTS["flags"])
     with tempfile.TemporaryDirectory() as folder:
@@ -519,43 +591,56 @@ def table(results: dict[str, Any]) -> str:
     if fact:
         lines += [
             f"{fact['count']} x {fact['device']}, jax {fact['jax']}: a product of bfloat16 at "
-            f"{fact['tflops']:.1f} TFLOP/s, a copy at {fact['copy_gbs']:.0f} GB/s.", "",
-        ]  # fmt: skip
+            f"{fact['tflops']:.1f} TFLOP/s, a copy at {fact['copy_gbs']:.0f} GB/s.",
+            "",
+        ]
     rows = [row for row in results.get("attention", {}).get("rows", []) if "ms" in row]
     if rows:
-        lines += ["| attention | visible | length x width | type | error | of gradients | ms |",
-                  "|---|---|---|---|---:|---:|---:|"]  # fmt: skip
+        lines += [
+            "| attention | visible | length x width | type | error | of gradients | ms |",
+            "|---|---|---|---|---:|---:|---:|",
+        ]
         lines += [
             f"| {r['implementation']} | {r['shape']} | {r['length']} x {r['width']} | {r['dtype']} "
-            f"| {r['error']:.1e} | {r['gradient_error']:.1e} | {r['ms']:.2f} |" for r in rows
-        ] + [""]  # fmt: skip
+            f"| {r['error']:.1e} | {r['gradient_error']:.1e} | {r['ms']:.2f} |"
+            for r in rows
+        ] + [""]
     rows = [r for r in results.get("training", {}).get("rows", []) if "against_cpu" in r]
     if rows:
-        lines += ["| training | dropout | losses against the CPU | in bfloat16 | repeated, resumed "
-                  "|", "|---|---:|---:|---:|---|"]  # fmt: skip
+        lines += [
+            "| training | dropout | losses against the CPU | in bfloat16 | repeated, resumed |",
+            "|---|---:|---:|---:|---|",
+        ]
         lines += [
             f"| {r['model']} | {r['dropout']:g} | {r['against_cpu']:.1e} | "
             f"{r['half_against_cpu']:.1e} | {equal(r['repeated_equal'])}, "
-            f"{equal(r['resumed_equal'])} |" for r in rows
-        ] + [""]  # fmt: skip
+            f"{equal(r['resumed_equal'])} |"
+            for r in rows
+        ] + [""]
     rows = [r for r in results.get("speed", {}).get("rows", []) if r.get("rate")]
     if rows:
-        lines += ["| training step | who | tokens/s | MFU | GB | as compiled | published |",
-                  "|---|---|---:|---:|---:|---:|---:|"]  # fmt: skip
+        lines += [
+            "| training step | who | tokens/s | MFU | GB | as compiled | published |",
+            "|---|---|---:|---:|---:|---:|---:|",
+        ]
         lines += [
             f"| {r['case']} | {r['name']} | {r['rate']:,.0f} | {shown(r['mfu'], '.1%')} | "
             f"{shown(r['peak_memory_gb'], '.2f')} | {shown(r['planned_gb'], '.2f')} | "
-            f"{PUBLISHED.get(r['title'], '–')} |" for r in rows
-        ] + [""]  # fmt: skip
+            f"{PUBLISHED.get(r['title'], '–')} |"
+            for r in rows
+        ] + [""]
     for part, first in (("fp8", "recipe"), ("flags", "flag")):
         rows = [r for r in results.get(part, {}).get("rows", []) if r.get("rate")]
         if rows:
-            lines += [f"| {first} | of | tokens/s | times the first | last loss |",
-                      "|---|---|---:|---:|---:|"]  # fmt: skip
+            lines += [
+                f"| {first} | of | tokens/s | times the first | last loss |",
+                "|---|---|---:|---:|---:|",
+            ]
             lines += [
                 f"| {r['name']} | {r['case']} | {r['rate']:,.0f} | {shown(r['ratio'], '.2f')} | "
-                f"{shown(r.get('loss'), '.4f')} |" for r in rows
-            ] + [""]  # fmt: skip
+                f"{shown(r.get('loss'), '.4f')} |"
+                for r in rows
+            ] + [""]
     lines += [f"Missed: {told}." for told in missed(results)]
     return "\n".join(lines).strip()
 
@@ -605,14 +690,18 @@ def run_part(part: str, toy: bool, result: dict[str, Any], keep: Callable[[], An
     cached = {
         "JAX_COMPILATION_CACHE_DIR": f"{tempfile.gettempdir()}/hfseq-device-{os.getuid()}",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }  # fmt: skip
+    }
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
             env=cached | os.environ,
         ) as process,
-    ):  # fmt: skip
+    ):
 
         def end() -> None:
             over.set()
@@ -641,8 +730,14 @@ def run_part(part: str, toy: bool, result: dict[str, Any], keep: Callable[[], An
 def main(given: list[str] | None = None) -> int:
     """Run the parts, each in a process, and write what they found."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART",
-                      help=", ".join(PARTS))  # fmt: skip
+    made.add_argument(
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=list(PARTS),
+        metavar="PART",
+        help=", ".join(PARTS),
+    )
     made.add_argument("--toy", action="store_true", help="small, also without a device")
     made.add_argument("--output", type=Path, help="a folder instead of docs/")
     for name in ("--part", "--losses"):

@@ -29,15 +29,28 @@ Example = dict[str, Any]
 Batch = dict[str, Any]
 PAD, IGNORED = 0, -100
 ENCODER = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
     "max_position_embeddings": 256,
-}  # fmt: skip
+}
 PEGASUS = {
-    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256,
-    "max_position_embeddings": 256, "scale_embedding": True, "bos_token_id": 1, "eos_token_id": 2,
-    "decoder_start_token_id": PAD, "forced_eos_token_id": None, "init_std": 0.1,
-}  # fmt: skip
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 256,
+    "decoder_ffn_dim": 256,
+    "max_position_embeddings": 256,
+    "scale_embedding": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": PAD,
+    "forced_eos_token_id": None,
+    "init_std": 0.1,
+}
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
@@ -75,27 +88,33 @@ def make_tokenizer(examples: Sequence[Example], text_pairs: bool) -> Any:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=1000, special_tokens=list(SPECIAL.values()), show_progress=False,
+        vocab_size=1000,
+        special_tokens=list(SPECIAL.values()),
+        show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
+    )
     inner.train_from_iterator(texts, trainer)
     pair = "<s> $A </s> $B:1 </s>:1" if text_pairs else "$A </s> $B </s>"
     inner.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>" if text_pairs else "$A </s>", pair=pair,
+        single="<s> $A </s>" if text_pairs else "$A </s>",
+        pair=pair,
         special_tokens=[("<s>", 1), ("</s>", 2)],
-    )  # fmt: skip
+    )
     names = ["input_ids", "token_type_ids", "attention_mask"]
     return PreTrainedTokenizerFast(
-        tokenizer_object=inner, model_max_length=256, **SPECIAL,
+        tokenizer_object=inner,
+        model_max_length=256,
+        **SPECIAL,
         model_input_names=names if text_pairs else names[::2],
-    )  # fmt: skip
+    )
 
 
 def texts_of(example: Example) -> Sequence[str]:
     if "tokens" in example:
         return example["tokens"]
-    return [example[name] for name in ("question", "context", "document", "summary")
-            if name in example]  # fmt: skip
+    return [
+        example[name] for name in ("question", "context", "document", "summary") if name in example
+    ]
 
 
 def build(task: Task, tokenizer: Any, examples: Sequence[Example]) -> Any:
@@ -103,8 +122,14 @@ def build(task: Task, tokenizer: Any, examples: Sequence[Example]) -> Any:
     import transformers
 
     names = sorted({tag for example in examples for tag in example.get("ner_tags", ())})
-    labels = {"label2id": {name: number for number, name in enumerate(names)},
-              "id2label": dict(enumerate(names))} if names else {}  # fmt: skip
+    labels = (
+        {
+            "label2id": {name: number for number, name in enumerate(names)},
+            "id2label": dict(enumerate(names)),
+        }
+        if names
+        else {}
+    )
     kind = getattr(transformers, task.model)
     words = {"vocab_size": len(tokenizer), "pad_token_id": PAD}
     return kind(kind.config_class(**task.size, **words, **labels))
@@ -134,18 +159,24 @@ def read_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
             start = encoded.char_to_token(begun, sequence_index=1)
             end = encoded.char_to_token(begun + len(text) - 1, sequence_index=1)
         rows.append(
-            {"input_ids": encoded["input_ids"], "token_type_ids": encoded["token_type_ids"],
-             "start_positions": start, "end_positions": end}
-        )  # fmt: skip
+            {
+                "input_ids": encoded["input_ids"],
+                "token_type_ids": encoded["token_type_ids"],
+                "start_positions": start,
+                "end_positions": end,
+            }
+        )
     return rows
 
 
 def write_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
     return [
-        {"input_ids": tokenizer(example["document"])["input_ids"],
-         "labels": tokenizer(text_target=example["summary"])["input_ids"]}
+        {
+            "input_ids": tokenizer(example["document"])["input_ids"],
+            "labels": tokenizer(text_target=example["summary"])["input_ids"],
+        }
         for example in examples
-    ]  # fmt: skip
+    ]
 
 
 def batches(rows: Sequence[Batch], size: int, order: Sequence[int], tags: Any) -> Iterator[Batch]:
@@ -182,9 +213,12 @@ def torch_run(task: Task, checkpoint: Path, data: dict[str, list[Example]], seed
     plain = [p for n, p in model.named_parameters() if n.endswith("bias") or "norm" in n.lower()]
     others = [p for p in model.parameters() if not any(p is one for one in plain)]
     optimizer = torch.optim.AdamW(
-        [{"params": others, "weight_decay": task.weight_decay},
-         {"params": plain, "weight_decay": 0.0}], lr=task.learning_rate,
-    )  # fmt: skip
+        [
+            {"params": others, "weight_decay": task.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ],
+        lr=task.learning_rate,
+    )
     steps = task.epochs * -(-len(rows) // task.batch_size)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, task.warmup, steps)
     shuffle = random.Random(seed)
@@ -321,14 +355,20 @@ def compare(name: str, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     ours, theirs = scores["hfseq"], scores["PyTorch"]
     mean = statistics.fmean(ours)
     return {
-        "task": name, "metric": task.metric, "seeds": list(seeds), **scores,
-        "baselines": {key: 100 / task.unit * value for key, value in baselines.items()
-                      if key.endswith(task.metric)},
+        "task": name,
+        "metric": task.metric,
+        "seeds": list(seeds),
+        **scores,
+        "baselines": {
+            key: 100 / task.unit * value
+            for key, value in baselines.items()
+            if key.endswith(task.metric)
+        },
         "mean_within": min(theirs) <= mean <= max(theirs),
         "ranges_overlap": max(min(ours), min(theirs)) <= min(max(ours), max(theirs)),
         "data": shlex.join(make),
         "command": hfseq_command(task, name, "checkpoint", "data", "OUT", seeds[0]),
-    }  # fmt: skip
+    }
 
 
 def main(given: Sequence[str]) -> int:
@@ -346,16 +386,27 @@ def main(given: Sequence[str]) -> int:
     for name in options.tasks:
         known[name] = compare(name, options.work_dir.absolute() / name, options.seeds)
         harness.write_json(path, [known[task] for task in TASKS if task in known])
-    columns = ["task", "metric", "hfseq", "PyTorch", "hfseq's mean is in PyTorch's range",
-               "without a model"]  # fmt: skip
+    columns = [
+        "task",
+        "metric",
+        "hfseq",
+        "PyTorch",
+        "hfseq's mean is in PyTorch's range",
+        "without a model",
+    ]
     lines = [
-        [name, one["metric"], *(" ".join(f"{score:.1f}" for score in one[side])
-                                for side in ("hfseq", "PyTorch")),
-         "yes" if one["mean_within"] else f"no, {outside(one):+.2f}"
-         f" ({'ranges overlap' if one['ranges_overlap'] else 'ranges apart'})",
-         f"{max(one['baselines'].values()):.1f}"]
+        [
+            name,
+            one["metric"],
+            *(" ".join(f"{score:.1f}" for score in one[side]) for side in ("hfseq", "PyTorch")),
+            "yes"
+            if one["mean_within"]
+            else f"no, {outside(one):+.2f}"
+            f" ({'ranges overlap' if one['ranges_overlap'] else 'ranges apart'})",
+            f"{max(one['baselines'].values()):.1f}",
+        ]
         for name, one in known.items()
-    ]  # fmt: skip
+    ]
     table = harness.markdown(columns, lines)
     if options.output_dir == harness.DOCS / "benchmarks":
         harness.write_section(harness.DOCS / "benchmarks.md", "finetuning", table)

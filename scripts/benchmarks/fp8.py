@@ -76,9 +76,13 @@ def targeted(name: str, size: training.Size) -> int:
 
 
 def timed(
-    model: str, recipe: str, size: dict[str, int], dropout: float, attention: str | None,
+    model: str,
+    recipe: str,
+    size: dict[str, int],
+    dropout: float,
+    attention: str | None,
     profile_steps: int = 0,
-) -> Running:  # fmt: skip
+) -> Running:
     """The training loop's step; facts hold its kernels by kind and what it has to compute.
 
     With ``profile_steps`` a step is so many under the profiler, and says the share of the time in
@@ -90,9 +94,13 @@ def timed(
 
     shape = training.Size(**size)
     prepared = training.prepare_sized(
-        model, recipe, shape, dropout=dropout, batches=training.BATCHES,
+        model,
+        recipe,
+        shape,
+        dropout=dropout,
+        batches=training.BATCHES,
         attn_implementation=attention,
-    )  # fmt: skip
+    )
     current = jax.jit(prepared.random_state)(jax.random.key(0))
     batches = jax.device_put(prepared.batches)
     if prepared.module.overwritten_extra:  # as the loop does before the first step
@@ -117,11 +125,13 @@ def timed(
     known, rows = hardware.of_kind(device.device_kind), (shape.rows, shape.length)
     flops = throughput.run_flops(prepared.module, prepared.objective, *rows)
     facts = training.jax_facts(prepared.module.params_shape_tree) | {
-        "model_flops": flops, "flops": flops, "fp8_units": gpu and has_units(device),
+        "model_flops": flops,
+        "flops": flops,
+        "fp8_units": gpu and has_units(device),
         "datasheet_flops": None if known is None else known.half,
         "kernels": training.Program(compiled.as_text()).counts(),
         "targeted": targeted(model, shape) if recipe in FP8 else 0,
-    }  # fmt: skip
+    }
     return Running(run, harness.jax_peak_bytes, facts)
 
 
@@ -159,8 +169,11 @@ def shares(data: Any, kinds: Mapping[str, str]) -> dict[str, float]:
     known by having no kind.
     """
     lines = [(plane.name, line) for plane in data.planes for line in plane.lines]
-    streams = [line for plane, line in lines
-               if plane.startswith("/device:GPU") and line.name.startswith("Stream")]  # fmt: skip
+    streams = [
+        line
+        for plane, line in lines
+        if plane.startswith("/device:GPU") and line.name.startswith("Stream")
+    ]
     host = [line for plane, line in lines if plane.startswith("/host:CPU")]
     nanoseconds: dict[str, float] = collections.defaultdict(float)
     for event in itertools.chain.from_iterable(line.events for line in streams or host):
@@ -194,12 +207,15 @@ def profiled(run: Callable[[], Any], kinds: Mapping[str, str]) -> dict[str, floa
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
     parser = harness.parser(
-        __doc__, layers=(int, "12, 8, 4 at widths 1024, 2048, 4096"),
+        __doc__,
+        layers=(int, "12, 8, 4 at widths 1024, 2048, 4096"),
         batch_size=(int, "rows; 16384 tokens, 8192 at width 4096"),
-        length=(512, "tokens a row"), vocab_size=(32768, "size of the vocabulary"),
-        dropout=(0.0, "all rates"), rounds=(15, "timed steps of each"),
+        length=(512, "tokens a row"),
+        vocab_size=(32768, "size of the vocabulary"),
+        dropout=(0.0, "all rates"),
+        rounds=(15, "timed steps of each"),
         profile_steps=(5, "steps in a profile"),
-    )  # fmt: skip
+    )
     parser.add_argument("--models", nargs="+", default=["fp8_encoder", "gpt2"], help="model types")
     parser.add_argument("--widths", nargs="+", type=int, default=list(LAYERS), help="hidden sizes")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), help="the first is compared")
@@ -214,25 +230,41 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 def step_cases(options: argparse.Namespace, profile: bool = False) -> list[Case]:
     """Return a case for each model and width; to be profiled, each recipe in a group of its own."""
     cases = []
-    turns = {"rounds": 1, "warmup": 0} if profile else {
-        "rounds": options.rounds, "warmup": 2, "settle": 1,
-    }  # fmt: skip
+    turns = (
+        {"rounds": 1, "warmup": 0}
+        if profile
+        else {
+            "rounds": options.rounds,
+            "warmup": 2,
+            "settle": 1,
+        }
+    )
     for model, width in itertools.product(options.models, options.widths):
         rows = options.batch_size or max(1, TOKENS.get(width, 8192) // options.length)
         size = {
-            "width": width, "layers": options.layers or LAYERS.get(width, 4), "rows": rows,
-            "length": options.length, "vocab_size": options.vocab_size,
-        }  # fmt: skip
+            "width": width,
+            "layers": options.layers or LAYERS.get(width, 4),
+            "rows": rows,
+            "length": options.length,
+            "vocab_size": options.vocab_size,
+        }
         settings = {
-            "model": model, "size": size, "dropout": options.dropout,
+            "model": model,
+            "size": size,
+            "dropout": options.dropout,
             "attention": options.attention,
-        } | ({"profile_steps": options.profile_steps} if profile else {})  # fmt: skip
+        } | ({"profile_steps": options.profile_steps} if profile else {})
         name = f"{model}, d = {width}"
         contestants = tuple(
-            Contestant(recipe, f"{name}, {recipe}" if profile else name, "fp8:timed",
-                       settings | {"recipe": recipe}, harness.HFSEQ)
+            Contestant(
+                recipe,
+                f"{name}, {recipe}" if profile else name,
+                "fp8:timed",
+                settings | {"recipe": recipe},
+                harness.HFSEQ,
+            )
             for recipe in options.recipes
-        )  # fmt: skip
+        )
         amount, first = rows * options.length, options.recipes[0]
         case = Case(name, contestants, amount, dtype=BASELINE, baseline=first, facts=size, **turns)
         cases.append(case)
@@ -248,8 +280,9 @@ def steps(given: Sequence[str]) -> int:
     profiles = {
         (case.name, row.name): row.values[-1]
         for case in step_cases(options, profile=True)
-        for row in runner.rows(case) if row.status == "ok" and row.values
-    }  # fmt: skip
+        for row in runner.rows(case)
+        if row.status == "ok" and row.values
+    }
     for row in rows:
         row["shares"] = profiles.get((row["case"], row["name"]), {})
         flops, datasheet = (row["facts"].get(key) for key in ("flops", "datasheet_flops"))
@@ -258,10 +291,12 @@ def steps(given: Sequence[str]) -> int:
     said, shown = remarks(rows, options.recipes[0]), shares_table(rows)
     device = next((r["facts"]["device"] for r in rows if r["facts"]), "no device")
     result |= {
-        "limits": runner.limits, "rows": rows,
+        "limits": runner.limits,
+        "rows": rows,
         "problems": [
             f"{row['name']} ({row['case']}): no profile"
-            for row in rows if row["status"] == "ok" and not row["shares"]
+            for row in rows
+            if row["status"] == "ok" and not row["shares"]
         ],
         "rounds": f"{options.rounds} alternating rounds",
         "remarks": [
@@ -270,14 +305,25 @@ def steps(given: Sequence[str]) -> int:
             f"On {device}: rows of {options.length} tokens, vocabulary {options.vocab_size}, "
             f"dropout {options.dropout:g}, attention {options.attention or 'xla'}.",
         ],
-    }  # fmt: skip
+    }
     columns = (
-        harness.CASE, ("layers", lambda row: str(row["case_facts"]["layers"])),
-        ("tokens a step", lambda row: f"{row['amount']:.0f}"), harness.TOKENS, harness.TIME,
-        (f"against {options.recipes[0]}", harness.RATIO[1]), harness.MFU,
-        ("FP8 products", lambda row: f"{products(row)} of {row['facts']['targeted']}"
-         if row["facts"]["targeted"] else harness.ABSENT), harness.MEMORY,
-    )  # fmt: skip
+        harness.CASE,
+        ("layers", lambda row: str(row["case_facts"]["layers"])),
+        ("tokens a step", lambda row: f"{row['amount']:.0f}"),
+        harness.TOKENS,
+        harness.TIME,
+        (f"against {options.recipes[0]}", harness.RATIO[1]),
+        harness.MFU,
+        (
+            "FP8 products",
+            lambda row: (
+                f"{products(row)} of {row['facts']['targeted']}"
+                if row["facts"]["targeted"]
+                else harness.ABSENT
+            ),
+        ),
+        harness.MEMORY,
+    )
     return harness.publish(result, harness.section(result, columns), options.output)
 
 
@@ -352,8 +398,12 @@ Each architecture's full step (loss, gradients, AdamW) is compiled in each recip
 products of the result are counted by the type of their operands. A Linear at FP8's sites has three:
 forward, gradient of the input, gradient of the kernel. Exit code 1 if one of them is not FP8.
 --models adds to the table of an earlier run at the same sizes.""",
-        width=256, layers=1, batch_size=8, length=128, vocab_size=1024,
-    )  # fmt: skip
+        width=256,
+        layers=1,
+        batch_size=8,
+        length=128,
+        vocab_size=1024,
+    )
     parser.add_argument("--models", nargs="+", help="architectures; all by default")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=RECIPES)
     parser.add_argument("--cublas", action="store_true", help="products by cuBLASLt, not Triton")
@@ -424,11 +474,18 @@ def h200(given: Sequence[str]) -> int:
     result["rows"] = [dataclasses.asdict(row) | {"fp8_products": row.found} for row in rows]
     result["problems"] = h200_problems(rows)
     lines = [
-        [row.name, row.group, row.status, *["-"] * 3] if row.status != "ok" else
-        [row.name, row.group, str(row.targeted), str(row.found),
-         str(row.kernels.get(training.PRODUCT, 0)), str(sum(row.kernels.values()))]
+        [row.name, row.group, row.status, *["-"] * 3]
+        if row.status != "ok"
+        else [
+            row.name,
+            row.group,
+            str(row.targeted),
+            str(row.found),
+            str(row.kernels.get(training.PRODUCT, 0)),
+            str(sum(row.kernels.values())),
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     columns = ["", "recipe", "targeted", "FP8 products", "other products", "kernels"]
     text = (
         f"{harness.markdown(columns, lines)}\n\nWidth {options.width}, {options.layers} layers, "
@@ -465,21 +522,34 @@ _TENSOR = ((0.36, 0.84), (0.362, 0.84), (0.37, 0.83))
 # for a recipe, that of bfloat16 plus 0.01).
 WAYS = {
     "single": _way(
-        "--max_seq_length 32 --per_device_train_batch_size 64 --logging_steps 134", 1, 1,
-        (0.452, 0.788), (0.457, 0.784), (0.461, 0.784), epochs=3,
+        "--max_seq_length 32 --per_device_train_batch_size 64 --logging_steps 134",
+        1,
+        1,
+        (0.452, 0.788),
+        (0.457, 0.784),
+        (0.461, 0.784),
+        epochs=3,
     ),
     "dp": _way(
         "--max_seq_length 32 --mesh data=8 --per_device_train_batch_size 64 --logging_steps 17",
-        8, 1, (0.51, 0.75), (0.51, 0.75), (0.51, 0.749),
+        8,
+        1,
+        (0.51, 0.75),
+        (0.51, 0.75),
+        (0.51, 0.749),
     ),
     "tp": _way(_GATED.format(""), 8, 1, *_TENSOR),
     "tp-sp": _way(_GATED.format("--sequence_parallel "), 8, 1, *_TENSOR),
     "multiprocess": _way(
         "--config_overrides flatten_length=64 --max_seq_length 64 --mesh data=2,tensor=2 "
-        "--per_device_train_batch_size 128 --logging_steps 34", 1, 4,
-        (0.43, 0.80), (0.43, 0.80), (0.432, 0.80),
+        "--per_device_train_batch_size 128 --logging_steps 34",
+        1,
+        4,
+        (0.43, 0.80),
+        (0.43, 0.80),
+        (0.432, 0.80),
     ),
-}  # fmt: skip
+}
 
 
 def cola(given: Sequence[str]) -> int:
@@ -505,14 +575,26 @@ def cola(given: Sequence[str]) -> int:
     results = [rows[key] for key in itertools.product(WAYS, RECIPES) if key in rows]
     harness.write_json(path, results)
     lines = [
-        [one["row"], one["recipe"],
-         *(f"{one[f'train_{name}']:.3f} ({one[f'{name}_limit']:g})"
-           for name in ("loss", "accuracy")),
-         f"{one['eval_accuracy']:.3f}", f"{one['eval_matthews_correlation']:.3f}"]
+        [
+            one["row"],
+            one["recipe"],
+            *(
+                f"{one[f'train_{name}']:.3f} ({one[f'{name}_limit']:g})"
+                for name in ("loss", "accuracy")
+            ),
+            f"{one['eval_accuracy']:.3f}",
+            f"{one['eval_matthews_correlation']:.3f}",
+        ]
         for one in results
-    ]  # fmt: skip
-    columns = ["Way", "Recipe", "Loss (at most)", "Accuracy (at least)", "Validation accuracy",
-               "Matthews"]  # fmt: skip
+    ]
+    columns = [
+        "Way",
+        "Recipe",
+        "Loss (at most)",
+        "Accuracy (at least)",
+        "Validation accuracy",
+        "Matthews",
+    ]
     print(harness.markdown(columns, lines))
     return 0 if all(result["within"] for result in results) else 1
 
@@ -520,10 +602,18 @@ def cola(given: Sequence[str]) -> int:
 def cola_command(way: str, recipe: str, folder: Path | str, data: Path | str) -> list[str]:
     development = [f"{data}/{name}_dev.tsv" for name in ("in_domain", "out_of_domain")]
     return [
-        "scripts/run_classification_flax.py", "--output_dir", str(folder),
-        "--train_file", f"{data}/in_domain_train.tsv", "--validation_file", *development,
-        "--precision", recipe, *_COLA, *WAYS[way][0],
-    ]  # fmt: skip
+        "scripts/run_classification_flax.py",
+        "--output_dir",
+        str(folder),
+        "--train_file",
+        f"{data}/in_domain_train.tsv",
+        "--validation_file",
+        *development,
+        "--precision",
+        recipe,
+        *_COLA,
+        *WAYS[way][0],
+    ]
 
 
 def cola_run(way: str, recipe: str, folder: Path, data: Path) -> None:
@@ -540,10 +630,11 @@ def cola_run(way: str, recipe: str, folder: Path, data: Path) -> None:
     started = [
         subprocess.Popen(
             command if processes == 1 else [*command, *shared, "--process_id", str(number)],
-            cwd=harness.ROOT, env=where,
+            cwd=harness.ROOT,
+            env=where,
         )
         for number in range(processes)
-    ]  # fmt: skip
+    ]
     if any([process.wait() for process in started]):
         raise SystemExit(f"{way} {recipe}: a process failed")
 
@@ -556,22 +647,29 @@ def cola_row(way: str, recipe: str, folder: Path) -> dict[str, Any]:
     loss, accuracy = limits[recipe]
     command = cola_command(way, recipe, "OUT", "$COLA/raw")
     return {
-        "row": way, "recipe": recipe, "command": " ".join(command),
-        "processes": processes, "devices": devices * processes,
-        "train_loss": train["train_loss"], "loss_limit": loss,
-        "train_accuracy": train["train_accuracy"], "accuracy_limit": accuracy,
+        "row": way,
+        "recipe": recipe,
+        "command": " ".join(command),
+        "processes": processes,
+        "devices": devices * processes,
+        "train_loss": train["train_loss"],
+        "loss_limit": loss,
+        "train_accuracy": train["train_accuracy"],
+        "accuracy_limit": accuracy,
         "eval_accuracy": evaluation["eval_accuracy"],
         "eval_matthews_correlation": evaluation["eval_matthews_correlation"],
         "within": train["train_loss"] <= loss and train["train_accuracy"] >= accuracy,
-    }  # fmt: skip
+    }
 
 
 # -- curves of a training script in bfloat16 and in both recipes: fp8.py curves
 
 RUNS = {
-    "bfloat16": ("bfloat16", 42), "bfloat16, another seed": ("bfloat16", 43),
-    "fp8_delayed": ("fp8_delayed", 42), "fp8_current": ("fp8_current", 42),
-}  # fmt: skip
+    "bfloat16": ("bfloat16", 42),
+    "bfloat16, another seed": ("bfloat16", 43),
+    "fp8_delayed": ("fp8_delayed", 42),
+    "fp8_current": ("fp8_current", 42),
+}
 # Steps over which a curve is averaged before it is compared.
 WINDOW = 20
 
@@ -595,8 +693,18 @@ def curves(given: Sequence[str]) -> int:
     losses = {}
     for label, (precision, seed) in RUNS.items():
         folder = options.work_dir / f"{precision}-{seed}"
-        more = ("--precision", precision, "--seed", str(seed), "--logging_steps", "1",
-                "--output_dir", str(folder), "--report_to", "jsonl")  # fmt: skip
+        more = (
+            "--precision",
+            precision,
+            "--seed",
+            str(seed),
+            "--logging_steps",
+            "1",
+            "--output_dir",
+            str(folder),
+            "--report_to",
+            "jsonl",
+        )
         if not (folder / "train_results.json").exists():
             subprocess.run([sys.executable, *command, *more], check=True)
         records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
@@ -611,10 +719,13 @@ def curves(given: Sequence[str]) -> int:
         if label != "bfloat16"
     }
     result = {
-        "name": options.name, "command": shlex.join(command), "window": WINDOW, "apart": apart,
+        "name": options.name,
+        "command": shlex.join(command),
+        "window": WINDOW,
+        "apart": apart,
         "final_loss": {label: float(curve[-1]) for label, curve in smooth.items()},
         "losses": losses,
-    }  # fmt: skip
+    }
     path = options.output_dir / f"fp8_curves_{options.name}"
     harness.write_json(path.with_suffix(".json"), result)
     draw_curves(result, smooth, path.with_suffix(".png"))
@@ -629,19 +740,31 @@ def draw_curves(result: dict[str, Any], smooth: dict[str, Any], path: Path) -> N
     colors = dict(zip(RUNS, ("#444444", "#b0b0b0", plots.TRAIN, plots.EVAL), strict=True))
     plain = smooth["bfloat16"]
     steps = range(result["window"], result["window"] + len(plain))
-    upper = {f"{label}: {curve[-1]:.3f}": (steps, curve, {"color": colors[label]})
-             for label, curve in smooth.items()}  # fmt: skip
-    lower = {f"_{label}": (steps, curve - plain, {"color": colors[label]})
-             for label, curve in smooth.items()}  # fmt: skip
+    upper = {
+        f"{label}: {curve[-1]:.3f}": (steps, curve, {"color": colors[label]})
+        for label, curve in smooth.items()
+    }
+    lower = {
+        f"_{label}": (steps, curve - plain, {"color": colors[label]})
+        for label, curve in smooth.items()
+    }
     parts = [
         {"x": "", "y": "training loss (nats)", "lines": upper, "log": False},
-        {"x": f"step (means of {result['window']})", "y": "minus bfloat16", "lines": lower,
-         "log": False},
-    ]  # fmt: skip
+        {
+            "x": f"step (means of {result['window']})",
+            "y": "minus bfloat16",
+            "lines": lower,
+            "log": False,
+        },
+    ]
     figure, _ = harness.curves(
-        f"{result['name']} in FP8 and bfloat16", parts, (8, 6), (2, 1), height_ratios=[3, 2],
+        f"{result['name']} in FP8 and bfloat16",
+        parts,
+        (8, 6),
+        (2, 1),
+        height_ratios=[3, 2],
         sharex=True,
-    )  # fmt: skip
+    )
     plots.save(figure, path)
 
 

@@ -53,10 +53,19 @@ EXTRA_PACKAGES = "HFSEQ_BENCHMARK_PACKAGES"
 CHECKOUT = "HFSEQ_BENCHMARK_CHECKOUT"
 #: The suites of run.py, and the file that holds each.
 SUITES = {
-    "limits": "harness", "train": "training", "inference": "inference", "generation": "inference",
-    "data": "data", "startup": "checkpoints", "checkpoint": "checkpoints", "memory": "training",
-    "scaling": "training", "data_scale": "data", "compile": "compiled", "pipelines": "pipelines",
-}  # fmt: skip
+    "limits": "harness",
+    "train": "training",
+    "inference": "inference",
+    "generation": "inference",
+    "data": "data",
+    "startup": "checkpoints",
+    "checkpoint": "checkpoints",
+    "memory": "training",
+    "scaling": "training",
+    "data_scale": "data",
+    "compile": "compiled",
+    "pipelines": "pipelines",
+}
 ALIASES = {"training": "train", "checkpoints": "checkpoint"}
 
 
@@ -152,9 +161,12 @@ class Process:
     """
 
     def __init__(
-        self, contestant: Contestant, threads: int, patience: float | None = None,
+        self,
+        contestant: Contestant,
+        threads: int,
+        patience: float | None = None,
         allowance: Allowance | None = None,
-    ):  # fmt: skip
+    ):
         from unittest import mock  # slow to import, and contestants import this file
 
         self._patience, self._allowance = patience or math.inf, allowance or Allowance()
@@ -163,12 +175,13 @@ class Process:
         given = theirs, contestant.factory, contestant.settings, threads
         self._process = spawn.Process(target=worker, args=given)
         environment = {
-            "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
             # All contestants of a group are in memory at once: none may take the whole device.
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
             # Nothing waits for a network.
             "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
-        }  # fmt: skip
+        }
         with mock.patch.dict(os.environ, environment | contestant.environment):
             self._process.start()
         theirs.close()
@@ -206,10 +219,16 @@ class Process:
 
 
 def run(
-    contestants: Sequence[Contestant], *, rounds: int, warmup: int = 2, settle: int = 0,
-    threads: int | None = None, report: Callable[[str], None] = lambda line: None,
-    patience: float | None = None, allowance: Allowance | None = None,
-) -> list[Row]:  # fmt: skip
+    contestants: Sequence[Contestant],
+    *,
+    rounds: int,
+    warmup: int = 2,
+    settle: int = 0,
+    threads: int | None = None,
+    report: Callable[[str], None] = lambda line: None,
+    patience: float | None = None,
+    allowance: Allowance | None = None,
+) -> list[Row]:
     """Run each group in turn, its members step by step; returns a row for every contestant.
 
     Before each timed step come ``settle`` others: caches are then its own, as they are in training.
@@ -464,7 +483,7 @@ class Options:
         own = {
             "t5": {"d_kv": 8 if self.tiny else 64},
             "llama": {"num_key_value_heads": 2, "head_dim": width // 4},
-        }.get(model, {})  # fmt: skip
+        }.get(model, {})
         words = {} if model == "vit" else {"vocab_size": vocab}
         return {"width": width, "wide": wide, "heads": 4, "layers": layers} | words | own
 
@@ -524,9 +543,12 @@ def suite(name: str) -> Suite:
 
 
 def rivals(
-    options: Options, factories: Mapping[str, str], settings: dict[str, Any], group: str,
+    options: Options,
+    factories: Mapping[str, str],
+    settings: dict[str, Any],
+    group: str,
     peers: Sequence[str] | None = None,
-) -> tuple[Contestant, ...]:  # fmt: skip
+) -> tuple[Contestant, ...]:
     """Return a contestant for each wanted peer; PyTorch, if there, first.
 
     The factory of ``torch`` serves ``torch_compile``, too, with ``compiled=True``.
@@ -544,14 +566,23 @@ def rivals(
 
 
 def compared(
-    options: Options, factories: Mapping[str, str], settings: dict[str, Any], name: str,
-    amount: float, peers: Sequence[str] | None = None, **turns: Any,
-) -> Case:  # fmt: skip
+    options: Options,
+    factories: Mapping[str, str],
+    settings: dict[str, Any],
+    name: str,
+    amount: float,
+    peers: Sequence[str] | None = None,
+    **turns: Any,
+) -> Case:
     """Return a case of rivals that begin with the same weights of ``settings``' model and size."""
     return Case(
-        name, rivals(options, factories, settings, name, peers), amount,
-        dtype=settings["dtype"], weights=(settings["model"], settings["size"]), **turns,
-    )  # fmt: skip
+        name,
+        rivals(options, factories, settings, name, peers),
+        amount,
+        dtype=settings["dtype"],
+        weights=(settings["model"], settings["size"]),
+        **turns,
+    )
 
 
 # -- what is measured of a case
@@ -591,9 +622,11 @@ class Runner:
     def rows(self, case: Case, allowance: Allowance | None = None) -> list[Row]:
         contestants, allowance = case.contestants, allowance or Allowance()
         shared: dict[str, Any] = {
-            "threads": self.threads, "report": tell, "patience": self.patience,
+            "threads": self.threads,
+            "report": tell,
+            "patience": self.patience,
             "allowance": allowance,
-        }  # fmt: skip
+        }
         absent = {c: c.missing() for c in contestants}
         if case.weights and allowance.left() > 0 and not all(absent.values()):
             key = json.dumps(case.weights, sort_keys=True)
@@ -630,9 +663,16 @@ def summary(
         facts |= {k: v for k, v in other.facts.items() if k in ("flops", "bytes")}
     amount = case.amount or (row.values[-1].get("work", 0.0) if row.values else 0.0)
     return {
-        "name": row.name, "case": case.name, "dtype": case.dtype, "unit": case.unit,
-        "amount": amount, "status": row.status, "seconds": row.seconds,
-        "median_seconds": row.median, "spread": row.spread, "start_seconds": row.start_seconds,
+        "name": row.name,
+        "case": case.name,
+        "dtype": case.dtype,
+        "unit": case.unit,
+        "amount": amount,
+        "status": row.status,
+        "seconds": row.seconds,
+        "median_seconds": row.median,
+        "spread": row.spread,
+        "start_seconds": row.start_seconds,
         "rate": amount / row.median if row.median and amount else None,
         "ratio": ratio(row, first) if first else None,
         "limit": limit(facts, case.dtype, row.median, limits),
@@ -642,8 +682,9 @@ def summary(
             {k: v for k, v in values.items() if isinstance(v, int | float)}
             for values in row.values[-len(row.seconds) or None :]
         ],
-        "facts": row.facts, "case_facts": case.facts,
-    }  # fmt: skip
+        "facts": row.facts,
+        "case_facts": case.facts,
+    }
 
 
 def limit(
@@ -664,9 +705,11 @@ def limit(
         return None
     binding = max(least, key=lambda name: least[name])
     return {
-        "binding": binding, "share": least[binding] / seconds,
-        "least_seconds": least[binding], "of": {k: v / seconds for k, v in least.items()},
-    }  # fmt: skip
+        "binding": binding,
+        "share": least[binding] / seconds,
+        "least_seconds": least[binding],
+        "of": {k: v / seconds for k, v in least.items()},
+    }
 
 
 # -- the limits of the machine: a large product and STREAM's triad, by whichever library is faster
@@ -700,9 +743,12 @@ def rows_of_product(seconds: Callable[[int], float], most: int, least: int = 256
 
 
 def limit_of(
-    kind: str, size: int | None, most: int, product: Callable[[int], Callable[[], Any]],
+    kind: str,
+    size: int | None,
+    most: int,
+    product: Callable[[int], Callable[[], Any]],
     triad: Callable[[int], Callable[[], Any]],
-) -> Callable[[], dict[str, float]]:  # fmt: skip
+) -> Callable[[], dict[str, float]]:
     """Return a step of the limit ``kind``; product and triad make what is called for a size."""
     if kind == "triad":
         size = size or most
@@ -873,14 +919,16 @@ RATIO: Column = ("against PyTorch", lambda row: times(row["ratio"]))
 SHARE: Column = ("share of the limit", share)
 #: The share of the rate of a large product.
 MFU: Column = (
-    "MFU", lambda row: f"{row['limit']['of']['compute']:.0%}" if row["limit"] else ABSENT
-)  # fmt: skip
+    "MFU",
+    lambda row: f"{row['limit']['of']['compute']:.0%}" if row["limit"] else ABSENT,
+)
 MEMORY: Column = ("peak memory", lambda row: gigabytes(GB * (row["peak_memory_gb"] or 0)))
 
 
 TORCH_MEMORY: Column = (
-    "of it PyTorch's", lambda row: gigabytes(row.get("facts", {}).get("torch_bytes"))
-)  # fmt: skip
+    "of it PyTorch's",
+    lambda row: gigabytes(row.get("facts", {}).get("torch_bytes")),
+)
 DEFAULT = (CASE, TOKENS, TIME, RATIO, SHARE, MEMORY)
 
 
@@ -898,9 +946,13 @@ def head(
     """Return how a result begins: what ran (without places of this machine), and on what."""
     machine = machine_facts()
     return {
-        "benchmark": name, "command": command(script, given), "machine": machine,
-        "threads": options.threads or machine["cores"], "options": options_dict(options), **more,
-    }  # fmt: skip
+        "benchmark": name,
+        "command": command(script, given),
+        "machine": machine,
+        "threads": options.threads or machine["cores"],
+        "options": options_dict(options),
+        **more,
+    }
 
 
 def command(script: str, given: Sequence[str], leave_out: Sequence[str] = ("--output",)) -> str:
@@ -1058,8 +1110,13 @@ def _bars(title: str, rows: Rows, number: str, label: str) -> Any:
     for rank, name in enumerate(names):
         members = [row for row in rows if row["name"] == name]
         ys = [cases.index(r["case"]) + (rank - (len(names) - 1) / 2) * height for r in members]
-        bars = panel.barh(ys, [row[number] for row in members], height * 0.9,
-                          color=COLORS[rank % len(COLORS)], label=name)  # fmt: skip
+        bars = panel.barh(
+            ys,
+            [row[number] for row in members],
+            height * 0.9,
+            color=COLORS[rank % len(COLORS)],
+            label=name,
+        )
         panel.bar_label(bars, fmt="{:.3g}", padding=3, fontsize=8)
     if number == "ratio":
         panel.axvline(1.0, linewidth=0.8, linestyle="--", color="#333333")
@@ -1072,9 +1129,12 @@ def _bars(title: str, rows: Rows, number: str, label: str) -> Any:
 
 
 def curves(
-    title: str, parts: Sequence[dict[str, Any]], size: tuple[float, float] | None = None,
-    shape: tuple[int, int] | None = None, **options: Any,
-) -> tuple[Any, Any]:  # fmt: skip
+    title: str,
+    parts: Sequence[dict[str, Any]],
+    size: tuple[float, float] | None = None,
+    shape: tuple[int, int] | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
     """Return a figure of lines and its panels.
 
     A part has ``x``, ``y`` (what the axes say) and ``lines``: name to (xs, ys), or (xs, ys, style).
@@ -1174,10 +1234,11 @@ def dispatch(
 
 def parse(given: Sequence[str], about: str = "") -> argparse.Namespace:
     made = parser(
-        about, rounds=(int, "timed steps of each contestant"),
+        about,
+        rounds=(int, "timed steps of each contestant"),
         suite_time=(float, "seconds that a suite may take; what is at work then is ended"),
         patience=(900.0, "seconds after which a silent contestant is ended"),
-    )  # fmt: skip
+    )
     made.set_defaults(output=None)
     add = made.add_argument
     add("suites", nargs="*", metavar="suite", help=", ".join(SUITES))
@@ -1278,10 +1339,12 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
     nvidia = Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
     options = Options(
         profile="quick" if flags.quick else "tiny" if flags.tiny else "full",
-        device=flags.device or ("gpu" if nvidia else "cpu"), peers=tuple(flags.peers),
-        dtypes=tuple(flags.dtypes) if flags.dtypes else None, rounds=flags.rounds,
+        device=flags.device or ("gpu" if nvidia else "cpu"),
+        peers=tuple(flags.peers),
+        dtypes=tuple(flags.dtypes) if flags.dtypes else None,
+        rounds=flags.rounds,
         threads=flags.threads or len(os.sched_getaffinity(0)),
-    )  # fmt: skip
+    )
     wanted = {name: chosen(name, options, flags.only) for name in flags.suites or SUITES}
     wanted = {name: cases for name, cases in wanted.items() if cases}
     if flags.against:
@@ -1292,20 +1355,26 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
         return 2
     if flags.list:
         for name, cases in wanted.items():
-            print(*(f"{name}/{case.name}/{c.name}" for case in cases for c in case.contestants),
-                  sep="\n")  # fmt: skip
+            print(
+                *(f"{name}/{case.name}/{c.name}" for case in cases for c in case.contestants),
+                sep="\n",
+            )
         return 0
     output = flags.output or (DOCS if options.profile == "full" else None)
     begun = {
         "command": command("run.py", given, ("--output", "--packages", "--against")),
-        "machine": machine_facts(), "threads": options.threads, "tag": flags.tag,
-        "profile": options.profile, "device": options.device,
-    }  # fmt: skip
+        "machine": machine_facts(),
+        "threads": options.threads,
+        "tag": flags.tag,
+        "profile": options.profile,
+        "device": options.device,
+    }
     titles = {name: f"run_{name}" + (f"_{flags.tag}" if flags.tag else "") for name in wanted}
     before = {
         name: earlier_run(output / "benchmarks" / f"{title}.json", begun)
-        for name, title in titles.items() if flags.join and output is not None
-    }  # fmt: skip
+        for name, title in titles.items()
+        if flags.join and output is not None
+    }
     failed, ran = False, False
     with tempfile.TemporaryDirectory(prefix="hfseq-benchmarks-") as folder:
         os.environ["TMPDIR"] = folder  # what an ended contestant leaves behind goes with it
@@ -1318,11 +1387,15 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
             rows = runner.suite(name, cases)
             made.finish(rows)
             result = begun | {
-                "benchmark": titles[name], "suite": name, "limits": runner.limits, "rows": rows,
+                "benchmark": titles[name],
+                "suite": name,
+                "limits": runner.limits,
+                "rows": rows,
                 "rounds": "Alternating rounds: "
                 + " to ".join(dict.fromkeys(map(str, (min(turns), max(turns))))),
-                "remarks": made.remarks(rows), "problems": made.problems(rows),
-            }  # fmt: skip
+                "remarks": made.remarks(rows),
+                "problems": made.problems(rows),
+            }
             if earlier := before.get(name):
                 join(result, earlier)
             drawn = None
@@ -1335,8 +1408,9 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
             columns = made.columns
             if flags.against:
                 other = f"against {Path(flags.against).name}"
-                columns = [(other if column is RATIO else column[0], column[1])
-                           for column in made.columns]  # fmt: skip
+                columns = [
+                    (other if column is RATIO else column[0], column[1]) for column in made.columns
+                ]
             text = section(result, columns, picture)
             failed |= publish(result, text, output, failed=False) != 0
             ran |= any(row["seconds"] for row in rows)

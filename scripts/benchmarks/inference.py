@@ -111,17 +111,20 @@ def run(arguments: InferenceArguments) -> dict[str, Any]:
             if number >= 0:
                 seconds[name].append(time.perf_counter() - started)
     result = {
-        "benchmark": "run_bert_flax", "options": dataclasses.asdict(arguments),
+        "benchmark": "run_bert_flax",
+        "options": dataclasses.asdict(arguments),
         "model": {
-            "class": type(model).__name__, "layers": model.config.num_hidden_layers,
+            "class": type(model).__name__,
+            "layers": model.config.num_hidden_layers,
             "width": model.config.hidden_size,
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
             "weights": "random" if arguments.model_name_or_path is None else "loaded",
         },
-        "machine": harness.machine_facts(), "device": harness.jax_device(),
+        "machine": harness.machine_facts(),
+        "device": harness.jax_device(),
         "bfloat16_units": device_units(),
         "rows": {name: latency(times, batch) for name, times in seconds.items()},
-    }  # fmt: skip
+    }
     if "bfloat16" in calls:
         result["comparison"] = compare(outputs, seconds, batch, result["bfloat16_units"])
     print(json.dumps(result, indent=1) if arguments.json == "-" else "\n".join(lines(result)))
@@ -242,17 +245,20 @@ def latency(seconds: Sequence[float], batch: Batch) -> dict[str, Any]:
     cuts = {f"p{p}_ms": 1e3 * float(np.percentile(seconds, p)) for p in PERCENTILES}
     rate = 1e3 / cuts["p50_ms"]
     return cuts | {
-        "mean_ms": 1e3 * float(np.mean(seconds)), "examples_per_second": rows * rate,
+        "mean_ms": 1e3 * float(np.mean(seconds)),
+        "examples_per_second": rows * rate,
         "tokens_per_second": rows * length * rate,
         "real_tokens_per_second": int(batch["attention_mask"].sum()) * rate,
         "seconds": list(seconds),
-    }  # fmt: skip
+    }
 
 
 def compare(
-    outputs: dict[str, np.ndarray], seconds: dict[str, list[float]], batch: Batch,
+    outputs: dict[str, np.ndarray],
+    seconds: dict[str, list[float]],
+    batch: Batch,
     units: Sequence[str],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Compare bfloat16 with float32: speed (where there are units for it) and outputs.
 
     The ratio is the median over pairs of neighbouring runs. Outputs are compared at tokens that are
@@ -271,8 +277,9 @@ def compare(
         "max_absolute_difference": float(apart.max()),
         "max_relative_difference": float(apart.max()) / max(float(np.abs(exact).max()), 1e-30),
         "mean_absolute_difference": float(apart.mean()),
-        "min_cosine": float(cosine.min()), "mean_cosine": float(cosine.mean()),
-    }  # fmt: skip
+        "min_cosine": float(cosine.min()),
+        "mean_cosine": float(cosine.mean()),
+    }
 
 
 def device_units() -> list[str]:
@@ -291,10 +298,14 @@ def lines(result: dict[str, Any]) -> list[str]:
     source = "text" if options["text"] or options["text_file"] else "random tokens"
     columns = ["", *(f"p{p} ms" for p in PERCENTILES), "examples/s", "tokens/s"]
     rows = [
-        [name, *(f"{row[f'p{p}_ms']:.1f}" for p in PERCENTILES),
-         f"{row['examples_per_second']:.1f}", f"{row['tokens_per_second']:.0f}"]
+        [
+            name,
+            *(f"{row[f'p{p}_ms']:.1f}" for p in PERCENTILES),
+            f"{row['examples_per_second']:.1f}",
+            f"{row['tokens_per_second']:.0f}",
+        ]
         for name, row in result["rows"].items()
-    ]  # fmt: skip
+    ]
     told = [
         f"{model['class']}: {model['layers']} layers, width {model['width']}, "
         f"{model['parameters'] / 1e6:.1f} M parameters ({model['weights']})",
@@ -302,8 +313,9 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"{options['num_runs']} runs after {options['num_warmup']} untimed ones",
         f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:g}; "
         f"{result['device']}; bfloat16 units: {', '.join(result['bfloat16_units']) or 'none'}",
-        "", harness.markdown(columns, rows),
-    ]  # fmt: skip
+        "",
+        harness.markdown(columns, rows),
+    ]
     return told + (["", *verdict(result["comparison"])] if "comparison" in result else [])
 
 
@@ -369,9 +381,16 @@ def generation_options(mode: str, beams: int, new_tokens: int) -> dict[str, Any]
 
 
 def hfseq_generate(
-    model: str, mode: str, beams: int, rows: int, length: int, new_tokens: int,
-    size: dict[str, Any], weights: str, dtype: str = "float32",
-) -> Running:  # fmt: skip
+    model: str,
+    mode: str,
+    beams: int,
+    rows: int,
+    length: int,
+    new_tokens: int,
+    size: dict[str, Any],
+    weights: str,
+    dtype: str = "float32",
+) -> Running:
     taken = harness.import_torch()
     import jax
 
@@ -392,9 +411,16 @@ def hfseq_generate(
 
 
 def torch_generate(
-    model: str, mode: str, beams: int, rows: int, length: int, new_tokens: int,
-    size: dict[str, Any], weights: str, dtype: str = "float32",
-) -> Running:  # fmt: skip
+    model: str,
+    mode: str,
+    beams: int,
+    rows: int,
+    length: int,
+    new_tokens: int,
+    size: dict[str, Any],
+    weights: str,
+    dtype: str = "float32",
+) -> Running:
     import torch
 
     config = training.configuration(model, size)
@@ -429,11 +455,14 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     able = [name for name, subject in training.SUBJECTS.items() if subject.objective != "mlm"]
     able += training.WRITING
     parser = harness.parser(
-        __doc__, sizes=True, beams=(4, "beams of beam search"),
-        prompt_length=(64, "tokens a prompt or source"), new_tokens=(64, "tokens to generate"),
+        __doc__,
+        sizes=True,
+        beams=(4, "beams of beam search"),
+        prompt_length=(64, "tokens a prompt or source"),
+        new_tokens=(64, "tokens to generate"),
         rounds=(7, "timed calls of each contestant"),
         least_agreement=(1.0, "share of the rows that must agree in greedy and beam search"),
-    )  # fmt: skip
+    )
     parser.add_argument("--model", default="gpt2", choices=able)
     parser.add_argument("--modes", nargs="+", choices=MODES)
     parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1, 16])
@@ -446,9 +475,12 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 def generate_cases(options: argparse.Namespace) -> list[Case]:
     shared = {
-        "model": options.model, "length": options.prompt_length, "dtype": options.dtype,
-        "new_tokens": options.new_tokens, "size": harness.size_of(options),
-    }  # fmt: skip
+        "model": options.model,
+        "length": options.prompt_length,
+        "dtype": options.dtype,
+        "new_tokens": options.new_tokens,
+        "size": harness.size_of(options),
+    }
     return [
         generation_case(shared, mode, options.beams, rows, rounds=options.rounds, warmup=2)
         for mode, rows in itertools.product(options.modes, options.batch_sizes)
@@ -456,17 +488,26 @@ def generate_cases(options: argparse.Namespace) -> list[Case]:
 
 
 def generation_case(
-    settings: dict[str, Any], mode: str, beams: int, rows: int,
-    peers: Sequence[str] = ("torch", "hfseq"), title: str = "", **turns: int,
-) -> Case:  # fmt: skip
+    settings: dict[str, Any],
+    mode: str,
+    beams: int,
+    rows: int,
+    peers: Sequence[str] = ("torch", "hfseq"),
+    title: str = "",
+    **turns: int,
+) -> Case:
     """Return a search in batches of ``rows``; a ``title`` names the model and its type, too."""
     search, beams = (f"beam {beams}", beams) if mode == "beam" else (mode, 1)
     name = f"{search}, batch {rows}"
     return harness.compared(
-        Options(), GENERATE, settings | {"mode": mode, "rows": rows, "beams": beams},
+        Options(),
+        GENERATE,
+        settings | {"mode": mode, "rows": rows, "beams": beams},
         f"{title}, {name}, {settings['dtype']}" if title else name,
-        rows * settings["new_tokens"], peers, **turns,
-    )  # fmt: skip
+        rows * settings["new_tokens"],
+        peers,
+        **turns,
+    )
 
 
 def agreement(rows: Sequence[Row], new_tokens: int) -> dict[str, float]:
@@ -501,7 +542,8 @@ def generate(given: Sequence[str]) -> int:
     rows = [harness.summary(row, case, found, {}) for case, found in measured for row in found]
     told = "; ".join(f"{group}: {share:.0%} of the rows" for group, share in shares.items())
     result |= {
-        "agreement": shares, "rows": rows,
+        "agreement": shares,
+        "rows": rows,
         "problems": [] if options.no_check else disagreements(shares, options.least_agreement),
         "rounds": f"{options.rounds} alternating rounds after two untimed calls, the first of "
         "which compiles",
@@ -511,15 +553,19 @@ def generate(given: Sequence[str]) -> int:
             f"tokens, {options.new_tokens} new ones a row. Rows whose tokens equal PyTorch's: "
             f"{told or 'not compared'}."
         ],
-    }  # fmt: skip
+    }
     return harness.publish(result, harness.section(result, COLUMNS), options.output)
 
 
 CALL: harness.Column = ("ms a call", harness.milliseconds)
 COLUMNS = (
-    ("generation", harness.CASE[1]), harness.TOKENS, CALL, harness.RATIO, harness.MEMORY,
+    ("generation", harness.CASE[1]),
+    harness.TOKENS,
+    CALL,
+    harness.RATIO,
+    harness.MEMORY,
     harness.TORCH_MEMORY,
-)  # fmt: skip
+)
 
 # -- the suites of run.py
 
@@ -536,8 +582,13 @@ def inference_cases(options: Options) -> list[Case]:
         types = options.types("float32", *["bfloat16"] * whole)
         for dtype, rows in itertools.product(types, counts if whole else counts[1:2]):
             name = training.shape_name(subject.title, rows, length, 0, dtype)
-            settings = {"model": model, "dtype": dtype, "rows": rows, "length": length,
-                        "size": options.size(model)}  # fmt: skip
+            settings = {
+                "model": model,
+                "dtype": dtype,
+                "rows": rows,
+                "length": length,
+                "size": options.size(model),
+            }
             case = harness.compared(options, factories, settings, name, rows * length, **turns)
             cases.append(case)
     return cases
@@ -579,9 +630,14 @@ def hfseq_forward(
 
 
 def torch_forward(
-    model: str, dtype: str, rows: int, length: int, size: dict[str, Any], weights: str,
+    model: str,
+    dtype: str,
+    rows: int,
+    length: int,
+    size: dict[str, Any],
+    weights: str,
     compiled: bool = False,
-) -> Running:  # fmt: skip
+) -> Running:
     import torch
 
     config = training.configuration(model, size)
@@ -617,8 +673,13 @@ def generation_cases(options: Options) -> list[Case]:
         length, count = (1500, 3 * new) if model == "whisper" else (prompt, new)
         counts = options.choose(cpu, gpu, cpu[:1], (2,))
         for dtype, rows in itertools.product(options.types(), counts):
-            settings = {"model": model, "length": length, "new_tokens": count, "dtype": dtype,
-                        "size": options.size(model)}  # fmt: skip
+            settings = {
+                "model": model,
+                "length": length,
+                "new_tokens": count,
+                "dtype": dtype,
+                "size": options.size(model),
+            }
             cases.append(generation_case(settings, mode, 4, rows, options.eager, title, **turns))
     return cases
 
@@ -629,18 +690,27 @@ INFERENCE = Suite(
     "tokens, of ViT-base on pictures of 197 places, of DistilBERT, OPT-125m and a Llama of 1B on "
     "128 tokens. Parameters are of the type computed in, on "
     "both sides. Every contestant also sums up what it returns, and the sums must agree.",
-    inference_cases, harness.DEFAULT, "ratio", problems=inference_problems,
-)  # fmt: skip
+    inference_cases,
+    harness.DEFAULT,
+    "ratio",
+    problems=inference_problems,
+)
 GENERATION = Suite(
     "Generation",
     "`generate` of both sides, on the same weights and prompts; every row gets the same number of "
     "new tokens. The limit counts the weights and caches that each token has to read. "
     "`inference.py generate` compares the tokens, too.",
     generation_cases,
-    (harness.CASE, ("new tokens/s", harness.rate), CALL, harness.RATIO, harness.SHARE,
-     harness.MEMORY),
+    (
+        harness.CASE,
+        ("new tokens/s", harness.rate),
+        CALL,
+        harness.RATIO,
+        harness.SHARE,
+        harness.MEMORY,
+    ),
     "ratio",
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     sys.exit(harness.dispatch({"generate": generate}, __doc__, sys.argv[1:]))

@@ -30,11 +30,13 @@ def pipelines_cases(options: Options) -> list[Case]:
         settings = {"job": job, "model": model, "size": size, "count": count, "rows": rows}
         title = training.subject_of(model).title
         name = f"{job}, {title}, {count} texts, float32"
-        torch = Contestant("PyTorch", name, "pipelines:torch_texts", settings,
-                           harness.PYTORCH + more)  # fmt: skip
+        torch = Contestant(
+            "PyTorch", name, "pipelines:torch_texts", settings, harness.PYTORCH + more
+        )
         ours = Contestant("hfseq", name, "pipelines:hfseq_texts", settings, harness.HFSEQ)
-        ordered = dataclasses.replace(torch, name="PyTorch, sorted",
-                                      settings=settings | {"sort": True})  # fmt: skip
+        ordered = dataclasses.replace(
+            torch, name="PyTorch, sorted", settings=settings | {"sort": True}
+        )
         # sentence-transformers sorts itself
         members = (torch, ordered, ours) if job == "classify" else (torch, ours)
         cases.append(Case(name, members, count, "texts", weights=(model, size), **turns))
@@ -87,9 +89,14 @@ def hfseq_texts(
 
 
 def torch_texts(
-    job: str, model: str, size: dict[str, Any], count: int, rows: int, weights: str,
+    job: str,
+    model: str,
+    size: dict[str, Any],
+    count: int,
+    rows: int,
+    weights: str,
     sort: bool = False,
-) -> Running:  # fmt: skip
+) -> Running:
     import transformers
 
     module, device = training.load_torch(model, weights, training.configuration(model, size))
@@ -132,5 +139,7 @@ PIPELINES = Suite(
     "GPU); tokenising counts. Random weights, which are the same on all sides, as the results are.",
     pipelines_cases,
     (harness.CASE, ("texts/s", harness.rate), harness.RATIO, harness.MEMORY),
-    "ratio", problems=inference.inference_problems, remarks=pipelines_remarks,
-)  # fmt: skip
+    "ratio",
+    problems=inference.inference_problems,
+    remarks=pipelines_remarks,
+)

@@ -100,10 +100,16 @@ def draw(folder: Path, path: Path) -> None:
     handles = {line.get_label(): line for panel in panels for line in panel.lines}
     handles = {label: handle for label, handle in handles.items() if label in RATIOS}
     figure.legend(
-        handles.values(), [f"{label}, float32" if label == "hfseq" else label for label in handles],
-        loc="outside upper center", ncols=4, frameon=False, fontsize=9, labelcolor=INK,
-        handletextpad=0.1, columnspacing=0.9,
-    )  # fmt: skip
+        handles.values(),
+        [f"{label}, float32" if label == "hfseq" else label for label in handles],
+        loc="outside upper center",
+        ncols=4,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        handletextpad=0.1,
+        columnspacing=0.9,
+    )
     figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
@@ -113,13 +119,20 @@ def dots(panel: Axes, title: str, found: list[Case]) -> None:
         "torch.compile": {"marker": "|", "color": GREY, "markersize": 11, "markeredgewidth": 2.5},
         "hfseq bfloat16": {"marker": "D", "color": ORANGE, "markersize": 6, "zorder": 4},
         "hfseq on the Xeon": {
-            "marker": "o", "color": BLUE, "markersize": 7, "markerfacecolor": "white", "zorder": 3,
+            "marker": "o",
+            "color": BLUE,
+            "markersize": 7,
+            "markerfacecolor": "white",
+            "zorder": 3,
         },
-    }  # fmt: skip
+    }
     rows = range(len(found))
     for label, style in styles.items():
-        there = [(case.ratios[label], row) for row, case in zip(rows, found, strict=True)
-                 if label in case.ratios]  # fmt: skip
+        there = [
+            (case.ratios[label], row)
+            for row, case in zip(rows, found, strict=True)
+            if label in case.ratios
+        ]
         if there:
             panel.plot(*zip(*there, strict=True), label=label, linestyle="none", **style)
     panel.axvline(1, color=INK, linewidth=1)

@@ -78,17 +78,28 @@ class Subject:
 _ENCODER_RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _RATES = ("dropout", "attention_dropout", "activation_dropout")
 _ROBERTA = {
-    "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1,
+    "vocab_size": 50265,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
     "layer_norm_eps": 1e-5,
-}  # fmt: skip
+}
 _BART = {
-    "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 12,
-    "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
-}  # fmt: skip
+    "d_model": 768,
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "encoder_attention_heads": 12,
+    "decoder_attention_heads": 12,
+    "encoder_ffn_dim": 3072,
+    "decoder_ffn_dim": 3072,
+}
 _LLAMA = {
-    "num_hidden_layers": 2, "hidden_size": 2048, "intermediate_size": 8192,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-}  # fmt: skip
+    "num_hidden_layers": 2,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+}
 _WMT = "hfseq_plugins.wmt_transformer.configuration:WMTTransformerConfig"
 SUBJECTS = {
     "roberta": Subject("RoBERTa-base", "RobertaConfig", "ForMaskedLM", _ENCODER_RATES, 8, 128,
@@ -108,35 +119,63 @@ SUBJECTS = {
 #: Models of which the forward pass alone is measured, most of them two layers deep.
 FORWARD = {
     "encoder": Subject("BERT-base", "BertConfig", "", (), 0, 128),
-    "clip_text": Subject("CLIP-text-base, 2 layers", "CLIPTextConfig", "", (), 0, 77,
-                         size={"num_hidden_layers": 2}),
-    "vit": Subject("ViT-base, 2 layers", "ViTConfig", "", (), 0, 197,
-                   size={"num_hidden_layers": 2}),
-    "distilbert": Subject("DistilBERT, 2 layers", "DistilBertConfig", "", (), 0, 128,
-                          size={"n_layers": 2}),
-    "opt": Subject("OPT-125m, 2 layers", "OPTConfig", "", (), 0, 128,
-                   size={"num_hidden_layers": 2}),
+    "clip_text": Subject(
+        "CLIP-text-base, 2 layers", "CLIPTextConfig", "", (), 0, 77, size={"num_hidden_layers": 2}
+    ),
+    "vit": Subject(
+        "ViT-base, 2 layers", "ViTConfig", "", (), 0, 197, size={"num_hidden_layers": 2}
+    ),
+    "distilbert": Subject(
+        "DistilBERT, 2 layers", "DistilBertConfig", "", (), 0, 128, size={"n_layers": 2}
+    ),
+    "opt": Subject(
+        "OPT-125m, 2 layers", "OPTConfig", "", (), 0, 128, size={"num_hidden_layers": 2}
+    ),
     "llama": Subject("Llama-1B-like, 2 layers", "LlamaConfig", "", (), 0, 128, size=_LLAMA),
-}  # fmt: skip
+}
 #: The size of the opus-mt models; the last token is padding and begins targets.
 _MARIAN = {
-    "vocab_size": 54688, "d_model": 512, "encoder_layers": 6, "decoder_layers": 6,
-    "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 2048,
-    "decoder_ffn_dim": 2048, "max_position_embeddings": 512, "activation_function": "swish",
-    "scale_embedding": True, "init_std": 0.05, "bos_token_id": 0, "forced_eos_token_id": None,
-}  # fmt: skip
+    "vocab_size": 54688,
+    "d_model": 512,
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8,
+    "encoder_ffn_dim": 2048,
+    "decoder_ffn_dim": 2048,
+    "max_position_embeddings": 512,
+    "activation_function": "swish",
+    "scale_embedding": True,
+    "init_std": 0.05,
+    "bos_token_id": 0,
+    "forced_eos_token_id": None,
+}
 #: What only writes: thirty seconds of sound are 1,500 places of the encoder.
 WRITING = {
-    "whisper": Subject("Whisper tiny", "WhisperConfig", "ForSpeechSeq2Seq", (), 0, 1500,
-                       size={"suppress_tokens": None, "begin_suppress_tokens": None}),
-}  # fmt: skip
+    "whisper": Subject(
+        "Whisper tiny",
+        "WhisperConfig",
+        "ForSpeechSeq2Seq",
+        (),
+        0,
+        1500,
+        size={"suppress_tokens": None, "begin_suppress_tokens": None},
+    ),
+}
 #: What the pipelines read texts with, and what translates.
 READING = {
     "marian": Subject("Marian-base", "MarianConfig", "ForSeq2SeqLM", (), 0, 0, size=_MARIAN),
     "classifier": Subject("BERT-base", "BertConfig", "ForSequenceClassification", (), 0, 512),
-    "minilm": Subject("MiniLM-L6", "BertConfig", "", (), 0, 256,
-                      size={"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}),
-}  # fmt: skip
+    "minilm": Subject(
+        "MiniLM-L6",
+        "BertConfig",
+        "",
+        (),
+        0,
+        256,
+        size={"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536},
+    ),
+}
 
 
 def subject_of(name: str) -> Subject:
@@ -153,9 +192,12 @@ def configuration(name: str, size: Mapping[str, Any], dropout: float | None = No
     module, _, kind = subject.config.rpartition(":")
     config = getattr(importlib.import_module(module or "transformers"), kind)(**subject.size)
     changes = {
-        key: size[name] for name, keys in NAMES.items() if name in size
-        for key in keys if hasattr(config, key)
-    }  # fmt: skip
+        key: size[name]
+        for name, keys in NAMES.items()
+        if name in size
+        for key in keys
+        if hasattr(config, key)
+    }
     changes |= {key: value for key, value in size.items() if key not in NAMES}
     changes |= {} if dropout is None else dict.fromkeys(subject.rates, dropout)
     absent = [key for key in changes if not hasattr(config, key)]
@@ -207,9 +249,10 @@ def load_torch(model: str, weights: str, config: Any, dtype: str = "float32") ->
 
 def torch_facts(module: Any) -> dict[str, Any]:
     return {
-        "device": harness.torch_device(), "attention": module.config._attn_implementation,
+        "device": harness.torch_device(),
+        "attention": module.config._attn_implementation,
         "parameters": sum(p.numel() for p in module.parameters()),
-    }  # fmt: skip
+    }
 
 
 def tree_bytes(tree: Any) -> int:
@@ -236,9 +279,11 @@ class Stub(SimpleNamespace):
     def __init__(self, name: str, config: Any):
         hidden = mask_id(name, config)
         super().__init__(
-            mask_token_id=hidden, all_special_ids=[0, 1, 2, 3, hidden], added_tokens_decoder={},
+            mask_token_id=hidden,
+            all_special_ids=[0, 1, 2, 3, hidden],
+            added_tokens_decoder={},
             vocab_size=config.vocab_size,
-        )  # fmt: skip
+        )
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -261,9 +306,12 @@ def make_objective(name: str, config: Any, targets: int) -> Any:
             return targets
 
     flags = SimpleNamespace(
-        mlm_probability=MASKED, whole_word_masking=False, train_ref_file=None,
-        validation_ref_file=None, cross_documents=False,
-    )  # fmt: skip
+        mlm_probability=MASKED,
+        whole_word_masking=False,
+        train_ref_file=None,
+        validation_ref_file=None,
+        cross_documents=False,
+    )
     kind = {"mlm": MaskedLM, "clm": CausalLM, "seq2seq": Ready}[SUBJECTS[name].objective]
     return kind(flags, Stub(name, config), config)
 
@@ -303,9 +351,13 @@ def torch_inputs(name: str, config: Any, batch: dict[str, Any], random: Any) -> 
     special = np.zeros(config.vocab_size, bool)
     special[Stub(name, config).all_special_ids] = True
     ids, labels = mask_tokens(
-        batch, random, mask_id=mask_id(name, config), vocab_size=config.vocab_size,
-        special=special, probability=MASKED,
-    )  # fmt: skip
+        batch,
+        random,
+        mask_id=mask_id(name, config),
+        vocab_size=config.vocab_size,
+        special=special,
+        probability=MASKED,
+    )
     return {"input_ids": ids, "labels": labels}
 
 
@@ -340,18 +392,29 @@ def make_optimizer() -> Any:
     from hfseq.training import optimizers
 
     flags = SimpleNamespace(
-        adam_beta1=ADAMW["betas"][0], adam_beta2=ADAMW["betas"][1], adam_epsilon=ADAMW["eps"],
-        weight_decay=ADAMW["weight_decay"], weight_decay_mode="decoupled", optim="adamw", freeze=[],
-        no_decay=[], max_grad_norm=0.0,
-    )  # fmt: skip
+        adam_beta1=ADAMW["betas"][0],
+        adam_beta2=ADAMW["betas"][1],
+        adam_epsilon=ADAMW["eps"],
+        weight_decay=ADAMW["weight_decay"],
+        weight_decay_mode="decoupled",
+        optim="adamw",
+        freeze=[],
+        no_decay=[],
+        max_grad_norm=0.0,
+    )
     schedule = optax.constant_schedule(ADAMW["lr"])
     return optimizers.make_optimizer(optimizers.adamw, flags, schedule)
 
 
 def prepare(
-    name: str, module: Any, rows: int, length: int, targets: int, batches: int = BATCHES,
+    name: str,
+    module: Any,
+    rows: int,
+    length: int,
+    targets: int,
+    batches: int = BATCHES,
     documents: int = 1,
-) -> Prepared:  # fmt: skip
+) -> Prepared:
     """Build the step that the loop compiles (objective, AdamW), and batches on the host.
 
     A row has so many ``documents``, and as the loop does, the objective knows it.
@@ -392,10 +455,18 @@ def stepping(program: Callable[..., Any], current: Any, batches: Sequence[Any]) 
 
 
 def hfseq_step(
-    model: str, dtype: str, rows: int, length: int, targets: int, size: dict[str, Any],
-    dropout: float | None, weights: str, remat: bool = False, attention: str | None = None,
+    model: str,
+    dtype: str,
+    rows: int,
+    length: int,
+    targets: int,
+    size: dict[str, Any],
+    dropout: float | None,
+    weights: str,
+    remat: bool = False,
+    attention: str | None = None,
     documents: int = 1,
-) -> Running:  # fmt: skip
+) -> Running:
     """The step that the training loop compiles, with its objective and optimizer.
 
     ``remat`` recomputes the layers in the backward pass, and scans them: unrolled, XLA for CPUs
@@ -409,9 +480,13 @@ def hfseq_step(
 
     config = configuration(model, size, dropout)
     module = hfseq_class(model).from_config(
-        config, _do_init=False, precision=precision.precision_for(dtype),
-        gradient_checkpointing=remat, scan_layers=remat, attn_implementation=attention,
-    )  # fmt: skip
+        config,
+        _do_init=False,
+        precision=precision.precision_for(dtype),
+        gradient_checkpointing=remat,
+        scan_layers=remat,
+        attn_implementation=attention,
+    )
     prepared = prepare(model, module, rows, length, targets, documents=documents)
     loaded = hfseq_class(model).from_pretrained(weights, config=config, scan_layers=remat)
     make = jax.jit(lambda p: prepared.make_state(p, module.extra), donate_argnums=0)
@@ -431,9 +506,17 @@ def hfseq_step(
 
 
 def torch_step(
-    model: str, dtype: str, rows: int, length: int, targets: int, size: dict[str, Any],
-    dropout: float | None, weights: str, compiled: bool = False, remat: bool = False,
-) -> Running:  # fmt: skip
+    model: str,
+    dtype: str,
+    rows: int,
+    length: int,
+    targets: int,
+    size: dict[str, Any],
+    dropout: float | None,
+    weights: str,
+    compiled: bool = False,
+    remat: bool = False,
+) -> Running:
     """PyTorch's class with its default attention and the Trainer's fused AdamW.
 
     ``remat`` recomputes the layers in the backward pass.
@@ -508,9 +591,11 @@ def matrices(shapes: Shapes, vocab: int, side: str | None = None) -> int:
     return sum(
         math.prod(shape)
         for name, shape in shapes.items()
-        if len(shape) >= 2 and vocab not in shape and not any(t in name for t in _TABLES)
+        if len(shape) >= 2
+        and vocab not in shape
+        and not any(t in name for t in _TABLES)
         and (side is None or ("decoder" in name) == (side == "decoder"))
-    )  # fmt: skip
+    )
 
 
 def width_of(config: Any) -> int:
@@ -560,11 +645,13 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 5e-3}
 
 def parse(given: list[str]) -> argparse.Namespace:
     parser = harness.parser(
-        __doc__, sizes=True, batch_size=(int, "rows a step"),
+        __doc__,
+        sizes=True,
+        batch_size=(int, "rows a step"),
         length=(int, "tokens a row (of the encoder)"),
         target_length=(int, "tokens a row of the decoder"),
         rounds=(15, "timed steps of each contestant"),
-    )  # fmt: skip
+    )
     parser.add_argument("--model", default="roberta", choices=list(SUBJECTS))
     parser.add_argument(
         "--dropout", type=float, help="all rates; those of the configuration if none"
@@ -577,9 +664,10 @@ def parse(given: list[str]) -> argparse.Namespace:
     if options.target_length and not subject.target_length:
         parser.error(f"--target_length is for encoder-decoders; {options.model} has no decoder")
     for name, own in (
-        ("batch_size", subject.batch), ("length", subject.length),
+        ("batch_size", subject.batch),
+        ("length", subject.length),
         ("target_length", subject.target_length),
-    ):  # fmt: skip
+    ):
         setattr(options, name, getattr(options, name) or own)
     return options
 
@@ -588,9 +676,18 @@ def step_cases(options: argparse.Namespace, dropout: float | None, **turns: int)
     cases, size = [], harness.size_of(options)
     for dtype in options.dtypes:
         case = case_of(
-            Options(), options.model, dtype, options.batch_size, options.length,
-            options.target_length, dtype, ("torch", "hfseq"), size, dropout=dropout, **turns,
-        )  # fmt: skip
+            Options(),
+            options.model,
+            dtype,
+            options.batch_size,
+            options.length,
+            options.target_length,
+            dtype,
+            ("torch", "hfseq"),
+            size,
+            dropout=dropout,
+            **turns,
+        )
         torch, ours = case.contestants
         compiled = dataclasses.replace(
             torch, name=f"{torch.name}, compiled", settings=torch.settings | {"compiled": True}
@@ -634,20 +731,26 @@ def steps(given: list[str]) -> int:
     targets = f" to {options.target_length}" if options.target_length else ""
     dropout = "as configured" if options.dropout is None else f"{options.dropout:g}"
     result |= {
-        "limits": runner.limits, "rows": rows, "problems": problems,
+        "limits": runner.limits,
+        "rows": rows,
+        "problems": problems,
         "rounds": f"{options.rounds} alternating rounds, an untimed step before each",
         "remarks": [
             f"{SUBJECTS[options.model].title}{harness.size_text(result['options'])}, batch "
             f"{options.batch_size}, length {options.length}{targets}, dropout {dropout}."
         ],
-    }  # fmt: skip
+    }
     return harness.publish(result, harness.section(result, COLUMNS), options.output)
 
 
 COLUMNS = (
-    ("precision", harness.CASE[1]), harness.TOKENS, harness.TIME, harness.RATIO, harness.MFU,
+    ("precision", harness.CASE[1]),
+    harness.TOKENS,
+    harness.TIME,
+    harness.RATIO,
+    harness.MFU,
     harness.MEMORY,
-)  # fmt: skip
+)
 
 # -- the suites of run.py
 
@@ -663,22 +766,38 @@ SHAPES = (
 )
 #: The rate of attention weights: jax has no flash attention that drops them, PyTorch has.
 ATTENTION_RATES = {
-    "roberta": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "bart": "attention_dropout",
+    "roberta": "attention_probs_dropout_prob",
+    "gpt2": "attn_pdrop",
+    "bart": "attention_dropout",
     "wmt": "attention_dropout",
-}  # fmt: skip
+}
 #: On a CPU bfloat16 is measured for the rows that the aims name; --dtypes measures all.
 BFLOAT16_ON_CPU = ("roberta 128", "gpt2 512")
 
 
 def case_of(
-    options: Options, model: str, name: str, rows: int, length: int, targets: int, dtype: str,
-    peers: Sequence[str] | None = None, size: dict[str, Any] | None = None, remat: bool = False,
-    dropout: float | None = None, **turns: Any,
-) -> Case:  # fmt: skip
+    options: Options,
+    model: str,
+    name: str,
+    rows: int,
+    length: int,
+    targets: int,
+    dtype: str,
+    peers: Sequence[str] | None = None,
+    size: dict[str, Any] | None = None,
+    remat: bool = False,
+    dropout: float | None = None,
+    **turns: Any,
+) -> Case:
     settings = {
-        "model": model, "dtype": dtype, "rows": rows, "length": length, "targets": targets,
-        "size": options.size(model) if size is None else size, "dropout": dropout,
-    } | ({"remat": True} if remat else {})  # fmt: skip
+        "model": model,
+        "dtype": dtype,
+        "rows": rows,
+        "length": length,
+        "targets": targets,
+        "size": options.size(model) if size is None else size,
+        "dropout": dropout,
+    } | ({"remat": True} if remat else {})
     amount = rows * (length + targets)
     return harness.compared(options, FACTORIES, settings, name, amount, peers, **turns)
 
@@ -689,9 +808,10 @@ def shape_name(title: str, rows: int, length: int, targets: int, dtype: str) -> 
 
 def train_cases(options: Options) -> list[Case]:
     turns = {
-        "rounds": options.choose(3, 20, 3, 1), "warmup": options.choose(0, 3, 1, 1),
+        "rounds": options.choose(3, 20, 3, 1),
+        "warmup": options.choose(0, 3, 1, 1),
         "settle": options.choose(1, 1, 0, 0),
-    }  # fmt: skip
+    }
     cases = []
     for model, title, full, targets, cpu, gpu in SHAPES:
         rows, parts = options.choose(cpu, gpu, 2, 2), options.choose(1, 1, 4, 32)
@@ -711,10 +831,12 @@ def train_cases(options: Options) -> list[Case]:
                     for c in case.contestants
                 ]
                 fused = [
-                    dataclasses.replace(c, name=f"{c.name}, cuDNN",
-                                        settings=c.settings | {"attention": "cudnn"})
-                    for c in kept if c.name == "hfseq"
-                ]  # fmt: skip
+                    dataclasses.replace(
+                        c, name=f"{c.name}, cuDNN", settings=c.settings | {"attention": "cudnn"}
+                    )
+                    for c in kept
+                    if c.name == "hfseq"
+                ]
                 cases.append(dataclasses.replace(case, name=name, contestants=(*kept, *fused)))
     return cases
 
@@ -722,9 +844,11 @@ def train_cases(options: Options) -> list[Case]:
 def memory_cases(options: Options) -> list[Case]:
     cases, dtype = [], options.types()[0]
     for model, title, length, targets, cpu in (
-        ("roberta", "RoBERTa-base", 512, 0, 8), ("gpt2", "GPT-2 small", 512, 0, 4),
-        ("t5", "T5-small", 512, 114, 8), ("bart", "BART-base", 256, 256, 8),
-    ):  # fmt: skip
+        ("roberta", "RoBERTa-base", 512, 0, 8),
+        ("gpt2", "GPT-2 small", 512, 0, 4),
+        ("t5", "T5-small", 512, 114, 8),
+        ("bart", "BART-base", 256, 256, 8),
+    ):
         if not options.gpu and model not in ("roberta", "bart"):
             continue  # the table of training steps has the peaks of the others
         rows = options.choose(cpu, 32 if model == "gpt2" else 64, 2, 2)
@@ -733,9 +857,18 @@ def memory_cases(options: Options) -> list[Case]:
         for remat in (False, True):
             name = shape_name(title, rows, length, targets, dtype) + (", recomputed" * remat)
             case = case_of(
-                options, model, name, rows, length, targets, dtype, options.eager,
-                remat=remat, rounds=1, warmup=1,
-            )  # fmt: skip
+                options,
+                model,
+                name,
+                rows,
+                length,
+                targets,
+                dtype,
+                options.eager,
+                remat=remat,
+                rounds=1,
+                warmup=1,
+            )
             # One after the other: each has the whole memory to itself.
             members = case.contestants
             alone = tuple(dataclasses.replace(c, group=f"{name}, {c.name}") for c in members)
@@ -773,13 +906,27 @@ def scaling_cases(options: Options) -> list[Case]:
     points = [("batch", b, width, b) for b in batches] + [("width", w, w, rows) for w in widths]
     for over, value, width, rows in points:
         size = {
-            "layers": layers, "hidden_size": width, "intermediate_size": 4 * width,
-            "num_attention_heads": max(width // 64, 2), "vocab_size": 120 if options.tiny else 8000,
-        }  # fmt: skip
-        cases.append(case_of(
-            options, "roberta", f"{over} {value}", rows, length, 0, options.types()[0], ("hfseq",),
-            size, facts={"over": over, "value": value}, **turns,
-        ))  # fmt: skip
+            "layers": layers,
+            "hidden_size": width,
+            "intermediate_size": 4 * width,
+            "num_attention_heads": max(width // 64, 2),
+            "vocab_size": 120 if options.tiny else 8000,
+        }
+        cases.append(
+            case_of(
+                options,
+                "roberta",
+                f"{over} {value}",
+                rows,
+                length,
+                0,
+                options.types()[0],
+                ("hfseq",),
+                size,
+                facts={"over": over, "value": value},
+                **turns,
+            )
+        )
     return cases
 
 
@@ -816,8 +963,9 @@ def scaling_remarks(rows: Rows) -> list[str]:
 def scaling_curves(rows: Rows) -> list[dict[str, Any]]:
     parts = []
     for over, x, y, scale in (
-        ("batch", "rows", "seconds a step", 1.0), ("width", "width", "microseconds a token", 1e6),
-    ):  # fmt: skip
+        ("batch", "rows", "seconds a step", 1.0),
+        ("width", "width", "microseconds a token", 1e6),
+    ):
         lines = {
             name: ([a for a, _ in pairs], [b * scale for _, b in pairs])
             for name, pairs in scaling_points(rows, over).items()
@@ -833,28 +981,39 @@ TRAIN = Suite(
     "beside PyTorch's class with sdpa attention and fused AdamW, eager and with `torch.compile`; "
     "bfloat16 is `torch.autocast` there. Same weights, batches, masks and dropout rates; losses "
     "must be within 5 % (`training.py` compares them to 2e-5, without dropout).",
-    train_cases, harness.DEFAULT, "ratio",
+    train_cases,
+    harness.DEFAULT,
+    "ratio",
     # Dropout differs.
     problems=lambda rows: loss_problems(rows, dict.fromkeys(TOLERANCE, 0.05)),
-)  # fmt: skip
+)
 MEMORY = Suite(
     "Peak memory",
     "The most memory that a training process ever held: on a GPU that of the device, on a CPU that "
     "of the process, its libraries and compilation included. State is what must be there: "
     "parameters, two moments and gradients in float32.",
     memory_cases,
-    (harness.CASE, harness.MEMORY,
-     ("against PyTorch", lambda row: harness.times(row.get("memory_ratio"))),
-     ("state", state_share), harness.TIME),
-    "memory", memory_finish,
-)  # fmt: skip
+    (
+        harness.CASE,
+        harness.MEMORY,
+        ("against PyTorch", lambda row: harness.times(row.get("memory_ratio"))),
+        ("state", state_share),
+        harness.TIME,
+    ),
+    "memory",
+    memory_finish,
+)
 SCALING = Suite(
     "Scaling on one device",
     "Training steps of RoBERTa over the batch (time should grow linearly from where the machine is "
     "full) and over the width (the FLOPs of a token grow with its square, its time less so until "
     "the machine's rate is reached).",
-    scaling_cases, harness.DEFAULT, "curves", remarks=scaling_remarks, curves=scaling_curves,
-)  # fmt: skip
+    scaling_cases,
+    harness.DEFAULT,
+    "curves",
+    remarks=scaling_remarks,
+    curves=scaling_curves,
+)
 # -- any architecture at any size, e.g. to be compiled for a GPU that is not here
 
 HEAD = 64  # features of a head of attention
@@ -865,10 +1024,13 @@ RATES = (
 # What a size does not say of an architecture.
 OWN: dict[str, dict[str, Any]] = {
     "vq_transformer": {
-        "num_attention_heads": 1, "head_dim": HEAD, "num_codes": 64, "block_size": 16,
+        "num_attention_heads": 1,
+        "head_dim": HEAD,
+        "num_codes": 64,
+        "block_size": 16,
         "window_size": 16,
     },
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -884,9 +1046,11 @@ class Size:
         width, heads, places = self.width, max(1, self.width // HEAD), self.length + 8
         values = {"width": width, "wide": 4 * width, "layers": self.layers, "heads": heads}
         return {key: value for name, value in values.items() for key in NAMES[name]} | {
-            "d_kv": width // heads, "max_position_embeddings": places, "n_positions": places,
+            "d_kv": width // heads,
+            "max_position_embeddings": places,
+            "n_positions": places,
             "vocab_size": self.vocab_size,
-        }  # fmt: skip
+        }
 
 
 def architectures() -> list[str]:
@@ -1088,9 +1252,12 @@ PLACES = ("target", "packages", "dump", "threads", "top")
 def h200_parser(about: str, **sizes: int) -> argparse.ArgumentParser:
     """Return a parser of what has to be known to compile for a GPU that is not here."""
     texts = {
-        "width": "hidden size", "layers": "layers of every stack", "batch_size": "rows a step",
-        "length": "tokens a row", "vocab_size": "size of the vocabulary",
-    }  # fmt: skip
+        "width": "hidden size",
+        "layers": "layers of every stack",
+        "batch_size": "rows a step",
+        "length": "tokens a row",
+        "vocab_size": "size of the vocabulary",
+    }
     parser = harness.parser(about, **{name: (n, texts[name]) for name, n in sizes.items()})
     parser.add_argument("--target", type=Path, required=True, help="the GPU, as a text proto")
     parser.add_argument("--packages", type=Path, help="folder of the CUDA plugin and compiler")
@@ -1174,17 +1341,26 @@ def h200_command(
 
 
 def h200_begin(
-    name: str, script: str, parse: Callable[[Sequence[str]], argparse.Namespace],
+    name: str,
+    script: str,
+    parse: Callable[[Sequence[str]], argparse.Namespace],
     given: Sequence[str],
-) -> tuple[argparse.Namespace, Any, dict[str, Any]]:  # fmt: skip
+) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
     """Return the options, the GPU to compile for, and how the result begins."""
     options = parse(given)
     gpu = described_gpu(options)
-    return options, gpu, {
-        "benchmark": name, "command": h200_command(script, parse, options),
-        "machine": harness.machine_facts(), "options": harness.options_dict(options, PLACES),
-        "target": gpu.mesh.devices.flat[0].device_kind, "problems": [],
-    }  # fmt: skip
+    return (
+        options,
+        gpu,
+        {
+            "benchmark": name,
+            "command": h200_command(script, parse, options),
+            "machine": harness.machine_facts(),
+            "options": harness.options_dict(options, PLACES),
+            "target": gpu.mesh.devices.flat[0].device_kind,
+            "problems": [],
+        },
+    )
 
 
 def parse_h200(given: Sequence[str]) -> argparse.Namespace:
@@ -1194,8 +1370,10 @@ def parse_h200(given: Sequence[str]) -> argparse.Namespace:
         "every\nkernel of the compiled step the bytes of its operands and results are added up: at "
         "the bandwidth of\nthe GPU they take a time that no kernel can beat, to be compared with "
         "that of the products at its\npeak. Attention is what is chosen there.",
-        width=768, layers=2, vocab_size=50257,
-    )  # fmt: skip
+        width=768,
+        layers=2,
+        vocab_size=50257,
+    )
     default = ["roberta:32x512", "gpt2:16x1024", "t5:16x512", "bart:16x512", "llama:8x1024"]
     parser.add_argument("--steps", nargs="+", default=default, help="MODEL:ROWSxLENGTH")
     parser.add_argument("--precision", default="bfloat16", help="recipe (bfloat16)")
@@ -1223,25 +1401,42 @@ def h200_row(step: str, options: argparse.Namespace, gpu: Any) -> dict[str, Any]
         told = f"{kind:24s} {kernel.shape[:64]:64s} {kernel.op_name}"
         harness.tell(f"{count / 1e6:9.1f} MB  {told}")
     return {
-        "name": name, "group": batch, "status": "ok", "kernels": len(traffic), "bytes": dict(moved),
-        "temporary": program.memory_analysis().temp_size_in_bytes, "moved": sum(moved.values()),
+        "name": name,
+        "group": batch,
+        "status": "ok",
+        "kernels": len(traffic),
+        "bytes": dict(moved),
+        "temporary": program.memory_analysis().temp_size_in_bytes,
+        "moved": sum(moved.values()),
         "flops": throughput.run_flops(prepared.module, prepared.objective, rows, length),
-    }  # fmt: skip
+    }
 
 
 def h200_section(result: dict[str, Any]) -> str:
     kinds = (PRODUCT, REST, OPTIMIZER, COPY)
-    columns = ["", "batch", "kernels", *kinds, "moved", "least by bytes", "least by products",
-               "temporary"]  # fmt: skip
+    columns = [
+        "",
+        "batch",
+        "kernels",
+        *kinds,
+        "moved",
+        "least by bytes",
+        "least by products",
+        "temporary",
+    ]
     lines = [
         [
-            row["name"], row["group"], str(row["kernels"]),
+            row["name"],
+            row["group"],
+            str(row["kernels"]),
             *(f"{row['bytes'].get(kind, 0) / 1e9:.2f} GB" for kind in kinds),
-            f"{row['moved'] / 1e9:.1f} GB", f"{row['moved'] / BANDWIDTH * 1e3:.2f} ms",
-            f"{row['flops'] / PEAK * 1e3:.2f} ms", f"{row['temporary'] / 1e9:.2f} GB",
+            f"{row['moved'] / 1e9:.1f} GB",
+            f"{row['moved'] / BANDWIDTH * 1e3:.2f} ms",
+            f"{row['flops'] / PEAK * 1e3:.2f} ms",
+            f"{row['temporary'] / 1e9:.2f} GB",
         ]
         for row in result["rows"]
-    ]  # fmt: skip
+    ]
     size, jax = result["options"], result["machine"]["versions"].get("jax")
     return (
         f"{harness.markdown(columns, lines)}\n\nWidth {size['width']}, {size['layers']} layers, "

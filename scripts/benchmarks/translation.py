@@ -61,8 +61,10 @@ def save_weights(folder: str, size: dict[str, Any]) -> Running:
     words = {word: number for number, word in enumerate(names(config.vocab_size))}
     PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")),
-        eos_token="</s>", unk_token="<unk>", pad_token="<pad>",
-    ).save_pretrained(folder)  # fmt: skip
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+    ).save_pretrained(folder)
     if not Contestant("", "", "", requires=("ctranslate2",)).missing():
         import ctranslate2
 
@@ -74,9 +76,12 @@ def save_weights(folder: str, size: dict[str, Any]) -> Running:
 def options_of(config: Any, beams: int, new_tokens: int) -> dict[str, Any]:
     """Return the options of ``generate``: so many tokens, and never padding, as opus-mt has it."""
     return {
-        "num_beams": beams, "do_sample": False, "max_new_tokens": new_tokens,
-        "min_new_tokens": new_tokens, "bad_words_ids": [[config.pad_token_id]],
-    }  # fmt: skip
+        "num_beams": beams,
+        "do_sample": False,
+        "max_new_tokens": new_tokens,
+        "min_new_tokens": new_tokens,
+        "bad_words_ids": [[config.pad_token_id]],
+    }
 
 
 def read_batches(folder: str) -> list[list[list[int]]]:
@@ -163,15 +168,21 @@ def ctranslate2_translate(
     words = names(configuration(size).vocab_size)
     numbers = {word: number for number, word in enumerate(words)}
     translator = ctranslate2.Translator(
-        str(Path(folder) / "ctranslate2"), device="cpu", compute_type=dtype, inter_threads=1,
+        str(Path(folder) / "ctranslate2"),
+        device="cpu",
+        compute_type=dtype,
+        inter_threads=1,
         intra_threads=len(os.sched_getaffinity(0)),
-    )  # fmt: skip
+    )
 
     def translate(batch: list[list[int]]) -> Any:
         found = translator.translate_batch(
-            [[words[token] for token in row] for row in batch], beam_size=beams,
-            min_decoding_length=new_tokens, max_decoding_length=new_tokens, max_batch_size=0,
-        )  # fmt: skip
+            [[words[token] for token in row] for row in batch],
+            beam_size=beams,
+            min_decoding_length=new_tokens,
+            max_decoding_length=new_tokens,
+            max_batch_size=0,
+        )
         return [[numbers[word] for word in result.hypotheses[0]] for result in found]
 
     return translating(folder, translate, harness.host_peak_bytes, {"device": "cpu"})
@@ -182,26 +193,36 @@ def ctranslate2_translate(
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
     parser = harness.parser(
-        __doc__, sizes=True, beams=(4, "beams of beam search"),
+        __doc__,
+        sizes=True,
+        beams=(4, "beams of beam search"),
         batch_size=(64, "sentences at once"),
-        sentences=(1000, "how many to translate"), new_tokens=(24, "tokens of each translation"),
+        sentences=(1000, "how many to translate"),
+        new_tokens=(24, "tokens of each translation"),
         least_agreement=(
-            0.98, "share of the sentences that must have PyTorch's tokens; random weights make ties"
+            0.98,
+            "share of the sentences that must have PyTorch's tokens; random weights make ties",
         ),
-    )  # fmt: skip
+    )
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument(
-        "--sides", nargs="+", choices=list(SIDES),
+        "--sides",
+        nargs="+",
+        choices=list(SIDES),
         help="all by default; bfloat16 only where the processor multiplies it",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--file", type=Path, default=DATA / "en-es-tatoeba" / "english-spanish.csv",
+        "--file",
+        type=Path,
+        default=DATA / "en-es-tatoeba" / "english-spanish.csv",
         help="a CSV with a column english, or a file with a sentence a line",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--tokenizer", type=Path, default=DATA / "tokenizers" / "t5-base",
+        "--tokenizer",
+        type=Path,
+        default=DATA / "tokenizers" / "t5-base",
         help="any that AutoTokenizer reads; opus-mt's need the package sentencepiece",
-    )  # fmt: skip
+    )
     options = parser.parse_args(given)
     if options.sides is None:
         slow = not harness.bfloat16_units(harness.read_cpuinfo())
@@ -213,13 +234,15 @@ def rivals(options: argparse.Namespace, folder: str) -> list[Contestant]:
     shared = {"folder": folder, "size": harness.size_of(options), "new_tokens": options.new_tokens}
     return [
         Contestant(
-            name, f"beam {options.beams}" if mode == "beam" else mode,
+            name,
+            f"beam {options.beams}" if mode == "beam" else mode,
             f"translation:{side}_translate",
-            shared | {"beams": options.beams if mode == "beam" else 1, "dtype": dtype}, packages,
+            shared | {"beams": options.beams if mode == "beam" else 1, "dtype": dtype},
+            packages,
         )
         for mode in options.modes
         for name, side, dtype, packages in (SIDES[side] for side in options.sides)
-    ]  # fmt: skip
+    ]
 
 
 def sentences(path: Path, count: int) -> list[str]:
@@ -274,12 +297,17 @@ def disagreements(shares: dict[str, dict[str, float]], least: float) -> list[str
 def summary(row: Row, rows: Sequence[Row], count: int) -> dict[str, Any]:
     rival = {other.name: other for other in rows if other.group == row.group and other.seconds}
     return {
-        "name": row.name, "group": row.group, "status": row.status, "seconds": row.seconds,
+        "name": row.name,
+        "group": row.group,
+        "status": row.status,
+        "seconds": row.seconds,
         "sentences_per_second": count / sum(row.seconds) if row.seconds else None,
-        "spread": row.spread, "start_seconds": row.start_seconds,
+        "spread": row.spread,
+        "start_seconds": row.start_seconds,
         "ratios": {name: harness.ratio(row, rival[name]) for name in BASELINES if name in rival},
-        "peak_memory_gb": row.peak_bytes / harness.GB or None, "facts": row.facts,
-    }  # fmt: skip
+        "peak_memory_gb": row.peak_bytes / harness.GB or None,
+        "facts": row.facts,
+    }
 
 
 COLUMNS: tuple[harness.Column, ...] = (
@@ -315,9 +343,16 @@ def main(given: Sequence[str]) -> int:
     ids = tokenized(sentences(options.file, options.sentences), options.tokenizer, vocab_size)
     batches = batched(ids, options.batch_size)
     result = harness.head(
-        "translate", "translation.py", given, options, sentences=len(ids),
-        source_tokens=sum(map(len, ids)) / len(ids), agreement={}, problems=[], rows=[],
-    )  # fmt: skip
+        "translate",
+        "translation.py",
+        given,
+        options,
+        sentences=len(ids),
+        source_tokens=sum(map(len, ids)) / len(ids),
+        agreement={},
+        problems=[],
+        rows=[],
+    )
     result["options"] |= places
     shared = {"threads": result["threads"], "report": harness.tell, "warmup": 0}
     with tempfile.TemporaryDirectory() as folder:

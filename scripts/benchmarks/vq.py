@@ -33,9 +33,11 @@ from harness import Contestant, Row, Running
 from hfseq.errors import UsageError, run_command
 
 PASSES = {
-    "train": ("train",), "forward": ("forward",), "memory": ("train",),
+    "train": ("train",),
+    "forward": ("forward",),
+    "memory": ("train",),
     "compare": ("train", "forward"),
-}  # fmt: skip
+}
 MODES = (*PASSES, "decode")
 LENGTHS = [1024 * 2**n for n in range(7)]
 REDUCTIONS = ("recurrent", "serial", "matmul", "associative_scan")
@@ -51,9 +53,10 @@ def build(config: dict[str, Any], dtype: str) -> Any:
     from hfseq_plugins.vq_transformer import configuration, modeling
 
     return modeling.FlaxVQTransformerForCausalLM(
-        configuration.VQTransformerConfig(**config), _do_init=False,
+        configuration.VQTransformerConfig(**config),
+        _do_init=False,
         precision=precision.precision_for(dtype),
-    )  # fmt: skip
+    )
 
 
 def fresh(model: Any) -> tuple[Any, Any]:
@@ -92,9 +95,14 @@ def pass_over(model: Any, what: str) -> Callable[..., Any]:
 
 
 def length_point(
-    what: str, config: dict[str, Any], rows: int, length: int, dtype: str, remat: bool,
+    what: str,
+    config: dict[str, Any],
+    rows: int,
+    length: int,
+    dtype: str,
+    remat: bool,
     limit_bytes: float,
-) -> Running:  # fmt: skip
+) -> Running:
     """One length: compiled first, and run only if what it needs is within ``limit_bytes``."""
     import jax
     import jax.numpy as jnp
@@ -163,10 +171,11 @@ def decoding(
         jax.block_until_ready(token)
         held = harness.device_bytes("bytes_in_use")
         return {
-            "tokens": done, "state_bytes": training.tree_bytes(state),
+            "tokens": done,
+            "state_bytes": training.tree_bytes(state),
             "memory_bytes": held or harness.process_bytes("VmRSS"),
             "tokens_missing": missing_tokens(state, model.config, done),
-        }  # fmt: skip
+        }
 
     facts = {"state_bytes": training.tree_bytes(state), "fits": True} | resting()
     return Running(step, harness.jax_peak_bytes, harness.planned_bytes(program) | facts)
@@ -189,17 +198,22 @@ def missing_tokens(state: Any, config: Any, done: int) -> int:
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
     parser = harness.parser(
-        __doc__, sizes=True, hidden_size=(128, "width"),
+        __doc__,
+        sizes=True,
+        hidden_size=(128, "width"),
         head_dim=(64, "K, width of queries and keys"),
-        value_dim=(256, "V of gated heads; the others have K"), codes=(128, "codes of a codebook"),
-        window=(128, "tokens seen one by one"), block=(128, "tokens of a block"),
-        vocab_size=(259, "size of the vocabulary"), batch_size=(1, "rows"),
+        value_dim=(256, "V of gated heads; the others have K"),
+        codes=(128, "codes of a codebook"),
+        window=(128, "tokens seen one by one"),
+        block=(128, "tokens of a block"),
+        vocab_size=(259, "size of the vocabulary"),
+        batch_size=(1, "rows"),
         rounds=(3, "timed steps of each point in a pass"),
         passes=(2, "passes over all lengths, in turn up and down"),
         decode_tokens=(100_000, "tokens to decode"),
         report_every=(10_000, "tokens of a timed stretch of decoding"),
         chunk=(1000, "tokens of a compiled loop"),
-    )  # fmt: skip
+    )
     parser.add_argument("modes", nargs="+", choices=MODES)
     parser.add_argument("--lengths", type=int, nargs="+", help="1k to 64k; compare: 8k and 32k")
     parser.add_argument("--head_types", nargs="+", default=["shga"], choices=HEADS)
@@ -226,11 +240,19 @@ def configuration(
     size = harness.size_of(options)
     value = {"value_dim": options.value_dim} if head in ("shga", "mhga") else {}
     return {
-        "hidden_size": options.hidden_size, "num_hidden_layers": size.pop("layers", 2),
-        "head_dim": options.head_dim, "num_codes": options.codes, "window_size": options.window,
-        "block_size": options.block, "vocab_size": options.vocab_size, "head_type": head,
-        "attention_type": attention, "reduction": reduction, **value, **size,
-    }  # fmt: skip
+        "hidden_size": options.hidden_size,
+        "num_hidden_layers": size.pop("layers", 2),
+        "head_dim": options.head_dim,
+        "num_codes": options.codes,
+        "window_size": options.window,
+        "block_size": options.block,
+        "vocab_size": options.vocab_size,
+        "head_type": head,
+        "attention_type": attention,
+        "reduction": reduction,
+        **value,
+        **size,
+    }
 
 
 def points_of(mode: str, options: argparse.Namespace) -> dict[Contestant, dict[str, Any]]:
@@ -239,10 +261,14 @@ def points_of(mode: str, options: argparse.Namespace) -> dict[Contestant, dict[s
     points, choices = {}, (PASSES[mode], options.head_types, options.lengths, kinds)
     for what, head, length, name in itertools.product(*choices):
         settings = {
-            "what": what, "config": configuration(options, head, *kinds[name]),
-            "rows": options.batch_size, "length": length, "dtype": options.dtype,
-            "remat": options.remat, "limit_bytes": options.memory_gb * harness.GB,
-        }  # fmt: skip
+            "what": what,
+            "config": configuration(options, head, *kinds[name]),
+            "rows": options.batch_size,
+            "length": length,
+            "dtype": options.dtype,
+            "remat": options.remat,
+            "limit_bytes": options.memory_gb * harness.GB,
+        }
         # Where memory is measured nothing else is in memory.
         group = f"{what} {head} {length}" + (f" {name}" if mode == "memory" else "")
         point = Contestant(name, group, "vq:length_point", settings, harness.HFSEQ)
@@ -266,9 +292,11 @@ def measure_lengths(mode: str, options: argparse.Namespace, threads: int) -> dic
                 kept.status = row.status if kept.status == "ok" else kept.status
     shown = [point_row(row, points[point], options.batch_size) for point, row in rows.items()]
     result = {
-        "rows": shown, "what": PASSES[mode][0], "problems": [],
+        "rows": shown,
+        "what": PASSES[mode][0],
+        "problems": [],
         "ratios": {} if once else ratios(rows.values()),
-    }  # fmt: skip
+    }
     if mode == "compare":
         return result
     members: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -288,10 +316,16 @@ def measure_lengths(mode: str, options: argparse.Namespace, threads: int) -> dic
 
 def row_of(row: Row, **more: Any) -> dict[str, Any]:
     return {
-        "name": row.name, "group": row.group, **more, "status": row.status,
-        "seconds": row.seconds, "median_seconds": row.median, "spread": row.spread,
-        "resting_bytes": row.facts.get("resting_bytes"), "peak_bytes": row.peak_bytes or None,
-    }  # fmt: skip
+        "name": row.name,
+        "group": row.group,
+        **more,
+        "status": row.status,
+        "seconds": row.seconds,
+        "median_seconds": row.median,
+        "spread": row.spread,
+        "resting_bytes": row.facts.get("resting_bytes"),
+        "peak_bytes": row.peak_bytes or None,
+    }
 
 
 def point_row(row: Row, place: dict[str, Any], rows: int) -> dict[str, Any]:
@@ -300,11 +334,16 @@ def point_row(row: Row, place: dict[str, Any], rows: int) -> dict[str, Any]:
         row.status, row.seconds = "does not fit", []
     planned = facts.get("compiled_bytes")
     known = {key: facts.get(key) for key in ("temporary_bytes", "peak_of_steps")}
-    return row_of(row, **place) | known | {
-        "microseconds_per_token": 1e6 * row.median / tokens if row.median else None,
-        "tokens_per_second": tokens / row.median if row.median else None,
-        "compiled_bytes": planned, "compiled_bytes_per_token": planned and planned / tokens,
-    }  # fmt: skip
+    return (
+        row_of(row, **place)
+        | known
+        | {
+            "microseconds_per_token": 1e6 * row.median / tokens if row.median else None,
+            "tokens_per_second": tokens / row.median if row.median else None,
+            "compiled_bytes": planned,
+            "compiled_bytes_per_token": planned and planned / tokens,
+        }
+    )
 
 
 def curve(head: str, name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
@@ -324,13 +363,16 @@ def curve(head: str, name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
         deviation = max(abs(time / middle - 1) for _, time in long)
     planned = [each for each in points if each["compiled_bytes"]]
     return {
-        "head_type": head, "name": name, "lengths": [length for length, _ in pairs],
+        "head_type": head,
+        "name": name,
+        "lengths": [length for length, _ in pairs],
         "microseconds_per_token": [time for _, time in pairs],
         "does_not_fit": [p["length"] for p in points if p["status"] == "does not fit"],
         "memory_lengths": [each["length"] for each in planned],
         "compiled_bytes": [each["compiled_bytes"] for each in planned],
-        "exponent": exponent, "deviation_from_flat": deviation,
-    }  # fmt: skip
+        "exponent": exponent,
+        "deviation_from_flat": deviation,
+    }
 
 
 def crossover(fast: dict[str, Any], slow: dict[str, Any]) -> dict[str, Any]:
@@ -401,14 +443,21 @@ def state_sizes(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def measure_decoding(mode: str, options: argparse.Namespace, threads: int) -> dict[str, Any]:
     shared = {
-        "rows": options.batch_size, "chunk": options.chunk, "dtype": options.dtype,
+        "rows": options.batch_size,
+        "chunk": options.chunk,
+        "dtype": options.dtype,
         "report_every": options.report_every,
-    }  # fmt: skip
+    }
     points = [
-        Contestant(head, "decode", "vq:decoding",
-                   shared | {"config": configuration(options, head)}, harness.HFSEQ)
+        Contestant(
+            head,
+            "decode",
+            "vq:decoding",
+            shared | {"config": configuration(options, head)},
+            harness.HFSEQ,
+        )
         for head in options.head_types
-    ]  # fmt: skip
+    ]
     turns = {"rounds": max(1, options.decode_tokens // options.report_every), "warmup": 0}
     tokens, shown = options.report_every * options.batch_size, []
     for row in harness.run(points, **turns, threads=threads, report=harness.tell):
@@ -416,11 +465,15 @@ def measure_decoding(mode: str, options: argparse.Namespace, threads: int) -> di
             values | {"seconds": seconds, "tokens_per_second": tokens / seconds}
             for values, seconds in zip(row.values, row.seconds, strict=False)
         ]
-        shown.append(row_of(row, head_type=row.name) | {
-            "tokens_per_second": tokens / row.median if row.median else None,
-            "deviation": max((abs(s / row.median - 1) for s in row.seconds), default=None),
-            "state_bytes": row.facts.get("state_bytes"), "chunks": chunks,
-        })  # fmt: skip
+        shown.append(
+            row_of(row, head_type=row.name)
+            | {
+                "tokens_per_second": tokens / row.median if row.median else None,
+                "deviation": max((abs(s / row.median - 1) for s in row.seconds), default=None),
+                "state_bytes": row.facts.get("state_bytes"),
+                "chunks": chunks,
+            }
+        )
     problems = [] if options.no_check else [p for row in shown for p in decoding_problems(row)]
     return {"rows": shown, "what": mode, "problems": problems}
 
@@ -448,8 +501,16 @@ def gigabytes(size: float | None) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
 
 
-LENGTH_COLUMNS = ["", "pass", "heads", "tokens", "µs a token", "against full", "planned memory",
-                  "memory of the steps"]  # fmt: skip
+LENGTH_COLUMNS = [
+    "",
+    "pass",
+    "heads",
+    "tokens",
+    "µs a token",
+    "against full",
+    "planned memory",
+    "memory of the steps",
+]
 DECODING_COLUMNS: tuple[harness.Column, ...] = (
     ("tokens", lambda row: f"{row['chunks'][-1]['tokens']}" if row["chunks"] else harness.ABSENT),
     ("tokens/s", lambda row: f"{row['tokens_per_second']:.0f}"),
@@ -468,9 +529,12 @@ def length_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
     ratio = result["ratios"].get(row["group"], {}).get(row["name"])
     steps = (row["peak_bytes"] or 0) - (row["resting_bytes"] or 0)
     return [
-        *begin, f"{row['microseconds_per_token']:.1f}{harness.spread(row)}", harness.times(ratio),
-        planned, gigabytes(steps) if row["peak_of_steps"] else "-",
-    ]  # fmt: skip
+        *begin,
+        f"{row['microseconds_per_token']:.1f}{harness.spread(row)}",
+        harness.times(ratio),
+        planned,
+        gigabytes(steps) if row["peak_of_steps"] else "-",
+    ]
 
 
 def section(mode: str, result: dict[str, Any], picture: bool) -> str:
@@ -549,17 +613,27 @@ def draw_lengths(result: dict[str, Any], path: Path) -> None:
     what = "a training step" if result["what"] == "train" else "the forward pass"
     figure, panels = harness.curves(
         f"Cost of {what} over the length of the text",
-        [{"x": "tokens", "y": "microseconds a token", "lines": times, "style": MARKED},
-         {"x": "tokens", "y": "memory by XLA's plan (MB)", "lines": memory, "style": MARKED}],
-    )  # fmt: skip
+        [
+            {"x": "tokens", "y": "microseconds a token", "lines": times, "style": MARKED},
+            {"x": "tokens", "y": "memory by XLA's plan (MB)", "lines": memory, "style": MARKED},
+        ],
+    )
     for panel in panels:  # a cross on the upper edge for each length that does not fit
         for length, color in crosses:
-            panel.plot([length], [0.985], marker="x", color=color, clip_on=False, markersize=7,
-                       transform=panel.get_xaxis_transform())  # fmt: skip
+            panel.plot(
+                [length],
+                [0.985],
+                marker="x",
+                color=color,
+                clip_on=False,
+                markersize=7,
+                transform=panel.get_xaxis_transform(),
+            )
     if crosses:
         told = f"x: needs more than {result['options']['memory_gb']:.0f} GB, not run"
-        panels[0].text(0.98, 0.02, told, ha="right", fontsize=8, color=plots.INK,
-                       transform=panels[0].transAxes)  # fmt: skip
+        panels[0].text(
+            0.98, 0.02, told, ha="right", fontsize=8, color=plots.INK, transform=panels[0].transAxes
+        )
     plots.save(figure, path)
 
 
@@ -568,13 +642,16 @@ def draw_decoding(result: dict[str, Any], path: Path) -> None:
 
     parts = []
     for text, key, scale in (
-        ("tokens a second", "tokens_per_second", 1), ("memory in use (MB)", "memory_bytes", 1e6)
-    ):  # fmt: skip
+        ("tokens a second", "tokens_per_second", 1),
+        ("memory in use (MB)", "memory_bytes", 1e6),
+    ):
         lines = {
-            row["head_type"]: ([each["tokens"] for each in row["chunks"]],
-                               [each[key] / scale for each in row["chunks"]])
+            row["head_type"]: (
+                [each["tokens"] for each in row["chunks"]],
+                [each[key] / scale for each in row["chunks"]],
+            )
             for row in result["rows"]
-        }  # fmt: skip
+        }
         part = {"x": "tokens decoded", "y": text, "log": False, "style": MARKED, "lines": lines}
         parts.append(part)
     figure, panels = harness.curves("Decoding with a state of fixed size", parts)
@@ -624,18 +701,27 @@ def draw_runs(result: dict[str, Any], path: Path) -> None:
     for number, (name, runs) in enumerate(result["runs"].items()):
         for seed, run in enumerate(runs):
             style = {
-                "color": (plots.EVAL, *COLORS)[number % 4], "alpha": 0.45 if seed else 1.0,
-                "linestyle": "--" if number == 2 else "-", "linewidth": 1.4,
-            }  # fmt: skip
+                "color": (plots.EVAL, *COLORS)[number % 4],
+                "alpha": 0.45 if seed else 1.0,
+                "linestyle": "--" if number == 2 else "-",
+                "linewidth": 1.4,
+            }
             label = f"_{name} {seed}" if seed else f"{name} ({result['mean'][name]:.3f})"
             losses[label] = run["steps"][1:], run["train_bits_per_token"][1:], style
             if name != "full" and None not in run["code_perplexity"]:
                 codes[f"_{name} {seed}"] = run["steps"], run["code_perplexity"], style
-    figure, panels = harness.curves("", [
-        {"x": "step (in brackets: bits per byte, validation)", "y": "training loss (bits a token)",
-         "lines": losses, "log": False},
-        {"x": "step", "y": "codes in use (perplexity)", "lines": codes, "log": False},
-    ])  # fmt: skip
+    figure, panels = harness.curves(
+        "",
+        [
+            {
+                "x": "step (in brackets: bits per byte, validation)",
+                "y": "training loss (bits a token)",
+                "lines": losses,
+                "log": False,
+            },
+            {"x": "step", "y": "codes in use (perplexity)", "lines": codes, "log": False},
+        ],
+    )
     panels[1].set_ylim(bottom=0)
     plots.save(figure, path)
 

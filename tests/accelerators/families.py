@@ -277,18 +277,27 @@ def _made(kind: str, folder: Path, options: Options) -> tuple[list[str], dict[st
     """Write a little data for a family, and return flags and what is given in place of files."""
     objective = FAMILIES[kind].objective
     values: dict[str, Any] = {
-        "output_dir": folder / "out", "per_device_train_batch_size": 2, "max_steps": 1,
-        "precision": options.precision, "attn_implementation": options.attn_implementation,
-        "gradient_checkpointing": options.gradient_checkpointing or None, "do_train": True,
-    }  # fmt: skip
+        "output_dir": folder / "out",
+        "per_device_train_batch_size": 2,
+        "max_steps": 1,
+        "precision": options.precision,
+        "attn_implementation": options.attn_implementation,
+        "gradient_checkpointing": options.gradient_checkpointing or None,
+        "do_train": True,
+    }
     if objective == "translation":
         lines = '{"source": "w1 w2", "target": "w3 w4"}\n' * 2
         (folder / "train.jsonl").write_text(lines)
         values |= {
-            "train_file": folder / "train.jsonl", "source_column": "source",
-            "target_column": "target", "max_source_length": LENGTH, "max_target_length": TARGETS,
-            "pad_to_max_length": True, "data_cache_dir": folder, "validation_split_percentage": 0,
-        }  # fmt: skip
+            "train_file": folder / "train.jsonl",
+            "source_column": "source",
+            "target_column": "target",
+            "max_source_length": LENGTH,
+            "max_target_length": TARGETS,
+            "pad_to_max_length": True,
+            "data_cache_dir": folder,
+            "validation_split_percentage": 0,
+        }
     elif objective in ("wav2vec2", "speech_recognition"):
         soundfile = pytest.importorskip("soundfile")
         noise = np.random.default_rng(0).normal(size=(2, 16_000 * 8)).astype(np.float32) / 9
@@ -298,8 +307,11 @@ def _made(kind: str, folder: Path, options: Options) -> tuple[list[str], dict[st
         values |= {"decode_workers": 0}
         if objective == "wav2vec2":  # four widths, of which the longest is the only one
             samples = 320 * LENGTH + 80
-            values |= {"train_dir": folder, "max_duration_in_seconds": samples / 16_000,
-                       "pad_to_multiple_of": samples}  # fmt: skip
+            values |= {
+                "train_dir": folder,
+                "max_duration_in_seconds": samples / 16_000,
+                "pad_to_multiple_of": samples,
+            }
         else:
             values |= {"train_file": folder / "train.csv", "max_label_length": TARGETS}
     else:
@@ -314,8 +326,10 @@ def _made(kind: str, folder: Path, options: Options) -> tuple[list[str], dict[st
             )
             (folder / "train.jsonl").write_text(lines)
             longest = "max_seq_length" if objective == "image_text" else "max_target_length"
-            values |= {"train_file": folder / "train.jsonl",
-                       longest: WORDS if objective == "image_text" else TARGETS}  # fmt: skip
+            values |= {
+                "train_file": folder / "train.jsonl",
+                longest: WORDS if objective == "image_text" else TARGETS,
+            }
     given: dict[str, Any] = {}
     if kind in NESTED:
         sizes = parse_overrides(options.config_overrides)

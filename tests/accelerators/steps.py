@@ -78,21 +78,32 @@ class Step:
 
 @functools.cache
 def compiled(
-    family: str, target: str = "h200", mesh: str | None = None, count: int = 1, *,
-    dropout: float = 0.1, attention: str | None = None, remat: bool = False,
-) -> Step:  # fmt: skip
+    family: str,
+    target: str = "h200",
+    mesh: str | None = None,
+    count: int = 1,
+    *,
+    dropout: float = 0.1,
+    attention: str | None = None,
+    remat: bool = False,
+) -> Step:
     """The training loop's own step of rows packed with up to eight documents."""
     if reason := described.missing(described.parse(target)[0].name):
         pytest.skip(reason)
     spec, devices = FAMILIES[family], described.describe(described.parse(target)[0].name, count)
     dropped = f"{spec.dropout}={dropout}" if spec.dropout else ""
     options = Options(
-        config=family.split(",")[0], devices=f"{target}:{count}", mesh=mesh, length=LENGTH,
-        per_device_train_batch_size=2, precision="bfloat16",
+        config=family.split(",")[0],
+        devices=f"{target}:{count}",
+        mesh=mesh,
+        length=LENGTH,
+        per_device_train_batch_size=2,
+        precision="bfloat16",
         objective=spec.objective if spec.objective in OBJECTIVES else None,
         config_overrides=",".join(filter(None, (spec.sizes, dropped))),
-        attn_implementation=attention, gradient_checkpointing=remat,
-    )  # fmt: skip
+        attn_implementation=attention,
+        gradient_checkpointing=remat,
+    )
     run, batch = run_of(family, devices, options)
     state = run.abstract_state()
     program = described.compile_for(
@@ -115,10 +126,16 @@ def compiled(
         return total
 
     return Step(
-        text, memory.argument_size_in_bytes, memory.alias_size_in_bytes,
-        memory.temp_size_in_bytes, local(state), local(batch), local((state, batch), (8, 128)),
-        sorted(groups.values()), spec.lengths,
-    )  # fmt: skip
+        text,
+        memory.argument_size_in_bytes,
+        memory.alias_size_in_bytes,
+        memory.temp_size_in_bytes,
+        local(state),
+        local(batch),
+        local((state, batch), (8, 128)),
+        sorted(groups.values()),
+        spec.lengths,
+    )
 
 
 #: Programs over several devices, whose exchange the table has.

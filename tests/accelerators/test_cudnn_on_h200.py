@@ -20,9 +20,15 @@ INTS = jnp.int32
 
 
 def program(
-    heads: int = N, keys: int = T, biased: bool = False, dtype: str = "bfloat16", count: int = 1,
-    rate: float = 0.0, named: tuple = (), **given,
-) -> str:  # fmt: skip
+    heads: int = N,
+    keys: int = T,
+    biased: bool = False,
+    dtype: str = "bfloat16",
+    count: int = 1,
+    rate: float = 0.0,
+    named: tuple = (),
+    **given,
+) -> str:
     """The gradients of attention as text; ``given`` are dtypes of what is visible, and values."""
     if reason := described.missing("h200"):
         pytest.skip(reason)
@@ -34,9 +40,11 @@ def program(
         return jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, spec))
 
     arrays = {
-        "query_segments": laid(B, T, kind=INTS), "key_segments": laid(B, keys, kind=INTS),
-        "key_lengths": laid(B, kind=INTS), "dense": laid(B, 1, 1, keys, kind=jnp.bool_),
-    }  # fmt: skip
+        "query_segments": laid(B, T, kind=INTS),
+        "key_segments": laid(B, keys, kind=INTS),
+        "key_lengths": laid(B, kind=INTS),
+        "dense": laid(B, 1, 1, keys, kind=jnp.bool_),
+    }
     shown = {name: arrays[name] for name in given.pop("seen", ())}
     bias = laid(1, N, T, keys, rows=False) if biased else None
 

@@ -20,10 +20,19 @@ HEADS = 12
 
 
 def program(
-    length: int, *, rate: float = 0.1, width: int = 64, kv_heads: int = HEADS, batch: int = 2,
-    dtype: str = "bfloat16", keys: int | None = None, over: tuple[int, int] = (1, 1),
-    bias: bool = False, learned: int = 3, **band,
-) -> jax.stages.Compiled:  # fmt: skip
+    length: int,
+    *,
+    rate: float = 0.1,
+    width: int = 64,
+    kv_heads: int = HEADS,
+    batch: int = 2,
+    dtype: str = "bfloat16",
+    keys: int | None = None,
+    over: tuple[int, int] = (1, 1),
+    bias: bool = False,
+    learned: int = 3,
+    **band,
+) -> jax.stages.Compiled:
     """The gradients of packed rows, for as many devices as ``over`` has (data, tensor).
 
     Those of the first ``learned`` of query, key, value and bias.
@@ -54,8 +63,13 @@ def program(
         (1, HEADS, length, keys), dtype, sharding=NamedSharding(mesh, PartitionSpec(None, "tensor"))
     )
     arguments = (
-        laid(batch, length, HEADS, width), key, key, added if bias else None, *segments, *random
-    )  # fmt: skip
+        laid(batch, length, HEADS, width),
+        key,
+        key,
+        added if bias else None,
+        *segments,
+        *random,
+    )
     step = jax.jit(jax.grad(total, argnums=tuple(range(learned))))
     return described.compile_for(devices[0], step, *arguments)
 

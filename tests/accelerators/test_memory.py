@@ -23,10 +23,13 @@ def test_two_layers_of_roberta_keep_no_scores(rate, share):
     devices = described.describe("h200", 1)
     sizes = "num_hidden_layers=2,vocab_size=50265,max_position_embeddings=514"
     options = Options(
-        config="roberta", devices="h200:1", length=512, per_device_train_batch_size=8,
+        config="roberta",
+        devices="h200:1",
+        length=512,
+        per_device_train_batch_size=8,
         precision="bfloat16",
         config_overrides=f"{sizes},attention_probs_dropout_prob={rate}",
-    )  # fmt: skip
+    )
     run = build(options, devices)
     run.objective.known_rows = Rows(max_runs=16)
     program = described.compile_for(

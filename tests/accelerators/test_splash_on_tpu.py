@@ -15,9 +15,10 @@ from hfseq.nn.context import Options
 from hfseq.training import described
 
 KERNELS = {
-    "splash_mha_fwd_segmented_residuals", "splash_mha_dq_segmented_no_residuals",
+    "splash_mha_fwd_segmented_residuals",
+    "splash_mha_dq_segmented_no_residuals",
     "splash_mha_dkv_segmented_no_residuals",
-}  # fmt: skip
+}
 COLLECTIVE = re.compile(r"\b(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)\(")
 
 

@@ -18,13 +18,19 @@ import training
 
 ENCODER = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 BART = {
-    "d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "encoder_attention_heads": 4,
+    "d_model": 32,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
-}  # fmt: skip
+}
 TINY = {
-    "roberta": ENCODER, "bert": ENCODER, "gpt2": {"n_embd": 32, "n_head": 4},
-    "t5": {"d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 8}, "bart": BART,
-}  # fmt: skip
+    "roberta": ENCODER,
+    "bert": ENCODER,
+    "gpt2": {"n_embd": 32, "n_head": 4},
+    "t5": {"d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 8},
+    "bart": BART,
+}
 
 
 def tiny(name):
@@ -74,10 +80,15 @@ def test_layers_and_dropout_reach_every_stack():
 def test_both_sides_step_to_the_same_losses(name, weights):
     pytest.importorskip("torch")
     settings = {
-        "model": name, "dtype": "float32", "rows": 2, "length": 12,
-        "targets": 6 if name == "bart" else 0, "size": tiny(name), "dropout": 0.0,
+        "model": name,
+        "dtype": "float32",
+        "rows": 2,
+        "length": 12,
+        "targets": 6 if name == "bart" else 0,
+        "size": tiny(name),
+        "dropout": 0.0,
         "weights": weights(name),
-    }  # fmt: skip
+    }
     ours, theirs = training.hfseq_step(**settings), training.torch_step(**settings)
     losses = [[side.step()["loss"] for _ in range(3)] for side in (ours, theirs)]
     assert np.allclose(*losses, rtol=2e-5) and losses[0][0] != losses[0][1]
@@ -100,9 +111,15 @@ def test_both_sides_generate_as_much_and_the_same(name, mode, weights):
     if not hasattr(FlaxPreTrainedModel, "generate"):
         pytest.skip("models of this version do not generate")
     settings = {
-        "model": name, "mode": mode, "beams": 3, "rows": 2, "length": 5, "new_tokens": 4,
-        "size": tiny(name), "weights": weights(name),
-    }  # fmt: skip
+        "model": name,
+        "mode": mode,
+        "beams": 3,
+        "rows": 2,
+        "length": 5,
+        "new_tokens": 4,
+        "size": tiny(name),
+        "weights": weights(name),
+    }
     sides = inference.hfseq_generate(**settings), inference.torch_generate(**settings)
     ours, theirs = (side.step()["tokens"] for side in sides)
     assert len(ours) == len(theirs) == 8
@@ -128,8 +145,11 @@ def test_every_variant_runs_in_every_precision_behind_its_baseline():
     ]
     assert len({c.name for c in found if c.group == "float32"}) == 5
     assert [c.name for c in step_contestants(training.parse([]))] == [
-        "PyTorch", "hfseq", "PyTorch", "hfseq",
-    ]  # fmt: skip
+        "PyTorch",
+        "hfseq",
+        "PyTorch",
+        "hfseq",
+    ]
 
 
 def test_a_model_has_sizes_of_its_own_where_no_flag_says_others():
@@ -144,8 +164,11 @@ def test_a_model_has_sizes_of_its_own_where_no_flag_says_others():
 def test_generation_runs_each_mode_at_each_batch_size():
     found = [c for case in inference.generate_cases(inference.parse([])) for c in case.contestants]
     assert [c.group for c in found[::2]] == [
-        "greedy, batch 1", "greedy, batch 16", "sampling, batch 1", "sampling, batch 16",
-    ]  # fmt: skip
+        "greedy, batch 1",
+        "greedy, batch 16",
+        "sampling, batch 1",
+        "sampling, batch 16",
+    ]
     assert {c.name for c in found} == {"PyTorch", "hfseq"}
     (beams,) = inference.generate_cases(inference.parse(["--model", "bart", "--batch_sizes", "2"]))
     assert [c.group for c in beams.contestants] == ["beam 4, batch 2"] * 2
@@ -183,10 +206,12 @@ def test_rows_of_tokens_that_differ_are_counted_but_not_those_of_sampling():
         return harness.Row("x", group, values=[{"tokens": list(tokens)}])
 
     rows = [
-        row("greedy, batch 2", 1, 2, 3, 4), row("greedy, batch 2", 1, 2, 3, 5),
-        row("sampling, batch 1", 1, 2), row("sampling, batch 1", 3, 4),
+        row("greedy, batch 2", 1, 2, 3, 4),
+        row("greedy, batch 2", 1, 2, 3, 5),
+        row("sampling, batch 1", 1, 2),
+        row("sampling, batch 1", 3, 4),
         row("beam 4, batch 1", 1, 2),
-    ]  # fmt: skip
+    ]
     shares = inference.agreement(rows, 2)
     assert shares == {"greedy, batch 2": 0.5}
     assert inference.disagreements(shares, 0.5) == []
@@ -198,9 +223,13 @@ def test_rows_of_tokens_that_differ_are_counted_but_not_those_of_sampling():
 
 def test_the_table_has_a_cell_for_every_column():
     done = harness.Row(
-        "hfseq", "float32", seconds=[0.5, 0.5], values=[{"loss": 1.0}], peak_bytes=10**9,
+        "hfseq",
+        "float32",
+        seconds=[0.5, 0.5],
+        values=[{"loss": 1.0}],
+        peak_bytes=10**9,
         facts={"flops": 1e9},
-    )  # fmt: skip
+    )
     base = harness.Row("PyTorch", "float32", seconds=[1.0, 1.0], values=[{"loss": 1.0}])
     absent = harness.Row("torch.compile", "float32", status="not run: no torch")
     case = harness.Case("float32", (), 1024)
@@ -227,9 +256,10 @@ def test_the_first_of_a_group_is_its_baseline():
 def test_a_contestant_that_fails_fails_the_command(tmp_path):
     def outcome(status):
         result = {
-            "benchmark": "x", "problems": [],
+            "benchmark": "x",
+            "problems": [],
             "rows": [{"name": "hfseq", "group": "g", "status": status, "seconds": []}],
-        }  # fmt: skip
+        }
         return harness.publish(result, "text", tmp_path, failed=False)
 
     assert outcome("failed: ValueError") == 1

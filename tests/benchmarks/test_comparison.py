@@ -91,9 +91,11 @@ def test_masks_part_documents_and_hide_the_future():
     segments = np.array([[1, 1, 2, 0]])
     seen = against_pytorch.additive_mask(segments, segments)[0, 0] == 0
     assert seen.tolist() == [
-        [True, True, False, False], [True, True, False, False],
-        [False, False, True, False], [False, False, False, True],
-    ]  # fmt: skip
+        [True, True, False, False],
+        [True, True, False, False],
+        [False, False, True, False],
+        [False, False, False, True],
+    ]
     causal = against_pytorch.additive_mask(segments, segments, causal=True)[0, 0] == 0
     assert causal[0].tolist() == [True, False, False, False]
     assert against_pytorch.positions(np.array([[1, 1, 1, 2, 2, 0, 0]])).tolist() == [

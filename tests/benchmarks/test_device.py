@@ -100,18 +100,26 @@ def test_losses_are_right_within_the_limits_of_their_type_and_where_they_repeat(
     right = {"whole": near, "again": near, "resumed": near, "half": far}
     assert device.compared_losses(right, cpu)["right"]
     for wrong in (
-        {"whole": far, "again": far, "resumed": far}, {"half": [7.5, 6.5]}, {"again": [7.0, 6.5]},
-        {"resumed": [7.0, 6.5]}, {"half": [math.nan, 6.5]},
-    ):  # fmt: skip
+        {"whole": far, "again": far, "resumed": far},
+        {"half": [7.5, 6.5]},
+        {"again": [7.0, 6.5]},
+        {"resumed": [7.0, 6.5]},
+        {"half": [math.nan, 6.5]},
+    ):
         assert not device.compared_losses(right | wrong, cpu)["right"], wrong
 
 
 def test_aims_that_were_missed_stand_in_the_table_and_fail_nothing():
     def row(name: str, rate: float, title: str = "GPT-2 124M") -> dict:
         return {
-            "name": name, "case": f"{title}, 16 x 1024", "title": title, "rate": rate, "mfu": 0.4,
-            "peak_memory_gb": 9.5, "planned_gb": None,
-        }  # fmt: skip
+            "name": name,
+            "case": f"{title}, 16 x 1024",
+            "title": title,
+            "rate": rate,
+            "mfu": 0.4,
+            "peak_memory_gb": 9.5,
+            "planned_gb": None,
+        }
 
     rows = [row("torch.compile", 300e3), row("hfseq", 260e3), row("hfseq, xla", 290e3)]
     results = {"speed": {"rows": rows}}

@@ -18,11 +18,15 @@ import finetuning
 
 TAGGED = {"tokens": ["unbelievable", "Ada"], "ner_tags": ["O", "B-PER"]}
 ASKED = {
-    "question": "Who sings?", "context": "Some say Ada sings.",
+    "question": "Who sings?",
+    "context": "Some say Ada sings.",
     "answers": {"text": ["Ada"], "answer_start": [9]},
-}  # fmt: skip
-OBJECTIVES = {"ner": "token_classification", "qa": "question_answering",
-              "summarization": "summarization"}  # fmt: skip
+}
+OBJECTIVES = {
+    "ner": "token_classification",
+    "qa": "question_answering",
+    "summarization": "summarization",
+}
 
 
 def test_the_first_token_of_a_word_has_its_label():
@@ -43,8 +47,10 @@ def test_an_answer_is_where_its_tokens_are():
 
 def test_batches_are_padded_and_labels_ignored_there():
     pytest.importorskip("torch")
-    rows = [{"input_ids": [5, 6, 7], "labels": ["O", None, "B"]},
-            {"input_ids": [5], "labels": ["B"]}]  # fmt: skip
+    rows = [
+        {"input_ids": [5, 6, 7], "labels": ["O", None, "B"]},
+        {"input_ids": [5], "labels": ["B"]},
+    ]
     (batch,) = finetuning.batches(rows, 2, [1, 0], {"O": 0, "B": 1})
     assert batch["input_ids"].tolist() == [[5, 0, 0], [5, 6, 7]]
     assert batch["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
@@ -67,9 +73,15 @@ def test_a_mean_outside_of_the_range_is_told_with_its_distance():
 def test_tasks_that_are_not_run_again_stay(monkeypatch, tmp_path, capsys):
     def compare(name, folder, seeds):
         ours = [1.0, 2.0] if name == "qa" else [8.0, 9.0]
-        return {"task": name, "metric": "f1", "hfseq": ours, "PyTorch": [1.5, 1.8],
-                "baselines": {"lead: f1": 0.5}, "mean_within": name == "qa",
-                "ranges_overlap": name == "qa"}  # fmt: skip
+        return {
+            "task": name,
+            "metric": "f1",
+            "hfseq": ours,
+            "PyTorch": [1.5, 1.8],
+            "baselines": {"lead: f1": 0.5},
+            "mean_within": name == "qa",
+            "ranges_overlap": name == "qa",
+        }
 
     monkeypatch.setattr(finetuning, "compare", compare)
     given = ["--work_dir", str(tmp_path / "runs"), "--output_dir", str(tmp_path), "--tasks"]

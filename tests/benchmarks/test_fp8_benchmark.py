@@ -157,9 +157,12 @@ def profile(**planes):
 def test_shares_of_a_gpu_count_each_kernel_once():
     kinds = {"gemm.1": training.FP8_PRODUCT, "fusion.2": training.REST}
     stream = [
-        ("gemm_1", "gemm.1", 600), ("fusion_2", "fusion.2", 200), ("MemcpyD2D", None, 50),
-        ("ncclDevKernel_AllReduce", None, 100), ("who_knows", None, 50),
-    ]  # fmt: skip
+        ("gemm_1", "gemm.1", 600),
+        ("fusion_2", "fusion.2", 200),
+        ("MemcpyD2D", None, 50),
+        ("ncclDevKernel_AllReduce", None, 100),
+        ("who_knows", None, 50),
+    ]
     data = profile(
         **{
             "/device:GPU:0": {"Stream #7(Compute)": stream, "XLA Ops": [("gemm", "gemm.1", 600)]},
@@ -167,17 +170,22 @@ def test_shares_of_a_gpu_count_each_kernel_once():
         }
     )
     assert fp8.shares(data, kinds) == {
-        training.FP8_PRODUCT: 0.6, training.REST: 0.2, training.COLLECTIVE: 0.1,
-        training.COPY: 0.05, fp8.UNKNOWN: 0.05,
-    }  # fmt: skip
+        training.FP8_PRODUCT: 0.6,
+        training.REST: 0.2,
+        training.COLLECTIVE: 0.1,
+        training.COPY: 0.05,
+        fp8.UNKNOWN: 0.05,
+    }
 
 
 def test_shares_of_a_cpu_leave_out_what_only_holds_others():
     kinds = {"dot.1": training.PRODUCT, "add.2": training.REST}
     events = [
-        ("while.3", "while.3", 500), ("dot.1", "dot.1", 300), ("add.2", "add.2", 100),
+        ("while.3", "while.3", 500),
+        ("dot.1", "dot.1", 300),
+        ("add.2", "add.2", 100),
         ("python call", None, 7000),
-    ]  # fmt: skip
+    ]
     data = profile(**{"/host:CPU": {"worker": events}})
     assert fp8.shares(data, kinds) == {training.PRODUCT: 0.75, training.REST: 0.25}
 
@@ -243,12 +251,14 @@ OTHERS = [
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [
-        ("bert", "fp8_delayed"), ("bert", "fp8_current"), ("gpt2", "fp8_delayed"),
+        ("bert", "fp8_delayed"),
+        ("bert", "fp8_current"),
+        ("gpt2", "fp8_delayed"),
         *((n, "fp8_current") for n in ("gpt2", "t5", "bart")),
         *((n, "fp8_delayed") for n in ("t5", "bart", *OTHERS)),
         *((n, "fp8_current") for n in OTHERS),
     ],
-)  # fmt: skip
+)
 def test_all_three_products_of_every_targeted_linear_are_lowered_to_fp8_for_cuda(name, recipe):
     """Forward and both gradients, in the full step: loss, gradients, update."""
     import jax
@@ -271,11 +281,17 @@ def test_all_three_products_of_every_targeted_linear_are_lowered_to_fp8_for_cuda
 
 def row(name, ratio, width=4096, units=True, products=12, spread=0.01):
     return {
-        "name": name, "case": f"gpt2, d = {width}", "ratio": ratio, "spread": spread,
-        "case_facts": {"width": width}, "facts": {
-            "fp8_units": units, "targeted": 12, "kernels": {training.FP8_PRODUCT: products},
+        "name": name,
+        "case": f"gpt2, d = {width}",
+        "ratio": ratio,
+        "spread": spread,
+        "case_facts": {"width": width},
+        "facts": {
+            "fp8_units": units,
+            "targeted": 12,
+            "kernels": {training.FP8_PRODUCT: products},
         },
-    }  # fmt: skip
+    }
 
 
 def test_the_benchmark_says_where_fp8_does_not_pay():

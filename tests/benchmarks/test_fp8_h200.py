@@ -45,10 +45,12 @@ def test_a_product_that_is_not_fp8_is_a_problem():
 def test_a_run_adds_to_an_earlier_one_of_the_same_sizes(tmp_path):
     row = {"name": "gpt2", "group": "fp8_current", "targeted": 12, "kernels": {}, "seconds": 1.0}
     result = {
-        "benchmark": "fp8_h200", "target": "H200", "machine": {"versions": {"jax": "1"}},
+        "benchmark": "fp8_h200",
+        "target": "H200",
+        "machine": {"versions": {"jax": "1"}},
         "options": {"width": 256, "models": ["gpt2"]},
         "rows": [row | {"status": "ok", "fp8_products": 12}],
-    }  # fmt: skip
+    }
     harness.write_json(tmp_path / "benchmarks" / "fp8_h200.json", result)
     again = result | {"options": {"width": 256, "models": ["bert"]}}
     assert fp8.kept(again, tmp_path) == {
@@ -78,8 +80,9 @@ def test_a_step_compiled_for_an_h200_has_fp8_in_every_targeted_product(shared, t
     flags = ["--target", str(target), "--packages", folder, "--output", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / "fp8.py"), "h200", *flags, "--models", "bert"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "benchmarks" / "fp8_h200.json").read_text())["rows"]
     assert [r["fp8_products"] for r in rows] == [0, 12, 12]

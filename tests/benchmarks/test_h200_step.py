@@ -31,10 +31,15 @@ ENTRY %main (a: f32[4,8], b: bf16[8,2]) -> bf16[4,2] {
 @pytest.mark.parametrize(
     ("shape", "size"),
     [
-        ("f32[4,8]{1,0}", 128), ("bf16[3]", 6), ("pred[5]{0}", 5), ("f32[]", 4),
-        ("(f32[2,2]{1,0}, s8[7]{0}, u16[1])", 25), ("f8e4m3fn[16]", 16), ("s64[0]", 0),
+        ("f32[4,8]{1,0}", 128),
+        ("bf16[3]", 6),
+        ("pred[5]{0}", 5),
+        ("f32[]", 4),
+        ("(f32[2,2]{1,0}, s8[7]{0}, u16[1])", 25),
+        ("f8e4m3fn[16]", 16),
+        ("s64[0]", 0),
     ],
-)  # fmt: skip
+)
 def test_bytes_of_a_shape(shape, size):
     assert training.bytes_of(shape) == size
 
@@ -72,14 +77,22 @@ ENTRY %main (t: f32[1000,8], i: s32[4], x: f32[4,8]) -> f32[4,8] {
 
 def test_the_table_has_a_line_a_step_with_both_limits():
     row = {
-        "name": "gpt2", "group": "16x1024", "kernels": 9, "bytes": {training.REST: 4.8e9},
-        "moved": 4.8e9, "flops": 989e9, "temporary": 2e9,
-    }  # fmt: skip
+        "name": "gpt2",
+        "group": "16x1024",
+        "kernels": 9,
+        "bytes": {training.REST: 4.8e9},
+        "moved": 4.8e9,
+        "flops": 989e9,
+        "temporary": 2e9,
+    }
     options = {"width": 768, "layers": 2, "vocab_size": 50257, "precision": "bfloat16"}
     result = {
-        "rows": [row], "options": options, "machine": {"versions": {"jax": "1"}},
-        "target": "H200", "command": "python h200_step.py",
-    }  # fmt: skip
+        "rows": [row],
+        "options": options,
+        "machine": {"versions": {"jax": "1"}},
+        "target": "H200",
+        "command": "python h200_step.py",
+    }
     line = training.h200_section(result).splitlines()[2]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:3] == ["gpt2", "16x1024", "9"]

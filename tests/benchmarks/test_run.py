@@ -160,8 +160,12 @@ def test_the_command_lists_its_rows_with_the_standard_library_alone():
     """Neither the checkout nor its packages have to be installed to be told what is missing."""
     done = subprocess.run(
         [sys.executable, "-S", "-E", str(SCRIPTS / "run.py"), "--list", "--only", "/PyTorch"],
-        capture_output=True, text=True, cwd="/", check=True, env={"PATH": os.environ["PATH"]},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd="/",
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+    )
     lines = done.stdout.splitlines()
     assert len(lines) > 20 and all("/PyTorch" in line for line in lines)
 
@@ -248,8 +252,10 @@ def test_a_missing_part_marks_its_row_and_the_others_run(tmp_path, inline, fakes
     )
     rows = runner(tmp_path).suite("train", [case])
     assert [row["status"] for row in rows] == [
-        "ok", "not run: no no-such-compiler", "not run: no no_such_package",
-    ]  # fmt: skip
+        "ok",
+        "not run: no no-such-compiler",
+        "not run: no no_such_package",
+    ]
     text = harness.table(rows, harness.DEFAULT)
     well_formed(text, rows)
     assert "| torch.compile (not run: no no-such-compiler) | c | - | - | - | - | - |" in text
@@ -279,9 +285,12 @@ def test_a_step_is_ended_when_the_time_is_over_and_the_rounds_before_it_count(fa
             return 0.3 if any(line.startswith("round") for line in lines) else 100.0
 
     (row,) = harness.run(
-        [fake("a", "stuck", settings={"after": 2})], rounds=50, warmup=1, allowance=Short(),
+        [fake("a", "stuck", settings={"after": 2})],
+        rounds=50,
+        warmup=1,
+        allowance=Short(),
         report=lines.append,
-    )  # fmt: skip
+    )
     assert row.status == "ok" and len(row.seconds) == 1
 
 
@@ -355,9 +364,16 @@ def test_the_limit_that_binds_is_the_one_that_takes_longer():
 
 
 def test_work_is_counted_from_shapes():
-    config = type("Config", (), {
-        "vocab_size": 100, "hidden_size": 8, "num_hidden_layers": 2, "is_encoder_decoder": False,
-    })()  # fmt: skip
+    config = type(
+        "Config",
+        (),
+        {
+            "vocab_size": 100,
+            "hidden_size": 8,
+            "num_hidden_layers": 2,
+            "is_encoder_decoder": False,
+        },
+    )()
     shapes = {"wte.weight": (100, 8), "h.0.fc.weight": (8, 32), "h.0.fc.bias": (32,)}
     assert training.matrices(shapes, 100) == 256
     assert training.training_bytes(shapes) == 40 * (800 + 256 + 32)
@@ -403,10 +419,16 @@ def test_the_synthetic_text_is_the_same_again_and_of_its_size(tmp_path):
 def test_a_picture_is_drawn_or_its_absence_is_explained(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     rows = [
-        {"name": n, "case": "a case", "ratio": r, "median_seconds": 1.0, "amount": 4.0,
-         "case_facts": {"over": "batch", "value": v}}
+        {
+            "name": n,
+            "case": "a case",
+            "ratio": r,
+            "median_seconds": 1.0,
+            "amount": 4.0,
+            "case_facts": {"over": "batch", "value": v},
+        }
         for n, r, v in (("PyTorch", 1.0, 1), ("hfseq", 1.3, 2))
-    ]  # fmt: skip
+    ]
     for suite in ("train", "scaling"):
         path = tmp_path / f"{suite}.png"
         assert harness.draw(harness.suite(suite), {"rows": rows}, path) == path
@@ -422,10 +444,21 @@ def test_the_command_runs_in_processes_with_every_peer(tmp_path):
     """Two suites as a user runs them; torch.compile too, where there is a compiler."""
     pytest.importorskip("torch")
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "run.py"), "startup", "train", "--tiny", "--only",
-         "(startup|GPT-2 small, 2 x 16)", "--output", str(tmp_path)],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(SCRIPTS / "run.py"),
+            "startup",
+            "train",
+            "--tiny",
+            "--only",
+            "(startup|GPT-2 small, 2 x 16)",
+            "--output",
+            str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     for suite in ("startup", "train"):
         rows = json.loads((tmp_path / "benchmarks" / f"run_{suite}.json").read_text())["rows"]

@@ -16,9 +16,15 @@ import harness
 import translation
 
 TINY = {
-    "layers": 1, "vocab_size": 60, "d_model": 32, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "init_std": 0.4,
-}  # fmt: skip
+    "layers": 1,
+    "vocab_size": 60,
+    "d_model": 32,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "init_std": 0.4,
+}
 BATCHES = [[[5, 9, 0], [7, 1, 8, 33, 0]], [[12, 0]]]
 
 
@@ -87,8 +93,11 @@ def test_everyone_searches_in_both_ways():
     options = translation.parse(["--sides", *translation.SIDES, "--beams", "5"])
     found = translation.rivals(options, "w")
     assert [c.name for c in found if c.group == "beam 5"] == [
-        "PyTorch", "CTranslate2", "hfseq", "hfseq bfloat16",
-    ]  # fmt: skip
+        "PyTorch",
+        "CTranslate2",
+        "hfseq",
+        "hfseq bfloat16",
+    ]
     assert [c.settings["beams"] for c in found] == [1] * 4 + [5] * 4
     assert len({json.dumps(c.settings | {"dtype": ""}, default=str) for c in found}) == 2
 
@@ -113,10 +122,15 @@ def test_what_is_written_down():
     assert summaries[2]["ratios"] == {"PyTorch": 3.0, "CTranslate2": 1.0}
     assert summaries[2]["sentences_per_second"] == 2.0
     result = {
-        "options": vars(translation.parse([])) | {"layers": 2}, "command": "python x", "threads": 2,
-        "machine": harness.machine_facts(), "agreement": shares, "rows": summaries,
-        "sentences": 4, "source_tokens": 9.2,
-    }  # fmt: skip
+        "options": vars(translation.parse([])) | {"layers": 2},
+        "command": "python x",
+        "threads": 2,
+        "machine": harness.machine_facts(),
+        "agreement": shares,
+        "rows": summaries,
+        "sentences": 4,
+        "source_tokens": 9.2,
+    }
     text = translation.section(result)
     assert "| hfseq | greedy | 2.0 | 3.00x | 1.00x | 1.00 GB |" in text
     assert "| hfseq bfloat16 (not run: no jax) | greedy | - |" in text

@@ -22,7 +22,7 @@ TINY = [
     *("--codes", "8", "--window", "16", "--block", "16", "--layers", "1", "--vocab_size", "20"),
     *("--rounds", "2", "--decode_tokens", "64", "--report_every", "32", "--chunk", "16"),
     *("--no_check", "--memory_gb", "1"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +167,9 @@ def test_a_state_that_grows_or_forgets_is_named():
     assert vq.decoding_problems(row) == []
     last = {"state_bytes": 9, "tokens_missing": 2, "memory_bytes": 2e8}
     found = vq.decoding_problems(row | {"deviation": 0.3, "chunks": [chunk, chunk, last]})
-    assert [words in text for words, text in zip(
-        ("its size", "lost count", "deviates by 30%", "from 100 to 200 MB"), found, strict=True
-    )] == [True] * 4  # fmt: skip
+    assert [
+        words in text
+        for words, text in zip(
+            ("its size", "lost count", "deviates by 30%", "from 100 to 200 MB"), found, strict=True
+        )
+    ] == [True] * 4

@@ -20,9 +20,13 @@ from hfseq.checkpoints.config import write_config
 from tests.support import models
 
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 5e4, "factor": 8.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
-}  # fmt: skip
+    "rope_type": "llama3",
+    "rope_theta": 5e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 3e4, "factor": 4.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 3e4, "factor": 4.0}
 YARN = {
@@ -36,10 +40,17 @@ LOCAL = {"rope_type": "default", "rope_theta": 300.0}
 FULL, WINDOWED = "full_attention", "sliding_attention"
 
 SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6,
-    "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
-    "eos_token_id": 2, "initializer_range": 0.3,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
 HEADS = {"num_key_value_heads": 2, "head_dim": 16}
 
 #: Class of PyTorch, configuration, and the keys of Transformers 4 that are due.
@@ -60,8 +71,12 @@ ROTARY = {
     ),
     "gemma3-both-ways": (
         "Gemma3TextModel",
-        HEADS | {"sliding_window": 8, "use_bidirectional_attention": True,
-                 "layer_types": [WINDOWED, FULL] * 3},
+        HEADS
+        | {
+            "sliding_window": 8,
+            "use_bidirectional_attention": True,
+            "layer_types": [WINDOWED, FULL] * 3,
+        },
         {FULL: DEFAULT, WINDOWED: LOCAL},
     ),
     "modernbert": (
@@ -69,7 +84,7 @@ ROTARY = {
         {"local_attention": 8, "layer_types": [FULL, WINDOWED] * 3},
         {FULL: DEFAULT, WINDOWED: LOCAL},
     ),
-}  # fmt: skip
+}
 KEYS = {
     "llama": {"rope_theta": 7e4, "rope_scaling": None},
     "llama-llama3": {"rope_theta": 5e4, "rope_scaling": LLAMA3},
@@ -77,10 +92,12 @@ KEYS = {
     "gemma3": {"rope_theta": 3e4, "rope_local_base_freq": 300.0, "rope_scaling": LINEAR},
     "gemma3-both-ways": {"rope_theta": 7e4, "rope_scaling": None, "sliding_window": 8},
     "modernbert": {
-        "global_rope_theta": 7e4, "local_rope_theta": 300.0, "global_attn_every_n_layers": 2,
+        "global_rope_theta": 7e4,
+        "local_rope_theta": 300.0,
+        "global_attn_every_n_layers": 2,
         "local_attention": 8,
     },
-}  # fmt: skip
+}
 
 
 def rotary_config(name):

@@ -141,9 +141,10 @@ def test_kernels_of_convolutions_have_pytorchs_order_whole_and_cut(native):
 def test_synonyms_are_read_and_not_written():
     shapes = {("base", "encoder", "layer", "0", "query", "kernel"): (3, 4)}
     names = WeightMap(
-        shapes, prefix="base",
+        shapes,
+        prefix="base",
         synonyms={"layers.{}": "encoder.layer.{}", "attention.q_proj": "query"},
-    )  # fmt: skip
+    )
     tensors = names.to_torch(random_params(shapes))
     assert list(tensors) == ["base.encoder.layer.0.query.weight"]
     for name in ("base.layers.0.attention.q_proj.weight", "layers.0.attention.q_proj.weight"):

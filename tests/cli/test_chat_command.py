@@ -75,8 +75,9 @@ def test_a_line_is_a_turn(folder, turns, tmp_path, capsys):
 
 def test_standard_input_is_read_without_prompts(folder, turns, capsys, monkeypatch):
     with turns.open("rb") as file:
-        monkeypatch.setattr(sys, "stdin", type("In", (), {"fileno": file.fileno,
-                                                          "isatty": lambda: False}))  # fmt: skip
+        monkeypatch.setattr(
+            sys, "stdin", type("In", (), {"fileno": file.fileno, "isatty": lambda: False})
+        )
         assert run(folder, "--system", "read the law") == 0
     captured = capsys.readouterr()
     assert (

@@ -53,8 +53,10 @@ def test_json_has_it_all(runs, capsys, tmp_path, monkeypatch):
     assert cli.main(["compare", *map(str, runs), "--json", "--no_plot"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["runs"]["base"]["best"] == {
-        "metric": "eval_loss", "value": pytest.approx(2.1404, abs=1e-3), "step": 100,
-    }  # fmt: skip
+        "metric": "eval_loss",
+        "value": pytest.approx(2.1404, abs=1e-3),
+        "step": 100,
+    }
     assert found["different_flags"] == {"learning_rate": {"base": 1e-3, "wide": 3e-3}}
     assert not (tmp_path / "comparison.png").exists()
 
@@ -67,9 +69,9 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("x", "last", "label"), [("step", 100, "step"), ("tokens", 80_000, "tokens seen"),
-                             ("time", 200, "time of training")],
-)  # fmt: skip
+    ("x", "last", "label"),
+    [("step", 100, "step"), ("tokens", 80_000, "tokens seen"), ("time", 200, "time of training")],
+)
 def test_curves_lie_over_steps_tokens_or_time(runs, monkeypatch, x, last, label):
     figure = drawn(monkeypatch, [RunLog(run) for run in runs], x=x)
     (panel,) = figure.axes

@@ -174,10 +174,11 @@ def test_strict_names_everything_that_does_not_fit_and_writes_nothing(saved, tmp
     assert cli.main(["convert", str(source), str(tmp_path / "out"), "--strict"]) == 1
     err = capsys.readouterr().err
     for text in (
-        "--strict", "bert.embeddings.LayerNorm.bias: (5,) in the file, (32,) in",
+        "--strict",
+        "bert.embeddings.LayerNorm.bias: (5,) in the file, (32,) in",
         "missing: bert.encoder.layer.0.output.dense.kernel; did you mean",
         "unexpected: bert.encoder.layer.0.output.dense.wight",
-    ):  # fmt: skip
+    ):
         assert text in err, text
     assert set(tmp_path.iterdir()) == before
 

@@ -115,8 +115,9 @@ def test_prompts_come_from_a_file_or_from_standard_input(gpt2, tmp_path, capsys,
     assert json.loads(capsys.readouterr().out)["prompt"] == "the law\n\nevery land"
 
     with lines.open("rb") as file:
-        monkeypatch.setattr(sys, "stdin", type("In", (), {"fileno": file.fileno,
-                                                          "isatty": lambda: False}))  # fmt: skip
+        monkeypatch.setattr(
+            sys, "stdin", type("In", (), {"fileno": file.fileno, "isatty": lambda: False})
+        )
         assert run(gpt2, *short) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
 

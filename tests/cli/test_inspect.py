@@ -70,9 +70,11 @@ def test_json_has_it_all(made, capsys):
     rows = found["embedding_rows"]["transformer.wte.weight"]
     assert found["tokenizer"]["entries"] == rows == found["tokenizer"]["largest_id"] + 1
     assert found["names"] == {
-        "class": "FlaxGPT2LMHeadModel", "missing": 0, "unexpected": 0,
+        "class": "FlaxGPT2LMHeadModel",
+        "missing": 0,
+        "unexpected": 0,
         "tied": {"lm_head.weight": "transformer.wte.weight"},
-    }  # fmt: skip
+    }
     assert sum(found["parameters"]["modules"].values()) == found["parameters"]["total"]
     assert found["parameters"]["dtypes"]["F32"]["bytes"] == 4 * found["parameters"]["total"]
 
@@ -107,9 +109,12 @@ def test_headers_only_starts_neither_jax_nor_transformers_and_reads_no_values(ma
         "    assert int(peak.split()[1]) < 300_000, peak"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(large)], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", code, str(large)],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["parameters"]["total"] == count
 
@@ -243,8 +248,11 @@ def test_a_directory_with_fp8_scales_says_by_which_recipe(copy):
     from safetensors.numpy import save_file
 
     folder = copy()
-    save_file({"x": np.ones(3, np.float32)}, folder / "fp8_params.safetensors",
-              {"format": "hfseq", "recipe": "fp8_delayed"})  # fmt: skip
+    save_file(
+        {"x": np.ones(3, np.float32)},
+        folder / "fp8_params.safetensors",
+        {"format": "hfseq", "recipe": "fp8_delayed"},
+    )
     assert quick(folder)["fp8"]["recipe"] == "fp8_delayed"
 
 
@@ -313,9 +321,17 @@ def test_a_configuration_with_values_of_other_types_is_described(copy, capsys, n
 
 @pytest.mark.parametrize(
     ("shape", "kind"),
-    [(["a"], "float32"), ([None], "float32"), ([[2]], "float32"), ([-2], "float32"),
-     ([1.5], "float32"), ([2], 7), ([2], ["float32"]), ([2], None)],
-)  # fmt: skip
+    [
+        (["a"], "float32"),
+        ([None], "float32"),
+        ([[2]], "float32"),
+        ([-2], "float32"),
+        ([1.5], "float32"),
+        ([2], 7),
+        ([2], ["float32"]),
+        ([2], None),
+    ],
+)
 def test_an_array_in_msgpack_that_is_described_wrongly_is_a_problem(tmp_path, shape, kind):
     import msgpack
 
@@ -331,6 +347,8 @@ def test_half_a_pair_of_an_escape_is_printed_as_the_escape(copy):
     (folder / "config.json").write_text(json.dumps({**stored, "model_type": "a\ud800b"}))
     done = subprocess.run(
         [sys.executable, "-m", "hfseq.cli", "inspect", str(folder), "--headers_only"],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 1 and "a\\ud800b" in done.stdout and not done.stderr

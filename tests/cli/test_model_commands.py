@@ -29,9 +29,14 @@ def model(tmp_path_factory) -> Path:
     texts = [" ".join(words[i % 7 : i % 5 + 8]) for i in range(100)]
     tokenizer = train_tokenizer([texts], "roberta", None, 300, directory)
     config = RobertaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=24, initializer_range=0.5,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=24,
+        initializer_range=0.5,
+    )
     hfseq.FlaxAutoModelForMaskedLM.from_config(config).save_pretrained(directory)
     return directory
 

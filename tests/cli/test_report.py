@@ -89,11 +89,13 @@ def test_nan_spikes_and_resumptions_are_told(tmp_path):
     [
         ({}, ("eval_loss", 100)),
         ({"metric_for_best_model": "accuracy"}, ("eval_accuracy", 100)),
-        ({"metric_for_best_model": "eval_accuracy", "greater_is_better": False},
-         ("eval_accuracy", 20)),
+        (
+            {"metric_for_best_model": "eval_accuracy", "greater_is_better": False},
+            ("eval_accuracy", 20),
+        ),
         ({"metric_for_best_model": "eval_bleu"}, None),
     ],
-)  # fmt: skip
+)
 def test_the_best_evaluation_is_that_of_the_run_s_metric(tmp_path, flags, best):
     found = summarise(RunLog(put(tmp_path, records(**flags))))["best"]
     assert (found and (found["metric"], found["step"])) == best

@@ -105,11 +105,12 @@ def test_questions_are_answered_from_a_text_or_a_table(folder, tmp_path, capsys)
     assert "its question or its context is empty" in second["error"]
     assert f"{table}, line 3: its 'question' is no text but None" in err and third["error"]
     for bad, message in (
-        (["Where?"], "give --context TEXT"), ([], "--input_file with a table"),
+        (["Where?"], "give --context TEXT"),
+        ([], "--input_file with a table"),
         (["--context", "a"], "--context without a QUESTION"),
         (["Where?", "--context", "@nowhere"], "nowhere"),
         (["Where?", "--context", "a", "--top_k", "0"], "--top_k 0: give a number of at least 1"),
-    ):  # fmt: skip
+    ):
         assert cli.main(["answer", model, *bad]) == 2
         assert message in capsys.readouterr().err
 

@@ -40,9 +40,11 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch, tty, variables, c
 
 def test_a_reader_that_has_had_enough_ends_a_command_quietly(tmp_path):
     process = subprocess.Popen(
-        [*COMMAND, "completion", "zsh"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*COMMAND, "completion", "zsh"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**ENVIRONMENT, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+    )
     process.stdout.close()
     assert process.wait(timeout=60) == 141
     assert process.stderr.read() == b""
@@ -54,9 +56,12 @@ def test_a_full_disk_behind_standard_output_is_one_line(tmp_path):
     folder = put(tmp_path, records())
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [*COMMAND, "report", str(folder)], stdout=full, stderr=subprocess.PIPE, text=True,
+            [*COMMAND, "report", str(folder)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
             env=ENVIRONMENT,
-        )  # fmt: skip
+        )
     assert done.returncode == 1
     assert done.stderr == "error: [Errno 28] No space left on device\n"
 

@@ -83,11 +83,19 @@ def test_flags_that_do_not_exist_are_wrong_usage(asked, capfd):
 
 def test_every_flag_on_the_model_reaches_the_translator(asked):
     given = {
-        "num_return_sequences": 2, "num_beams": 3, "batch_size": 5, "max_source_length": 7,
-        "max_new_tokens": 9, "length_penalty": 0.5, "length_penalty_type": "gnmt",
-        "long_lines": "split", "precision": "bfloat16", "source_lang": "en", "target_lang": "es",
+        "num_return_sequences": 2,
+        "num_beams": 3,
+        "batch_size": 5,
+        "max_source_length": 7,
+        "max_new_tokens": 9,
+        "length_penalty": 0.5,
+        "length_penalty_type": "gnmt",
+        "long_lines": "split",
+        "precision": "bfloat16",
+        "source_lang": "en",
+        "target_lang": "es",
         "source_prefix": "x",
-    }  # fmt: skip
+    }
     assert run("a", *[word for name, value in given.items() for word in (f"--{name}", value)]) == 0
     assert asked == [{"name": "m", **given}]
 
@@ -105,15 +113,22 @@ def test_json_says_all_of_a_line(asked, tmp_path, capfd):
     assert run("--input_file", source, *flags) == 1
     one, two, three = map(json.loads, capfd.readouterr().out.splitlines())
     assert one == {
-        "line": 1, "source": "a", "warnings": [],
+        "line": 1,
+        "source": "a",
+        "warnings": [],
         "translations": [
-            {"text": "A", "score": 0.0, "ended": True}, {"text": "A'", "score": -1.0, "ended": True}
+            {"text": "A", "score": 0.0, "ended": True},
+            {"text": "A'", "score": -1.0, "ended": True},
         ],
-    }  # fmt: skip
+    }
     error = "invalid UTF-8: byte 0xff at column 1"
     assert two == {
-        "line": 2, "source": "\ufffd", "translations": [], "warnings": [], "error": error,
-    }  # fmt: skip
+        "line": 2,
+        "source": "\ufffd",
+        "translations": [],
+        "warnings": [],
+        "error": error,
+    }
     assert three["warnings"] == ["61 tokens are more than the 48 that fit: truncated"]
     assert three["translations"][0] == {"text": "B" * 47, "score": 0.0, "ended": False}
 
@@ -212,8 +227,9 @@ def test_a_device_is_written_to_and_not_replaced(asked):
         (["a", "--num_beams", "2", "--num_return_sequences", "3"], "num_return_sequences 3"),
     ],
 )
-def test_wrong_usage_is_said_before_anything_is_done(asked, tmp_path, monkeypatch, capfd,
-                                                     arguments, message):  # fmt: skip
+def test_wrong_usage_is_said_before_anything_is_done(
+    asked, tmp_path, monkeypatch, capfd, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 2
     (line,) = capfd.readouterr().err.splitlines()
@@ -264,8 +280,11 @@ def start(*arguments: str) -> subprocess.Popen:
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, "-c", CAPITALS, *arguments],
-        stdin=pipe, stdout=pipe, stderr=pipe, env=environment,
-    )  # fmt: skip
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env=environment,
+    )
 
 
 @pytest.mark.slow

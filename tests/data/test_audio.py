@@ -53,9 +53,11 @@ def test_what_cannot_be_read_is_told(tmp_path):
     (tmp_path / "text.wav").write_text("this is no sound")
     (tmp_path / "zero.wav").write_bytes(b"")
     for name, message in [
-        ("none", "it is empty"), ("zero", "it is empty"), ("absent", "there is no such file"),
+        ("none", "it is empty"),
+        ("zero", "it is empty"),
+        ("absent", "there is no such file"),
         ("text", "no sound of a known kind"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(audio.Unreadable, match=message):
             audio.Sound(tmp_path / f"{name}.wav")
     with pytest.raises(audio.Unreadable, match="no numbers"):

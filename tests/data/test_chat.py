@@ -64,8 +64,14 @@ def test_answers_alone_are_learned_with_what_ends_them(encoder):
 
 
 def test_other_names_of_roles_and_contents_are_known(encoder):
-    given = [{"conversations": [{"from": "human", "value": "what is not hot"},
-                                {"from": "gpt", "value": "cold"}]}]  # fmt: skip
+    given = [
+        {
+            "conversations": [
+                {"from": "human", "value": "what is not hot"},
+                {"from": "gpt", "value": "cold"},
+            ]
+        }
+    ]
     assert learned(encoder, given, assistant_only_loss=True) == [f"cold{END}"]
 
 
@@ -110,8 +116,13 @@ def test_no_token_after_an_answer_is_learned_whatever_it_ends_with(encoder, trim
 
 def test_tools_and_options_of_the_template_are_passed_on(encoder):
     template = "{{ tools[0].name if tools else '' }}{{ mood }}" + TEMPLATE
-    given = [{"messages": TALK, "tools": json.dumps([{"name": "clock"}]),
-              "chat_template_kwargs": {"mood": "glad"}}]  # fmt: skip
+    given = [
+        {
+            "messages": TALK,
+            "tools": json.dumps([{"name": "clock"}]),
+            "chat_template_kwargs": {"mood": "glad"},
+        }
+    ]
     assert learned(encoder, given, template)[0].startswith("clockglad<|im_start|>")
 
 
@@ -258,11 +269,15 @@ def prepared_by_trl(tokenizer, examples: list[dict], packing: bool, **flags: Any
 
     assert trl
     args = SimpleNamespace(
-        dataset_num_proc=None, dataset_text_field="text", truncation_mode="keep_start",
-        shuffle_dataset=False, packing_strategy="bfd", seed=0,
+        dataset_num_proc=None,
+        dataset_text_field="text",
+        truncation_mode="keep_start",
+        shuffle_dataset=False,
+        packing_strategy="bfd",
+        seed=0,
         assistant_only_loss=flags.get("assistant_only_loss", False),
         max_length=flags["max_length"],
-    )  # fmt: skip
+    )
     only = flags.get("completion_only_loss", "prompt" in examples[0])
     trainer = SimpleNamespace(_tokenizer=tokenizer, chat_template=None, completion_only_loss=only)
     with warnings.catch_warnings():
@@ -277,11 +292,15 @@ def prepared_by_trl(tokenizer, examples: list[dict], packing: bool, **flags: Any
 @pytest.mark.parametrize(
     ("kind", "flags"),
     [
-        ("messages", {"assistant_only_loss": True}), ("messages", {}), ("pairs", {}),
-        ("pairs", {"completion_only_loss": False}), ("chat pairs", {}),
-        ("chat pairs", {"assistant_only_loss": True}), ("text", {}),
+        ("messages", {"assistant_only_loss": True}),
+        ("messages", {}),
+        ("pairs", {}),
+        ("pairs", {"completion_only_loss": False}),
+        ("chat pairs", {}),
+        ("chat pairs", {"assistant_only_loss": True}),
+        ("text", {}),
     ],
-)  # fmt: skip
+)
 def test_masks_are_those_of_trl(encoder, kind, flags, length):
     talk = chats.conversations(200)
     given: list[dict] = {

@@ -124,11 +124,14 @@ def test_an_evaluation_alone_takes_the_classes_of_the_model(write):
 @pytest.mark.parametrize(
     ("labels", "flags", "expected"),
     [
-        (["0.5", "1", "2.25"], {}, True), (["1e-1", "-2.0"], {}, True), (["1", "2"], {}, False),
-        (["a", "0.5"], {}, False), (["1", "2"], {"task_type": "regression"}, True),
+        (["0.5", "1", "2.25"], {}, True),
+        (["1e-1", "-2.0"], {}, True),
+        (["1", "2"], {}, False),
+        (["a", "0.5"], {}, False),
+        (["1", "2"], {"task_type": "regression"}, True),
         (["0.5", "1.0"], {"task_type": "classification"}, False),
     ],
-)  # fmt: skip
+)
 def test_fractions_make_a_regression(write, labels, flags, expected):
     flags = {"train_file": [write("a.tsv", labels)]} | flags
     splits = load(**flags)
@@ -232,12 +235,15 @@ def test_mnli_of_the_hub_has_two_validation_and_two_test_sets():
     from hfseq.data.arguments import GLUE
 
     columns, names = GLUE["mnli"].sentences, GLUE["mnli"].labels
-    plugins = Plugins({
-        "train": glue(columns, [0, 1, 2, 1], names),
-        "validation_matched": glue(columns, [0, 2], names),
-        "validation_mismatched": glue(columns, [1, 1, 0], names),
-        "test_matched": glue(columns, [-1], names), "test_mismatched": glue(columns, [-1], names),
-    })  # fmt: skip
+    plugins = Plugins(
+        {
+            "train": glue(columns, [0, 1, 2, 1], names),
+            "validation_matched": glue(columns, [0, 2], names),
+            "validation_mismatched": glue(columns, [1, 1, 0], names),
+            "test_matched": glue(columns, [-1], names),
+            "test_mismatched": glue(columns, [-1], names),
+        }
+    )
     arguments = ClassificationArguments(task_name="mnli")
     splits = load_examples(arguments, plugins)
     assert load_examples(arguments, plugins) is splits
@@ -250,9 +256,12 @@ def test_mnli_of_the_hub_has_two_validation_and_two_test_sets():
 
 def test_stsb_of_the_hub_is_a_regression_and_its_test_set_has_no_scores():
     columns = ("sentence1", "sentence2")
-    plugins = Plugins({
-        "train": glue(columns, [0.0, 5.0, 2.5], None), "test": glue(columns, [-1.0], None),
-    })  # fmt: skip
+    plugins = Plugins(
+        {
+            "train": glue(columns, [0.0, 5.0, 2.5], None),
+            "test": glue(columns, [-1.0], None),
+        }
+    )
     arguments = ClassificationArguments(task_name="stsb", validation_split_percentage=0)
     splits = load_examples(arguments, plugins)
     assert is_regression(splits, arguments, types.SimpleNamespace())

@@ -170,15 +170,20 @@ def test_usual_columns_are_found(tmp_path, header, expected):
         ("text\tlabel", {"label_column": "lable"}, DataError, "did you mean 'label'"),
         ("text\tlabel", {"label_column": "7", "header": True}, DataError, "numbers 0 to 1"),
         ("text\tlabel", {"sentence2_column": "other"}, DataError, "--sentence2_column other"),
-        ("sentence1\tlabel", {"task_name": "rte"}, DataError,
-         r"rte compares two sentences \(sentence1, sentence2\), .* has one"),
+        (
+            "sentence1\tlabel",
+            {"task_name": "rte"},
+            DataError,
+            r"rte compares two sentences \(sentence1, sentence2\), .* has one",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_missing_column_is_named_with_those_that_are_there(
     tmp_path, header, flags, kind, message
 ):
-    table = read(tmp_path / "a.tsv", f"{header}\n" + "\t".join("x" * len(header.split())) + "\n",
-                 **flags)  # fmt: skip
+    table = read(
+        tmp_path / "a.tsv", f"{header}\n" + "\t".join("x" * len(header.split())) + "\n", **flags
+    )
     with pytest.raises(kind, match=message):
         columns(table, **flags)
 

@@ -52,11 +52,14 @@ SQUARE = {"height": 24, "width": 24}
 PROCESSORS = {
     "ViTImageProcessorPil": {"size": {"height": 24, "width": 20}},
     "CLIPImageProcessorPil": {"size": {"shortest_edge": 24}, "crop_size": SQUARE},
-    "BeitImageProcessorPil": {"size": {"height": 30, "width": 30}, "do_center_crop": True,
-                              "crop_size": SQUARE},
+    "BeitImageProcessorPil": {
+        "size": {"height": 30, "width": 30},
+        "do_center_crop": True,
+        "crop_size": SQUARE,
+    },
     "BitImageProcessorPil": {"size": {"shortest_edge": 28}, "crop_size": SQUARE},
     "ConvNextImageProcessorPil": {"size": {"shortest_edge": 24}},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

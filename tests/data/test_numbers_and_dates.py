@@ -84,8 +84,12 @@ def test_no_number_of_the_test_is_in_the_training_pairs_in_any_form(few):
     from num2words import num2words
 
     splits, numbers = generate("de"), [*range(1_001), *range(1500, 1600)]
-    forms = {num2words(n, to=f): n for f in ("year", "ordinal", "cardinal") for n in numbers
-             if f != "year" or n >= 1500}  # fmt: skip
+    forms = {
+        num2words(n, to=f): n
+        for f in ("year", "ordinal", "cardinal")
+        for n in numbers
+        if f != "year" or n >= 1500
+    }
     found = {name: {forms[s] for s, _ in pairs if s in forms} for name, pairs in splits.items()}
     assert len(found["test"]) > 15
     assert not found["test"] & found["train"]

@@ -112,7 +112,11 @@ def test_sums_and_fill_are_those_of_the_rows():
     assert packed.fill == pytest.approx(filled)
     source, target = (lengths.astype(float) for lengths in store.lengths)
     assert packed.sums == (
-        source.sum(), target.sum(), (source**2).sum(), (target**2).sum(), (source * target).sum(),
-    )  # fmt: skip
+        source.sum(),
+        target.sum(),
+        (source**2).sum(),
+        (target**2).sum(),
+        (source * target).sum(),
+    )
     assert packed.padded_sums[:2] == (64 * len(packed), 48 * len(packed))
     assert packed.padded_sums.products == 64 * 48 * len(packed)

@@ -52,8 +52,9 @@ def test_sides_stay_aligned_even_where_one_is_blank(tokenized, marian):
     data = Dataset.from_dict({"source": ["en lov", "\u200b", "for alle"], "target": ["a", "b", ""]})
     store = tokenized(data=data)
     assert [marian.decode(ids) for ids in sentences(store.source, store)][::2] == [
-        "en lov</s>", "for alle</s>",
-    ]  # fmt: skip
+        "en lov</s>",
+        "for alle</s>",
+    ]
     assert len(store) == 3 and sentences(store.target, store)[2] == [marian.eos_token_id]
 
 
@@ -91,8 +92,9 @@ def test_targets_are_encoded_as_targets():
             return {"input_ids": [[first, 1] for _ in text or text_target]}
 
     assert [SideEncoder(Switching(), side)(["x"])[0].tolist() for side in ("source", "target")] == [
-        [4, 1], [5, 1],
-    ]  # fmt: skip
+        [4, 1],
+        [5, 1],
+    ]
 
 
 def test_long_pairs_are_left_out_or_cut_before_the_end_token_and_counted(
@@ -146,8 +148,11 @@ def test_every_pair_has_a_row_and_batches_come_in_few_widths(tokenized):
         padded += found["input_ids"].size
         for place, pair in enumerate(rows.order[batch]):
             for side, name in zip(store.sides, ("input_ids", "target_ids"), strict=True):
-                segments = found[name.replace("input_ids", "segment_ids").replace(
-                    "target_ids", "target_segment_ids")][place]  # fmt: skip
+                segments = found[
+                    name.replace("input_ids", "segment_ids").replace(
+                        "target_ids", "target_segment_ids"
+                    )
+                ][place]
                 assert segments.sum() == side.lengths[pair]
                 np.testing.assert_array_equal(
                     found[name][place][segments > 0], side.store[int(pair)][: segments.sum()]

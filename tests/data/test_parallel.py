@@ -64,12 +64,16 @@ def test_the_published_split_of_the_tatoeba_pairs(shared):
 
 def test_files_of_the_press_office_without_a_header(shared):
     folder = shared / "nb-nn-npk"
-    names = {f"{split}_file": [folder / f"nb_nn_{name}.tsv"] for split, name in
-             (("train", "train"), ("validation", "dev"), ("test", "test"))}  # fmt: skip
+    names = {
+        f"{split}_file": [folder / f"nb_nn_{name}.tsv"]
+        for split, name in (("train", "train"), ("validation", "dev"), ("test", "test"))
+    }
     splits = load_pairs(flags(source_lang="nb", target_lang="nn", **names))
     assert {name: len(split) for name, split in splits.items()} == {
-        "train": 10_000, "validation": 10_001, "test": 10_000,
-    }  # fmt: skip
+        "train": 10_000,
+        "validation": 10_001,
+        "test": 10_000,
+    }
 
 
 def test_reversing_swaps_sides_and_languages(table):
@@ -114,9 +118,15 @@ def test_a_test_file_alone_is_enough(tmp_path):
 
 def test_sample_limits_keep_the_first_pairs(table):
     splits = load_pairs(
-        flags(table, max_train_samples=3, max_eval_samples=2, max_test_samples=100,
-              validation_split_percentage=20, test_split_percentage=10)
-    )  # fmt: skip
+        flags(
+            table,
+            max_train_samples=3,
+            max_eval_samples=2,
+            max_test_samples=100,
+            validation_split_percentage=20,
+            test_split_percentage=10,
+        )
+    )
     assert len(splits["train"]) == 3 and len(splits["validation"]) == 2
     assert 1 < len(splits["test"]) < 40
 
@@ -193,8 +203,10 @@ def test_a_dataset_directory_with_translations(tmp_path):
     splits = load_pairs(flags(dataset_name=name))
     assert pairs(splits["train"]) == [(t, s) for s, t in PAIRS]
     assert {name: len(split) for name, split in splits.items()} == {
-        "train": 40, "validation": 3, "test": 1,
-    }  # fmt: skip
+        "train": 40,
+        "validation": 3,
+        "test": 1,
+    }
     splits = load_pairs(flags(dataset_name=name, source_lang="en", target_lang="de"))
     assert pairs(splits["test"]) == [PAIRS[7]]
     with pytest.raises(DataError, match="--target_lang fr; the columns are de, en"):

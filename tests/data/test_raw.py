@@ -37,8 +37,10 @@ def test_a_text_is_cut_by_position_into_training_validation_and_test(tmp_path, b
         train_file=[str(tmp_path / "enwik8")], sample_by="raw", test_split_percentage=5
     )
     assert {name: (part.start, part.stop) for name, part in splits.items()} == {
-        "train": (0, 900), "validation": (900, 950), "test": (950, 1000),
-    }  # fmt: skip
+        "train": (0, 900),
+        "validation": (900, 950),
+        "test": (950, 1000),
+    }
     rows, facts = rows_of(splits, "validation", bytes_tokenizer, 16)
     assert facts == {"documents": 1, "tokens": 50, "bytes": 50}
     fetched = rows.fetch(np.arange(len(rows)))
@@ -51,9 +53,11 @@ def test_files_of_their_own_are_not_cut_and_packed_ones_are_read(tmp_path):
         stream.write(b"train" * 10)
     (tmp_path / "valid").write_bytes(b"valid")
     splits = splits_of(
-        train_file=[str(tmp_path / "train.bin.gz")], validation_file=[str(tmp_path / "valid")],
-        sample_by="raw", max_eval_samples=3,
-    )  # fmt: skip
+        train_file=[str(tmp_path / "train.bin.gz")],
+        validation_file=[str(tmp_path / "valid")],
+        sample_by="raw",
+        max_eval_samples=3,
+    )
     assert splits["train"].bytes.tobytes() == b"train" * 10
     assert splits["validation"].bytes.tobytes() == b"val"
 
@@ -108,9 +112,12 @@ def test_words_of_bytes_that_are_no_text_are_not_counted(bytes_tokenizer):
     text = RawText(np.frombuffer(b"good \xff bad", np.uint8), 0, 10)
     with pytest.raises(DataError, match="--word_perplexity: byte 5 .* drop the flag"):
         rows_of(
-            Splits({"validation": text}, "text"), "validation", bytes_tokenizer, 8,
+            Splits({"validation": text}, "text"),
+            "validation",
+            bytes_tokenizer,
+            8,
             word_perplexity=True,
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture
@@ -201,9 +208,10 @@ def test_mistakes_about_raw_text_are_named(tmp_path):
 def test_documents_are_set_aside_for_the_test_after_those_of_validation(tmp_path):
     (tmp_path / "lines.txt").write_text("".join(f"line {i}\n" for i in range(20)))
     splits = splits_of(
-        train_file=[str(tmp_path / "lines.txt")], validation_split_percentage=10,
+        train_file=[str(tmp_path / "lines.txt")],
+        validation_split_percentage=10,
         test_split_percentage=10,
-    )  # fmt: skip
+    )
     first = {name: part[0]["text"].strip() for name, part in splits.items()}
     assert first == {"validation": "line 0", "test": "line 2", "train": "line 4"}
 

@@ -48,8 +48,10 @@ def test_ends_are_found(tokenizer, name):
 @pytest.mark.parametrize("tokenizer", ["roberta"], indirect=True)  # the other has no line breaks
 def test_a_line_break_after_a_stop_belongs_to_the_sentence_before(tokenizer):
     assert found(tokenizer, "Slutt.\nLoven gjelder\nHvem?\n\nAlle") == [
-        "Slutt.", "Loven gjelder\nHvem?", "Alle"
-    ]  # fmt: skip
+        "Slutt.",
+        "Loven gjelder\nHvem?",
+        "Alle",
+    ]
 
 
 def test_lower_case_text_has_sentences_too():
@@ -62,8 +64,10 @@ def test_ideographic_stops_need_no_space():
     text = "今日は雨です。明日は晴れます。はい。"
     tokenizer = train_tokenizer([text] * 5, "t5", vocab_size=160)
     assert [part.replace(" ", "") for part in found(tokenizer, text)] == [
-        "今日は雨です。", "明日は晴れます。", "はい。"
-    ]  # fmt: skip
+        "今日は雨です。",
+        "明日は晴れます。",
+        "はい。",
+    ]
 
 
 def test_neither_padding_nor_special_tokens_are_sentences(tokenizer):
@@ -81,5 +85,8 @@ def test_a_real_vocabulary_is_read(shared_data):
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
     text = 'He came. "Why?" she asked. In 3.5 years, e.g. soon, it\'s over. The end...'
     assert found(tokenizer, text) == [
-        "He came.", '"Why?" she asked.', "In 3.5 years, e.g. soon, it's over.", "The end...",
-    ]  # fmt: skip
+        "He came.",
+        '"Why?" she asked.',
+        "In 3.5 years, e.g. soon, it's over.",
+        "The end...",
+    ]

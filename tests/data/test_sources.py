@@ -103,10 +103,12 @@ def test_a_stream_is_split_by_the_hash_of_the_document(corpus, texts):
 def test_a_stream_has_a_test_split_of_its_own(corpus, texts, validation):
     splits = load_splits(
         CausalArguments(
-            train_file=[str(corpus)], streaming=True, validation_split_percentage=validation,
+            train_file=[str(corpus)],
+            streaming=True,
+            validation_split_percentage=validation,
             test_split_percentage=20,
         )
-    )  # fmt: skip
+    )
     parts = [documents(splits[name]) for name in splits]
     assert sorted(sum(parts, [])) == sorted(texts)
     assert len(splits) == (3 if validation else 2) and all(len(part) > 15 for part in parts)
@@ -117,10 +119,11 @@ def test_the_share_of_the_test_split_is_one_of_the_whole_text(tmp_path):
     for shares, sizes in (((50, 40), (1, 5, 4)), ((49, 50), (1, 5, 4)), ((0, 30), (7, 0, 3))):
         splits = load_splits(
             CausalArguments(
-                train_file=[str(tmp_path / "a.txt")], validation_split_percentage=shares[0],
+                train_file=[str(tmp_path / "a.txt")],
+                validation_split_percentage=shares[0],
                 test_split_percentage=shares[1],
             )
-        )  # fmt: skip
+        )
         assert tuple(len(splits.get(n, ())) for n in ("train", "validation", "test")) == sizes
 
 

@@ -59,9 +59,13 @@ def test_without_shuffling_a_stream_gives_the_rows_of_the_store(
 ):
     arguments = DataArguments(train_file=[shards], validation_split_percentage=0)
     store = tokenize(
-        load_splits(arguments)["train"], tokenizer, "text", cache_dir=tmp_path,
-        keep_blank=options.get("keep_blank", False), append_eos=options.get("append_eos", False),
-    )  # fmt: skip
+        load_splits(arguments)["train"],
+        tokenizer,
+        "text",
+        cache_dir=tmp_path,
+        keep_blank=options.get("keep_blank", False),
+        append_eos=options.get("append_eos", False),
+    )
     rows = PackedRows(store, LENGTH, options.get("cross_documents", False))
     expected = rows.fetch(np.arange(len(rows)))
     batches = list(make(shards, tokenizer, shuffle=False, **options).epoch_batches())

@@ -172,9 +172,11 @@ def test_words_are_counted_with_the_end_of_each_line():
 @pytest.mark.parametrize("sample_by", ["line", "document"])
 def test_the_words_of_wikitext_are_as_many_as_published(shared_data, split, published, sample_by):
     arguments = CausalArguments(
-        train_file=[str(shared_data / "wikitext-2" / f"{split}.txt")], sample_by=sample_by,
-        cross_documents=True, validation_split_percentage=0,
-    )  # fmt: skip
+        train_file=[str(shared_data / "wikitext-2" / f"{split}.txt")],
+        sample_by=sample_by,
+        cross_documents=True,
+        validation_split_percentage=0,
+    )
     dataset = load_splits(arguments)["train"]
     assert count_words(dataset, "text", arguments.keep_blank) == published
 
@@ -184,19 +186,24 @@ def test_blank_lines_are_text_where_they_are_asked_for(tokenizer, tmp_path):
     stores = {}
     for keep in (True, False):
         arguments = CausalArguments(
-            train_file=[str(tmp_path / "a.txt")], cross_documents=True, keep_linebreaks=keep,
+            train_file=[str(tmp_path / "a.txt")],
+            cross_documents=True,
+            keep_linebreaks=keep,
             validation_split_percentage=0,
-        )  # fmt: skip
+        )
         dataset = load_splits(arguments)["train"]
         stores[keep] = tokenize(
             dataset, tokenizer, "text", cache_dir=tmp_path, keep_blank=arguments.keep_blank
         )
     assert [tokenizer.decode(stores[True][i]) for i in range(len(stores[True]))] == [
-        "<s>en lov\n</s>", "<s> \n</s>", "<s>for alle\n</s>"
-    ]  # fmt: skip
+        "<s>en lov\n</s>",
+        "<s> \n</s>",
+        "<s>for alle\n</s>",
+    ]
     assert [tokenizer.decode(stores[False][i]) for i in range(len(stores[False]))] == [
-        "<s>en lov</s>", "<s>for alle</s>"
-    ]  # fmt: skip
+        "<s>en lov</s>",
+        "<s>for alle</s>",
+    ]
 
 
 PARENT = """

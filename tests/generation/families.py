@@ -47,10 +47,17 @@ def headless(kind: Any) -> Any:
 
 def bert_like(config: Any, **changes: Any) -> Any:
     return config(
-        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=40, max_position_embeddings=66, is_decoder=True, initializer_range=0.3,
-        **TOKENS, **changes,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=66,
+        is_decoder=True,
+        initializer_range=0.3,
+        **TOKENS,
+        **changes,
+    )
 
 
 def config(family: str) -> Any:
@@ -58,27 +65,56 @@ def config(family: str) -> Any:
 
     if family == "llama":
         return t.LlamaConfig(
-            vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
-            initializer_range=0.3, **TOKENS,
-        )  # fmt: skip
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=40,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            **TOKENS,
+        )
     if family == "gpt2":
         return t.GPT2Config(
-            vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64,
-            initializer_range=0.3, **TOKENS,
-        )  # fmt: skip
+            vocab_size=VOCAB,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=64,
+            initializer_range=0.3,
+            **TOKENS,
+        )
     if family == "t5":
         return t.T5Config(
-            vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=40, num_layers=2, num_heads=4,
-            initializer_factor=3.0, decoder_start_token_id=PAD, pad_token_id=PAD, eos_token_id=EOS,
-        )  # fmt: skip
+            vocab_size=VOCAB,
+            d_model=32,
+            d_kv=8,
+            d_ff=40,
+            num_layers=2,
+            num_heads=4,
+            initializer_factor=3.0,
+            decoder_start_token_id=PAD,
+            pad_token_id=PAD,
+            eos_token_id=EOS,
+        )
     if family == "bart":
         return t.BartConfig(
-            vocab_size=VOCAB, d_model=32, encoder_layers=2, decoder_layers=2, init_std=0.3,
-            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=40,
-            decoder_ffn_dim=40, max_position_embeddings=64, decoder_start_token_id=EOS,
-            forced_eos_token_id=EOS, **TOKENS,
-        )  # fmt: skip
+            vocab_size=VOCAB,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            init_std=0.3,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=40,
+            decoder_ffn_dim=40,
+            max_position_embeddings=64,
+            decoder_start_token_id=EOS,
+            forced_eos_token_id=EOS,
+            **TOKENS,
+        )
     return bert_like(t.BertConfig if family == "bert" else t.RobertaConfig)
 
 
@@ -86,10 +122,12 @@ def flax_class(family: str) -> Any:
     import hfseq
 
     names = {
-        "gpt2": "FlaxGPT2LMHeadModel", "bert": "FlaxBertForCausalLM",
-        "roberta": "FlaxRobertaForCausalLM", "t5": "FlaxT5ForConditionalGeneration",
+        "gpt2": "FlaxGPT2LMHeadModel",
+        "bert": "FlaxBertForCausalLM",
+        "roberta": "FlaxRobertaForCausalLM",
+        "t5": "FlaxT5ForConditionalGeneration",
         "bart": "FlaxBartForConditionalGeneration",
-    }  # fmt: skip
+    }
     if family == "llama":
         return generative(llama_module().FlaxLlamaForCausalLM)
     return generative(getattr(hfseq, names[family]))
@@ -99,10 +137,13 @@ def torch_class(family: str) -> Any:
     import transformers as t
 
     return {
-        "llama": t.LlamaForCausalLM, "gpt2": t.GPT2LMHeadModel, "bert": t.BertLMHeadModel,
-        "roberta": t.RobertaForCausalLM, "t5": t.T5ForConditionalGeneration,
+        "llama": t.LlamaForCausalLM,
+        "gpt2": t.GPT2LMHeadModel,
+        "bert": t.BertLMHeadModel,
+        "roberta": t.RobertaForCausalLM,
+        "t5": t.T5ForConditionalGeneration,
         "bart": t.BartForConditionalGeneration,
-    }[family]  # fmt: skip
+    }[family]
 
 
 @functools.cache

@@ -60,15 +60,19 @@ OPTIONS = {
     "prefix": ({"prefix_allowed_tokens_fn": 3}, "prefix_allowed_tokens_fn: use a logits_processor"),
     "mask shape": ({"attention_mask": np.ones((2, 4))}, r"attention_mask has the shape \(2, 4\)"),
     "hidden row": ({"attention_mask": np.eye(2, 5, 1) * [0, 1, 0, 0, 0]}, "every token of row 1"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name):
     options, message = OPTIONS[name]
     with pytest.raises(ValueError, match=message):
-        families.model("llama").generate(IDS, **{"max_new_tokens": 4, **options} if not {
-            "max_length", "max_new_tokens"} & set(options) else options)  # fmt: skip
+        families.model("llama").generate(
+            IDS,
+            **{"max_new_tokens": 4, **options}
+            if not {"max_length", "max_new_tokens"} & set(options)
+            else options,
+        )
 
 
 @pytest.mark.parametrize(
@@ -126,8 +130,13 @@ def test_bidirectional_model():
     import hfseq
 
     kind = families.generative(hfseq.FlaxBertForCausalLM)
-    config = BertConfig(vocab_size=48, hidden_size=32, num_hidden_layers=1, intermediate_size=32,
-                        num_attention_heads=2)  # fmt: skip
+    config = BertConfig(
+        vocab_size=48,
+        hidden_size=32,
+        num_hidden_layers=1,
+        intermediate_size=32,
+        num_attention_heads=2,
+    )
     with pytest.raises(ValueError, match="is_decoder"):
         kind(config).generate(IDS, max_new_tokens=2)
 

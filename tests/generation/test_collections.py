@@ -25,9 +25,14 @@ def pair(family, head, **options):
 
 def written(model, beams, **options):
     found = model.generate(
-        tiny.ids(), num_beams=beams, max_new_tokens=5, min_new_tokens=5,
-        return_dict_in_generate=True, output_scores=True, **options,
-    )  # fmt: skip
+        tiny.ids(),
+        num_beams=beams,
+        max_new_tokens=5,
+        min_new_tokens=5,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
     return np.asarray(found.sequences)
 
 

@@ -31,8 +31,18 @@ def compilations():
 
 def test_buckets():
     assert [bucket(n) for n in (1, 2, 16, 17, 24, 25, 33, 49, 65, 97, 1000)] == [
-        1, 16, 16, 24, 24, 32, 48, 64, 96, 128, 1024,
-    ]  # fmt: skip
+        1,
+        16,
+        16,
+        24,
+        24,
+        32,
+        48,
+        64,
+        96,
+        128,
+        1024,
+    ]
     assert bucket(33, limit=40) == 40 and bucket(41, limit=40) == 41
     assert all(n <= bucket(n) <= max(16, 1.5 * n) for n in range(2, 3000))
     assert [bucket(n, smallest=8) for n in (1, 2, 8, 9, 13, 17)] == [1, 8, 8, 12, 16, 24]

@@ -82,9 +82,12 @@ def scores(model, ids, count):
 def test_wide_beam_search_finds_the_best_of_all_continuations(model):
     for ids in prompts(2):
         found = model.generate(
-            ids[None], **OPTIONS | {"max_new_tokens": 2}, num_beams=17, length_penalty=0.0,
+            ids[None],
+            **OPTIONS | {"max_new_tokens": 2},
+            num_beams=17,
+            length_penalty=0.0,
             num_return_sequences=3,
-        )  # fmt: skip
+        )
         total, ends = scores(model, ids, 2)
         best = np.argsort(-total)[:3]
         assert found.sequences[:, 5:].tolist() == ends[best].tolist()

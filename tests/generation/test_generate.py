@@ -221,8 +221,13 @@ def test_end_and_padding():
 def test_scores_of_the_steps_are_pytorchs():
     torch = pytest.importorskip("torch")
     ours, theirs = families.pair("llama")
-    options = {"max_new_tokens": 5, "output_scores": True, "output_logits": True,
-               "repetition_penalty": 1.5, "return_dict_in_generate": True}  # fmt: skip
+    options = {
+        "max_new_tokens": 5,
+        "output_scores": True,
+        "output_logits": True,
+        "repetition_penalty": 1.5,
+        "return_dict_in_generate": True,
+    }
     found = ours.generate(IDS, **options)
     wanted = theirs.generate(torch.tensor(IDS).long(), **options)
     for name in ("scores", "logits"):

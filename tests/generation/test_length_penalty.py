@@ -20,9 +20,17 @@ LONGEST = 4
 def model():
     """A model whose first steps have an end that is sometimes likely and sometimes not."""
     config = T5Config(
-        vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=20, num_layers=1, num_heads=4,
-        initializer_factor=4.0, decoder_start_token_id=0, pad_token_id=0, eos_token_id=END,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        d_model=16,
+        d_kv=4,
+        d_ff=20,
+        num_layers=1,
+        num_heads=4,
+        initializer_factor=4.0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=END,
+    )
     return FlaxT5ForConditionalGeneration(config, seed=3)
 
 
@@ -62,9 +70,15 @@ def test_beams_that_hold_everything_find_the_best(model, kind, penalty):
         ids = families.prompts(1, 5, seed)
         wanted = everything(model, ids, kind, penalty)[:6]
         found = model.generate(
-            ids, num_beams=VOCAB, num_return_sequences=6, max_new_tokens=LONGEST,
-            suppress_tokens=forbidden, length_penalty=penalty, length_penalty_type=kind, **stop,
-        )  # fmt: skip
+            ids,
+            num_beams=VOCAB,
+            num_return_sequences=6,
+            max_new_tokens=LONGEST,
+            suppress_tokens=forbidden,
+            length_penalty=penalty,
+            length_penalty_type=kind,
+            **stop,
+        )
         rows = np.asarray(found.sequences)[:, 1:]
         for row, score, (best, tokens) in zip(rows, found.sequences_scores, wanted, strict=True):
             assert tuple(row) == (*tokens, *[0] * (LONGEST - len(tokens)))
@@ -110,9 +124,13 @@ def test_what_it_cannot_be(model, options, message):
 @pytest.mark.parametrize("kind", ["gnmt", "transformers"])
 def test_n_best_come_in_order_with_their_scores(model, kind):
     output = model.generate(
-        families.prompts(3, 5), num_beams=5, num_return_sequences=4, max_new_tokens=6,
-        length_penalty=0.8, length_penalty_type=kind,
-    )  # fmt: skip
+        families.prompts(3, 5),
+        num_beams=5,
+        num_return_sequences=4,
+        max_new_tokens=6,
+        length_penalty=0.8,
+        length_penalty_type=kind,
+    )
     scores = np.asarray(output.sequences_scores).reshape(3, 4)
     assert output.sequences.shape[0] == 12 and (np.diff(scores, axis=1) <= 0).all()
     rows = np.asarray(output.sequences).reshape(3, 4, -1)

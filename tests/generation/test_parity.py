@@ -15,19 +15,29 @@ torch = pytest.importorskip("torch")
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "greedy, penalties": {
-        "repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "min_new_tokens": 4,
-        "eos_token_id": [2, 7], "suppress_tokens": [9, 10],
+        "repetition_penalty": 1.4,
+        "no_repeat_ngram_size": 2,
+        "min_new_tokens": 4,
+        "eos_token_id": [2, 7],
+        "suppress_tokens": [9, 10],
     },
     "beams": {"num_beams": 4, "num_return_sequences": 3},
     "beams, early": {
-        "num_beams": 3, "early_stopping": True, "length_penalty": 2.0, "eos_token_id": [2, 7, 11],
+        "num_beams": 3,
+        "early_stopping": True,
+        "length_penalty": 2.0,
+        "eos_token_id": [2, 7, 11],
         "no_repeat_ngram_size": 3,
     },
     "beams, never": {
-        "num_beams": 2, "early_stopping": "never", "length_penalty": 0.3, "min_length": 12,
-        "num_return_sequences": 2, "forced_eos_token_id": 2,
+        "num_beams": 2,
+        "early_stopping": "never",
+        "length_penalty": 0.3,
+        "min_length": 12,
+        "num_return_sequences": 2,
+        "forced_eos_token_id": 2,
     },
-}  # fmt: skip
+}
 #: A decision of PyTorch's between scores closer than this may go either way.
 TIE = 1e-5
 
@@ -39,9 +49,12 @@ def compare(family: str, options: dict[str, Any], ids: np.ndarray, mask: Any) ->
     mine = ours.generate(ids, attention_mask=mask, **options)
     with torch.no_grad():
         wanted = theirs.generate(
-            torch.tensor(ids).long(), attention_mask=torch.tensor(mask), output_scores=True,
-            return_dict_in_generate=True, **options,
-        )  # fmt: skip
+            torch.tensor(ids).long(),
+            attention_mask=torch.tensor(mask),
+            output_scores=True,
+            return_dict_in_generate=True,
+            **options,
+        )
     found, target = np.asarray(mine.sequences), wanted.sequences.numpy()
     prompt = 1 if family in families.PAIRS else ids.shape[1]
     target = pad_after_end(target, prompt, options.get("eos_token_id", families.EOS))

@@ -118,7 +118,7 @@ CASES = {
         [[1, 7], 9],
     ),
     "normalise": (g.FlaxLogitNormalization(), "LogitNormalization", []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("length", [1, 4, LENGTH])
@@ -222,10 +222,14 @@ def test_forced_and_suppressed_places():
 
 def test_list_applies_all_and_can_be_jitted():
     parts = [
-        g.FlaxTemperatureLogitsWarper(0.5), g.FlaxTopKLogitsWarper(7), g.FlaxTopPLogitsWarper(0.9),
-        g.FlaxMinLengthLogitsProcessor(12, 2), g.FlaxForcedBOSTokenLogitsProcessor(1),
-        g.FlaxForcedEOSTokenLogitsProcessor(15, 2), g.FlaxNoRepeatNGramLogitsProcessor(2),
-    ]  # fmt: skip
+        g.FlaxTemperatureLogitsWarper(0.5),
+        g.FlaxTopKLogitsWarper(7),
+        g.FlaxTopPLogitsWarper(0.9),
+        g.FlaxMinLengthLogitsProcessor(12, 2),
+        g.FlaxForcedBOSTokenLogitsProcessor(1),
+        g.FlaxForcedEOSTokenLogitsProcessor(15, 2),
+        g.FlaxNoRepeatNGramLogitsProcessor(2),
+    ]
     ids, values = tokens(), jnp.asarray(scores())
     one_by_one = values
     for part in parts:

@@ -60,11 +60,17 @@ def test_inputs_of_encoders_may_be_padded_on_either_side(family):
 def test_ragged_beginnings_of_the_decoder():
     model, source = families.model("bart"), families.prompts(4, 6)
     ids, mask = padded("right")
-    found = model.generate(source, decoder_input_ids=ids, decoder_attention_mask=mask,
-                           max_new_tokens=5, eos_token_id=None).sequences  # fmt: skip
+    found = model.generate(
+        source,
+        decoder_input_ids=ids,
+        decoder_attention_mask=mask,
+        max_new_tokens=5,
+        eos_token_id=None,
+    ).sequences
     for row, prompt in enumerate(PROMPTS):
-        alone = model.generate(source[row][None], decoder_input_ids=prompt[None],
-                               max_new_tokens=5, eos_token_id=None).sequences  # fmt: skip
+        alone = model.generate(
+            source[row][None], decoder_input_ids=prompt[None], max_new_tokens=5, eos_token_id=None
+        ).sequences
         assert (np.asarray(found)[row, -5:] == np.asarray(alone)[0, -5:]).all()
 
 
@@ -81,5 +87,6 @@ def test_empty_prompt_begins_with_the_begin_token():
     model = families.model("llama")
     wanted = new_tokens(model, np.array([[families.BOS]]))
     assert (new_tokens(model, np.zeros((1, 0), np.int32))[:, 1:] == wanted).all()
-    assert (np.asarray(model.generate(max_new_tokens=6, eos_token_id=None).sequences)[:, 1:]
-            == wanted).all()  # fmt: skip
+    assert (
+        np.asarray(model.generate(max_new_tokens=6, eos_token_id=None).sequences)[:, 1:] == wanted
+    ).all()

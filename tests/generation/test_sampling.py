@@ -89,8 +89,9 @@ def test_sampling_without_replacement_prefers_the_probable():
     assert (picked == np.take_along_axis(scores, places, 1)).all()
     first = np.bincount(places[:, 0], minlength=4) / len(places)
     np.testing.assert_allclose(first, [0.5, 0.3, 0.15, 0.05], atol=0.015)
-    assert (places == 0).any(1).mean() == pytest.approx(0.5 + 0.3 * 5 / 7 + 0.15 * 5 / 8.5
-                                                        + 0.05 * 5 / 9.5, abs=0.015)  # fmt: skip
+    assert (places == 0).any(1).mean() == pytest.approx(
+        0.5 + 0.3 * 5 / 7 + 0.15 * 5 / 8.5 + 0.05 * 5 / 9.5, abs=0.015
+    )
 
 
 @pytest.mark.slow
@@ -119,8 +120,11 @@ def test_several_samples_of_each_row():
     assert found.shape == (12, 12)
     assert (found[:, :5] == np.repeat(families.prompts(3, 5), 4, 0)).all()
     assert len({tuple(row) for row in found[:4]}) > 1
-    pair = families.model("t5").generate(families.prompts(2, 5), do_sample=True, max_length=9,
-                                         num_return_sequences=3).sequences  # fmt: skip
+    pair = (
+        families.model("t5")
+        .generate(families.prompts(2, 5), do_sample=True, max_length=9, num_return_sequences=3)
+        .sequences
+    )
     assert pair.shape == (6, 9) and len({tuple(map(int, row)) for row in pair[:3]}) > 1
 
 

@@ -48,9 +48,14 @@ def test_story_is_english_and_pytorchs(teller):
 def test_story_with_sampling_and_beams(teller):
     model, pieces, _ = teller
     sampled = model.generate(
-        np.array([[1]]), do_sample=True, temperature=0.8, top_p=0.9, prng_key=5,
-        max_new_tokens=80, num_return_sequences=2,
-    )  # fmt: skip
+        np.array([[1]]),
+        do_sample=True,
+        temperature=0.8,
+        top_p=0.9,
+        prng_key=5,
+        max_new_tokens=80,
+        num_return_sequences=2,
+    )
     first, second = (decode(pieces, np.asarray(row)) for row in sampled.sequences)
     assert first != second and all(text.split()[0].isalpha() for text in (first, second))
     beams = model.generate(np.array([[1]]), num_beams=4, max_new_tokens=60)

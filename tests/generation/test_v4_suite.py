@@ -26,11 +26,16 @@ FORCED = {"min_length": 1, "forced_bos_token_id": 8, "forced_eos_token_id": 9}
 OPTIONS = {
     "greedy": {},
     "greedy with processors": FORCED,
-    "sampling with warpers": {**FORCED, "do_sample": True, "temperature": 0.8, "top_k": 10,
-                              "top_p": 0.3},
+    "sampling with warpers": {
+        **FORCED,
+        "do_sample": True,
+        "temperature": 0.8,
+        "top_k": 10,
+        "top_p": 0.3,
+    },
     "beams": {**FORCED, "num_beams": 2},
     "two beams a row": {"num_beams": 2, "num_return_sequences": 2},
-}  # fmt: skip
+}
 
 # One family for each kind of search.
 QUICK = {("greedy with processors", "t5"), ("beams", "gpt2"), ("two beams a row", "gpt2")}

@@ -21,10 +21,29 @@ from tests.hostile.made_commands import COMPILING
 ALLOWANCE = 64 << 20  # bytes of memory beside twice the file
 #: The same where programs are compiled.
 COMPILING_SECONDS, COMPILING_ALLOWANCE = 60.0, 1 << 30
-RUNS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty",
-        "socket.connect", "socket.getaddrinfo", "pickle.find_class", "ctypes.dlopen")  # fmt: skip
-MOVES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod",
-         "os.truncate", "shutil.rmtree")  # fmt: skip
+RUNS = (
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "os.forkpty",
+    "socket.connect",
+    "socket.getaddrinfo",
+    "pickle.find_class",
+    "ctypes.dlopen",
+)
+MOVES = (
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.symlink",
+    "os.link",
+    "os.chmod",
+    "os.truncate",
+    "shutil.rmtree",
+)
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 

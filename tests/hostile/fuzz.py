@@ -94,10 +94,19 @@ def fuzz(name: str, seconds: int, seed: int) -> None:
 
     findings = Path(tempfile.gettempdir()) / f"hfseq-finding-{name}-"
     atheris.Setup(
-        [sys.argv[0], str(corpus), f"-seed={seed}", "-timeout=5", "-rss_limit_mb=2048",
-         "-max_len=65536", f"-artifact_prefix={findings}", "-verbosity=0", "-print_final_stats=0"],
+        [
+            sys.argv[0],
+            str(corpus),
+            f"-seed={seed}",
+            "-timeout=5",
+            "-rss_limit_mb=2048",
+            "-max_len=65536",
+            f"-artifact_prefix={findings}",
+            "-verbosity=0",
+            "-print_final_stats=0",
+        ],
         one,
-    )  # fmt: skip
+    )
     atheris.Fuzz()
 
 

@@ -49,13 +49,18 @@ def run(subjects: Sequence[str], first: int, count: int, folder: Path) -> Iterat
 def _child(todo: list[tuple[str, int]], folder: Path) -> Iterator[Outcome]:
     own = {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins"), *sys.path]),
-        "PYTHONDONTWRITEBYTECODE": "1", "XLA_FLAGS": "", "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-        "ARROW_DEFAULT_MEMORY_POOL": "system", "HFSEQ_CACHE": str(folder / "made" / "cache"),
-        "MPLCONFIGDIR": str(folder / "made" / "matplotlib"), "JAX_PLATFORMS": "cpu",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "XLA_FLAGS": "",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+        "HFSEQ_CACHE": str(folder / "made" / "cache"),
+        "MPLCONFIGDIR": str(folder / "made" / "matplotlib"),
+        "JAX_PLATFORMS": "cpu",
         # That of the tests lies outside of the folder, where nothing may be written.
         "JAX_COMPILATION_CACHE_DIR": str(folder / "made" / "jax"),
-    }  # fmt: skip
+    }
     command = [sys.executable, "-m", "tests.hostile.child", str(folder)]
     pipe = subprocess.PIPE
     with (

@@ -55,15 +55,29 @@ def write_run(folder: Path, scale: float = 1.0) -> None:
     rows: list[dict[str, Any]] = [{"step": 0, "time": 5.0, "run": {"max_steps": 40, "seed": 1}}]
     for step in range(2, 31):
         rows.append(
-            {"step": step, "time": 5.0 + step, "train_loss": 3 * scale - step / 20,
-             "train_runtime": 1.5 * step, "tokens_seen": 512 * step, "tokens_per_second": 341.0,
-             "mfu": 0.31, "train_learning_rate": 1e-3 / step, "epoch": step / 10}
-        )  # fmt: skip
+            {
+                "step": step,
+                "time": 5.0 + step,
+                "train_loss": 3 * scale - step / 20,
+                "train_runtime": 1.5 * step,
+                "tokens_seen": 512 * step,
+                "tokens_per_second": 341.0,
+                "mfu": 0.31,
+                "train_learning_rate": 1e-3 / step,
+                "epoch": step / 10,
+            }
+        )
         if step % 10 == 0:
             rows.append({"step": step, "time": 5.5 + step, "eval_loss": 3.1, "eval_bleu": 12.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = {"max_steps": 40, "learning_rate": 1e-3, "metric_for_best_model": "loss",
-             "greater_is_better": None, "tags": ["a"], "total_steps": 40}  # fmt: skip
+    flags = {
+        "max_steps": 40,
+        "learning_rate": 1e-3,
+        "metric_for_best_model": "loss",
+        "greater_is_better": None,
+        "tags": ["a"],
+        "total_steps": 40,
+    }
     (folder / "training_args.json").write_text(json.dumps(flags))
 
 
@@ -122,43 +136,59 @@ READING: dict[str, tuple[str, tuple[str, ...], Callable[[Path], None], Callable]
     "inspect": ("safetensors", (SAFETENSORS,), save_reader, commands(*INSPECT)),
     "inspect-index": ("json", (INDEX,), models.save_shards, commands(*INSPECT)),
     "inspect-msgpack": (
-        "msgpack", ("flax_model.msgpack",), models.save_msgpack, commands(*INSPECT),
+        "msgpack",
+        ("flax_model.msgpack",),
+        models.save_msgpack,
+        commands(*INSPECT),
     ),
     "inspect-json": ("json", (CONFIG, *TOKENIZER), save_reader, commands(*INSPECT)),
     "inspect-generation": ("json", (CONFIG, GENERATION), save_writer, commands(*INSPECT)),
     "inspect-fp8": (
-        "safetensors", ("fp8_params.safetensors",), models.save_fp8, commands(*INSPECT),
+        "safetensors",
+        ("fp8_params.safetensors",),
+        models.save_fp8,
+        commands(*INSPECT),
     ),
     "inspect-names": ("json", (CONFIG,), models.save_twin, commands("inspect|DIR")),
     "inspect-shapes": ("safetensors", (SAFETENSORS,), models.save_bert, commands("inspect|DIR")),
     "convert": ("safetensors", (SAFETENSORS,), models.save_bert, commands("convert|DIR|DIR/out")),
     "convert-msgpack": (
-        "msgpack", ("flax_model.msgpack",), models.save_msgpack,
+        "msgpack",
+        ("flax_model.msgpack",),
+        models.save_msgpack,
         commands("convert|DIR|DIR/out|--strict"),
     ),
     "convert-json": (
-        "json", (CONFIG, GENERATION), models.save_gpt2,
+        "json",
+        (CONFIG, GENERATION),
+        models.save_gpt2,
         commands("convert|DIR|DIR/out|--to|msgpack|--dtype|bfloat16"),
     ),
     "plan-encoder": ("json", (CONFIG,), models.save_bert, commands(*PLAN)),
     "plan-decoder": ("json", (CONFIG,), models.save_gpt2, commands(*PLAN)),
-}  # fmt: skip
+}
 
 #: Commands that run a model.
 RUNNING: dict[str, tuple[str, tuple[str, ...], Callable[[Path], None], Callable]] = {
     "fill-mask": (
-        "json", (CONFIG, *TOKENIZER), save_reader,
+        "json",
+        (CONFIG, *TOKENIZER),
+        save_reader,
         commands("fill-mask|DIR|the <mask> of land|law <mask>"),
     ),
     "generate": (
-        "json", (CONFIG, GENERATION, *TOKENIZER), save_writer,
+        "json",
+        (CONFIG, GENERATION, *TOKENIZER),
+        save_writer,
         commands("generate|DIR|the law|--max_new_tokens|4"),
     ),
     "translate": (
-        "json", (CONFIG, GENERATION, *TOKENIZER), save_translator,
+        "json",
+        (CONFIG, GENERATION, *TOKENIZER),
+        save_translator,
         commands("translate|DIR|the law of land|--max_new_tokens|4|--num_beams|2|--no_progress"),
     ),
-}  # fmt: skip
+}
 
 #: Commands for which programs are traced and compiled, which takes time and memory of its own.
 COMPILING = (*RUNNING, *(n for n in READING if n.startswith(("convert", "plan"))))

@@ -40,9 +40,10 @@ def load_text(folder: Path) -> None:
 
     files = [str(path) for path in folder.glob("a.*")]
     splits = load_splits(
-        DataArguments(train_file=files, data_cache_dir=str(folder / "cache"),
-                      validation_split_percentage=10)
-    )  # fmt: skip
+        DataArguments(
+            train_file=files, data_cache_dir=str(folder / "cache"), validation_split_percentage=10
+        )
+    )
     _tokens(splits["train"], splits.text_column, folder)
 
 
@@ -71,9 +72,13 @@ def load_stream(folder: Path) -> None:
 
     files = [str(path) for path in folder.glob("a.*")]
     splits = load_splits(
-        DataArguments(train_file=files, streaming=True, validation_split_percentage=0,
-                      data_cache_dir=str(folder / "cache"))
-    )  # fmt: skip
+        DataArguments(
+            train_file=files,
+            streaming=True,
+            validation_split_percentage=0,
+            data_cache_dir=str(folder / "cache"),
+        )
+    )
     batches = StreamingBatches(splits["train"], _byte_tokenizer(), splits.text_column, 16, 2, 0)
     for _ in range(3):
         batches.next()
@@ -108,9 +113,13 @@ def load_parallel(folder: Path) -> None:
 
     files = sorted(str(path) for path in folder.glob("p.*"))
     splits = load_pairs(
-        TranslationArguments(train_file=files, data_cache_dir=str(folder / "cache"),
-                             validation_split_percentage=0, test_split_percentage=0)
-    )  # fmt: skip
+        TranslationArguments(
+            train_file=files,
+            data_cache_dir=str(folder / "cache"),
+            validation_split_percentage=0,
+            test_split_percentage=0,
+        )
+    )
     assert all(isinstance(row["source"], str) for row in splits["train"])
 
 
@@ -128,9 +137,13 @@ def load_records(folder: Path) -> None:
     from hfseq.data.parallel import load_pairs
 
     splits = load_pairs(
-        TranslationArguments(dataset_name=f"tfds:{folder}", data_cache_dir=str(folder / "cache"),
-                             validation_split_percentage=0, test_split_percentage=0)
-    )  # fmt: skip
+        TranslationArguments(
+            dataset_name=f"tfds:{folder}",
+            data_cache_dir=str(folder / "cache"),
+            validation_split_percentage=0,
+            test_split_percentage=0,
+        )
+    )
     assert len(splits["train"])
 
 
@@ -234,8 +247,10 @@ def load_checkpoint(folder: Path) -> None:
         checkpoints.read_progress(step)
         shapes = {"params": {"kernel": (4, 8), "bias": (8,)}}
         place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        params = {name: jax.ShapeDtypeStruct(shape, "float32", sharding=place)
-                  for name, shape in shapes["params"].items()}  # fmt: skip
+        params = {
+            name: jax.ShapeDtypeStruct(shape, "float32", sharding=place)
+            for name, shape in shapes["params"].items()
+        }
         number = jax.ShapeDtypeStruct((), "int32", sharding=place)
         abstract = TrainState(params, (), {}, number, {})  # type: ignore[arg-type]
         checkpoints.restore(step, abstract)

@@ -115,9 +115,10 @@ def load_config(folder: Path) -> None:
         default_model_type=None, configure=lambda *_: None, configure_data=lambda *_: None
     )
     arguments = SimpleNamespace(
-        model=ModelArguments(config_name=str(folder)), data=None,
+        model=ModelArguments(config_name=str(folder)),
+        data=None,
         training=SimpleNamespace(do_train=True, output_dir=""),
-    )  # fmt: skip
+    )
     setup.load_config(arguments, _Vocabulary(), objective)
 
 

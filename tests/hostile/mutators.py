@@ -151,11 +151,22 @@ def _lie(entries: dict[str, Any], draw: random.Random, size: int) -> None:
 def changed_msgpack(data: bytes, draw: random.Random) -> bytes:
     """Lengths that lie, extension types, nesting without end; or damaged bytes."""
     heads = (
-        b"\xdd\xff\xff\xff\xff", b"\xdf\x7f\xff\xff\xff", b"\xdb\xff\xff\xff\xff",
-        b"\xc6\xff\xff\xff\xff", b"\xc9\xff\xff\xff\xff\x01", b"\xd4\x05\x00", b"\xd5\x01\x00\x00",
-        b"\xc7\x08\x03" + bytes(8), b"\xc7\x02\x01\x93\xc0", b"\x91" * 5000, b"\x81\xc0" * 2000,
-        b"\xca\x7f\xc0\x00\x00", b"\xc1", b"\xd6\xff\x00\x00\x00\x00", b"\xc0",
-    )  # fmt: skip
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\x7f\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+        b"\xd4\x05\x00",
+        b"\xd5\x01\x00\x00",
+        b"\xc7\x08\x03" + bytes(8),
+        b"\xc7\x02\x01\x93\xc0",
+        b"\x91" * 5000,
+        b"\x81\xc0" * 2000,
+        b"\xca\x7f\xc0\x00\x00",
+        b"\xc1",
+        b"\xd6\xff\x00\x00\x00\x00",
+        b"\xc0",
+    )
     if not draw.randrange(3):
         return damaged(data, draw)
     at = draw.randrange(len(data))

@@ -38,10 +38,14 @@ ENTRIES = st.fixed_dictionaries(
 )
 WHOLE = st.builds(
     lambda kind, length, start: {
-        "dtype": kind, "shape": [length], "data_offsets": [start, start + length * WIDTHS[kind]],
+        "dtype": kind,
+        "shape": [length],
+        "data_offsets": [start, start + length * WIDTHS[kind]],
     },
-    st.sampled_from(list(WIDTHS)), st.integers(0, 8), st.sampled_from([0, 0, 8]),
-)  # fmt: skip
+    st.sampled_from(list(WIDTHS)),
+    st.integers(0, 8),
+    st.sampled_from([0, 0, 8]),
+)
 HEADERS = st.dictionaries(
     st.text(max_size=4) | st.just("__metadata__"),
     WHOLE | ENTRIES | st.text(max_size=3) | st.none() | NUMBERS,

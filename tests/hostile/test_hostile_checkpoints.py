@@ -182,10 +182,11 @@ BOMBS = {
     "lists in lists": b"\x91" * 10**6,
     "an unknown extension": b"\x81\xa1a\xd4\x55\x00",
     "an array of objects": b"\x81\xa1a\xc7\x0c\x01\x93\x91\x01\xa6object\xc4\x00",
-    "an array of 2**62 numbers": b"\x81\xa1a\xc7\x16\x01\x93\x91\xcf\x40" + bytes(7)
+    "an array of 2**62 numbers": b"\x81\xa1a\xc7\x16\x01\x93\x91\xcf\x40"
+    + bytes(7)
     + b"\xa7float32\xc4\x00",
     "two trees": b"\x80\x80",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
@@ -229,8 +230,16 @@ def test_a_pickle_in_pytorch_model_bin_never_runs(saved, tmp_path):
 
 def test_files_of_other_libraries_beside_the_weights_are_not_opened(saved, tmp_path):
     ran = tmp_path / "ran"
-    for name in ("optimizer.pt", "scheduler.pt", "training_args.bin", "rng_state.pth",
-                 "opt_state.msgpack", "tf_model.h5", "vocab.pkl", "adapter_model.bin"):  # fmt: skip
+    for name in (
+        "optimizer.pt",
+        "scheduler.pt",
+        "training_args.bin",
+        "rng_state.pth",
+        "opt_state.msgpack",
+        "tf_model.h5",
+        "vocab.pkl",
+        "adapter_model.bin",
+    ):
         (saved / name).write_bytes(pickle.dumps(Evil(ran)))
     assert load(saved)[1] and not ran.exists()
 

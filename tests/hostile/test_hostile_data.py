@@ -242,9 +242,17 @@ def test_a_shape_that_lies_is_refused(tmp_path, shape):
 
 @pytest.mark.parametrize(
     "change",
-    [{"tokens": 2**62}, {"tokens": -1}, {"documents": "2"}, {"documents": 10**30}, {"tokens": None},
-     {"pad_token_id": 2**40}, {"continues": [1]}, {"version": {}}],
-)  # fmt: skip
+    [
+        {"tokens": 2**62},
+        {"tokens": -1},
+        {"documents": "2"},
+        {"documents": 10**30},
+        {"tokens": None},
+        {"pad_token_id": 2**40},
+        {"continues": [1]},
+        {"version": {}},
+    ],
+)
 def test_the_header_of_a_store_that_lies_is_refused(tmp_path, change):
     chunks = [(np.arange(6, dtype=np.int32), np.array([2, 4]), None)]
     store.build(tmp_path / "s", lambda: chunks, {"fingerprint": "", "pad_token_id": 0})
@@ -321,10 +329,12 @@ def test_rows_that_are_null_are_refused(tmp_path, streaming):
         with pytest.raises(DataError, match=rf"a.jsonl:{at + 1} is null where an object is due"):
             load_splits(
                 DataArguments(
-                    train_file=[str(tmp_path / "a.jsonl")], streaming=streaming,
-                    data_cache_dir=str(tmp_path / "cache"), validation_split_percentage=0,
+                    train_file=[str(tmp_path / "a.jsonl")],
+                    streaming=streaming,
+                    data_cache_dir=str(tmp_path / "cache"),
+                    validation_split_percentage=0,
                 )
-            )  # fmt: skip
+            )
 
 
 def test_one_document_over_many_lines_may_hold_nulls(tmp_path):

@@ -22,10 +22,19 @@ QUICK = (
 )  # fmt: skip
 #: Subjects that lay out a model for every file, which takes a hundred times as long.
 MODELS = (
-    "safetensors-model", "msgpack-model", "pytorch-bin", "config-bert", "config-gpt2",
-    "config-marian", "config-twin", "config-vq", "config-training", "fp8-sidecar", "checkpoint",
+    "safetensors-model",
+    "msgpack-model",
+    "pytorch-bin",
+    "config-bert",
+    "config-gpt2",
+    "config-marian",
+    "config-twin",
+    "config-vq",
+    "config-training",
+    "fp8-sidecar",
+    "checkpoint",
     "checkpoint-unsealed",
-)  # fmt: skip
+)
 #: A log loses the lines that are torn; nothing of it is refused. (Commands that read say what is
 #: wrong, and end.)
 FORGIVING = ("log",)
@@ -73,9 +82,12 @@ def test_a_case_is_made_again_from_its_number():
 
     good = {
         "json": json.dumps({"a": 1, "b": [2, {"c": "d"}]}).encode(),
-        "lines": b'{"a": 1}\n{"a": 2}\n', "text": b"a,b\n1,2\n", "bytes": bytes(range(64)),
-        "msgpack": bytes(range(64)), "safetensors": _safetensors(),
-    }  # fmt: skip
+        "lines": b'{"a": 1}\n{"a": 2}\n',
+        "text": b"a,b\n1,2\n",
+        "bytes": bytes(range(64)),
+        "msgpack": bytes(range(64)),
+        "safetensors": _safetensors(),
+    }
     for name, mutate in mutators.MUTATORS.items():
         cases = [mutate(good[name], random.Random(seed)) for seed in range(50)]
         assert cases == [mutate(good[name], random.Random(seed)) for seed in range(50)]
@@ -100,6 +112,12 @@ class TestTheGuard:
     @pytest.mark.slow
     def test_every_kind_of_finding(self, outcomes):
         assert {number: outcome.how for number, outcome in outcomes.items()} == {
-            0: "escaped", 1: "crashed", 2: "swelled", 3: "acted", 4: "acted", 5: "acted",
-            6: "refused", 7: "read",
-        }  # fmt: skip
+            0: "escaped",
+            1: "crashed",
+            2: "swelled",
+            3: "acted",
+            4: "acted",
+            5: "acted",
+            6: "refused",
+            7: "read",
+        }

@@ -137,8 +137,9 @@ def test_the_pods_of_the_jobset_are_one_run(data, tmp_path):
     assert one.keys() == two.keys() == {1, 2, 3}
     assert max(abs(one[step] - two[step]) for step in one) < 1e-5
     assert json.loads((out / "wandb" / "seen.json").read_text()) == {
-        "project": "hfseq", "key": "k3y"
-    }  # fmt: skip
+        "project": "hfseq",
+        "key": "k3y",
+    }
     assert any((data / "cache").iterdir())
 
 
@@ -190,11 +191,16 @@ def test_the_batch_file_of_slurm_starts_one_run(data, tmp_path, template):
     (bin_ / "srun").chmod(0o755)
     # jax derives the coordinator's port from the job's number.
     env = machines.environment(
-        tmp_path / "m", TEMPLATE=template, SLURM_JOB_ID=4000 + os.getpid() % 90,
-        SLURM_SUBMIT_DIR=machines.ROOT, PATH=f"{bin_}:{os.environ['PATH']}",
-        TRAIN_FILE=data / "english-spanish.csv", OUTPUT_DIR=data / "out", http_proxy="nowhere:1",
+        tmp_path / "m",
+        TEMPLATE=template,
+        SLURM_JOB_ID=4000 + os.getpid() % 90,
+        SLURM_SUBMIT_DIR=machines.ROOT,
+        PATH=f"{bin_}:{os.environ['PATH']}",
+        TRAIN_FILE=data / "english-spanish.csv",
+        OUTPUT_DIR=data / "out",
+        http_proxy="nowhere:1",
         PEAK_TFLOPS="0.5",
-    )  # fmt: skip
+    )
     few = ["--max_steps", "3", "--profile", "1-2"] if template == "perf" else []
     command = ["bash", str(LAUNCH / "slurm.sbatch"), *TINY, "--report_to", "jsonl", *few]
     (text,) = machines.end([machines.start(command, env)], 0)
@@ -208,13 +214,15 @@ def test_the_batch_file_of_slurm_starts_one_run(data, tmp_path, template):
 @pytest.mark.slow
 def test_a_job_that_ran_out_of_time_is_queued_again(tmp_path):
     for name, text in (
-        ("srun", "#!/bin/sh\nexit 143\n"), ("scontrol", f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
-    ):  # fmt: skip
+        ("srun", "#!/bin/sh\nexit 143\n"),
+        ("scontrol", f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n'),
+    ):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     env = os.environ | {
-        "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(machines.ROOT),
+        "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": str(machines.ROOT),
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
-    }  # fmt: skip
+    }
     assert subprocess.run(["bash", str(LAUNCH / "slurm.sbatch")], env=env).returncode == 143
     assert (tmp_path / "asked").read_text() == "requeue 7\n"

@@ -16,10 +16,16 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "scripts" / "launch"
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"])
 NEEDED = {
-    "PROJECT_ID": "p", "REPO_NAME": "r", "BUCKET": "b", "SHARE": "10.0.0.2:/s", "IMAGE": "i:1",
-    "REPOSITORY": "https://example.org/r.git", "HF_TOKEN": "s3cret", "SLURM_JOB_ID": "7",
+    "PROJECT_ID": "p",
+    "REPO_NAME": "r",
+    "BUCKET": "b",
+    "SHARE": "10.0.0.2:/s",
+    "IMAGE": "i:1",
+    "REPOSITORY": "https://example.org/r.git",
+    "HF_TOKEN": "s3cret",
+    "SLURM_JOB_ID": "7",
     "SLURM_SUBMIT_DIR": str(ROOT),
-}  # fmt: skip
+}
 GKE, TPU = "gke_cluster.sh", "tpu.sh"
 TPU_VM, CLUSTERS = "gcloud compute tpus tpu-vm", "gcloud container clusters"
 AT = "hfseq --zone europe-west4-a"
@@ -30,9 +36,11 @@ REGISTRY = "us-central1-docker.pkg.dev/p/r"
 def dry(script: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     mine = {name: value for name, value in os.environ.items() if name not in NEEDED}
     return subprocess.run(
-        ["bash", str(LAUNCH / script), *words], env=mine | {"DRY_RUN": "1"} | variables, text=True,
+        ["bash", str(LAUNCH / script), *words],
+        env=mine | {"DRY_RUN": "1"} | variables,
+        text=True,
         capture_output=True,
-    )  # fmt: skip
+    )
 
 
 def prints(script: str, *words: str, **variables: str) -> list[list[str]]:
@@ -100,19 +108,26 @@ def test_a_dry_run_prints_the_commands(words, commands):
 SHOWN = {
     "image.sh": {"VARIANT": "cpu", "IMAGE": "other:2"},
     "gke_cluster.sh create": {
-        "CLUSTER": "mine", "ZONE": "europe-west1-b", "NODES": "3", "GPUS": "4",
-        "ACCELERATOR": "nvidia-l4", "MACHINE": "g2-standard-48",
+        "CLUSTER": "mine",
+        "ZONE": "europe-west1-b",
+        "NODES": "3",
+        "GPUS": "4",
+        "ACCELERATOR": "nvidia-l4",
+        "MACHINE": "g2-standard-48",
     },
     "gke_cluster.sh jobset": {"JOBSET_VERSION": "v0.9.0"},
     "tpu.sh create": {
-        "TPU_NAME": "mine", "ZONE": "us-central1-a", "TPU_TYPE": "v4-8", "TPU_VERSION": "v2-alpha",
+        "TPU_NAME": "mine",
+        "ZONE": "us-central1-a",
+        "TPU_TYPE": "v4-8",
+        "TPU_VERSION": "v2-alpha",
     },
     "tpu.sh bucket": {"BUCKET": "pail"},
     "tpu.sh install": {"REPOSITORY": "ssh://x/y", "SHARE": "10.9.9.9:/z"},
     "tpu.sh log": {"WORKER": "3"},
     "train.sh": {"TRAIN_FILE": "f.csv", "OUTPUT_DIR": "o", "PYTHON": "python3.13"},
     "perf.sh": {"PEAK_TFLOPS": "65", "OUTPUT_DIR": "o"},
-}  # fmt: skip
+}
 # Those that switch something, and are tested below by name.
 SWITCHES = {
     *("PUSH", "DRY_RUN", "SPOT", "IMAGE", "REGION", "IMAGE_NAME", "TAG", "WANDB_API_KEY"),

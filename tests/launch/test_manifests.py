@@ -28,15 +28,24 @@ MANIFESTS = sorted(LAUNCH.glob("*.yaml"))
 # A variable that a manifest or the image sets, and the test in which a started run acts on it.
 READ = {
     **dict.fromkeys(
-        ("JOBSET_NAME", "COORDINATOR_ADDRESS", "NUM_PROCESSES", "JOB_COMPLETION_INDEX",
-         "TRAIN_FILE", "OUTPUT_DIR", "WANDB_API_KEY", "WANDB_PROJECT", "HFSEQ_CACHE"),
+        (
+            "JOBSET_NAME",
+            "COORDINATOR_ADDRESS",
+            "NUM_PROCESSES",
+            "JOB_COMPLETION_INDEX",
+            "TRAIN_FILE",
+            "OUTPUT_DIR",
+            "WANDB_API_KEY",
+            "WANDB_PROJECT",
+            "HFSEQ_CACHE",
+        ),
         "launch/test_jobset_run.py::test_the_pods_of_the_jobset_are_one_run",
     ),
     "HF_TOKEN": "training/test_push.py::test_a_run_pushes_everything_and_loads_back_by_name",
     "HF_HOME": "launch/test_image.py::test_the_environment_of_the_image_acts",
     "PYTHONUNBUFFERED": "launch/test_image.py::test_the_environment_of_the_image_acts",
     "PATH": "launch/test_image.py::test_the_environment_of_the_image_acts",
-}  # fmt: skip
+}
 
 
 def documents(path: Path) -> list[dict[str, Any]]:

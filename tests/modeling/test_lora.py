@@ -66,8 +66,11 @@ def peft_model(name, folder):
     import transformers
 
     _, head, options = CASES[name]
-    tasks = {"CausalLM": "CAUSAL_LM", "SequenceClassification": "SEQ_CLS",
-             "Seq2SeqLM": "SEQ_2_SEQ_LM"}  # fmt: skip
+    tasks = {
+        "CausalLM": "CAUSAL_LM",
+        "SequenceClassification": "SEQ_CLS",
+        "Seq2SeqLM": "SEQ_2_SEQ_LM",
+    }
     torch.manual_seed(0)
     model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(folder)
     made = peft.LoraConfig(task_type=tasks.get(head), **options)
@@ -204,8 +207,11 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
         (folder / "adapter_config.json").write_text(before)
 
     refused(WeightsError, r"lora_A.weight is \(2, 32\); with the ranks .* it is \(3, 32\)", r=3)
-    refused(WeightsError, "lacks 8 of the tensors", target_modules=["q_proj", "k_proj", "v_proj",
-                                                                    "o_proj"])  # fmt: skip
+    refused(
+        WeightsError,
+        "lacks 8 of the tensors",
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+    )
     refused(UsageError, "target_modules query: no layer of this model", target_modules=["query"])
     refused(UsageError, "use_dora, which changes numbers", use_dora=True)
     refused(UsageError, "init_lora_weights='pissa'", init_lora_weights="pissa")
@@ -216,9 +222,10 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
     other = models.llama_config(num_hidden_layers=1)
     kind.from_config(other).save_pretrained(tmp_path / "shallow")
     refused(
-        WeightsError, r"not for this base, which lacks:\n  model.layers.1.self_attn.q_proj.lora_A",
+        WeightsError,
+        r"not for this base, which lacks:\n  model.layers.1.self_attn.q_proj.lora_A",
         base_model_name_or_path=str(tmp_path / "shallow"),
-    )  # fmt: skip
+    )
     with pytest.raises(UsageError, match="target_modules nope: no layer"):
         kind.from_pretrained(
             tmp_path / "base", peft_config=LoraConfig(2, target_modules=("q_proj", "nope"))

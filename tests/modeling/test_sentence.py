@@ -33,10 +33,13 @@ def one_by_one(model, text, modes, prompt=""):
     hidden = np.asarray(model(ids, np.ones_like(ids)).last_hidden_state[0], np.float64)
     weights = np.arange(1, len(hidden) + 1)[:, None]
     ways = {
-        "cls": hidden[0], "max": hidden.max(0), "mean": hidden.mean(0),
+        "cls": hidden[0],
+        "max": hidden.max(0),
+        "mean": hidden.mean(0),
         "mean_sqrt_len": hidden.sum(0) / np.sqrt(len(hidden)),
-        "weightedmean": (hidden * weights).sum(0) / weights.sum(), "lasttoken": hidden[-1],
-    }  # fmt: skip
+        "weightedmean": (hidden * weights).sum(0) / weights.sum(),
+        "lasttoken": hidden[-1],
+    }
     return np.concatenate([ways[mode] for mode in modes])
 
 
@@ -60,10 +63,14 @@ def test_the_files_are_written_and_read(folder, tmp_path, caplog):
     draw = np.random.default_rng(0)
     kernel = draw.normal(size=(32, 5)).astype(np.float32)
     said = Sentences(
-        ("mean",), dense=(Dense(kernel, np.ones(5, np.float32), "Tanh"),), normalize=True,
-        max_seq_length=12, do_lower_case=True, prompts={"query": "law: "},
+        ("mean",),
+        dense=(Dense(kernel, np.ones(5, np.float32), "Tanh"),),
+        normalize=True,
+        max_seq_length=12,
+        do_lower_case=True,
+        prompts={"query": "law: "},
         default_prompt_name="query",
-    )  # fmt: skip
+    )
     model.sentences = said
     model.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -83,8 +83,11 @@ def test_decoding_in_chunks_is_the_whole_model(run, encoded, expected, filled, c
     parts, start = [], 0
     for size in chunks:
         chosen = np.arange(start, start + size)
-        inputs = {"encoder_attention_mask": MASK, "past_key_values": cache,
-                  "decoder_position_ids": places(2, *chosen)}  # fmt: skip
+        inputs = {
+            "encoder_attention_mask": MASK,
+            "past_key_values": cache,
+            "decoder_position_ids": places(2, *chosen),
+        }
         output = run.decode(TARGET[:, chosen], encoded, inputs)
         cache, start = output.past_key_values, start + size
         parts.append(output.logits)
@@ -119,8 +122,11 @@ def test_stacked_and_recomputed_layers_decode_alike(options):
     cache = other.cache(2, 7, encoded, other.model.params)
     parts = []
     for chosen in (np.arange(4), np.arange(4, 7)):
-        inputs = {"encoder_attention_mask": MASK, "past_key_values": cache,
-                  "decoder_position_ids": places(2, *chosen)}  # fmt: skip
+        inputs = {
+            "encoder_attention_mask": MASK,
+            "past_key_values": cache,
+            "decoder_position_ids": places(2, *chosen),
+        }
         output = other.decode(TARGET[:, chosen], encoded, inputs)
         cache = kv_cache.reorder(output.past_key_values, jnp.arange(2))
         parts.append(output.logits)
@@ -130,9 +136,11 @@ def test_stacked_and_recomputed_layers_decode_alike(options):
 @pytest.mark.slow
 def test_beams_share_the_row_of_their_source(run, encoded):
     tokens = ids(6, 4, seed=2)
-    inputs = {"past_key_values": run.cache(6, 4, encoded, run.model.params),
-              "encoder_attention_mask": MASK, "decoder_position_ids": places(6, *range(4)),
-              }  # fmt: skip
+    inputs = {
+        "past_key_values": run.cache(6, 4, encoded, run.model.params),
+        "encoder_attention_mask": MASK,
+        "decoder_position_ids": places(6, *range(4)),
+    }
     folded = run.decode(tokens, encoded, inputs)
     apart = run.whole(SOURCE.repeat(3, 0), MASK.repeat(3, 0), tokens)
     assert close(folded.logits, apart)
@@ -152,12 +160,17 @@ def test_beams_have_cross_attentions_of_their_own(run, encoded):
 @pytest.mark.slow
 def test_reordered_beams_go_on_as_if_they_had_always_stood_there(run, encoded):
     tokens, rows = ids(4, 4, seed=3), np.array([1, 1, 3, 2])
-    prompt = {"past_key_values": run.cache(4, 4, encoded, run.model.params),
-              "encoder_attention_mask": MASK, "decoder_position_ids": places(4, *range(3)),
-              }  # fmt: skip
+    prompt = {
+        "past_key_values": run.cache(4, 4, encoded, run.model.params),
+        "encoder_attention_mask": MASK,
+        "decoder_position_ids": places(4, *range(3)),
+    }
     cache = run.decode(tokens[:, :3], encoded, prompt).past_key_values
-    following = {**prompt, "past_key_values": kv_cache.reorder(cache, rows),
-                 "decoder_position_ids": places(4, 3)}  # fmt: skip
+    following = {
+        **prompt,
+        "past_key_values": kv_cache.reorder(cache, rows),
+        "decoder_position_ids": places(4, 3),
+    }
     step = run.decode(tokens[:, 3:], encoded, following).logits
     history = np.concatenate([tokens[rows, :3], tokens[:, 3:]], 1)
     whole = run.whole(SOURCE.repeat(2, 0), MASK.repeat(2, 0), history)
@@ -166,12 +179,17 @@ def test_reordered_beams_go_on_as_if_they_had_always_stood_there(run, encoded):
 
 @pytest.mark.slow
 def test_rewound_cache_forgets_what_came_later(run, encoded):
-    inputs = {"past_key_values": run.cache(2, 4, encoded, run.model.params),
-              "encoder_attention_mask": MASK, "decoder_position_ids": places(2, *range(4)),
-              }  # fmt: skip
+    inputs = {
+        "past_key_values": run.cache(2, 4, encoded, run.model.params),
+        "encoder_attention_mask": MASK,
+        "decoder_position_ids": places(2, *range(4)),
+    }
     cache = run.decode(TARGET[:, :4], encoded, inputs).past_key_values
-    back = {**inputs, "past_key_values": kv_cache.rewind(cache, 2),
-            "decoder_position_ids": places(2, 2, 3)}  # fmt: skip
+    back = {
+        **inputs,
+        "past_key_values": kv_cache.rewind(cache, 2),
+        "decoder_position_ids": places(2, 2, 3),
+    }
     other = ids(2, 2, seed=5)
     again = run.decode(other, encoded, back).logits
     whole = run.whole(SOURCE, MASK, np.concatenate([TARGET[:, :2], other], 1))

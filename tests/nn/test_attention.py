@@ -329,16 +329,24 @@ def test_the_choice_is_a_table_of_facts():
     ]  # fmt: skip
     tpu = {"platform": "tpu", "capability": None}
     assert [
-        name(**tpu), name(**tpu, **packed, causal=True), name(**tpu, window=(64, 64)),
-        name(**tpu, dropout=0.1), name(**tpu, **bias), name(**tpu, queries=64),
+        name(**tpu),
+        name(**tpu, **packed, causal=True),
+        name(**tpu, window=(64, 64)),
+        name(**tpu, dropout=0.1),
+        name(**tpu, **bias),
+        name(**tpu, queries=64),
         name(**tpu, queries=1),
-    ] == ["splash"] * 3 + ["explicit"] * 4  # fmt: skip
+    ] == ["splash"] * 3 + ["explicit"] * 4
     one, many = {"platform": "cpu", "devices": 1}, {"platform": "cpu", "devices": 8}
     single = {"dtype": "float32", "capability": None}
     assert [
-        name(**one, **single), name(**one, **single, batch=1, queries=64, keys=64),
-        name(**one, queries=1), name(**many, **single), name(**many), name(platform="rocm"),
-    ] == ["blocked", "direct", "few_queries", "xla", "explicit", "xla"]  # fmt: skip
+        name(**one, **single),
+        name(**one, **single, batch=1, queries=64, keys=64),
+        name(**one, queries=1),
+        name(**many, **single),
+        name(**many),
+        name(platform="rocm"),
+    ] == ["blocked", "direct", "few_queries", "xla", "explicit", "xla"]
 
 
 def test_a_device_of_another_process_is_not_asked_for_its_memory(monkeypatch):

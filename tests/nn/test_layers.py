@@ -207,9 +207,13 @@ def test_convolutions_and_their_gradients_are_those_of_pytorch(size, options):
     weight = torch.from_numpy(np.asarray(layer.kernel[...]).transpose(axes).copy()).requires_grad_()
     bias = None if layer.bias is None else torch.from_numpy(np.array(layer.bias[...]))
     theirs = functions[len(size)](
-        given, weight, bias, layer.stride, [pair[0] for pair in layer.padding],
+        given,
+        weight,
+        bias,
+        layer.stride,
+        [pair[0] for pair in layer.padding],
         groups=layer.groups,
-    )  # fmt: skip
+    )
     assert close(layer(jnp.asarray(x)), theirs.detach().numpy().transpose(last), 1e-5)
     theirs.sin().sum().backward()
     graph, state = nnx.split(layer)

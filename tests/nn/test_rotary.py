@@ -20,23 +20,35 @@ KINDS = {
     "default": {},
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 2.0},
-    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 32},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
-    "yarn with magnitudes": {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7,
-                             "mscale_all_dim": 1.1, "truncate": False, "beta_fast": 8},
+    "yarn with magnitudes": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.1,
+        "truncate": False,
+        "beta_fast": 8,
+    },
     "longrope": {"original_max_position_embeddings": 24, **FACTORS},
     "partial": {"partial_rotary_factor": 0.5},
-}  # fmt: skip
+}
 
 
 def config(kind, **changes):
     name = kind.partition(" ")[0]
     rope = {"rope_type": name if name in ROPE_TYPES else "default", "rope_theta": 500.0}
     return LlamaConfig(
-        hidden_size=32, num_attention_heads=2, max_position_embeddings=LONGEST,
+        hidden_size=32,
+        num_attention_heads=2,
+        max_position_embeddings=LONGEST,
         rope_parameters=rope | KINDS[kind] | changes,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("length", [20, 100])

@@ -25,12 +25,13 @@ def described(queries, keys, *, segments, lengths=False, dense=False, causal=Fal
     other[0] = 0  # nothing is there, or nothing but padding
     counts, mask = np.array([0, 2, keys]), random.random((BATCH, 1, 1, keys)) < 0.5
     visible = Visible(
-        causal=causal, window=window,
+        causal=causal,
+        window=window,
         query_segments=jnp.asarray(own) if segments in ("same", "both") else None,
         key_segments=jnp.asarray(other) if segments in ("keys", "both") else None,
         key_lengths=jnp.asarray(counts) if lengths else None,
         dense=jnp.asarray(mask) if dense else None,
-    )  # fmt: skip
+    )
     meant = np.zeros((BATCH, queries, keys), bool)
     for row, query, key in itertools.product(range(BATCH), range(queries), range(keys)):
         place = query + keys - queries
@@ -66,12 +67,16 @@ def test_a_description_means_its_mask_and_knows_who_sees_nothing(case):
         np.testing.assert_array_equal(array[:, 0], meant)
         seeing = visible.sees_any(queries, keys)
         seeing = True if seeing is None else np.broadcast_to(seeing, (BATCH, 1, queries, 1))
-        np.testing.assert_array_equal(np.broadcast_to(seeing, (BATCH, 1, queries, 1))[:, 0, :, 0],
-                                      meant.any(-1))  # fmt: skip
+        np.testing.assert_array_equal(
+            np.broadcast_to(seeing, (BATCH, 1, queries, 1))[:, 0, :, 0], meant.any(-1)
+        )
         part = visible.part(1, 4, 4).without_band(4)
         band = visible.band(3, 4, keys - queries + 1)
-        cut = np.ones((BATCH, 3, 4), bool) if part is None else np.broadcast_to(
-            part, (BATCH, 1, 3, 4))[:, 0]  # fmt: skip
+        cut = (
+            np.ones((BATCH, 3, 4), bool)
+            if part is None
+            else np.broadcast_to(part, (BATCH, 1, 3, 4))[:, 0]
+        )
         cut = cut if band is None else cut & np.asarray(band)
         np.testing.assert_array_equal(cut, meant[:, 1:4, :4])
 

@@ -18,9 +18,12 @@ from tests.objectives.conftest import numbers
 from tests.support.models import bert_config, roberta_config, vq_transformer_config
 
 PAIRS = [
-    ("a cat sat there", "a dog", "yes"), ("the dog sat", "nobody sat", "no"),
-    ("cats sit", "a cat", "yes"), ("a dog", "the dog", "no"), ("one cat and a dog", "two", "no"),
-]  # fmt: skip
+    ("a cat sat there", "a dog", "yes"),
+    ("the dog sat", "nobody sat", "no"),
+    ("cats sit", "a cat", "yes"),
+    ("a dog", "the dog", "no"),
+    ("one cat and a dog", "two", "no"),
+]
 
 
 @pytest.fixture
@@ -201,11 +204,14 @@ def test_scores_are_of_all_rows_and_of_each_part(made):
         (pairs(), {}, ("accuracy", "f1", "matthews_correlation")),
         (scored(["a", "b", "c"]), {}, ("accuracy", "f1_macro", "matthews_correlation")),
         (scored([0.5, 1.5]), {}, ("pearson", "spearmanr")),
-        (scored(["0", "1"]), {"task_name": "cola", "sentence1_column": "text"},
-         ("matthews_correlation", "accuracy")),
+        (
+            scored(["0", "1"]),
+            {"task_name": "cola", "sentence1_column": "text"},
+            ("matthews_correlation", "accuracy"),
+        ),
         (pairs(), {"metrics": ["f1"]}, ("f1",)),
     ],
-)  # fmt: skip
+)
 def test_metrics_are_those_of_the_task(made, records, flags, expected):
     assert made(records, **flags)[0].metric_names == expected
 

@@ -57,8 +57,11 @@ def test_across_documents_every_token_but_the_first_is_a_target():
 def test_a_line_ends_where_it_is_cut():
     rows = LineRows(store_of(DOCUMENTS), 4, pad_to_max_length=True).fetch(np.arange(4))
     assert labels_of(rows) == [
-        [6, 7, -100, -100], [9, 10, 11, -100], [-100] * 4, [16, -100, -100, -100],
-    ]  # fmt: skip
+        [6, 7, -100, -100],
+        [9, 10, 11, -100],
+        [-100] * 4,
+        [16, -100, -100, -100],
+    ]
 
 
 def test_rows_that_only_fill_the_batch_have_no_targets():
@@ -105,8 +108,10 @@ def test_a_token_is_predicted_from_those_before_it_only(model):
 def test_perplexities_are_per_token_and_per_word():
     totals = {"loss": 60.0, "count": 20, "correct": 5}
     assert objective().metrics(totals) == {
-        "loss": 3.0, "perplexity": pytest.approx(math.exp(3)), "accuracy": 0.25,
-    }  # fmt: skip
+        "loss": 3.0,
+        "perplexity": pytest.approx(math.exp(3)),
+        "accuracy": 0.25,
+    }
     with_words = objective().metrics(totals | {"words": 15})
     assert with_words["word_perplexity"] == pytest.approx(math.exp(60 / 15))
 

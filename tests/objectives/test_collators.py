@@ -13,9 +13,15 @@ from tests.data.samples import make_texts
 def t5_collator(tokenizer, length=32, seed=0):
     raw, targets = compute_input_and_target_lengths(length, 0.15, 3.0)
     return raw, FlaxDataCollatorForT5MLM(
-        tokenizer=tokenizer, noise_density=0.15, mean_noise_span_length=3.0, input_length=length,
-        target_length=targets, pad_token_id=0, decoder_start_token_id=0, seed=seed,
-    )  # fmt: skip
+        tokenizer=tokenizer,
+        noise_density=0.15,
+        mean_noise_span_length=3.0,
+        input_length=length,
+        target_length=targets,
+        pad_token_id=0,
+        decoder_start_token_id=0,
+        seed=seed,
+    )
 
 
 def examples_of(count, length, high=70):

@@ -137,8 +137,10 @@ def test_tiny_and_empty_rows_are_served():
 def test_a_row_is_noised_alike_in_any_company_and_width():
     ids, ordinary, segments = make_rows(6, 60)
     whole = fill(ids, ordinary, segments)
-    wide = [np.pad(a[[4, 1]], ((0, 0), (0, 30)), constant_values=v)
-            for a, v in ((ids, PAD), (ordinary, False), (segments, 0))]  # fmt: skip
+    wide = [
+        np.pad(a[[4, 1]], ((0, 0), (0, 30)), constant_values=v)
+        for a, v in ((ids, PAD), (ordinary, False), (segments, 0))
+    ]
     part = fill(*wide, random=RowRandom(0, 0, np.array([4, 1])))
     for a, b in zip(whole, part, strict=True):
         np.testing.assert_array_equal(a[[4, 1]], b[:, :60])

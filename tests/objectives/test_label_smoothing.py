@@ -38,8 +38,9 @@ def ours(logits, labels=LABELS, size=None, smoothing=S):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 def test_loss_and_derivative_are_those_of_the_formula(smoothing):
-    for a, b in zip(ours(LOGITS, smoothing=smoothing), naive(LOGITS, LABELS, smoothing),
-                    strict=True):  # fmt: skip
+    for a, b in zip(
+        ours(LOGITS, smoothing=smoothing), naive(LOGITS, LABELS, smoothing), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
 
 

@@ -12,8 +12,14 @@ from hfseq.errors import UsageError
 from hfseq.objectives.pretraining import ReplacedTokens, SentenceOrder
 from tests.objectives.conftest import loss_of_batch, numbers, rows_of
 
-SIZES = {"vocab_size": 400, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-         "intermediate_size": 24, "max_position_embeddings": 64}  # fmt: skip
+SIZES = {
+    "vocab_size": 400,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}
 DOCUMENTS = [list(range(20 + 40 * n, 45 + 40 * n + n)) for n in range(8)]
 
 
@@ -53,9 +59,13 @@ def test_loss_of_replaced_tokens_is_that_of_numpy(objective):
     model = FlaxElectraForPreTraining(made.config, seed=1)
     batch = made.collate(rows, numbers(rows), 1)
     logits = np.asarray(
-        model(batch["input_ids"], (batch["segment_ids"] > 0).astype(int),
-              segment_ids=batch["segment_ids"]).logits, np.float64,
-    )  # fmt: skip
+        model(
+            batch["input_ids"],
+            (batch["segment_ids"] > 0).astype(int),
+            segment_ids=batch["segment_ids"],
+        ).logits,
+        np.float64,
+    )
     chance, labels = 1 / (1 + np.exp(-logits)), batch["labels"]
     each = -np.log(np.where(labels == 1, chance, 1 - chance))
     total, count = loss_of_batch(made, model, batch)
@@ -87,9 +97,10 @@ def test_loss_of_order_weighs_as_much_as_that_of_masked_tokens(objective):
     model, rows = FlaxAlbertForPreTraining(made.config, seed=1), rows_of(DOCUMENTS, 29)
     batch = made.collate(rows, numbers(rows), 1)
     output = model(
-        batch["input_ids"], attention_mask=(batch["segment_ids"] > 0).astype(int),
+        batch["input_ids"],
+        attention_mask=(batch["segment_ids"] > 0).astype(int),
         token_type_ids=batch["token_type_ids"],
-    )  # fmt: skip
+    )
 
     def cross_entropy(logits, labels):
         logits = np.asarray(logits, np.float64)

@@ -35,9 +35,14 @@ def documents(count, seed=0):
 
 
 @pytest.mark.parametrize(
-    "flags", [{}, {"mlm_probability": 0.5}, {"mean_noise_span_length": 1.0},
-              {"mlm_probability": 0.25, "mean_noise_span_length": 2.0}],
-)  # fmt: skip
+    "flags",
+    [
+        {},
+        {"mlm_probability": 0.5},
+        {"mean_noise_span_length": 1.0},
+        {"mlm_probability": 0.25, "mean_noise_span_length": 2.0},
+    ],
+)
 @pytest.mark.parametrize("length", [32, 128])
 def test_inputs_have_exactly_the_length_asked_for(tokenizer, length, flags):
     task = objective(tokenizer, **flags)
@@ -153,10 +158,12 @@ def test_the_loss_is_that_of_the_labels_and_does_not_see_padding(tokenizer):
     short = {name: array[-1:] for name, array in rows.items()}
     padded = task.collate(short, numbers(short), 1)
     real = int(padded["segment_ids"].sum()), int((padded["labels"] != -100).sum())
-    cut = {"input_ids": padded["input_ids"][:, : real[0]],
-           "segment_ids": padded["segment_ids"][:, : real[0]],
-           "decoder_input_ids": padded["decoder_input_ids"][:, : real[1]],
-           "labels": padded["labels"][:, : real[1]]}  # fmt: skip
+    cut = {
+        "input_ids": padded["input_ids"][:, : real[0]],
+        "segment_ids": padded["segment_ids"][:, : real[0]],
+        "decoder_input_ids": padded["decoder_input_ids"][:, : real[1]],
+        "labels": padded["labels"][:, : real[1]],
+    }
     assert cut["input_ids"].size < padded["input_ids"].size
     total, count = loss_of_batch(task, model, padded)
     assert count == real[1]

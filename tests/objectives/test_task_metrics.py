@@ -99,8 +99,10 @@ def test_the_best_spans_are_those_of_all_pairs():
             first, last = np.argsort(-start)[:4], np.argsort(-end)[:4]
             every += [
                 (start[a] + end[b], spans[a, 0], spans[b, 1])
-                for a in first for b in last if 3 <= a <= b < a + 3
-            ]  # fmt: skip
+                for a in first
+                for b in last
+                if 3 <= a <= b < a + 3
+            ]
         wanted = sorted(every, reverse=True)[:4]
         ours = [(one.score, one.start, one.end) for one in found]
         assert np.allclose(np.ravel(ours), np.ravel(wanted))

@@ -15,8 +15,11 @@ from hfseq.objectives.translation import Translation
 from tests.data.samples import make_texts
 from tests.objectives.conftest import loss_of, numbers
 
-SIDES = {f"{side}_{name}": n for side in ("encoder", "decoder")
-         for name, n in {"layers": 1, "attention_heads": 4, "ffn_dim": 48}.items()}  # fmt: skip
+SIDES = {
+    f"{side}_{name}": n
+    for side in ("encoder", "decoder")
+    for name, n in {"layers": 1, "attention_heads": 4, "ffn_dim": 48}.items()
+}
 SIZES = {
     "bart": {"d_model": 32, "max_position_embeddings": 64, **SIDES},
     "marian": {"d_model": 32, "max_position_embeddings": 64, **SIDES},
@@ -40,8 +43,11 @@ def task_of(tokenizer, tmp_path):
 
         spec = plugins.load().architectures.get(model_type)
         kind = spec.load_config()
-        off = {name: 0.0 for name in ("dropout", "attention_dropout", "dropout_rate")
-               if hasattr(kind(), name)}  # fmt: skip
+        off = {
+            name: 0.0
+            for name in ("dropout", "attention_dropout", "dropout_rate")
+            if hasattr(kind(), name)
+        }
         config = kind(vocab_size=len(tokenizer), **SIZES[model_type], **off)
         Translation.configure(config, tokenizer, fresh=True)
         flags = {"max_source_length": 60, "max_target_length": 50, **flags}
@@ -119,8 +125,10 @@ def test_training_smooths_and_reports_plain_cross_entropy_beside(task_of, splits
     rows = every_row(task.make_rows(splits, "validation", 60)[0])
     batch = task.collate(rows, numbers(rows), 1)
     plain, _ = task_of(load=False, label_smoothing_factor=0.0)
-    step = jax.jit(lambda task, train: task.loss(model, model.params, batch, None, train),
-                   static_argnums=(0, 1))  # fmt: skip
+    step = jax.jit(
+        lambda task, train: task.loss(model, model.params, batch, None, train),
+        static_argnums=(0, 1),
+    )
     found = {}
     for train in (False, True):
         total, count, more = step(task, train)
@@ -137,9 +145,11 @@ def test_training_smooths_and_reports_plain_cross_entropy_beside(task_of, splits
 def test_a_model_that_cannot_keep_pairs_apart_gets_one_a_row(task_of, splits, messages):
     task, model = task_of(load=False)
     blind = types.SimpleNamespace(
-        config=model.config, takes=lambda name: "segment" not in name, max_length=lambda: 64,
+        config=model.config,
+        takes=lambda name: "segment" not in name,
+        max_length=lambda: 64,
         generation_config=model.generation_config,
-    )  # fmt: skip
+    )
     other = Translation(task.arguments, task.tokenizer, task.config)
     other.prepare(blind)
     assert isinstance(other.make_rows(splits, "train", 60)[0], PairRows)
@@ -172,8 +182,9 @@ def test_lengths_beyond_the_position_table_are_refused(task_of):
 def test_a_fresh_model_has_the_tokenizers_special_tokens(task_of, tokenizer, model_type):
     config = task_of(model_type, load=False)[0].config
     assert (config.pad_token_id, config.eos_token_id) == (
-        tokenizer.pad_token_id, tokenizer.eos_token_id,
-    )  # fmt: skip
+        tokenizer.pad_token_id,
+        tokenizer.eos_token_id,
+    )
     # BART starts with its end of text, the others with padding.
     expected = 2 if model_type == "bart" else tokenizer.pad_token_id
     assert config.decoder_start_token_id == expected
@@ -224,9 +235,11 @@ def test_the_loss_is_over_the_vocabulary_of_the_targets(tokenizer):
     ids = np.random.default_rng(0).integers(4, 90, (2, 7)).astype(np.int32)
     ids[0, 0] = 89
     batch = {
-        "input_ids": ids % 60, "segment_ids": np.ones_like(ids), "decoder_input_ids": ids,
+        "input_ids": ids % 60,
+        "segment_ids": np.ones_like(ids),
+        "decoder_input_ids": ids,
         "labels": ids,
-    }  # fmt: skip
+    }
     total, count, _ = task.loss(model, model.params, batch, None, False)
     given = np.asarray(model(ids % 60, decoder_input_ids=ids).logits, np.float64)
     logs = given - np.log(np.exp(given).sum(-1, keepdims=True))

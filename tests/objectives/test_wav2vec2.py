@@ -15,9 +15,17 @@ from hfseq_plugins.wav2vec2.modeling import FlaxWav2Vec2ForPreTraining
 from tests.support import models
 
 STILL = dict.fromkeys(
-    ("hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout",
-     "feat_quantizer_dropout", "final_dropout", "layerdrop"), 0.0,
-)  # fmt: skip
+    (
+        "hidden_dropout",
+        "activation_dropout",
+        "attention_dropout",
+        "feat_proj_dropout",
+        "feat_quantizer_dropout",
+        "final_dropout",
+        "layerdrop",
+    ),
+    0.0,
+)
 STABLE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 
 
@@ -93,16 +101,23 @@ def test_loss_and_gradients_are_those_of_pytorch(kind, train, tmp_path, monkeypa
     theirs.set_gumbel_temperature(1.7)
     whole = negatives + width * np.arange(3)[:, None, None]
     found = theirs(
-        torch.tensor(values), attention_mask=torch.tensor(attend).long() if kind else None,
-        mask_time_indices=torch.tensor(hidden), sampled_negative_indices=torch.tensor(whole),
-    )  # fmt: skip
+        torch.tensor(values),
+        attention_mask=torch.tensor(attend).long() if kind else None,
+        mask_time_indices=torch.tensor(hidden),
+        sampled_negative_indices=torch.tensor(whole),
+    )
     (found.loss / int(hidden.sum())).backward()  # as PyTorch's script scales its gradients
 
     objective = object.__new__(Wav2Vec2)
     objective.config = config
     objective.arguments = Wav2Vec2.data_arguments()
-    batch = {"input_values": values, "hidden": hidden, "negatives": negatives, "frames": frames,
-             "temperature": np.full(3, 1.7, np.float32)}  # fmt: skip
+    batch = {
+        "input_values": values,
+        "hidden": hidden,
+        "negatives": negatives,
+        "frames": frames,
+        "temperature": np.full(3, 1.7, np.float32),
+    }
     if kind:
         batch["attention_mask"] = attend
     batch = {name: jnp.asarray(array) for name, array in batch.items()}

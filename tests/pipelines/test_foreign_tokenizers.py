@@ -42,11 +42,17 @@ def roberta(tmp_path) -> Path:
 
     tokenizer = train_tokenizer([TEXTS], "roberta", None, 300, tmp_path)
     config = RobertaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=40, pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
         type_vocab_size=1,
-    )  # fmt: skip
+    )
     hfseq.FlaxRobertaForMaskedLM(config).save_pretrained(tmp_path)
     return tmp_path
 

@@ -248,12 +248,17 @@ def test_samples_are_those_of_the_harness_own_model(folder, tasks, shots, chat):
     names = ["riddles", "surprises", "stories"]
     ours, theirs = (
         simple_evaluate(
-            model=model, model_args={"pretrained": str(folder), "dtype": "float32"}, tasks=names,
+            model=model,
+            model_args={"pretrained": str(folder), "dtype": "float32"},
+            tasks=names,
             task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-            num_fewshot=shots, batch_size=4, apply_chat_template=chat, device="cpu",
+            num_fewshot=shots,
+            batch_size=4,
+            apply_chat_template=chat,
+            device="cpu",
         )
         for model in ("hfseq", "hf")
-    )  # fmt: skip
+    )
     for name in names:
         for one, other in zip(ours["samples"][name], theirs["samples"][name], strict=True):
             for (mine,), (right,) in zip(one["resps"], other["resps"], strict=True):
@@ -287,14 +292,16 @@ def test_the_command_prints_the_table_of_the_harness(folder, tasks, tmp_path, ca
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tasks", "ridles"], "--tasks ridles: there is no such task, group, tag or file; near "
-         "names are riddles"),
+        (
+            ["--tasks", "ridles"],
+            "--tasks ridles: there is no such task, group, tag or file; near names are riddles",
+        ),
         (["--tasks", "riddles", "--limit", "0"], "--limit 0.0: give a number above 0"),
         (["--tasks", "riddles", "--batch_size", "0"], "--batch_size 0: give a number of at least"),
         (["--tasks", "riddles", "--output", "/no/where/x"], "/no/where/x: there is no such dir"),
         (["--tasks", "riddles", "--include_path", "/no/where"], "/no/where is no directory"),
     ],
-)  # fmt: skip
+)
 def test_wrong_usage_is_told_before_anything_is_loaded(
     folder, tasks, flags, message, capsys, monkeypatch
 ):

@@ -36,8 +36,19 @@ def classifier(tmp_path_factory):
 def test_classes_are_those_of_the_model_and_broken_files_are_told(classifier, tmp_path, capsys):
     bad_pictures(tmp_path / "bad")
     good = DATA / "pictures" / "dark"
-    code = main(["classify", str(classifier), str(good), str(tmp_path / "bad"), "--json",
-                 "--top_k", "2", "--batch_size", "3"])  # fmt: skip
+    code = main(
+        [
+            "classify",
+            str(classifier),
+            str(good),
+            str(tmp_path / "bad"),
+            "--json",
+            "--top_k",
+            "2",
+            "--batch_size",
+            "3",
+        ]
+    )
     captured = capsys.readouterr()
     found = [json.loads(line) for line in captured.out.splitlines()]
     assert code == 1 and len(found) == 8 + 6 and "6 of 14 pictures" in captured.err
@@ -86,8 +97,11 @@ def test_captions_are_those_that_the_model_generates(capsys):
     ],
 )
 def test_wrong_usage_is_one_line(words, told, classifier, capsys):
-    places = {"MODEL": DATA / "writer", "CLASSES": classifier,
-              "PICTURE": DATA / "pictures" / "light" / "2.png"}  # fmt: skip
+    places = {
+        "MODEL": DATA / "writer",
+        "CLASSES": classifier,
+        "PICTURE": DATA / "pictures" / "light" / "2.png",
+    }
     assert main([str(places.get(word, word)) for word in words]) in (1, 2)
     captured = capsys.readouterr()
     assert told in captured.err and len(captured.err.strip().splitlines()) == 1

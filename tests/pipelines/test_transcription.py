@@ -52,8 +52,11 @@ def files(tmp_path_factory):
 
 
 def test_subtitles():
-    made = Transcript("a", 3700.0, [Segment(0, 1.5, "Hello"), Segment(2, 3, ""),
-                                    Segment(3661.5, 3662.25, "there")])  # fmt: skip
+    made = Transcript(
+        "a",
+        3700.0,
+        [Segment(0, 1.5, "Hello"), Segment(2, 3, ""), Segment(3661.5, 3662.25, "there")],
+    )
     assert made.text == "Hello there"
     assert made.srt() == (
         "1\n00:00:00,000 --> 00:00:01,500\nHello\n\n2\n01:01:01,500 --> 01:01:02,250\nthere\n"

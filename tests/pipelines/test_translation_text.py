@@ -26,8 +26,12 @@ def test_rows_end_at_the_end_token_or_at_padding_or_at_the_limit():
         [PAD, EOS, *numbers("xyz")],
     ]
     assert decode(np.array(rows)) == [
-        ("ab", True), ("abc", False), ("abcd", False), ("ab", False), ("", True),
-    ]  # fmt: skip
+        ("ab", True),
+        ("abc", False),
+        ("abcd", False),
+        ("ab", False),
+        ("", True),
+    ]
 
 
 def test_a_tokenizer_with_two_vocabularies_is_asked_for_the_target():
@@ -46,10 +50,14 @@ def test_a_tokenizer_with_two_vocabularies_is_asked_for_the_target():
 @pytest.mark.parametrize(
     ("positions", "own", "asked", "limit"),
     [
-        (64, 512, None, 64), (64, 512, 100, 64), (64, 512, 10, 10),
-        (None, 512, None, 512), (None, 512, 2000, 2000), (None, int(1e30), None, 1024),
+        (64, 512, None, 64),
+        (64, 512, 100, 64),
+        (64, 512, 10, 10),
+        (None, 512, None, 512),
+        (None, 512, 2000, 2000),
+        (None, int(1e30), None, 1024),
     ],
-)  # fmt: skip
+)
 def test_the_limit_of_the_source_is_the_smallest_that_binds(positions, own, asked, limit):
     tokenizer = CharacterTokenizer()
     tokenizer.model_max_length = own
@@ -65,9 +73,12 @@ def marian(tmp_path) -> Path:
     pieces = {">>fra<<": None}
     for side, texts in words.items():
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts), model_prefix=str(tmp_path / side), vocab_size=60,
-            hard_vocab_limit=False, minloglevel=2,
-        )  # fmt: skip
+            sentence_iterator=iter(texts),
+            model_prefix=str(tmp_path / side),
+            vocab_size=60,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
         (tmp_path / f"{side}.model").rename(tmp_path / f"{side}.spm")
         model = sentencepiece.SentencePieceProcessor(str(tmp_path / f"{side}.spm"))
         pieces |= dict.fromkeys(model.id_to_piece(i) for i in range(3, len(model)))

@@ -220,9 +220,13 @@ def test_the_position_table_limits_the_source():
 def test_wrong_options_are_named_together():
     with pytest.raises(UsageError) as caught:
         echo(
-            positions=16, num_beams=2, num_return_sequences=3, batch_size=0, max_new_tokens=17,
+            positions=16,
+            num_beams=2,
+            num_return_sequences=3,
+            batch_size=0,
+            max_new_tokens=17,
             long_lines="cut",
-        )  # fmt: skip
+        )
     for part in ("batch_size 0", "num_return_sequences 3", "at most 15", "long_lines cut"):
         assert part in str(caught.value)
 

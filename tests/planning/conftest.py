@@ -18,8 +18,14 @@ def options() -> Callable[..., Options]:
     """Options of a plan for a tiny GPT-2 on eight devices; keywords add or replace some."""
 
     def make(**changes: Any) -> Options:
-        values = {"config": "gpt2", "config_overrides": GPT2, "devices": "h200:8", "length": 16,
-                  "precision": "float32", "per_device_train_batch_size": 2}  # fmt: skip
+        values = {
+            "config": "gpt2",
+            "config_overrides": GPT2,
+            "devices": "h200:8",
+            "length": 16,
+            "precision": "float32",
+            "per_device_train_batch_size": 2,
+        }
         return Options(**(values | changes))
 
     return make

@@ -23,11 +23,17 @@ def planned(loop, **changes) -> Options:
     """The options of a plan of the run that ``loop`` made."""
     training = loop.run.arguments.training
     return Options(
-        config=str(loop.folder), devices=f"h200:{loop.run.mesh.size}", mesh=training.mesh,
-        objective=loop.run.objective.name, length=32, global_batch_size=loop.run.batch.rows,
-        gradient_accumulation_steps=loop.run.batch.micro, optim=training.optim, precision="float32",
+        config=str(loop.folder),
+        devices=f"h200:{loop.run.mesh.size}",
+        mesh=training.mesh,
+        objective=loop.run.objective.name,
+        length=32,
+        global_batch_size=loop.run.batch.rows,
+        gradient_accumulation_steps=loop.run.batch.micro,
+        optim=training.optim,
+        precision="float32",
         **({"no_compile": True} | changes),
-    )  # fmt: skip
+    )
 
 
 def first_batch(loop):
@@ -48,9 +54,13 @@ def first_batch(loop):
 )
 def test_bytes_on_a_device_are_those_of_the_arrays_of_a_run(train, mesh, objective, optimizer):
     loop = train(
-        mesh=mesh, objective=objective, optim=optimizer, max_steps=2, do_train=True,
+        mesh=mesh,
+        objective=objective,
+        optim=optimizer,
+        max_steps=2,
+        do_train=True,
         save_strategy="no",
-    )  # fmt: skip
+    )
     options = planned(loop)
     plan = make_plan(options)
     state = loop.state
@@ -71,8 +81,9 @@ def test_bytes_on_a_device_are_those_of_the_arrays_of_a_run(train, mesh, objecti
 
 @pytest.mark.slow
 def test_a_program_of_the_plan_is_that_of_the_run(train):
-    loop = train(mesh="data=2,fsdp=4", objective="clm", max_steps=2, do_train=True,
-                 save_strategy="no")  # fmt: skip
+    loop = train(
+        mesh="data=2,fsdp=4", objective="clm", max_steps=2, do_train=True, save_strategy="no"
+    )
     batch = first_batch(loop)
     memory = loop.run.step_function().lower(loop.state, {}, batch).compile().memory_analysis()
     options = planned(loop)

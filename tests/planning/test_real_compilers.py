@@ -40,18 +40,33 @@ def test_attention_is_chosen_for_the_devices_of_the_plan(options, monkeypatch):
 
 
 def test_attention_that_was_named_and_cannot_serve_is_wrong_usage(capsys):
-    words = ["plan", "--config", "gpt2", "--config_overrides", "n_layer=1,n_embd=32,n_head=4",
-             "--length", "16", "--no_compile", "--devices", "v5e",
-             "--attn_implementation"]  # fmt: skip
+    words = [
+        "plan",
+        "--config",
+        "gpt2",
+        "--config_overrides",
+        "n_layer=1,n_embd=32,n_head=4",
+        "--length",
+        "16",
+        "--no_compile",
+        "--devices",
+        "v5e",
+        "--attn_implementation",
+    ]
     assert cli.main([*words, "flash"]) == 2
     assert "attn_implementation 'flash' cannot serve" in capsys.readouterr().err
     assert cli.main([*words, "explicit"]) == 0
     assert "attention explicit" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("real", "host", "speaker"), [
-    ([1, 2, 3], [], "real"), ([], [1, 2, 3], compile.HOST), ([], [], ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("real", "host", "speaker"),
+    [
+        ([1, 2, 3], [], "real"),
+        ([], [1, 2, 3], compile.HOST),
+        ([], [], ""),
+    ],
+)
 def test_who_is_asked_next_says_why_the_first_did_not_speak(
     options, monkeypatch, real, host, speaker
 ):
@@ -61,10 +76,17 @@ def test_who_is_asked_next_says_why_the_first_did_not_speak(
         asked.append(compiler)
         found = real if compiler == "real" else host
         programs = [
-            variants[i] | {"arguments": 100, "temporary": 10 * variants[i]["rows"], "peak": None,
-                           "collectives": [], "attention": [], "seconds": 1.0}
+            variants[i]
+            | {
+                "arguments": 100,
+                "temporary": 10 * variants[i]["rows"],
+                "peak": None,
+                "collectives": [],
+                "attention": [],
+                "seconds": 1.0,
+            }
             for i, _ in enumerate(found)
-        ]  # fmt: skip
+        ]
         return Programs(programs, compiler, "" if found else f"{compiler} failed")
 
     monkeypatch.setattr(compile, "compiler_for", lambda accelerator: "real")
@@ -134,9 +156,15 @@ def test_windows_of_modernbert_reach_the_kernels_as_windows(devices, kernel, cap
 def test_rules_agree_with_the_compiler_within_a_tenth(family, options):
     needs("h200")
     run = options(
-        config=family, config_overrides=FAMILIES[family], devices="h200:1", length=512,
-        per_device_train_batch_size=16, precision="bfloat16", scan_layers=True, no_compile=True,
-    )  # fmt: skip
+        config=family,
+        config_overrides=FAMILIES[family],
+        devices="h200:1",
+        length=512,
+        per_device_train_batch_size=16,
+        precision="bfloat16",
+        scan_layers=True,
+        no_compile=True,
+    )
     compiled = compile.measure_apart(run, [{"rows": 16, "remat": False}])
     assert compiled.real and not compiled.problem
     needed = compiled.found[0]["arguments"] + compiled.found[0]["temporary"]
@@ -148,8 +176,11 @@ def test_a_program_that_is_larger_than_a_tpu_is_measured_all_the_same(options):
     needs("v5e")
     run = options(
         config_overrides="n_embd=1024,n_layer=1,n_head=8,n_positions=1024,vocab_size=50257",
-        devices="v5e:1", length=1024, per_device_train_batch_size=128, precision="bfloat16",
-    )  # fmt: skip
+        devices="v5e:1",
+        length=1024,
+        per_device_train_batch_size=128,
+        precision="bfloat16",
+    )
     found = compile.measure_apart(run, [{"rows": 128, "remat": False}])
     assert found.real and not found.problem
     (program,) = found.found

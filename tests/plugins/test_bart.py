@@ -83,10 +83,12 @@ def test_variants_equal_pytorch(name):
     head, changes = VARIANTS[name]
     checks = testing_checks.CHECKS
     report = check_architecture(
-        "bart", bart_config(**{**SHALLOW, **changes}), heads=[head],
+        "bart",
+        bart_config(**{**SHALLOW, **changes}),
+        heads=[head],
         skip={c.__name__: "a variant" for c in checks if c.__name__ not in PARITY},
         zero_gradients=(*case.ZERO_GRADIENTS, r"shared/embedding$"),
-    )  # fmt: skip
+    )
     assert len(report.passed) == 4 or "PyTorch is not installed" in report.not_run.values()
 
 

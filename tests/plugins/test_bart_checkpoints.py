@@ -45,17 +45,23 @@ def v4_tree(config, tied=True):
         return {name: linear(width, width) for name in names}
 
     def layer(inner, crossed):
-        tree = {"self_attn": attention(), "self_attn_layer_norm": norm(),
-                "fc1": linear(width, inner), "fc2": linear(inner, width),
-                "final_layer_norm": norm()}  # fmt: skip
+        tree = {
+            "self_attn": attention(),
+            "self_attn_layer_norm": norm(),
+            "fc1": linear(width, inner),
+            "fc2": linear(inner, width),
+            "final_layer_norm": norm(),
+        }
         return tree | (
             {"encoder_attn": attention(), "encoder_attn_layer_norm": norm()} if crossed else {}
         )
 
     def side(depth, inner, crossed):
-        return {"embed_positions": {"embedding": array(table, width)},
-                "layernorm_embedding": norm(),
-                "layers": {str(i): layer(inner, crossed) for i in range(depth)}}  # fmt: skip
+        return {
+            "embed_positions": {"embedding": array(table, width)},
+            "layernorm_embedding": norm(),
+            "layers": {str(i): layer(inner, crossed) for i in range(depth)},
+        }
 
     tree = {
         "model": {

@@ -28,9 +28,11 @@ from tests.support.tiers import CHECKS, first
 from tests.support.twins import tensors, twin
 
 HEADS = [
-    ("clip_text_model", "Model"), ("clip_text_model", "WithProjection"),
-    ("clip_vision_model", "Model"), ("clip", "Model"),
-]  # fmt: skip
+    ("clip_text_model", "Model"),
+    ("clip_text_model", "WithProjection"),
+    ("clip_vision_model", "Model"),
+    ("clip", "Model"),
+]
 ONE = [("clip_text_model", "Model", CHECKS)]
 
 
@@ -175,9 +177,10 @@ def test_a_half_loads_from_the_files_of_the_whole(tmp_path, caplog):
 def test_a_text_encoder_loads_as_maxdiffusion_loads_it(name, config, tmp_path):
     """From a folder beside others, PyTorch's file, in bfloat16, parameters apart."""
     cls = {
-        "text": FlaxCLIPTextModel, "projection": FlaxCLIPTextModelWithProjection,
+        "text": FlaxCLIPTextModel,
+        "projection": FlaxCLIPTextModelWithProjection,
         "t5": hfseq.FlaxT5EncoderModel,
-    }[name]  # fmt: skip
+    }[name]
     tiny = models.t5_config() if config == "t5" else models.clip_text_model_config()
     made = cls(tiny)
     made.save_pretrained(tmp_path / "text_encoder")

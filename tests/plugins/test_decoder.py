@@ -17,20 +17,41 @@ from tests.support.models import close, ids
 from tests.support.tiers import CHECKS, first
 
 FAMILIES = (
-    "llama", "mistral", "gemma", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text",
-)  # fmt: skip
-LONG = {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [2.0, 3.0, 4.0, 5.0],
-        "short_factor": [1.0, 1.5, 2.0, 2.5]}  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
-        "original_max_position_embeddings": 8}  # fmt: skip
+    "llama",
+    "mistral",
+    "gemma",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "gemma2",
+    "gemma3_text",
+)
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
 
 
 S, T, Q = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 HEADS = {
-    "llama": (S, T, Q), "mistral": (S, T, Q), "gemma": (S, T), "qwen2": (S, T, Q),
-    "qwen3": (S, T, Q), "smollm3": (S, T, Q), "gemma2": (S, T), "gemma3_text": (S,),
+    "llama": (S, T, Q),
+    "mistral": (S, T, Q),
+    "gemma": (S, T),
+    "qwen2": (S, T, Q),
+    "qwen3": (S, T, Q),
+    "smollm3": (S, T, Q),
+    "gemma2": (S, T),
+    "gemma3_text": (S,),
     "eurobert": ("Model", "ForMaskedLM", S, T),
-}  # fmt: skip
+}
 
 
 def config(family, **changes):
@@ -128,7 +149,7 @@ def test_battery_of_a_switch(variant):
         LONG | {"original_max_position_embeddings": 8},
     ],
     ids=lambda rope: rope["rope_type"],
-)  # fmt: skip
+)
 def test_rows_longer_than_those_of_training_are_stretched_as_in_pytorch(rope):
     """Of the battery the checks whose rows are as long as each other: angles depend on that."""
     given = config("llama", max_position_embeddings=10, rope_parameters={"rope_theta": 1e4} | rope)
@@ -232,8 +253,13 @@ def test_every_product_of_a_layer_is_one_of_fp8(family, scan_layers):
 GENERATED = {
     "llama": ("llama", {}),
     "tied": ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
-    "dynamic": ("llama", {"max_position_embeddings": 10, "rope_parameters": {
-        "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "dynamic": (
+        "llama",
+        {
+            "max_position_embeddings": 10,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+        },
+    ),
     "longrope": ("llama", {"rope_parameters": LONG | {"original_max_position_embeddings": 10}}),
     "a window shorter than the prompt": ("mistral", {}),
     "a window of two": ("mistral", {"sliding_window": 2}),
@@ -241,7 +267,7 @@ GENERATED = {
     "a window larger than the cache": ("mistral", {"sliding_window": 4096}),
     "no window": ("mistral", {"sliding_window": None}),
     "gemma": ("gemma", {"num_key_value_heads": 1}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

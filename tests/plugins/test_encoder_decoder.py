@@ -31,7 +31,7 @@ PAIRS = {
     "dinov2-gpt2": ("vision-encoder-decoder", "dinov2", "gpt2", {}, {}),
     "wav2vec2-gpt2": ("speech-encoder-decoder", "wav2vec2", "gpt2", {"hidden_size": 24}, {}),
     "wav2vec2-bart": ("speech-encoder-decoder", "wav2vec2", "bart", {"add_adapter": True}, {}),
-}  # fmt: skip
+}
 TOKENS = {"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": 2}
 
 
@@ -63,10 +63,13 @@ def test_battery(name, checks):
     counted = {"cached_decoding": "it counts places from 0, RoBERTa's begin behind its padding"}
     sound = Case.sound(np.random.default_rng(5)) if "speech" in kind else {}
     check_architecture(
-        kind, config, checks=checks, zero_gradients=zero,
+        kind,
+        config,
+        checks=checks,
+        zero_gradients=zero,
         skip=counted if "roberta" in name else None,
         inputs={name.replace("input_values", "inputs"): value for name, value in sound.items()},
-    )  # fmt: skip
+    )
 
 
 def model_of(name, **changes):

@@ -20,9 +20,12 @@ UNUSED = (*ZERO_GRADIENTS, r"contact_head/regression/(kernel|bias)$")
 
 def check(head, changes=None, checks=None):
     check_architecture(
-        "esm", config(num_labels=2, **(changes or {})), heads=[head], checks=checks,
+        "esm",
+        config(num_labels=2, **(changes or {})),
+        heads=[head],
+        checks=checks,
         zero_gradients=UNUSED,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("head", "checks"), battery(HEADS, "ForMaskedLM"))

@@ -25,10 +25,16 @@ SHALLOW = {"num_hidden_layers": 1, "initializer_range": 0.2}
 FLAT = {"head": "te_flatten", "flatten_length": 16}
 # The options of the reference, in a small model.
 TE = {
-    **FLAT, "hidden_act": "gelu_pytorch_tanh", "positions": "none", "type_vocab_size": 0,
-    "use_bias": False, "final_norm": False, "embedding_dropout_prob": 0.0,
-    "kernel_init": "lecun_normal", "num_hidden_layers": 1,
-}  # fmt: skip
+    **FLAT,
+    "hidden_act": "gelu_pytorch_tanh",
+    "positions": "none",
+    "type_vocab_size": 0,
+    "use_bias": False,
+    "final_norm": False,
+    "embedding_dropout_prob": 0.0,
+    "kernel_init": "lecun_normal",
+    "num_hidden_layers": 1,
+}
 
 
 # -- configuration ---------------------------------------------------------------------------------
@@ -37,10 +43,12 @@ TE = {
 @pytest.mark.parametrize(
     ("name", "width", "heads", "inner", "layers"),
     [
-        ("tiny", 128, 4, 512, 2), ("base", 768, 12, 3072, 12), ("large", 1024, 16, 4096, 24),
+        ("tiny", 128, 4, 512, 2),
+        ("base", 768, 12, 3072, 12),
+        ("large", 1024, 16, 4096, 24),
         ("te", 256, 8, 1024, 1),
     ],
-)  # fmt: skip
+)
 def test_presets(name, width, heads, inner, layers):
     config = Fp8EncoderConfig.preset(name, vocab_size=99)
     assert (config.hidden_size, config.num_attention_heads) == (width, heads)
@@ -51,12 +59,14 @@ def test_presets(name, width, heads, inner, layers):
 def test_preset_of_the_reference_has_its_shape():
     config = Fp8EncoderConfig.preset("te", vocab_size=99)
     blank = FlaxFp8EncoderForSequenceClassification(config, _do_init=False)
-    shapes = {trees.join(path): leaf.shape for path, leaf in trees.flatten(
-        blank.params_shape_tree
-    ).items()}  # fmt: skip
+    shapes = {
+        trees.join(path): leaf.shape
+        for path, leaf in trees.flatten(blank.params_shape_tree).items()
+    }
     layer = "bert/encoder/layer/0"
-    norms = {f"{layer}/{n}/{leaf}": (256,) for n in ("attention/ln", "ln")
-             for leaf in ("scale", "bias")}  # fmt: skip
+    norms = {
+        f"{layer}/{n}/{leaf}": (256,) for n in ("attention/ln", "ln") for leaf in ("scale", "bias")
+    }
     square = [f"attention/self/{n}" for n in ("query", "key", "value")] + ["attention/output/dense"]
     assert shapes == {
         "bert/embeddings/word_embeddings/embedding": (99, 256),
@@ -64,10 +74,13 @@ def test_preset_of_the_reference_has_its_shape():
         **{f"{layer}/{name}/kernel": (256, 256) for name in square},
         f"{layer}/intermediate/dense/kernel": (256, 1024),
         f"{layer}/output/dense/kernel": (1024, 256),
-        "classifier/flatten/kernel": (32 * 256, 256), "classifier/flatten/bias": (256,),
-        "classifier/dense/kernel": (256, 256), "classifier/dense/bias": (256,),
-        "classifier/out_proj/kernel": (256, 2), "classifier/out_proj/bias": (2,),
-    }  # fmt: skip
+        "classifier/flatten/kernel": (32 * 256, 256),
+        "classifier/flatten/bias": (256,),
+        "classifier/dense/kernel": (256, 256),
+        "classifier/dense/bias": (256,),
+        "classifier/out_proj/kernel": (256, 2),
+        "classifier/out_proj/bias": (2,),
+    }
     longer = Fp8EncoderConfig.preset("te", vocab_size=99)
     override(longer, {"flatten_length": 64, "hidden_act": "geglu"})
     assert longer.gated_mlp and longer.hidden_act == "gelu_pytorch_tanh"
@@ -88,12 +101,20 @@ def test_reference_initialisation_is_scaled_by_fan_in():
 
 def test_everything_that_cannot_work_is_listed_at_once():
     with pytest.raises(UsageError) as error:
-        Fp8EncoderConfig(positions="sinusoidal", head="flat", hidden_dropout_prob=1.0,
-                         hidden_size=0, type_vocab_size=-1)  # fmt: skip
+        Fp8EncoderConfig(
+            positions="sinusoidal",
+            head="flat",
+            hidden_dropout_prob=1.0,
+            hidden_size=0,
+            type_vocab_size=-1,
+        )
     for part in (
-        "positions='sinusoidal' is unknown", "head='flat' is unknown", "hidden_size=0 has to be",
-        "hidden_dropout_prob=1.0 is no probability", "type_vocab_size=-1 has to be 0",
-    ):  # fmt: skip
+        "positions='sinusoidal' is unknown",
+        "head='flat' is unknown",
+        "hidden_size=0 has to be",
+        "hidden_dropout_prob=1.0 is no probability",
+        "type_vocab_size=-1 has to be 0",
+    ):
         assert part in str(error.value)
     with pytest.raises(UsageError, match="hidden_size=30 is not a multiple of .*heads=12"):
         Fp8EncoderConfig(hidden_size=30)
@@ -124,9 +145,10 @@ VARIANTS = {
     "geglu": ({**TE, "hidden_act": "geglu", "positions": "learned"}, "ForSequenceClassification"),
     "swiglu, normed": ({"hidden_act": "swiglu"}, "ForMaskedLM"),
     "nothing but words": (
-        {"positions": "none", "type_vocab_size": 0, "use_bias": False}, "ForMaskedLM",
+        {"positions": "none", "type_vocab_size": 0, "use_bias": False},
+        "ForMaskedLM",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -140,10 +162,12 @@ def test_short_battery_of_the_flattened_head():
     kept = {"gradients", "save_and_load", "padding", "devices"}
     others = {check.__name__ for check in checks.CHECKS} - kept
     check_architecture(
-        "fp8_encoder", fp8_encoder_config(**{**TE, "hidden_act": "geglu"}),
-        heads=["ForSequenceClassification"], torch=False,
+        "fp8_encoder",
+        fp8_encoder_config(**{**TE, "hidden_act": "geglu"}),
+        heads=["ForSequenceClassification"],
+        torch=False,
         skip=dict.fromkeys(others, "in the slow battery"),
-    )  # fmt: skip
+    )
 
 
 # -- the flattened head ----------------------------------------------------------------------------
@@ -214,9 +238,9 @@ def test_gated_block_multiplies_two_projections():
     model = FlaxFp8EncoderModel(fp8_encoder_config(**SHALLOW, hidden_act="geglu"))
     layer = model.params["encoder"]["layer"]["0"]
     layer["intermediate"]["up"] = jax.tree.map(jnp.zeros_like, layer["intermediate"]["up"])
-    dropped = dict(layer["output"]["dense"], kernel=jnp.zeros_like(
-        layer["output"]["dense"]["kernel"]
-    ))  # fmt: skip
+    dropped = dict(
+        layer["output"]["dense"], kernel=jnp.zeros_like(layer["output"]["dense"]["kernel"])
+    )
     gated = model(ids()).last_hidden_state  # 0 times anything
     layer["output"]["dense"] = dropped
     assert close(gated, model(ids()).last_hidden_state, 1e-6)

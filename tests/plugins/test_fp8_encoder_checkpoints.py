@@ -158,19 +158,22 @@ def test_preset_of_the_reference_is_native_only():
     ("changes", "tensor", "remedy"),
     [
         (
-            {"use_bias": False}, "bert.encoder.layer.0.attention.self.query.bias",
+            {"use_bias": False},
+            "bert.encoder.layer.0.attention.self.query.bias",
             {"use_bias": True},
         ),
         (
-            {"positions": "none"}, "bert.embeddings.position_embeddings.weight",
+            {"positions": "none"},
+            "bert.embeddings.position_embeddings.weight",
             {"positions": "learned"},
         ),
         (
-            {"type_vocab_size": 0}, "bert.embeddings.token_type_embeddings.weight",
+            {"type_vocab_size": 0},
+            "bert.embeddings.token_type_embeddings.weight",
             {"type_vocab_size": 2},
         ),
     ],
-)  # fmt: skip
+)
 def test_values_that_options_rule_out_are_refused_with_the_remedy(
     changes, tensor, remedy, tmp_path
 ):

@@ -18,10 +18,15 @@ from tests.support.models import close, fp8_encoder_config, ids
 
 WIDTH, HEADS, WIDE, LENGTH, VOCABULARY = 32, 4, 48, 12, 64
 OPTIONS = {
-    "hidden_act": "gelu_pytorch_tanh", "positions": "none", "type_vocab_size": 0,
-    "use_bias": False, "final_norm": False, "head": "te_flatten", "flatten_length": LENGTH,
+    "hidden_act": "gelu_pytorch_tanh",
+    "positions": "none",
+    "type_vocab_size": 0,
+    "use_bias": False,
+    "final_norm": False,
+    "head": "te_flatten",
+    "flatten_length": LENGTH,
     "num_labels": 2,
-}  # fmt: skip
+}
 
 
 def draw(*shape, random=np.random.default_rng(0)):  # noqa: B008 - one stream for all weights
@@ -40,9 +45,10 @@ def layer(activations=1):
         },
         "mlp": {
             **norm(),
-            "wi_kernel": draw(WIDTH, activations, WIDE), "wo_kernel": draw(WIDE, WIDTH),
+            "wi_kernel": draw(WIDTH, activations, WIDE),
+            "wo_kernel": draw(WIDE, WIDTH),
         },
-    }  # fmt: skip
+    }
 
 
 def example(layers=1, activations=1):

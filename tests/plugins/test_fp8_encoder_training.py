@@ -27,9 +27,10 @@ RECIPES = ("fp8_delayed", "fp8_current")
 # One product of query, key and value at the first of them, and three more in each layer.
 SITES = ("attention/self/query", "attention/output/dense", "intermediate/dense", "output/dense")
 STATE = [
-    f"{name}_{part}" for name in ("input", "kernel", "output_grad")
+    f"{name}_{part}"
+    for name in ("input", "kernel", "output_grad")
     for part in ("amax_history", "scale")
-]  # fmt: skip
+]
 FLAT = {"head": "te_flatten", "flatten_length": 16, "final_norm": False, "hidden_act": "geglu"}
 
 
@@ -93,8 +94,9 @@ def test_forward_and_backward_stay_close_to_float32(recipe, name):
     for a, b in zip(*(jax.tree.leaves(gradient) for _, gradient in (ours, theirs)), strict=True):
         assert np.isfinite(a).all()
         assert np.linalg.norm(a - b) <= 0.4 * np.linalg.norm(b) + 1e-3
-    norms = [np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(g))) for _, g in
-             (ours, theirs)]  # fmt: skip
+    norms = [
+        np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(g))) for _, g in (ours, theirs)
+    ]
     assert abs(norms[0] / norms[1] - 1) < 0.1
 
 

@@ -33,9 +33,12 @@ def test_battery_covers_every_registered_head():
 @pytest.mark.slow
 def test_battery_with_cross_attention_untied_head_and_scores_scaled_by_layer():
     config = gpt2_config(
-        add_cross_attention=True, tie_word_embeddings=False, n_inner=48,
-        scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True,
-    )  # fmt: skip
+        add_cross_attention=True,
+        tie_word_embeddings=False,
+        n_inner=48,
+        scale_attn_by_inverse_layer_idx=True,
+        reorder_and_upcast_attn=True,
+    )
     check_architecture("gpt2", config, heads=["ForCausalLM"])
 
 

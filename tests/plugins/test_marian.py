@@ -49,8 +49,9 @@ def test_equals_pytorch(name, tmp_path):
 def test_tables_of_sides_that_are_apart():
     blank = FlaxMarianMTModel(marian_config(**SHALLOW, **APART), _do_init=False)
     tables = {path for path in blank.required_params if path[-1] == "embedding"}
-    assert tables == {("model", side, "embed_tokens", "embedding") for side in
-                      ("encoder", "decoder")}  # fmt: skip
+    assert tables == {
+        ("model", side, "embed_tokens", "embedding") for side in ("encoder", "decoder")
+    }
     assert blank.params_shape_tree["final_logits_bias"].shape == (1, 80)
     with pytest.raises(UsageError, match="input_ids hold 70, outside of .* vocabulary of 64"):
         blank(np.full((1, 3), 70), decoder_input_ids=ids(1, 3), params={})

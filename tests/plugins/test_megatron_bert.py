@@ -59,9 +59,10 @@ def test_attends_to_an_encoder_as_pytorch_does(tmp_path):
     ours = model(ids(), encoder_hidden_states=states, encoder_attention_mask=mask)
     with torch.no_grad():
         expected = theirs(
-            torch.tensor(ids()).long(), encoder_hidden_states=torch.tensor(states),
+            torch.tensor(ids()).long(),
+            encoder_hidden_states=torch.tensor(states),
             encoder_attention_mask=torch.tensor(mask),
-        )  # fmt: skip
+        )
     assert close(ours.last_hidden_state, expected.last_hidden_state)
 
 

@@ -13,17 +13,26 @@ from tests.support.models import modernbert_config as config
 from tests.support.tiers import battery
 
 HEADS = (
-    "Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification",
-    "ForQuestionAnswering", "ForMultipleChoice",
-)  # fmt: skip
+    "Model",
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+)
 BIASES = {
-    "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True,
+    "norm_bias": True,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "classifier_bias": True,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 DROPOUT = {
-    "attention_dropout": 0.1, "mlp_dropout": 0.1, "embedding_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "mlp_dropout": 0.1,
+    "embedding_dropout": 0.1,
     "classifier_dropout": 0.1,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("head", "checks"), battery(HEADS, "ForMaskedLM"))
@@ -41,15 +50,21 @@ def test_battery_covers_every_registered_head():
     [
         ("ForMaskedLM", BIASES),
         ("ForMaskedLM", {"decoder_bias": False, "hidden_activation": "relu"}),
-        ("ForMaskedLM", {"rope_parameters": {
-            "full_attention": {"rope_type": "yarn", "rope_theta": 900.0, "factor": 4.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 9.0}}}),
+        (
+            "ForMaskedLM",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "yarn", "rope_theta": 900.0, "factor": 4.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 9.0},
+                }
+            },
+        ),
         ("ForSequenceClassification", {**DROPOUT, "classifier_pooling": "mean"}),
         ("ForMultipleChoice", {"classifier_pooling": "mean"}),
         ("ForTokenClassification", DROPOUT),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_battery_of_an_option(head, changes):
     check_architecture("modernbert", config(num_labels=2, **changes), heads=[head])
 

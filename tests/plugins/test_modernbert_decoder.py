@@ -28,13 +28,21 @@ def test_battery_covers_every_registered_head():
 @pytest.mark.parametrize(
     ("head", "changes"),
     [
-        ("ForCausalLM", {"norm_bias": True, "attention_bias": True, "mlp_bias": True,
-                         "classifier_bias": True, "tie_word_embeddings": False}),
+        (
+            "ForCausalLM",
+            {
+                "norm_bias": True,
+                "attention_bias": True,
+                "mlp_bias": True,
+                "classifier_bias": True,
+                "tie_word_embeddings": False,
+            },
+        ),
         ("ForCausalLM", {"decoder_bias": False, "attention_dropout": 0.1, "mlp_dropout": 0.1}),
         ("ForSequenceClassification", {"classifier_bias": True, "classifier_dropout": 0.1}),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_battery_of_an_option(head, changes):
     check_architecture("modernbert-decoder", config(num_labels=2, **changes), heads=[head])
 

@@ -79,9 +79,14 @@ def test_an_old_file_keeps_its_own_head_though_transformers_5_says_tied(tmp_path
     # As google/mt5-small has it: both tables of tokens beside the shared one.
     rewrite(
         tmp_path / "model.safetensors",
-        lambda t: t | {f"{side}.embed_tokens.weight": t["shared.weight"].copy()
-                       for side in ("encoder", "decoder")},
-    )  # fmt: skip
+        lambda t: (
+            t
+            | {
+                f"{side}.embed_tokens.weight": t["shared.weight"].copy()
+                for side in ("encoder", "decoder")
+            }
+        ),
+    )
     config = (tmp_path / "config.json").read_text()
     old = config.replace('"tie_word_embeddings": true', '"tie_word_embeddings": false')
     (tmp_path / "config.json").write_text(old)

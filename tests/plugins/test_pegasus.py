@@ -120,18 +120,25 @@ def v4_tree(config):
         return {name: linear(width, width) for name in names}
 
     def side(crossed):
-        layer = {"self_attn": attention(), "self_attn_layer_norm": norm(),
-                 "fc1": linear(width, 48), "fc2": linear(48, width),
-                 "final_layer_norm": norm()}  # fmt: skip
+        layer = {
+            "self_attn": attention(),
+            "self_attn_layer_norm": norm(),
+            "fc1": linear(width, 48),
+            "fc2": linear(48, width),
+            "final_layer_norm": norm(),
+        }
         if crossed:
             layer |= {"encoder_attn": attention(), "encoder_attn_layer_norm": norm()}
         return {"layers": {"0": layer}, "layer_norm": norm()}
 
     return {
-        "model": {"shared": {"embedding": array(config.vocab_size, width)},
-                  "encoder": side(False), "decoder": side(True)},
+        "model": {
+            "shared": {"embedding": array(config.vocab_size, width)},
+            "encoder": side(False),
+            "decoder": side(True),
+        },
         "final_logits_bias": array(1, config.vocab_size),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.slow
@@ -162,7 +169,9 @@ def test_packed_rows_number_places_anew():
 
     segments = np.array([[1] * 4 + [2] * 4]), np.array([[1] * 3 + [2] * 3])
     packed = model(
-        source.reshape(1, -1), decoder_input_ids=target.reshape(1, -1), segment_ids=segments[0],
+        source.reshape(1, -1),
+        decoder_input_ids=target.reshape(1, -1),
+        segment_ids=segments[0],
         decoder_segment_ids=segments[1],
-    ).last_hidden_state  # fmt: skip
+    ).last_hidden_state
     assert close(packed.reshape(2, 3, -1), alone)

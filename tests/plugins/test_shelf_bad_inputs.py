@@ -55,14 +55,21 @@ def test_ids_and_lengths_that_do_not_fit_are_told(name):
     ("given", "asked"),
     first(
         [
-            ("albert", "ElectraModel"), ("electra", "DistilBertModel"), ("llama", "MistralModel"),
-            ("mistral", "GemmaModel"), ("gemma", "LlamaModel"), ("gptj", "GPTNeoModel"),
-            ("xlm_roberta", "RobertaModel"), ("mbart", "BartModel"), ("mt5", "T5Model"),
-            ("roformer", "BigBirdModel"), ("blenderbot_small", "BlenderbotModel"),
+            ("albert", "ElectraModel"),
+            ("electra", "DistilBertModel"),
+            ("llama", "MistralModel"),
+            ("mistral", "GemmaModel"),
+            ("gemma", "LlamaModel"),
+            ("gptj", "GPTNeoModel"),
+            ("xlm_roberta", "RobertaModel"),
+            ("mbart", "BartModel"),
+            ("mt5", "T5Model"),
+            ("roformer", "BigBirdModel"),
+            ("blenderbot_small", "BlenderbotModel"),
         ],
         ("llama", "MistralModel"),
     ),
-)  # fmt: skip
+)
 def test_a_siblings_checkpoint_is_refused_with_both_names(tmp_path, given, asked):
     configuration(given).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").touch()
@@ -115,8 +122,9 @@ def test_a_window_larger_than_the_cache_sees_all_of_it(window):
         cache = output.past_key_values
     np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=0, atol=1e-5)
     with pytest.raises(UsageError, match=r"room for 8 tokens, 8 are taken and 1 come"):
-        model(ids[:, :1], attention_mask=mask, position_ids=ids[:, :1] * 0 + 8,
-              past_key_values=cache)  # fmt: skip
+        model(
+            ids[:, :1], attention_mask=mask, position_ids=ids[:, :1] * 0 + 8, past_key_values=cache
+        )
 
 
 @pytest.mark.parametrize(

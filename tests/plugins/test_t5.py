@@ -80,9 +80,10 @@ def test_bias_equals_pytorchs_at_every_distance(bidirectional, buckets, distance
     from transformers.models.t5.modeling_t5 import T5Attention
 
     config = t5_config(
-        relative_attention_num_buckets=buckets, relative_attention_max_distance=distance,
+        relative_attention_num_buckets=buckets,
+        relative_attention_max_distance=distance,
         is_decoder=not bidirectional,
-    )  # fmt: skip
+    )
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
     table = np.random.default_rng(0).normal(size=(buckets, 4)).astype(np.float32)
     theirs.relative_attention_bias.weight.data = torch.from_numpy(table)
@@ -239,11 +240,14 @@ def test_initialisation_follows_the_factors_of_the_paper():
     attention = ("encoder", "block", "1", "layer", "0", "SelfAttention")
     dense = ("encoder", "block", "1", "layer", "1", "DenseReluDense")
     expected = {
-        ("shared", "embedding"): 1.0, ("lm_head", "kernel"): 1.0,
-        (*attention, "q", "kernel"): (128 * 16) ** -0.5, (*attention, "k", "kernel"): 128**-0.5,
-        (*attention, "o", "kernel"): 128**-0.5, (*dense, "wi_0", "kernel"): 64**-0.5,
+        ("shared", "embedding"): 1.0,
+        ("lm_head", "kernel"): 1.0,
+        (*attention, "q", "kernel"): (128 * 16) ** -0.5,
+        (*attention, "k", "kernel"): 128**-0.5,
+        (*attention, "o", "kernel"): 128**-0.5,
+        (*dense, "wi_0", "kernel"): 64**-0.5,
         (*dense, "wo", "kernel"): 256**-0.5,
-    }  # fmt: skip
+    }
     for path, spread in expected.items():
         assert np.std(params[path]) == pytest.approx(0.5 * spread, rel=0.06), path
 

@@ -22,8 +22,12 @@ from tests.support.twins import tensors, twin
 
 NAME = "vision-text-dual-encoder"
 #: The families of both sides, and of the parts of a configuration.
-PAIRS = [("vit", "bert"), ("clip_vision_model", "clip_text_model"), ("dinov2", "roberta"),
-         ("beit", "xlm_roberta")]  # fmt: skip
+PAIRS = [
+    ("vit", "bert"),
+    ("clip_vision_model", "clip_text_model"),
+    ("dinov2", "roberta"),
+    ("beit", "xlm_roberta"),
+]
 
 
 def config_of(vision, text, **changes):

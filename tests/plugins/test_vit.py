@@ -39,10 +39,16 @@ def test_battery(head, checks):
 @pytest.mark.slow
 def test_battery_without_biases_with_another_pooler_dropout_and_no_square():
     config = models.vit_config(
-        qkv_bias=False, pooler_act="relu", pooler_output_size=20, image_size=[12, 8],
-        patch_size=[4, 2], num_channels=1, hidden_dropout_prob=0.1,
-        attention_probs_dropout_prob=0.1, hidden_act="gelu_new",
-    )  # fmt: skip
+        qkv_bias=False,
+        pooler_act="relu",
+        pooler_output_size=20,
+        image_size=[12, 8],
+        patch_size=[4, 2],
+        num_channels=1,
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.1,
+        hidden_act="gelu_new",
+    )
     check_architecture("vit", config)
 
 
@@ -149,7 +155,10 @@ def test_image_processors_make_what_the_models_take_without_torch(kind, size, mo
     code = BLOCKER + READ.format(kind=kind, size=size, model=model, config=config)
     path = os.pathsep.join((str(ROOT), str(ROOT / "plugins")))
     told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    )
     assert told.stdout.split("\n")[-2:] == ["(2, 3, 12, 12) True False", ""], told.stderr

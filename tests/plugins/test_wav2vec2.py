@@ -31,12 +31,16 @@ KINDS = {
     "base": {},
     "large": STABLE,
     "base_before": {"do_stable_layer_norm": True},
-    "odd": {"num_conv_pos_embeddings": 3, "num_feat_extract_layers": 2, "hidden_act": "relu",
-            "feat_extract_activation": "silu"},
+    "odd": {
+        "num_conv_pos_embeddings": 3,
+        "num_feat_extract_layers": 2,
+        "hidden_act": "relu",
+        "feat_extract_activation": "silu",
+    },
     "adapter": {"add_adapter": True, **STABLE},
     "adapter_width": {"add_adapter": True, "output_hidden_size": 20},
     "languages": {"adapter_attn_dim": 8, **STABLE},
-}  # fmt: skip
+}
 
 
 def hidden(config):
@@ -61,16 +65,29 @@ def test_battery(head, kind, checks):
     zero = (*ZERO_GRADIENTS, "quantizer/weight_proj/(kernel|bias)$")
     drawn = {"bfloat16": "of codes that are nearly as near another is chosen, all of it different"}
     check_architecture(
-        "wav2vec2", config, heads=[head], checks=checks, zero_gradients=zero,
-        inputs={"mask_time_indices": hidden(config)}, skip=drawn if "Pre" in head else None,
-    )  # fmt: skip
+        "wav2vec2",
+        config,
+        heads=[head],
+        checks=checks,
+        zero_gradients=zero,
+        inputs={"mask_time_indices": hidden(config)},
+        skip=drawn if "Pre" in head else None,
+    )
 
 
 #: No dropout of any kind, so that a training step is PyTorch's.
 STILL = dict.fromkeys(
-    ("hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout",
-     "feat_quantizer_dropout", "final_dropout", "layerdrop"), 0.0,
-)  # fmt: skip
+    (
+        "hidden_dropout",
+        "activation_dropout",
+        "attention_dropout",
+        "feat_proj_dropout",
+        "feat_quantizer_dropout",
+        "final_dropout",
+        "layerdrop",
+    ),
+    0.0,
+)
 
 
 def sounds(rows=3, samples=SAMPLES, seed=0):
@@ -100,8 +117,10 @@ def test_names_of_before_and_after_pytorch_2_load_and_the_new_are_written(kind, 
     assert {f"{place}.original0", f"{place}.original1"} <= stored.keys()
 
     def old(tensors):
-        names = {"parametrizations.weight.original0": "weight_g",
-                 "parametrizations.weight.original1": "weight_v"}  # fmt: skip
+        names = {
+            "parametrizations.weight.original0": "weight_g",
+            "parametrizations.weight.original1": "weight_v",
+        }
         for new, before in names.items():
             where = f"encoder.pos_conv_embed.conv.{new}"
             tensors[where.replace(new, before)] = tensors.pop(where)
@@ -141,17 +160,22 @@ def test_the_ctc_loss_and_its_gradients_are_those_of_pytorch(reduction, zero_inf
     if zero_infinity:
         labels[0] = 3  # of which the four frames hold two at most
     given = {"input_values": values, "attention_mask": mask}
-    output = theirs(**{name: torch.tensor(value) for name, value in given.items()},
-                    labels=torch.tensor(labels))  # fmt: skip
+    output = theirs(
+        **{name: torch.tensor(value) for name, value in given.items()}, labels=torch.tensor(labels)
+    )
     output.loss.backward()
 
     def loss(params):
         logits = model(**given, params=params).logits
         lengths = model._get_feat_extract_output_lengths(mask.sum(-1))
         return ctc_loss(
-            logits, labels, lengths, blank=config.pad_token_id, reduction=reduction,
+            logits,
+            labels,
+            lengths,
+            blank=config.pad_token_id,
+            reduction=reduction,
             zero_infinity=zero_infinity,
-        )  # fmt: skip
+        )
 
     value, gradient = jax.value_and_grad(loss)(model.params)
     assert close(value, output.loss.item(), 1e-5)
@@ -192,9 +216,12 @@ def test_codes_are_drawn_and_passed_through_as_by_pytorch(monkeypatch, tmp_path)
 
     def loss(params):
         found = model(
-            **given, gumbel_temperature=1.5, gumbel_rng=jax.random.key(0), train=True,
+            **given,
+            gumbel_temperature=1.5,
+            gumbel_rng=jax.random.key(0),
+            train=True,
             params=params,
-        )  # fmt: skip
+        )
         total = (found.projected_quantized_states * weights).sum() + found.codevector_perplexity
         return total, found
 
@@ -246,9 +273,11 @@ def test_whole_layers_are_skipped_while_training():
     config = models.wav2vec2_config(**STILL | {"layerdrop": 0.5}, **STABLE)
     model = FlaxWav2Vec2Model(config)
     output = model(
-        sounds(32)[0], train=True, dropout_rng=jax.random.split(jax.random.key(0), 32),
+        sounds(32)[0],
+        train=True,
+        dropout_rng=jax.random.split(jax.random.key(0), 32),
         output_hidden_states=True,
-    )  # fmt: skip
+    )
     first, second, _ = map(np.asarray, output.hidden_states)
     skipped = [np.array_equal(a, b) for a, b in zip(first, second, strict=True)]
     assert 4 < sum(skipped) < 28
@@ -324,9 +353,16 @@ def test_old_paths_lead_to_the_helpers():
     import importlib
 
     old = importlib.import_module("transformers.models.wav2vec2.modeling_flax_wav2vec2")
-    names = ("_compute_mask_indices", "_sample_negative_indices", "FlaxWav2Vec2ForCTC",
-             "FlaxWav2Vec2Module", "FlaxWav2Vec2ForPreTrainingModule", "FlaxWav2Vec2Model",
-             "FlaxWav2Vec2BaseModelOutput", "FlaxWav2Vec2ForPreTrainingOutput")  # fmt: skip
+    names = (
+        "_compute_mask_indices",
+        "_sample_negative_indices",
+        "FlaxWav2Vec2ForCTC",
+        "FlaxWav2Vec2Module",
+        "FlaxWav2Vec2ForPreTrainingModule",
+        "FlaxWav2Vec2Model",
+        "FlaxWav2Vec2BaseModelOutput",
+        "FlaxWav2Vec2ForPreTrainingOutput",
+    )
     assert all(hasattr(old, name) for name in names)
     assert isinstance(hfseq.FlaxAutoModel.from_config(models.wav2vec2_config()), FlaxWav2Vec2Model)
 

@@ -66,10 +66,13 @@ def test_battery_of_options(head, changes):
 
 #: The vocabulary: text below 40, then the prompt's tokens, the last 16 are timestamps.
 ENTRIES = {
-    "is_multilingual": True, "lang_to_id": {"<|en|>": 40, "<|de|>": 41, "<|fr|>": 42},
-    "task_to_id": {"transcribe": 43, "translate": 44}, "no_timestamps_token_id": 47,
-    "prev_sot_token_id": 45, "max_initial_timestamp_index": 6,
-}  # fmt: skip
+    "is_multilingual": True,
+    "lang_to_id": {"<|en|>": 40, "<|de|>": 41, "<|fr|>": 42},
+    "task_to_id": {"transcribe": 43, "translate": 44},
+    "no_timestamps_token_id": 47,
+    "prev_sot_token_id": 45,
+    "max_initial_timestamp_index": 6,
+}
 
 
 def writer(seed=0, **changes):
@@ -134,9 +137,11 @@ def test_writes_what_pytorch_writes(asked, beams, tmp_path):
             for n, v in options.items()
         }
         expected = theirs.generate(
-            torch.tensor(sound), return_timestamps=timestamps, force_unique_generate_call=True,
+            torch.tensor(sound),
+            return_timestamps=timestamps,
+            force_unique_generate_call=True,
             **given,
-        )  # fmt: skip
+        )
         width = expected.shape[1]
         assert np.asarray(found)[:, :width].tolist() == expected.tolist()
     assert model.generation_config.to_dict() == before
@@ -231,9 +236,12 @@ def test_reads_long_sound_by_windows_as_pytorch_does(asked, seed, tmp_path):
     if "prompt_ids" in options:
         options["prompt_ids"] = torch.tensor(options["prompt_ids"])
     expected = theirs.generate(
-        torch.tensor(sound), attention_mask=torch.tensor(mask), return_segments=True,
-        return_timestamps=True, **options,
-    )  # fmt: skip
+        torch.tensor(sound),
+        attention_mask=torch.tensor(mask),
+        return_segments=True,
+        return_timestamps=True,
+        **options,
+    )
     assert told(found.segments) == told(expected["segments"])
     assert found.sequences.tolist() == expected["sequences"].tolist()
     assert seen[0] == [[0, 130], [0, 97]] and seen[-1][0][0] >= 130 and len(seen) > 6

@@ -58,9 +58,11 @@ def test_everything_that_cannot_work_is_listed_at_once():
     with pytest.raises(UsageError) as error:
         WMTTransformerConfig(norm="prae", d_model=30, dropout=1.0, embedding_init_std=0.0)
     for part in (
-        "norm='prae' is unknown", "d_model=30 is not a multiple of encoder_attention_heads=8",
-        "dropout=1.0 is no probability", "embedding_init_std=0.0 has to be above 0",
-    ):  # fmt: skip
+        "norm='prae' is unknown",
+        "d_model=30 is not a multiple of encoder_attention_heads=8",
+        "dropout=1.0 is no probability",
+        "embedding_init_std=0.0 has to be above 0",
+    ):
         assert part in str(error.value)
     with pytest.raises(UsageError, match="vocab_size=0 has to be at least 1"):
         WMTTransformerConfig(vocab_size=0)
@@ -154,12 +156,14 @@ VARIANTS = {
     "unshared": {"share_embeddings": False},
     "untied": {"logits_via_embedding": False},
     "unshared, untied, post": {
-        "share_embeddings": False, "logits_via_embedding": False, "norm": "post",
+        "share_embeddings": False,
+        "logits_via_embedding": False,
+        "norm": "post",
     },
     "no bias": {"attention_bias": False},
     "wide heads": {"qkv_dim": 64},
     "post, learned": {"norm": "post", "positions": "learned"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -169,10 +173,11 @@ def test_battery_of_variants(name):
     kept |= {"torch_tree", "torch_parity"}
     checks = testing_checks.CHECKS
     check_architecture(
-        "wmt_transformer", wmt_transformer_config(**SHALLOW, **VARIANTS[name]),
+        "wmt_transformer",
+        wmt_transformer_config(**SHALLOW, **VARIANTS[name]),
         heads=["ForSeq2SeqLM"],
         skip={c.__name__: "a variant" for c in checks if c.__name__ not in kept},
-    )  # fmt: skip
+    )
 
 
 # -- differential attention ------------------------------------------------------------------------
@@ -228,9 +233,9 @@ def test_a_query_that_sees_nothing_gives_zero_and_has_no_gradient():
 
 @pytest.mark.slow
 def test_lambda_is_trained_and_its_start_is_not(differential):
-    gradient = case.jit(
-        jax.grad(lambda p: differential(ids(), params=p).logits[..., 5].sum())
-    )(differential.params)  # fmt: skip
+    gradient = case.jit(jax.grad(lambda p: differential(ids(), params=p).logits[..., 5].sum()))(
+        differential.params
+    )
     attention = gradient["model"]["decoder"]["layers"]["1"]["encoder_attn"]
     assert attention.keys() == {
         *("q_proj", "k_proj", "v_proj", "out_proj", "head_norm"),
@@ -262,9 +267,14 @@ def test_weights_of_beams_are_apart(differential):
     encoded = differential.encode(tokens)
     cache = differential.init_cache(2, 4, encoded, params=differential.params)
     step = differential.decode(
-        ids(2, 1, 3), encoded, None, np.ones((2, 4)), np.zeros((2, 1), np.int32), cache,
+        ids(2, 1, 3),
+        encoded,
+        None,
+        np.ones((2, 4)),
+        np.zeros((2, 1), np.int32),
+        cache,
         output_attentions=True,
-    )  # fmt: skip
+    )
     assert step.cross_attentions[0].shape == (2, 2, 1, 5)
 
 

@@ -34,9 +34,11 @@ TWINS = {
     "post, tables apart": {"norm": "post", "share_embeddings": False},
     "post, own head": {"norm": "post", "logits_via_embedding": False},
     "post, nothing shared": {
-        "norm": "post", "share_embeddings": False, "logits_via_embedding": False,
+        "norm": "post",
+        "share_embeddings": False,
+        "logits_via_embedding": False,
     },
-}  # fmt: skip
+}
 
 
 def shaken(**changes):
@@ -188,20 +190,24 @@ def test_native_checkpoints_say_so_and_load(changes, tmp_path, messages):
     [
         pytest.param(
             {"attention_bias": False},
-            "model.decoder.layers.0.encoder_attn.q_proj.bias", {"attention_bias": True},
+            "model.decoder.layers.0.encoder_attn.q_proj.bias",
+            {"attention_bias": True},
             marks=pytest.mark.slow,
         ),
         pytest.param(
             {"logits_via_embedding": False},
-            "model.encoder.embed_tokens.weight", {"share_embeddings": False},
+            "model.encoder.embed_tokens.weight",
+            {"share_embeddings": False},
             marks=pytest.mark.slow,
         ),
         (
-            {"share_embeddings": False}, "lm_head.weight", {"logits_via_embedding": False},
+            {"share_embeddings": False},
+            "lm_head.weight",
+            {"logits_via_embedding": False},
         ),
         ({}, "model.encoder.embed_positions.weight", {"positions": "learned"}),
     ],
-)  # fmt: skip
+)
 def test_values_that_options_rule_out_are_refused_with_the_remedy(
     changes, tensor, remedy, tmp_path
 ):

@@ -13,8 +13,13 @@ from hfseq.errors import HfseqError
 from hfseq.training import checkpointer
 from tests.training.conftest import losses
 
-OPTIONS = {"devices": 1, "save_steps": 1, "max_steps": 4, "save_total_limit": 2,
-           "report_to": "jsonl,tensorboard"}  # fmt: skip
+OPTIONS = {
+    "devices": 1,
+    "save_steps": 1,
+    "max_steps": 4,
+    "save_total_limit": 2,
+    "report_to": "jsonl,tensorboard",
+}
 #: Where the disk ends, in shares of what the directory of a whole run takes.
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 
@@ -57,8 +62,9 @@ def used(folder: Path) -> int:
 def test_a_full_disk_costs_nothing_that_was_saved(train, volume, kept, tmp_path, share):
     if not kept:
         whole = train("whole", **OPTIONS).folder
-        kept.update(losses=losses(whole), weights=load_file(whole / "model.safetensors"),
-                    size=used(whole))  # fmt: skip
+        kept.update(
+            losses=losses(whole), weights=load_file(whole / "model.safetensors"), size=used(whole)
+        )
     folder = volume(max(4096, int(kept["size"] * share)))
     options = OPTIONS | {"output_dir": folder / "run"}
     try:

@@ -29,11 +29,18 @@ TOKEN = "hf_" + "a1B2" * 9
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
     own = {
-        "HF_TOKEN": HUB, "WANDB_API_KEY": WANDB, "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "0",
-        "HF_ENDPOINT": f"http://user:{URL}@127.0.0.1:9", "HF_HOME": str(folder / "hf"),
-        "HFSEQ_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp"), "NO_PROXY": "*",
-        "WANDB_DIR": str(folder / "wandb"), "WANDB_CACHE_DIR": str(folder / "wandb-cache"),
-    }  # fmt: skip
+        "HF_TOKEN": HUB,
+        "WANDB_API_KEY": WANDB,
+        "WANDB_MODE": "offline",
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": f"http://user:{URL}@127.0.0.1:9",
+        "HF_HOME": str(folder / "hf"),
+        "HFSEQ_CACHE": str(folder / "cache"),
+        "TMPDIR": str(folder / "tmp"),
+        "NO_PROXY": "*",
+        "WANDB_DIR": str(folder / "wandb"),
+        "WANDB_CACHE_DIR": str(folder / "wandb-cache"),
+    }
     (folder / "tmp").mkdir(exist_ok=True)
     return machines.environment(folder / "modules", **own | more)
 
@@ -75,10 +82,19 @@ def test_a_run_whose_push_fails_writes_its_token_nowhere(flags, tmp_path):
     pytest.importorskip("wandb")
     (tmp_path / "wandb").mkdir()
     given = [
-        *flags(report_to=None, max_steps=3, save_steps=2, data_cache_dir=tmp_path / "data",
-               hub_model_id="user/tiny"),
-        "--push_to_hub", "--report_to", "tensorboard", "jsonl", "wandb",
-    ]  # fmt: skip
+        *flags(
+            report_to=None,
+            max_steps=3,
+            save_steps=2,
+            data_cache_dir=tmp_path / "data",
+            hub_model_id="user/tiny",
+        ),
+        "--push_to_hub",
+        "--report_to",
+        "tensorboard",
+        "jsonl",
+        "wandb",
+    ]
     code, output, listed = run([str(SCRIPT), *given], environment(tmp_path))
     assert "hfseq push" in output and code == 1, output  # what is left to do
     assert "run_mlm_flax.py" in listed
@@ -199,8 +215,10 @@ def test_a_token_among_the_flags_is_refused(flags, tmp_path):
     for name in ("--token", "--hub_token", "--hub-token", "--use_auth_token"):
         for given in ([f"{name}={HUB}"], [name, HUB]):
             done = subprocess.run(
-                [sys.executable, str(SCRIPT), *flags(), *given], capture_output=True, text=True,
+                [sys.executable, str(SCRIPT), *flags(), *given],
+                capture_output=True,
+                text=True,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            )  # fmt: skip
+            )
             assert done.returncode == 2 and HUB not in done.stderr + done.stdout
             assert "tokens are no flags" in done.stderr

@@ -128,8 +128,13 @@ def test_bare_card_has_no_empty_sections() -> None:
 
 def test_snippets_are_python() -> None:
     heads = ("BertModel", "GPT2LMHeadModel", "T5ForConditionalGeneration", "BertForMaskedLM")
-    for architecture in (*heads, "BertForSequenceClassification", "BertForMultipleChoice",
-                         "BertForTokenClassification", "BertForQuestionAnswering"):  # fmt: skip
+    for architecture in (
+        *heads,
+        "BertForSequenceClassification",
+        "BertForMultipleChoice",
+        "BertForTokenClassification",
+        "BertForQuestionAnswering",
+    ):
         card = render_model_card(replace(BARE, architecture=architecture))
         snippets = re.findall(r"```python\n(.*?)\n```", card, re.DOTALL)
         assert len(snippets) == 2

@@ -52,10 +52,14 @@ RUNS = {
 def judged(**metrics: float) -> list[dict[str, Any]]:
     """A run that was evaluated twice, with metrics that double."""
     return [
-        {"step": step, "train_loss": 4.0 - step, "eval_loss": 4.0 - step,
-         **{f"eval_{name}": step * value for name, value in metrics.items()}}
+        {
+            "step": step,
+            "train_loss": 4.0 - step,
+            "eval_loss": 4.0 - step,
+            **{f"eval_{name}": step * value for name, value in metrics.items()},
+        }
         for step in (1, 2)
-    ]  # fmt: skip
+    ]
 
 
 RUNS |= {

@@ -32,10 +32,17 @@ def test_a_log_is_compared_to_the_last_bit_without_what_was_measured(tmp_path):
         path = tmp_path / "metrics.jsonl"
         lines = [
             {"step": 0, "time": seconds, "run": {"seed": 1}},
-            {"step": 1, "time": seconds, "train_loss": loss, "train_tokens_per_second": seconds,
-             "train_runtime": seconds, "train_mfu": seconds, "peak_memory_gb": seconds},
+            {
+                "step": 1,
+                "time": seconds,
+                "train_loss": loss,
+                "train_tokens_per_second": seconds,
+                "train_runtime": seconds,
+                "train_mfu": seconds,
+                "peak_memory_gb": seconds,
+            },
             {"step": 1, "time": seconds, "text": {"eval_samples": "a text"}},
-        ]  # fmt: skip
+        ]
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         return compare.read_log(path)
 

@@ -67,9 +67,11 @@ def test_a_summary_has_facts_of_its_report_and_not_those_of_the_year_before():
 
 def test_training_examples_lack_the_names_that_are_held_out():
     held = {
-        name for kind in make_task_data.Names(make_task_data.Random(0), False).kinds.values()
-        for name in kind if make_task_data.is_held_out(name)
-    }  # fmt: skip
+        name
+        for kind in make_task_data.Names(make_task_data.Random(0), False).kinds.values()
+        for name in kind
+        if make_task_data.is_held_out(name)
+    }
     text = " ".join(one["summary"] for one in examples("summarization"))
     assert held and not [name for name in held if f" in {name} by" in text]
 

@@ -26,8 +26,12 @@ TINY = (
     "max_position_embeddings=24"
 )
 SMALL = {
-    "config_overrides": TINY, "batch_size": 3, "max_seq_length": 8, "num_warmup": 1, "num_runs": 4,
-}  # fmt: skip
+    "config_overrides": TINY,
+    "batch_size": 3,
+    "max_seq_length": 8,
+    "num_warmup": 1,
+    "num_runs": 4,
+}
 
 
 def command(*flags):
@@ -94,9 +98,12 @@ def test_a_trained_model_runs_on_text(trained_bert, tmp_path):
         )
     )
     assert result["model"] == {
-        "class": "FlaxBertModel", "layers": 6, "width": 384, "parameters": 22_713_216,
+        "class": "FlaxBertModel",
+        "layers": 6,
+        "width": 384,
+        "parameters": 22_713_216,
         "weights": "loaded",
-    }  # fmt: skip
+    }
     assert result["comparison"]["min_cosine"] > 0.999
     row = result["rows"]["bfloat16"]
     # Three rows of 8, 6 and 8 tokens, the second one padded.
@@ -123,9 +130,12 @@ def test_no_speed_is_claimed_without_units():
 
 def test_a_bfloat16_that_is_slower_is_called_so():
     found = {
-        "speedup": 0.5, "max_absolute_difference": 0, "max_relative_difference": 0,
-        "mean_cosine": 1, "min_cosine": 1,
-    }  # fmt: skip
+        "speedup": 0.5,
+        "max_absolute_difference": 0,
+        "max_relative_difference": 0,
+        "mean_cosine": 1,
+        "min_cosine": 1,
+    }
     assert "SLOWER" in inference.verdict(found)[0]
     assert "2.00 times as fast" in inference.verdict(found | {"speedup": 2.0})[0]
 

@@ -62,9 +62,11 @@ def test_old_names_of_columns_are_the_new_ones():
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--no_quoting"], False), (["--quoting", "True"], True), ([], None),
+        (["--no_quoting"], False),
+        (["--quoting", "True"], True),
+        ([], None),
     ],
-)  # fmt: skip
+)
 def test_quotes_can_be_turned_on_and_off(argv, expected):
     assert read("--train_file", "a.csv", *argv).quoting is expected
 

@@ -25,10 +25,11 @@ PLACES = {
 }
 
 SCRIPTS = {
-    "image_classification": "run_image_classification_flax.py", "image_text": "run_clip_flax.py",
+    "image_classification": "run_image_classification_flax.py",
+    "image_text": "run_clip_flax.py",
     "image_to_text": "run_image_captioning_flax.py",
     "speech_recognition": "run_speech_recognition_flax.py",
-}  # fmt: skip
+}
 
 # Transformers 4.56, examples/flax/vision/README.md, as it was printed.
 REFERENCE = """
@@ -45,8 +46,15 @@ python run_image_classification.py \
     --push_to_hub
 """
 # What its own arguments of data were.
-V4 = ("train_dir", "validation_dir", "image_size", "max_train_samples", "max_eval_samples",
-      "overwrite_cache", "preprocessing_num_workers")  # fmt: skip
+V4 = (
+    "train_dir",
+    "validation_dir",
+    "image_size",
+    "max_train_samples",
+    "max_eval_samples",
+    "overwrite_cache",
+    "preprocessing_num_workers",
+)
 
 # examples/flax/image-captioning/README.md, likewise.
 CAPTIONING = """

@@ -18,8 +18,11 @@ from tests.scripts.test_run_mlm_flags import CHANGED, values
 from tests.scripts.test_run_mlm_flags import V4 as MLM
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = {"run_clm_flax.py": "clm", "run_t5_mlm_flax.py": "span_mlm",
-           "run_bart_dlm_flax.py": "denoising"}  # fmt: skip
+SCRIPTS = {
+    "run_clm_flax.py": "clm",
+    "run_t5_mlm_flax.py": "span_mlm",
+    "run_bart_dlm_flax.py": "denoising",
+}
 
 # Transformers 4.56, examples/flax/language-modeling: what each script has instead of, or beside,
 # the flags of run_mlm_flax.py, with its defaults.
@@ -28,12 +31,16 @@ _SHARED = {name: default for name, default in MLM.items() if name not in _NOT}
 _REFERENCES = ("train_ref_file", "validation_ref_file", "max_seq_length")
 V4 = {
     "clm": {name: default for name, default in _SHARED.items() if name not in _REFERENCES}
-    | {"block_size": None, "keep_linebreaks": True, "max_train_samples": None,
-       "max_eval_samples": None},
+    | {
+        "block_size": None,
+        "keep_linebreaks": True,
+        "max_train_samples": None,
+        "max_eval_samples": None,
+    },
     "span_mlm": _SHARED | {"mlm_probability": 0.15, "mean_noise_span_length": 3.0},
     "denoising": _SHARED
     | {"mlm_probability": 0.3, "permute_sentence_ratio": 1.0, "poisson_lambda": 3.0},
-}  # fmt: skip
+}
 FLAGS = [(objective, flag) for objective, flags in V4.items() for flag in flags]
 
 # The commands of the Flax language-modeling guide as they were printed, their corpus aside.

@@ -27,11 +27,20 @@ GUIDES = {
 }
 
 # Transformers 4.57, examples/flax: the flags of each script, with their defaults.
-_LM = ("mlm_probability", "line_by_line", "train_ref_file", "validation_ref_file",
-       "validation_split_percentage")  # fmt: skip
+_LM = (
+    "mlm_probability",
+    "line_by_line",
+    "train_ref_file",
+    "validation_ref_file",
+    "validation_split_percentage",
+)
 _SHARED = {name: default for name, default in MLM.items() if name not in _LM}
-_TABLES = {"test_file": None, "max_train_samples": None, "max_eval_samples": None,
-           "max_predict_samples": None}  # fmt: skip
+_TABLES = {
+    "test_file": None,
+    "max_train_samples": None,
+    "max_eval_samples": None,
+    "max_predict_samples": None,
+}
 
 
 def without(*names):
@@ -58,13 +67,25 @@ V4 = {
 }  # fmt: skip
 # Lengths and the stride are those of version 4 where they fit; summaries are always judged.
 CHANGED = {name: default for name, (default, _) in CHANGED_EVERYWHERE.items()} | {
-    "doc_stride": None, "max_source_length": None, "max_target_length": None,
+    "doc_stride": None,
+    "max_source_length": None,
+    "max_target_length": None,
     "predict_with_generate": True,
-}  # fmt: skip
+}
 FLAGS = [(objective, flag) for objective, flags in V4.items() for flag in flags]
-WHOLE = ("eval_steps", "max_seq_length", "preprocessing_num_workers", "max_source_length",
-         "max_target_length", "val_max_target_length", "max_train_samples", "max_eval_samples",
-         "max_predict_samples", "doc_stride", "n_best_size")  # fmt: skip
+WHOLE = (
+    "eval_steps",
+    "max_seq_length",
+    "preprocessing_num_workers",
+    "max_source_length",
+    "max_target_length",
+    "val_max_target_length",
+    "max_train_samples",
+    "max_eval_samples",
+    "max_predict_samples",
+    "doc_stride",
+    "n_best_size",
+)
 
 
 def read(objective, *argv):

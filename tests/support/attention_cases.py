@@ -54,6 +54,7 @@ OPTIONS = {
     "bias": {"bias": jax.random.normal(jax.random.key(9), (1, HEADS, LENGTH, LENGTH))},
     "bias and causal": {
         "bias": jax.random.normal(jax.random.key(9), (1, HEADS, LENGTH, LENGTH)),
-        "causal": True, "scale": 1.0,
+        "causal": True,
+        "scale": 1.0,
     },
-}  # fmt: skip
+}

@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 
 OPPOSITES = {
-    "hot": "cold", "big": "small", "up": "down", "wet": "dry", "old": "new", "far": "near",
-    "dark": "light", "fast": "slow",
-}  # fmt: skip
+    "hot": "cold",
+    "big": "small",
+    "up": "down",
+    "wet": "dry",
+    "old": "new",
+    "far": "near",
+    "dark": "light",
+    "fast": "slow",
+}
 #: ChatML, where the end of a turn is the assistant's too.
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"

@@ -27,10 +27,13 @@ def environment(folder: Path, devices: int = 1, **more: object) -> dict[str, str
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(WITHOUT_TORCH)
     own = {
-        "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": devices, "OMP_NUM_THREADS": 1, "USE_TORCH": 0,
+        "XLA_FLAGS": "",
+        "JAX_NUM_CPU_DEVICES": devices,
+        "OMP_NUM_THREADS": 1,
+        "USE_TORCH": 0,
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), str(ROOT / "plugins"), *sys.path]),
         "PYTHON": sys.executable,
-    }  # fmt: skip
+    }
     return os.environ | {name: str(value) for name, value in (own | more).items()}
 
 
@@ -95,8 +98,18 @@ class Machines:
         """What stands before a command to run it on a machine."""
         name = self.names[index].split()[0]
         script = f'hostname {name} && exec "$@"'
-        return ["ip", "netns", "exec", self.spaces[index], "unshare", "--uts", "sh", "-c", script,
-                "_"]  # fmt: skip
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.spaces[index],
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            script,
+            "_",
+        ]
 
 
 def _ip(*words: str) -> None:
@@ -106,9 +119,12 @@ def _ip(*words: str) -> None:
 def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start a process whose output `end` returns."""
     return subprocess.Popen(
-        command, env=dict(environment), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        command,
+        env=dict(environment),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def end(running: Sequence[subprocess.Popen[str]], *codes: int, within: float = 900) -> list[str]:

@@ -83,8 +83,12 @@ def gemma_config(**changes: Any) -> Any:
 
 
 #: Two layers that see all, two that see a window.
-_QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2,
-                 "num_hidden_layers": 4}  # fmt: skip
+_QWEN_WINDOWS = {
+    "use_sliding_window": True,
+    "sliding_window": 5,
+    "max_window_layers": 2,
+    "num_hidden_layers": 4,
+}
 
 
 def qwen2_config(**changes: Any) -> Any:
@@ -102,8 +106,12 @@ def qwen3_config(**changes: Any) -> Any:
 def smollm3_config(**changes: Any) -> Any:
     from transformers import SmolLM3Config
 
-    windows = {"use_sliding_window": True, "sliding_window": 5, "no_rope_layers": [1, 0] * 2,
-               "num_hidden_layers": 4}  # fmt: skip
+    windows = {
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "no_rope_layers": [1, 0] * 2,
+        "num_hidden_layers": 4,
+    }
     return SmolLM3Config(**{**_decoder_sizes(), **windows, **changes})
 
 
@@ -112,16 +120,14 @@ def gemma2_config(**changes: Any) -> Any:
 
     # The caps bite.
     caps = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 4.0}
-    more = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 5,
-            "num_hidden_layers": 4}  # fmt: skip
+    more = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 5, "num_hidden_layers": 4}
     return Gemma2Config(**{**_decoder_sizes(), **caps, **more, **changes})
 
 
 def gemma3_text_config(**changes: Any) -> Any:
     from transformers import Gemma3TextConfig
 
-    more = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 5,
-            "num_hidden_layers": 4}  # fmt: skip
+    more = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 5, "num_hidden_layers": 4}
     kinds = ["sliding_attention", "full_attention"] * 2
     return Gemma3TextConfig(**{**_decoder_sizes(), **more, "layer_types": kinds, **changes})
 
@@ -247,26 +253,53 @@ def xglm_config(**changes: Any) -> Any:
 def opt_config(**changes: Any) -> Any:
     from transformers import OPTConfig
 
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48,
-             "num_attention_heads": 4, "max_position_embeddings": 40, "word_embed_proj_dim": 32,
-             "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2, "init_std": 0.05}  # fmt: skip
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "ffn_dim": 48,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 40,
+        "word_embed_proj_dim": 32,
+        "pad_token_id": 1,
+        "bos_token_id": 2,
+        "eos_token_id": 2,
+        "init_std": 0.05,
+    }
     return OPTConfig(**sizes | changes)
 
 
 def bloom_config(**changes: Any) -> Any:
     from transformers import BloomConfig
 
-    sizes = {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": 3,
-             "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2}  # fmt: skip
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "pad_token_id": 3,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "initializer_range": 0.2,
+    }
     return BloomConfig(**sizes | changes)
 
 
 def gpt_neo_config(**changes: Any) -> Any:
     from transformers import GPTNeoConfig
 
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "window_size": 5,
-             "attention_types": [[["global", "local"], 2]], "max_position_embeddings": 40,
-             "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_layers": 4,
+        "num_heads": 4,
+        "window_size": 5,
+        "attention_types": [[["global", "local"], 2]],
+        "max_position_embeddings": 40,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
     return GPTNeoConfig(**sizes | changes)
 
 
@@ -339,9 +372,17 @@ def longt5_config(**changes: Any) -> Any:
     from transformers import LongT5Config
 
     sizes = {
-        "vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
-        "local_radius": 3, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
-    }  # fmt: skip
+        "vocab_size": 64,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "local_radius": 3,
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
     return LongT5Config(**sizes | changes)
 
 
@@ -349,10 +390,17 @@ def big_bird_config(**changes: Any) -> Any:
     from transformers import BigBirdConfig
 
     sizes = {
-        "vocab_size": 70, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
-        "attention_type": "original_full", "block_size": 2, "num_random_blocks": 1,
-    }  # fmt: skip
+        "vocab_size": 70,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "attention_type": "original_full",
+        "block_size": 2,
+        "num_random_blocks": 1,
+    }
     return BigBirdConfig(**sizes | changes)
 
 
@@ -375,9 +423,13 @@ def wmt_transformer_config(**changes: Any) -> Any:
 # Layers as narrow as these have large first values: without a factor the gradient of a key's bias,
 # which is zero, is rounded to more than the battery allows between two ways to compute it.
 _CLIP = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "projection_dim": 24, "initializer_factor": 0.5,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "projection_dim": 24,
+    "initializer_factor": 0.5,
+}
 _PICTURES = {"image_size": 12, "patch_size": 4}
 
 
@@ -457,21 +509,33 @@ def vision_text_dual_encoder_config(**changes: Any) -> Any:
     text, vision = bert_config(**changes), vit_config(**changes)
     # A small scale: sines of logits that are as large as CLIP's magnify rounding.
     return VisionTextDualEncoderConfig(
-        text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=24,
+        text_config=text.to_dict(),
+        vision_config=vision.to_dict(),
+        projection_dim=24,
         logit_scale_init_value=1.0,
-    )  # fmt: skip
+    )
 
 
 def wav2vec2_config(**changes: Any) -> Any:
     from transformers import Wav2Vec2Config
 
     sizes = {
-        "vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 48, "conv_dim": (16, 24), "conv_stride": (5, 2), "conv_kernel": (6, 3),
-        "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "codevector_dim": 16,
-        "num_codevectors_per_group": 6, "num_codevector_groups": 2, "proj_codevector_dim": 12,
+        "vocab_size": 20,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "conv_dim": (16, 24),
+        "conv_stride": (5, 2),
+        "conv_kernel": (6, 3),
+        "num_conv_pos_embeddings": 4,
+        "num_conv_pos_embedding_groups": 2,
+        "codevector_dim": 16,
+        "num_codevectors_per_group": 6,
+        "num_codevector_groups": 2,
+        "proj_codevector_dim": 12,
         "num_adapter_layers": 2,
-    }  # fmt: skip
+    }
     return Wav2Vec2Config(**sizes | changes)
 
 

@@ -65,8 +65,11 @@ def shell(code: str, folder: Path, data: Path | str) -> None:
     }
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", code],
-        cwd=folder, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, f"{code.strip()}\n{done.stdout}\n{done.stderr}"
     if os.environ.get("HFSEQ_SHOW_PAGES"):
         print(done.stdout, done.stderr, sep="\n")

@@ -45,10 +45,13 @@ def bad_pictures(folder: Path) -> dict[str, str]:
     image.fromarray(deep).save(folder / "deep.png")
     bomb(folder / "bomb.png", 40_000, 25_000)
     return {
-        "text.png": "no picture of a known kind", "empty.png": "no picture of a known kind",
-        "cut.jpg": "truncated", "moving.gif": "3 frames", "deep.png": "more than 8 bits",
+        "text.png": "no picture of a known kind",
+        "empty.png": "no picture of a known kind",
+        "cut.jpg": "truncated",
+        "moving.gif": "3 frames",
+        "deep.png": "more than 8 bits",
         "bomb.png": "40000 x 25000 pixels",
-    }  # fmt: skip
+    }
 
 
 def bomb(path: Path, width: int, height: int) -> None:

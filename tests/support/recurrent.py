@@ -97,9 +97,17 @@ class FlaxRecurrentForCausalLM(FixedStateGeneration, FlaxPreTrainedModel):
     stored_collections = {"tally": ("sums",)}
 
     def __call__(
-        self, input_ids, attention_mask=None, params=None, past_key_values=None, dropout_rng=None,
-        train=False, return_dict=None, *, extra=None,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        params=None,
+        past_key_values=None,
+        dropout_rng=None,
+        train=False,
+        return_dict=None,
+        *,
+        extra=None,
+    ):
         given = {"input_ids": input_ids, "attention_mask": attention_mask}
         return self.run(
             given, params, dropout_rng, train, False, False, return_dict, past_key_values, extra

@@ -47,5 +47,9 @@ def bad_sounds(folder: Path) -> dict[str, str]:
     (folder / "zero.wav").write_bytes(b"")
     soundfile.write(folder / "none.wav", np.zeros(0, np.float32), RATE)
     soundfile.write(folder / "short.wav", np.zeros(500, np.float32), RATE)
-    return {"text.wav": "no sound of a known kind", "zero.wav": "it is empty",
-            "none.wav": "it is empty", "short.wav": "0.0312 seconds, less than 0.1"}  # fmt: skip
+    return {
+        "text.wav": "no sound of a known kind",
+        "zero.wav": "it is empty",
+        "none.wav": "it is empty",
+        "short.wav": "0.0312 seconds, less than 0.1",
+    }

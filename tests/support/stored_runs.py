@@ -56,19 +56,32 @@ _CONVOLUTIONS = (
     "proj_codevector_dim=8,num_negatives=4,mask_time_length=2"
 )
 _COMMON = {
-    "train_file": f"{DATA}/train.jsonl", "validation_file": f"{DATA}/valid.jsonl",
-    "do_train": True, "global_batch_size": 8, "learning_rate": 3e-3, "warmup_steps": 2,
-    "max_steps": 6, "save_steps": STEP, "save_total_limit": 4, "logging_steps": 1,
-    "report_to": "jsonl", "card_samples": 0, "compilation_cache_dir": "none",
-}  # fmt: skip
+    "train_file": f"{DATA}/train.jsonl",
+    "validation_file": f"{DATA}/valid.jsonl",
+    "do_train": True,
+    "global_batch_size": 8,
+    "learning_rate": 3e-3,
+    "warmup_steps": 2,
+    "max_steps": 6,
+    "save_steps": STEP,
+    "save_total_limit": 4,
+    "logging_steps": 1,
+    "report_to": "jsonl",
+    "card_samples": 0,
+    "compilation_cache_dir": "none",
+}
 _MLM = {
-    "model_type": "roberta", "tokenizer_name": f"{DATA}/roberta", "max_seq_length": 16,
+    "model_type": "roberta",
+    "tokenizer_name": f"{DATA}/roberta",
+    "max_seq_length": 16,
     "config_overrides": f"{_BERT},max_position_embeddings=24",
-}  # fmt: skip
+}
 _CLM = {
-    "model_type": "gpt2", "tokenizer_name": f"{DATA}/roberta", "block_size": 16,
+    "model_type": "gpt2",
+    "tokenizer_name": f"{DATA}/roberta",
+    "block_size": 16,
     "config_overrides": _GPT2,
-}  # fmt: skip
+}
 
 #: Name -> objective and flags. The optimizers differ too: their states have names of their own.
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -401,8 +414,11 @@ def write_pictures(folder: Path) -> None:
             rows.append({"image": f"pictures/{name}/{number}.png", "caption": f"all {name} there"})
     (folder / "captions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     sizes: dict[str, Any] = {
-        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
-    }  # fmt: skip
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     model = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained(
         vision_model=FlaxViTModel(ViTConfig(image_size=8, patch_size=4, **sizes)),
         text_model=FlaxBertModel(
@@ -423,15 +439,27 @@ def write_whisper(folder: Path) -> None:
 
     words = AutoTokenizer.from_pretrained(folder / "roberta")
     tokens = {
-        "bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id,
-        "decoder_start_token_id": words.bos_token_id, "pad_token_id": words.pad_token_id,
-    }  # fmt: skip
+        "bos_token_id": words.bos_token_id,
+        "eos_token_id": words.eos_token_id,
+        "decoder_start_token_id": words.bos_token_id,
+        "pad_token_id": words.pad_token_id,
+    }
     config = WhisperConfig(
-        vocab_size=len(words), num_mel_bins=8, d_model=8, encoder_layers=1, decoder_layers=1,
-        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
-        decoder_ffn_dim=16, max_source_positions=50, max_target_positions=16,
-        suppress_tokens=None, begin_suppress_tokens=None, **tokens,
-    )  # fmt: skip
+        vocab_size=len(words),
+        num_mel_bins=8,
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_source_positions=50,
+        max_target_positions=16,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        **tokens,
+    )
     shutil.copytree(folder / "roberta", folder / "whisper")
     FlaxWhisperForConditionalGeneration(config).save_pretrained(folder / "whisper")
     extractor = WhisperFeatureExtractor(feature_size=8, chunk_length=1)
@@ -446,13 +474,22 @@ def write_writer(folder: Path) -> None:
 
     words = AutoTokenizer.from_pretrained(folder / "roberta")
     sizes: dict[str, Any] = {
-        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
-    }  # fmt: skip
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     tokens = {"bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id}
     decoder = GPT2Config(
-        vocab_size=len(words), n_embd=8, n_layer=1, n_head=2, n_positions=16,
-        add_cross_attention=True, pad_token_id=words.pad_token_id, **tokens,
-    )  # fmt: skip
+        vocab_size=len(words),
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        n_positions=16,
+        add_cross_attention=True,
+        pad_token_id=words.pad_token_id,
+        **tokens,
+    )
     model = FlaxVisionEncoderDecoderModel.from_encoder_decoder_pretrained(
         encoder_model=FlaxViTModel(ViTConfig(image_size=8, patch_size=4, **sizes)),
         decoder_model=FlaxGPT2LMHeadModel(decoder),

@@ -21,9 +21,13 @@ CHAT = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 SIZES = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
-    "max_position_embeddings": 130, "initializer_range": 0.6,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 130,
+    "initializer_range": 0.6,
+}
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 NAMES = {
     "tags": {"id2label": dict(enumerate(TAGS)), "label2id": {t: n for n, t in enumerate(TAGS)}},
@@ -62,10 +66,12 @@ def make(root: Path, name: str) -> Path:
     sizes = SIZES if family in ("bert", "roberta") else {}
     if family == "t5":
         ids["decoder_start_token_id"], sizes = ids["pad_token_id"], {"initializer_factor": 8.0}
-        changes = {"task_specific_params": {
-            "summarization": {"prefix": "short: ", "max_length": 18, "num_beams": 3},
-            "translation_en_to_de": {"prefix": "in German: ", "max_length": 14},
-        }}  # fmt: skip
+        changes = {
+            "task_specific_params": {
+                "summarization": {"prefix": "short: ", "max_length": 18, "num_beams": 3},
+                "translation_en_to_de": {"prefix": "in German: ", "max_length": 14},
+            }
+        }
     if family == "gpt2":
         sizes = {"initializer_range": 0.5, "n_positions": 128}
         (root / name / "chat_template.jinja").write_text(CHAT)

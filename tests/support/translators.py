@@ -87,9 +87,12 @@ def save_tiny_t5(folder: Path) -> None:
     tokenizer = train_tokenizer([sentences(300)], "marian", None, 120, folder)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = t5_config(
-        vocab_size=len(tokenizer), decoder_start_token_id=tokenizer.pad_token_id,
-        tie_word_embeddings=False, num_layers=1, **ids,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        decoder_start_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+        num_layers=1,
+        **ids,
+    )
     model = FlaxAutoModelForSeq2SeqLM.from_config(config, seed=1)
     params = jax.tree.map(np.array, model.params)
     params["lm_head"]["kernel"] *= 1.5

@@ -56,13 +56,21 @@ class Windowed(nnx.Module):
         self.head = nn.Linear(*sizes[::-1], init, rngs)
 
     def __call__(
-        self, input_ids: Any, attention_mask: Any = None, position_ids: Any = None, *,
-        rngs: Any = None, output_hidden_states: bool = False,
-    ) -> Any:  # fmt: skip
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        *,
+        rngs: Any = None,
+        output_hidden_states: bool = False,
+    ) -> Any:
         x, _, states = nn.run_layers(
-            self.layers, self.embed(input_ids), nn.attention_mask(attention_mask), rngs=rngs,
+            self.layers,
+            self.embed(input_ids),
+            nn.attention_mask(attention_mask),
+            rngs=rngs,
             collect=output_hidden_states,
-        )  # fmt: skip
+        )
         states = (*states, x) if output_hidden_states else None
         return out.FlaxCausalLMOutputWithPast(logits=self.head(x), hidden_states=states)
 

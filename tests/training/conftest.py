@@ -80,8 +80,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}-pairs.jsonl").write_text("".join(f"{json.dumps(p)}\n" for p in pairs))
     both = [*texts, *(text[:90].upper() for text in texts)]
     for family, name, kept in (
-        ("roberta", "tokenizer", texts), ("t5", "t5", texts), ("marian", "marian", both),
-    ):  # fmt: skip
+        ("roberta", "tokenizer", texts),
+        ("t5", "t5", texts),
+        ("marian", "marian", both),
+    ):
         train_tokenizer(kept, family, vocab_size=300, output_dir=folder / name, min_frequency=1)
     return folder
 

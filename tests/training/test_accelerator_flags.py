@@ -77,8 +77,9 @@ def test_flags_of_tpus_go_where_libtpu_reads_them(environment, knows_all_but):
     knows_all_but()
     accelerator_flags.apply(f"{accelerator_flags.TPU[3]} --xla_dump_to=there")
     assert environment() == {
-        "LIBTPU_INIT_ARGS": f"--{accelerator_flags.TPU[3]}", "XLA_FLAGS": "--xla_dump_to=there",
-    }  # fmt: skip
+        "LIBTPU_INIT_ARGS": f"--{accelerator_flags.TPU[3]}",
+        "XLA_FLAGS": "--xla_dump_to=there",
+    }
 
 
 @pytest.mark.parametrize(("kind", "several"), [("cuda", False), ("", True), ("tpu", False)])

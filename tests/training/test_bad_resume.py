@@ -57,9 +57,12 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(
-    "damage", ["a bit flipped in the arrays",
-               *(pytest.param(name, marks=pytest.mark.slow) for name in list(DAMAGE)[1:])]
-)  # fmt: skip
+    "damage",
+    [
+        "a bit flipped in the arrays",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in list(DAMAGE)[1:]),
+    ],
+)
 def test_a_damaged_checkpoint_is_kept_and_the_run_goes_on_from_the_one_before(
     train, run, damage, caplog
 ):

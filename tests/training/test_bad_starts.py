@@ -96,9 +96,11 @@ def test_code_is_the_same_where_its_files_are(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(SCRIPTS / "run_mlm_flax.py")])
     found = processes.of_program([str(tmp_path / "a" / "part" / "m.py"), "absent.py"])
     assert found.keys() >= {
-        "the code of hfseq", "the code of hfseq_plugins", "the code of run_mlm_flax.py",
+        "the code of hfseq",
+        "the code of hfseq_plugins",
+        "the code of run_mlm_flax.py",
         "the code of m.py",
-    }  # fmt: skip
+    }
     assert "the code of absent.py" not in found
 
 
@@ -195,12 +197,14 @@ def test_a_volume_that_one_machine_has_read_only_ends_all(flags, read_only):
         machines.start(
             [*(prefix if number else []), sys.executable, str(SCRIPTS / "run_mlm_flax.py"), *given],
             machines.environment(
-                read_only.parent / "m", COORDINATOR_ADDRESS=address, NUM_PROCESSES=2,
+                read_only.parent / "m",
+                COORDINATOR_ADDRESS=address,
+                NUM_PROCESSES=2,
                 PROCESS_ID=number,
             ),
         )
         for number in (0, 1)
-    ]  # fmt: skip
+    ]
     for text in machines.end(running, 2, within=300):
         assert "cannot be written on" in text and "Read-only file system" in text
 
@@ -223,9 +227,11 @@ def test_a_port_that_never_speaks_is_left_after_the_time_out(flags, tmp_path):
         silent.bind(("localhost", 0))
         silent.listen()
         env = machines.environment(
-            tmp_path / "m", COORDINATOR_ADDRESS=f"localhost:{silent.getsockname()[1]}",
-            NUM_PROCESSES=2, PROCESS_ID=1,
-        )  # fmt: skip
+            tmp_path / "m",
+            COORDINATOR_ADDRESS=f"localhost:{silent.getsockname()[1]}",
+            NUM_PROCESSES=2,
+            PROCESS_ID=1,
+        )
         command = [sys.executable, str(SCRIPTS / "run_mlm_flax.py"), *flags()]
         running = machines.start([*command, "--coordinator_timeout=5"], env)
         (text,) = machines.end([running], 1, within=200)

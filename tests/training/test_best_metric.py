@@ -38,10 +38,15 @@ def evaluate(monkeypatch, training, limit):
 @pytest.mark.parametrize(
     ("name", "best"),
     [
-        ("eval_loss", 1.0), ("auxiliary_loss", 1.0), ("perplexity", 1.0), ("bits_per_byte", 1.0),
-        ("eval_word_perplexity", 1.0), ("accuracy", 2.0), ("eval_code_perplexity", 2.0),
+        ("eval_loss", 1.0),
+        ("auxiliary_loss", 1.0),
+        ("perplexity", 1.0),
+        ("bits_per_byte", 1.0),
+        ("eval_word_perplexity", 1.0),
+        ("accuracy", 2.0),
+        ("eval_code_perplexity", 2.0),
     ],
-)  # fmt: skip
+)
 def test_the_direction_of_a_metric_follows_from_its_name(name, best):
     one_way, other_way = Progress(step=1), Progress(step=1)
     for progress, values in ((one_way, (2.0, 1.0)), (other_way, (1.0, 2.0))):

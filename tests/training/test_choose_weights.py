@@ -56,9 +56,13 @@ def test_a_run_that_goes_on_averages_and_does_not_continue_from_the_mean(train):
 @pytest.mark.slow
 def test_the_best_weights_are_what_the_results_tell_of(train):
     loop = train(
-        save_steps=2, eval_steps=2, max_steps=6, load_best_model_at_end=True, learning_rate=30.0,
+        save_steps=2,
+        eval_steps=2,
+        max_steps=6,
+        load_best_model_at_end=True,
+        learning_rate=30.0,
         max_grad_norm=1.0,
-    )  # fmt: skip
+    )
     found = evaluations(loop)
     best = min(loss for _, loss in found)
     assert found[-1][1] == pytest.approx(best, rel=1e-6) and loop.progress.best_step != 6
@@ -82,9 +86,13 @@ def test_averages_that_cannot_be_are_refused(changes, message):
 @pytest.mark.slow
 def test_of_scales_the_largest_counts_not_the_mean(train):
     loop = train(
-        save_steps=1, max_steps=2, average_checkpoints=2, precision="fp8_delayed",
-        fp8_amax_history_length=4, do_train=True,
-    )  # fmt: skip
+        save_steps=1,
+        max_steps=2,
+        average_checkpoints=2,
+        precision="fp8_delayed",
+        fp8_amax_history_length=4,
+        do_train=True,
+    )
     parts = [trees.flatten(restored(loop, step).extra) for step in (1, 2)]
     for path, leaf in trees.flatten(loop.state.extra).items():
         assert np.array_equal(leaf, np.maximum(parts[0][path], parts[1][path])), path

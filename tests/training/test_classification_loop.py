@@ -36,10 +36,14 @@ def folder(tmp_path_factory):
         lines = [f"src\t{kind}\t{'' if kind else '*'}\t{text}" for kind, text in rows]
         (path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
         pairs = [
-            {"sentence1": text, "sentence2": texts[i], "label": "good" if kind else "bad",
-             "score": kind * 2.5 + 0.25}
+            {
+                "sentence1": text,
+                "sentence2": texts[i],
+                "label": "good" if kind else "bad",
+                "score": kind * 2.5 + 0.25,
+            }
             for i, (kind, text) in enumerate(rows)
-        ]  # fmt: skip
+        ]
         (path / f"{name}.jsonl").write_text("".join(json.dumps(p) + "\n" for p in pairs))
     for family in ("bert", "roberta", "bart", "vq_transformer"):
         train_tokenizer(texts, family, vocab_size=300, output_dir=path / family, min_frequency=1)
@@ -54,12 +58,20 @@ def classify(folder, tmp_path):
         from tests.support import runs
 
         values = {
-            "output_dir": tmp_path / output, "model_type": "bert", "config_overrides": TINY,
-            "tokenizer_name": folder / "bert", "train_file": folder / "train.tsv",
-            "validation_file": f"{folder}/in_dev.tsv,{folder}/out_dev.tsv", "max_seq_length": 32,
-            "global_batch_size": 16, "learning_rate": 3e-3, "max_steps": 6, "logging_steps": 1,
-            "report_to": "jsonl", "compilation_cache_dir": "none",
-        } | changes  # fmt: skip
+            "output_dir": tmp_path / output,
+            "model_type": "bert",
+            "config_overrides": TINY,
+            "tokenizer_name": folder / "bert",
+            "train_file": folder / "train.tsv",
+            "validation_file": f"{folder}/in_dev.tsv,{folder}/out_dev.tsv",
+            "max_seq_length": 32,
+            "global_batch_size": 16,
+            "learning_rate": 3e-3,
+            "max_steps": 6,
+            "logging_steps": 1,
+            "report_to": "jsonl",
+            "compilation_cache_dir": "none",
+        } | changes
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
         return runs.train(flags, "classification", devices, callbacks)
 
@@ -73,9 +85,13 @@ def pairs(folder, **more):
 
 def test_a_run_learns_reports_each_part_and_leaves_what_both_worlds_load(classify, folder):
     loop = classify(
-        max_steps=40, eval_steps=20, save_steps=20, logging_steps=10,
-        metric_for_best_model="eval_matthews_correlation", load_best_model_at_end=True,
-    )  # fmt: skip
+        max_steps=40,
+        eval_steps=20,
+        save_steps=20,
+        logging_steps=10,
+        metric_for_best_model="eval_matthews_correlation",
+        load_best_model_at_end=True,
+    )
     seen = losses(loop.folder)
     assert seen[40] < 0.2 < seen[1] and loop.metrics["train_accuracy"] > 0.9
     found = {name: value for name, value in loop.metrics.items() if name.startswith("eval_")}
@@ -89,8 +105,11 @@ def test_a_run_learns_reports_each_part_and_leaves_what_both_worlds_load(classif
     assert results["eval_matthews_correlation"] == 1.0
     card = (loop.folder / "README.md").read_text()
     assert "matthews_correlation" in card and "text-classification" in card
-    logged = [json.loads(line) for line in (loop.folder / "metrics.jsonl").read_text().split("\n")
-              if "eval_matthews_correlation" in line]  # fmt: skip
+    logged = [
+        json.loads(line)
+        for line in (loop.folder / "metrics.jsonl").read_text().split("\n")
+        if "eval_matthews_correlation" in line
+    ]
     assert len(logged) >= 2
     pytest.importorskip("torch")
     from transformers import pipeline
@@ -106,12 +125,15 @@ def test_a_run_learns_reports_each_part_and_leaves_what_both_worlds_load(classif
     [
         {"model_type": "roberta", "tokenizer_name": "roberta"},
         {"model_type": "bart", "tokenizer_name": "bart", "config_overrides": BART},
-        {"model_type": "vq_transformer", "tokenizer_name": "vq_transformer",
-         "config_overrides": VQ},
+        {
+            "model_type": "vq_transformer",
+            "tokenizer_name": "vq_transformer",
+            "config_overrides": VQ,
+        },
         {"model_type": "fp8_encoder"},
     ],
     ids=lambda changes: changes["model_type"],
-)  # fmt: skip
+)
 def test_every_encoder_with_the_head_learns(classify, folder, changes):
     if "tokenizer_name" in changes:
         changes = changes | {"tokenizer_name": folder / changes["tokenizer_name"]}
@@ -132,8 +154,15 @@ def test_every_encoder_with_the_head_learns(classify, folder, changes):
 def test_neither_devices_nor_micro_batches_change_losses_and_scores(classify, mesh):
     one = classify("one", do_train=True, do_eval=True)
     devices = int(np.prod([int(part[-1]) for part in mesh.split(",")]))
-    many = classify("many", devices, mesh=mesh, gradient_accumulation_steps=2, do_train=True,
-                    do_eval=True, per_device_eval_batch_size=3)  # fmt: skip
+    many = classify(
+        "many",
+        devices,
+        mesh=mesh,
+        gradient_accumulation_steps=2,
+        do_train=True,
+        do_eval=True,
+        per_device_eval_batch_size=3,
+    )
     assert_same(losses(many.folder), losses(one.folder))
     for name, value in one.metrics.items():
         if name.startswith("eval_") and not name.endswith("runtime"):
@@ -161,9 +190,14 @@ def test_an_epoch_visits_every_example_once(classify):
 @pytest.mark.slow
 def test_pairs_are_told_apart_and_predictions_written(classify, folder):
     loop = classify(
-        **pairs(folder, test_file=folder / "out_dev.jsonl"), label_column="label",
-        do_train=True, do_eval=True, do_predict=True, max_steps=12, learning_rate=1e-3,
-    )  # fmt: skip
+        **pairs(folder, test_file=folder / "out_dev.jsonl"),
+        label_column="label",
+        do_train=True,
+        do_eval=True,
+        do_predict=True,
+        max_steps=12,
+        learning_rate=1e-3,
+    )
     assert loop.run.objective.types and loop.run.model.config.label2id == {"bad": 0, "good": 1}
     lines = (loop.folder / "test_results.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 13
@@ -179,8 +213,14 @@ def test_unlabelled_examples_are_predicted_and_not_judged(classify, folder, tmp_
     labelled = tmp_path / "labelled.jsonl"
     records = [{"text": f"a cat {i}", "label": i % 2} for i in range(18)]
     labelled.write_text("".join(json.dumps(record) + "\n" for record in records))
-    loop = classify(train_file=labelled, validation_file=None, test_file=unlabelled,
-                    do_train=True, do_predict=True, max_steps=2)  # fmt: skip
+    loop = classify(
+        train_file=labelled,
+        validation_file=None,
+        test_file=unlabelled,
+        do_train=True,
+        do_predict=True,
+        max_steps=2,
+    )
     assert len((loop.folder / "test_results.tsv").read_text().splitlines()) == 6
     assert {n for n in loop.metrics if n.startswith("predict_")} == {"predict_runtime"}
 
@@ -188,9 +228,12 @@ def test_unlabelled_examples_are_predicted_and_not_judged(classify, folder, tmp_
 @pytest.mark.slow
 def test_numbers_are_learnt_and_correlate(classify, folder):
     loop = classify(
-        **pairs(folder, sentence2_column=None), label_column="score", max_steps=60,
-        learning_rate=1e-2, metric_for_best_model="spearmanr",
-    )  # fmt: skip
+        **pairs(folder, sentence2_column=None),
+        label_column="score",
+        max_steps=60,
+        learning_rate=1e-2,
+        metric_for_best_model="spearmanr",
+    )
     assert (
         loop.run.model.config.problem_type == "regression" and loop.run.model.config.num_labels == 1
     )
@@ -204,11 +247,18 @@ def test_numbers_are_learnt_and_correlate(classify, folder):
 @pytest.mark.slow
 def test_a_score_that_is_no_number_is_null_in_the_results(classify, folder, tmp_path):
     file = tmp_path / "constant.jsonl"
-    file.write_text("".join(json.dumps({"text": f"the cat {i}", "label": 2.5}) + "\n"
-                            for i in range(3)))  # fmt: skip
-    loop = classify(**pairs(folder, sentence2_column=None) | {
-        "train_file": file, "validation_file": file, "sentence1_column": "text", "max_steps": 1,
-    })  # fmt: skip
+    file.write_text(
+        "".join(json.dumps({"text": f"the cat {i}", "label": 2.5}) + "\n" for i in range(3))
+    )
+    loop = classify(
+        **pairs(folder, sentence2_column=None)
+        | {
+            "train_file": file,
+            "validation_file": file,
+            "sentence1_column": "text",
+            "max_steps": 1,
+        }
+    )
     found = (loop.folder / "eval_results.json").read_text()
     assert json.loads(found, parse_constant=pytest.fail)["eval_pearson"] is None
 
@@ -216,9 +266,14 @@ def test_a_score_that_is_no_number_is_null_in_the_results(classify, folder, tmp_
 def test_an_evaluation_alone_takes_classes_and_words_from_the_model(classify, folder):
     one = classify("one", tokenizer_name=None, vocabulary="words")
     again = classify(
-        "again", train_file=None, model_type=None, config_overrides=None, tokenizer_name=None,
-        model_name_or_path=one.folder, do_eval=True,
-    )  # fmt: skip
+        "again",
+        train_file=None,
+        model_type=None,
+        config_overrides=None,
+        tokenizer_name=None,
+        model_name_or_path=one.folder,
+        do_eval=True,
+    )
     for name in ("eval_loss", "eval_matthews_correlation", "eval_in_dev_accuracy"):
         assert again.metrics[name] == pytest.approx(one.metrics[name], rel=1e-5)
 
@@ -226,13 +281,19 @@ def test_an_evaluation_alone_takes_classes_and_words_from_the_model(classify, fo
 @pytest.mark.slow
 def test_a_model_of_other_classes_needs_a_new_classifier(classify, folder, tmp_path):
     three = tmp_path / "three.jsonl"
-    three.write_text("".join(json.dumps({"text": f"t {i}", "label": i % 3}) + "\n"
-                             for i in range(30)))  # fmt: skip
+    three.write_text(
+        "".join(json.dumps({"text": f"t {i}", "label": i % 3}) + "\n" for i in range(30))
+    )
     one = classify("one", do_train=True)
     changes = {
-        "model_type": None, "config_overrides": None, "model_name_or_path": one.folder,
-        "train_file": three, "validation_file": None, "do_train": True, "max_steps": 2,
-    }  # fmt: skip
+        "model_type": None,
+        "config_overrides": None,
+        "model_name_or_path": one.folder,
+        "train_file": three,
+        "validation_file": None,
+        "do_train": True,
+        "max_steps": 2,
+    }
     with pytest.raises(Exception, match="ignore_mismatched_sizes"):
         classify("other", **changes)
     loop = classify("new", ignore_mismatched_sizes=True, **changes)
@@ -250,18 +311,27 @@ def test_batches_of_other_widths_compile_four_times_at_most(classify):
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [
-        ({"train_file": "in_dev.jsonl", "label_column": "nobody"}, DataError,
-         "--label_column nobody"),
-        ({"model_type": "gpt2", "config_overrides": None, "tokenizer_name": "roberta"}, UsageError,
-         "'gpt2' has no class ForSequenceClassification"),
+        (
+            {"train_file": "in_dev.jsonl", "label_column": "nobody"},
+            DataError,
+            "--label_column nobody",
+        ),
+        (
+            {"model_type": "gpt2", "config_overrides": None, "tokenizer_name": "roberta"},
+            UsageError,
+            "'gpt2' has no class ForSequenceClassification",
+        ),
         ({"task_name": "rte"}, UsageError, "no column 'label' .*--label_column NAME"),
-        ({"metric_for_best_model": "f1"}, UsageError,
-         "metric_for_best_model f1: there is only eval_accuracy, eval_in_dev_accuracy"),
+        (
+            {"metric_for_best_model": "f1"},
+            UsageError,
+            "metric_for_best_model f1: there is only eval_accuracy, eval_in_dev_accuracy",
+        ),
         ({"max_seq_length": 500}, UsageError, "longer than the position table"),
         ({"do_train": True, "do_predict": True}, UsageError, "no test split: give --test_file"),
         ({"tokenizer_name": None}, UsageError, "no tokenizer: give --tokenizer_name"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_work_is_said(classify, folder, changes, kind, message):
     for name in ("train_file", "tokenizer_name"):
         if changes.get(name):

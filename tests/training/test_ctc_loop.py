@@ -48,13 +48,23 @@ def spell(folder, tmp_path):
         from tests.support import runs
 
         values = {
-            "output_dir": tmp_path / output, "config_overrides": SIZES, "mask_time_prob": 0.0,
-            "train_file": folder / "train.csv", "validation_file": folder / "validation.csv",
-            "chars_to_ignore": "!", "max_duration_in_seconds": 1.0, "decode_workers": 0,
-            "pad_to_multiple_of": 100, "global_batch_size": 8, "per_device_eval_batch_size": 4,
-            "learning_rate": 2e-3, "max_steps": 3, "logging_steps": 1, "report_to": "jsonl",
+            "output_dir": tmp_path / output,
+            "config_overrides": SIZES,
+            "mask_time_prob": 0.0,
+            "train_file": folder / "train.csv",
+            "validation_file": folder / "validation.csv",
+            "chars_to_ignore": "!",
+            "max_duration_in_seconds": 1.0,
+            "decode_workers": 0,
+            "pad_to_multiple_of": 100,
+            "global_batch_size": 8,
+            "per_device_eval_batch_size": 4,
+            "learning_rate": 2e-3,
+            "max_steps": 3,
+            "logging_steps": 1,
+            "report_to": "jsonl",
             "compilation_cache_dir": "none",
-        } | changes  # fmt: skip
+        } | changes
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
         return runs.train(flags, "ctc", devices, callbacks)
 
@@ -119,8 +129,14 @@ def test_a_run_learns_to_spell_and_leaves_what_both_worlds_load(spell, folder):
         right += found == [text.lower().removesuffix("!")]
     assert right >= 0.5 * len(lines)
     # Judged alone it is what it was.
-    again = spell("judged", model_name_or_path=loop.folder, config_overrides=None, max_steps=None,
-                  train_file=None, do_eval=True)  # fmt: skip
+    again = spell(
+        "judged",
+        model_name_or_path=loop.folder,
+        config_overrides=None,
+        max_steps=None,
+        train_file=None,
+        do_eval=True,
+    )
     assert again.metrics["eval_cer"] == pytest.approx(loop.metrics["eval_cer"])
     assert again.metrics["eval_loss"] == pytest.approx(loop.metrics["eval_loss"], rel=1e-5)
 
@@ -130,16 +146,26 @@ def test_a_pretrained_encoder_is_gone_on_with(spell, folder, tmp_path):
     from tests.support import runs
 
     flags = {
-        "output_dir": tmp_path / "pretrained", "config_overrides": SIZES, "mask_time_prob": 0.5,
-        "train_file": folder / "train.csv", "max_duration_in_seconds": 0.5, "max_steps": 2,
-        "global_batch_size": 8, "decode_workers": 2, "compilation_cache_dir": "none",
-    }  # fmt: skip
+        "output_dir": tmp_path / "pretrained",
+        "config_overrides": SIZES,
+        "mask_time_prob": 0.5,
+        "train_file": folder / "train.csv",
+        "max_duration_in_seconds": 0.5,
+        "max_steps": 2,
+        "global_batch_size": 8,
+        "decode_workers": 2,
+        "compilation_cache_dir": "none",
+    }
     before = runs.train([f"--{n}={v}" for n, v in flags.items()], "wav2vec2", 1)
     shutil.rmtree(tmp_path / "pretrained" / "checkpoints", ignore_errors=True)
     loop = spell(
-        model_name_or_path=before.folder, config_overrides=None, max_steps=1, learning_rate=0.0,
-        freeze_feature_extractor=True, mask_time_prob=0.2,
-    )  # fmt: skip
+        model_name_or_path=before.folder,
+        config_overrides=None,
+        max_steps=1,
+        learning_rate=0.0,
+        freeze_feature_extractor=True,
+        mask_time_prob=0.2,
+    )
     assert same(loop.state.params["wav2vec2"], before.state.params["wav2vec2"])
     assert loop.state.params["lm_head"]["kernel"].shape == (32, 9)
 

@@ -45,9 +45,15 @@ def test_what_is_no_device_is_refused(text):
 
 @pytest.mark.parametrize(
     ("name", "count", "platform", "capability"),
-    [("h200", 16, "cuda", (9, 0)), ("v5e", 1, "tpu", None), ("v6e", 4, "tpu", None),
-     ("v5p", 3, "tpu", None), ("tpu-v4", 4, "tpu", None), ("v7", 8, "tpu", None)],
-)  # fmt: skip
+    [
+        ("h200", 16, "cuda", (9, 0)),
+        ("v5e", 1, "tpu", None),
+        ("v6e", 4, "tpu", None),
+        ("v5p", 3, "tpu", None),
+        ("tpu-v4", 4, "tpu", None),
+        ("v7", 8, "tpu", None),
+    ],
+)
 def test_a_described_device_is_what_hfseq_traces_for(name, count, platform, capability):
     found = devices(name, count)
     assert len(found) == count
@@ -148,9 +154,12 @@ def test_a_second_process_describes_too_unless_it_is_forbidden():
 
     assert said() == "4"
     holder = subprocess.Popen(
-        [sys.executable, "-c", CODE + "print(flush=True); input()"], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True, env=environment | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "0"},
-    )  # fmt: skip
+        [sys.executable, "-c", CODE + "print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "0"},
+    )
     with holder:
         assert holder.stdout is not None
         first = holder.stdout.readline().strip()

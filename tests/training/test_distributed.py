@@ -75,9 +75,12 @@ def test_flags_and_environment_say_the_same(monkeypatch):
 
 def test_slurm_is_detected(monkeypatch):
     for name, value in {
-        "SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "node[3-4]", "SLURM_NTASKS": "2",
-        "SLURM_PROCID": "1", "SLURM_LOCALID": "0",
-    }.items():  # fmt: skip
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NODELIST": "node[3-4]",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
+    }.items():
         monkeypatch.setenv(name, value)
     address, count, number = processes.whereabouts(ProcessArguments(distributed=True))
     assert address.startswith("node3:") and (count, number) == (2, 1)

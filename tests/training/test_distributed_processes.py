@@ -33,28 +33,41 @@ class Processes:
     """The processes of one run; ``flags`` are one list for all, or one for each."""
 
     def __init__(
-        self, flags: Sequence[Any], count: int, devices: int = 1, objective: str = "mlm",
-        cwd: Sequence[Path] | None = None, only: int | None = None,
-    ):  # fmt: skip
+        self,
+        flags: Sequence[Any],
+        count: int,
+        devices: int = 1,
+        objective: str = "mlm",
+        cwd: Sequence[Path] | None = None,
+        only: int | None = None,
+    ):
         each = flags if isinstance(flags[0], list) else [flags] * count
         address = f"localhost:{free_port()}"
         environment = os.environ | {
-            "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": str(devices),
+            "XLA_FLAGS": "",
+            "JAX_NUM_CPU_DEVICES": str(devices),
             "PYTHONPATH": os.pathsep.join(sys.path),
             "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+        }
         self.running = [
             subprocess.Popen(
                 [
-                    sys.executable, str(SCRIPTS / OF_OBJECTIVE[objective]), *each[number],
-                    f"--coordinator_address={address}", f"--num_processes={count}",
+                    sys.executable,
+                    str(SCRIPTS / OF_OBJECTIVE[objective]),
+                    *each[number],
+                    f"--coordinator_address={address}",
+                    f"--num_processes={count}",
                     f"--process_id={number}",
                 ],
-                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
                 cwd=cwd[number] if cwd else None,
             )
-            for number in range(count) if only is None or number == only
-        ]  # fmt: skip
+            for number in range(count)
+            if only is None or number == only
+        ]
 
     def ends(self, *codes: int, within: float = 900) -> list[str]:
         """Wait, check the exit codes (of all, or one by one), and return what each printed."""
@@ -246,10 +259,14 @@ def test_classification_gathers_the_predictions_of_all_processes(flags, tmp_path
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / f"{name}.jsonl").write_text(lines)
     options = {
-        "train_file": tmp_path / "labelled.jsonl", "validation_file": tmp_path / "judged.jsonl",
-        "test_file": tmp_path / "asked.jsonl", "per_device_eval_batch_size": 4, "do_train": True,
-        "do_eval": True, "do_predict": True,
-    }  # fmt: skip
+        "train_file": tmp_path / "labelled.jsonl",
+        "validation_file": tmp_path / "judged.jsonl",
+        "test_file": tmp_path / "asked.jsonl",
+        "per_device_eval_batch_size": 4,
+        "do_train": True,
+        "do_eval": True,
+        "do_predict": True,
+    }
     given = flags("one", **options)
     arguments = parse(given, objective="classification")
     main(arguments, "classification", devices=jax.devices()[:2])

@@ -21,9 +21,11 @@ from tests.training.conftest import losses
 from tests.training.test_distributed import free_port
 
 OPTIONS = {
-    "save_steps": 2, "do_train": True, "lr_scheduler_type": "constant_with_warmup",
+    "save_steps": 2,
+    "do_train": True,
+    "lr_scheduler_type": "constant_with_warmup",
     "save_total_limit": 100,
-}  # fmt: skip
+}
 RUN = machines.ROOT / "tests" / "support" / "recording_run.py"
 
 
@@ -51,12 +53,15 @@ def processes(flags, tmp_path) -> Callable[..., list]:
             machines.start(
                 [sys.executable, str(RUN), str(tmp_path / f"{output}.notes"), "mlm", *given],
                 machines.environment(
-                    tmp_path / "modules", devices, COORDINATOR_ADDRESS=address,
-                    NUM_PROCESSES=count, PROCESS_ID=number,
+                    tmp_path / "modules",
+                    devices,
+                    COORDINATOR_ADDRESS=address,
+                    NUM_PROCESSES=count,
+                    PROCESS_ID=number,
                 ),
             )
             for number in range(count)
-        ]  # fmt: skip
+        ]
 
     return start
 

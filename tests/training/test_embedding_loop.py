@@ -27,8 +27,14 @@ def pairs(tmp_path_factory):
         rows = []
         for _ in range(count):
             chosen = draw.sample(words, 4)
-            rows.append({"anchor": " ".join(chosen), "positive": " ".join(sorted(chosen)),
-                         "negative": " ".join(draw.sample(words, 4)), "other": 1})  # fmt: skip
+            rows.append(
+                {
+                    "anchor": " ".join(chosen),
+                    "positive": " ".join(sorted(chosen)),
+                    "negative": " ".join(draw.sample(words, 4)),
+                    "other": 1,
+                }
+            )
         if name == "train":
             rows += [{"anchor": "a", "positive": " ", "negative": "b"}, {"anchor": 1}]
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -43,10 +49,15 @@ def embed(flags, pairs, corpus):
         from tests.support import runs
 
         values = {
-            "model_type": "bert", "config_overrides": BERT, "global_batch_size": 16,
-            "per_device_eval_batch_size": 8, "max_seq_length": None, "warmup_steps": 0,
-            "train_file": pairs / "train.jsonl", "validation_file": pairs / "valid.jsonl",
-        } | changes  # fmt: skip
+            "model_type": "bert",
+            "config_overrides": BERT,
+            "global_batch_size": 16,
+            "per_device_eval_batch_size": 8,
+            "max_seq_length": None,
+            "warmup_steps": 0,
+            "train_file": pairs / "train.jsonl",
+            "validation_file": pairs / "valid.jsonl",
+        } | changes
         return runs.train(flags(output, **values), "embedding", devices, callbacks)
 
     return run
@@ -54,9 +65,13 @@ def embed(flags, pairs, corpus):
 
 def test_a_toy_model_retrieves_and_opens_as_it_was_trained(embed, pairs, caplog, tmp_path):
     loop = embed(
-        "run", do_train=True, do_eval=True, max_steps=150, learning_rate=3e-3,
+        "run",
+        do_train=True,
+        do_eval=True,
+        max_steps=150,
+        learning_rate=3e-3,
         matryoshka_dims="32,8",
-    )  # fmt: skip
+    )
     told = caplog.text
     assert "2 of 130 train examples are left out" in told
     assert "train.jsonl, line 129: 'positive' is no text but ' '" in told
@@ -77,8 +92,15 @@ def test_a_toy_model_retrieves_and_opens_as_it_was_trained(embed, pairs, caplog,
 
 
 def test_the_loss_is_that_of_the_formula(embed, pairs, tmp_path):
-    loop = embed("run", do_train=True, do_eval=True, max_steps=1, learning_rate=0.0,
-                 matryoshka_dims="32,8", per_device_eval_batch_size=24)  # fmt: skip
+    loop = embed(
+        "run",
+        do_train=True,
+        do_eval=True,
+        max_steps=1,
+        learning_rate=0.0,
+        matryoshka_dims="32,8",
+        per_device_eval_batch_size=24,
+    )
     model = hfseq.FlaxAutoModel.from_pretrained(tmp_path / "run")
     rows = [json.loads(line) for line in (pairs / "valid.jsonl").read_text().splitlines()]
     model.sentences = hfseq.modeling.sentence.Sentences()  # what is trained is not yet of length 1

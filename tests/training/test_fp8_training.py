@@ -146,8 +146,9 @@ def test_a_skipped_step_leaves_the_state(train):
 @pytest.mark.slow
 def test_moments_and_decay_know_nothing_of_the_scales(train):
     loop = train(devices=1, max_steps=2, weight_decay=0.1, max_grad_norm=1.0, **RECIPE)
-    names = {str(key) for path, _ in jax.tree.flatten_with_path(loop.state.opt_state)[0]
-             for key in path}  # fmt: skip
+    names = {
+        str(key) for path, _ in jax.tree.flatten_with_path(loop.state.opt_state)[0] for key in path
+    }
     assert not any("amax" in name or "dot_general" in name for name in names)
 
 

@@ -110,8 +110,10 @@ def test_a_period_below_one_is_refused(flags):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"mesh": "data=4,tensor=2"}, {"dtype": "float16"},
-                                     {"gradient_accumulation_steps": 2}])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [{"mesh": "data=4,tensor=2"}, {"dtype": "float16"}, {"gradient_accumulation_steps": 2}],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_sharded_and_scaled_runs_are_watched_too(train, changes):
     pytest.importorskip("tensorboard")

@@ -15,9 +15,15 @@ from hfseq.reports.log import read_metrics
 from hfseq.training.trackers import make_trackers, private_config
 
 CONFIG = {
-    "learning_rate": 1e-3, "max_steps": 5, "adafactor": True, "optim": "adamw",
-    "train_file": ["a.txt"], "eval_steps": None, "freeze": [], "hub_token": "hf_secret",
-}  # fmt: skip
+    "learning_rate": 1e-3,
+    "max_steps": 5,
+    "adafactor": True,
+    "optim": "adamw",
+    "train_file": ["a.txt"],
+    "eval_steps": None,
+    "freeze": [],
+    "hub_token": "hf_secret",
+}
 
 
 def information(folder: Path, tag: str) -> Any:
@@ -64,9 +70,12 @@ def test_the_log_begins_with_the_flags_and_says_where_the_run_went_on(tmp_path):
     starts = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "run" in r]
     assert [record["step"] for record in starts] == [0, 4]
     assert starts[0]["run"] == {
-        "learning_rate": 1e-3, "max_steps": 5, "adafactor": True, "optim": "adamw",
+        "learning_rate": 1e-3,
+        "max_steps": 5,
+        "adafactor": True,
+        "optim": "adamw",
         "train_file": ["a.txt"],
-    }  # fmt: skip
+    }
 
 
 def test_tokens_and_the_home_directory_are_nobody_s_business(monkeypatch, tmp_path):
@@ -112,10 +121,17 @@ def test_a_training_run_is_all_in_wandb_s_offline_file(flags, tmp_path):
         "from hfseq.training.run import main; main(parse(sys.argv[1:]), 'mlm')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=600,
-        env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true",
-             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )  # fmt: skip
+        [sys.executable, "-c", code, *given],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={
+            **os.environ,
+            "WANDB_MODE": "offline",
+            "WANDB_SILENT": "true",
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        },
+    )
     assert done.returncode == 0 and "cannot write" not in done.stderr, done.stderr
     folder = tmp_path / "run"
     records = list(offline_records(folder))

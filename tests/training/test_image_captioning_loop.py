@@ -34,13 +34,22 @@ def write_captions(tmp_path):
         from tests.support import runs
 
         values = {
-            "output_dir": tmp_path / output, "model_name_or_path": DATA / "writer",
-            "train_file": DATA / "captions.jsonl", "validation_file": DATA / "captions.jsonl",
-            "max_target_length": 8, "augment": False, "decode_workers": 0,
-            "global_batch_size": 8, "per_device_eval_batch_size": 8, "learning_rate": 2e-3,
-            "max_steps": 3, "logging_steps": 1, "report_to": "jsonl", "generation_batch_size": 8,
+            "output_dir": tmp_path / output,
+            "model_name_or_path": DATA / "writer",
+            "train_file": DATA / "captions.jsonl",
+            "validation_file": DATA / "captions.jsonl",
+            "max_target_length": 8,
+            "augment": False,
+            "decode_workers": 0,
+            "global_batch_size": 8,
+            "per_device_eval_batch_size": 8,
+            "learning_rate": 2e-3,
+            "max_steps": 3,
+            "logging_steps": 1,
+            "report_to": "jsonl",
+            "generation_batch_size": 8,
             "compilation_cache_dir": "none",
-        } | changes  # fmt: skip
+        } | changes
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
         return runs.train(flags, "image_to_text", devices, callbacks)
 
@@ -149,16 +158,24 @@ def test_a_model_is_made_of_two_checkpoints_and_nothing_is_replaced(tmp_path):
     decoder = FlaxGPT2LMHeadModel(GPT2Config(**sizes, **tokens), seed=2)
     decoder.save_pretrained(tmp_path / "decoder")
     encoder = FlaxViTModel(
-        ViTConfig(image_size=8, patch_size=4, hidden_size=8, num_hidden_layers=1,
-                  num_attention_heads=2, intermediate_size=16)
-    )  # fmt: skip
+        ViTConfig(
+            image_size=8,
+            patch_size=4,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+        )
+    )
     encoder.save_pretrained(tmp_path / "encoder")
     ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "encoder")
     command = [
-        sys.executable, ROOT / "scripts" / "create_model_from_encoder_decoder_models.py",
-        f"--output_dir={tmp_path / 'both'}", f"--decoder_model_name_or_path={tmp_path / 'decoder'}",
+        sys.executable,
+        ROOT / "scripts" / "create_model_from_encoder_decoder_models.py",
+        f"--output_dir={tmp_path / 'both'}",
+        f"--decoder_model_name_or_path={tmp_path / 'decoder'}",
         f"--encoder_model_name_or_path={tmp_path / 'encoder'}",
-    ]  # fmt: skip
+    ]
     subprocess.run(command, check=True, capture_output=True)
     model = FlaxVisionEncoderDecoderModel.from_pretrained(tmp_path / "both")
     assert model.config.decoder_start_token_id == words.bos_token_id

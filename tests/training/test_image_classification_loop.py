@@ -15,8 +15,10 @@ from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
 pytest.importorskip("PIL")
-SIZES = ("hidden_size=48,intermediate_size=96,num_hidden_layers=2,num_attention_heads=4,"
-         "patch_size=8,initializer_range=0.1,hidden_dropout_prob=0.0")  # fmt: skip
+SIZES = (
+    "hidden_size=48,intermediate_size=96,num_hidden_layers=2,num_attention_heads=4,"
+    "patch_size=8,initializer_range=0.1,hidden_dropout_prob=0.0"
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +37,21 @@ def classify(folder, tmp_path):
         from tests.support import runs
 
         values = {
-            "output_dir": tmp_path / output, "model_type": "vit", "config_overrides": SIZES,
-            "train_dir": folder / "train", "validation_dir": folder / "validation",
-            "image_size": 32, "augment": False, "decode_workers": 0, "global_batch_size": 24,
-            "learning_rate": 3e-3, "max_steps": 4, "logging_steps": 1, "report_to": "jsonl",
+            "output_dir": tmp_path / output,
+            "model_type": "vit",
+            "config_overrides": SIZES,
+            "train_dir": folder / "train",
+            "validation_dir": folder / "validation",
+            "image_size": 32,
+            "augment": False,
+            "decode_workers": 0,
+            "global_batch_size": 24,
+            "learning_rate": 3e-3,
+            "max_steps": 4,
+            "logging_steps": 1,
+            "report_to": "jsonl",
             "compilation_cache_dir": "none",
-        } | changes  # fmt: skip
+        } | changes
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
         return runs.train(flags, "image_classification", devices, callbacks)
 
@@ -103,8 +114,12 @@ def test_pictures_that_cannot_be_read_are_left_out_and_counted(classify, tmp_pat
     told = bad_pictures(tmp_path / "data" / "1")
     caplog.set_level(logging.WARNING, "hfseq")
     data = {"train_dir": tmp_path / "data", "validation_dir": tmp_path / "data"}
-    loop = classify(**data, global_batch_size=18, max_steps=1, config_overrides=SIZES.replace(
-        "num_hidden_layers=2", "num_hidden_layers=1"))  # fmt: skip
+    loop = classify(
+        **data,
+        global_batch_size=18,
+        max_steps=1,
+        config_overrides=SIZES.replace("num_hidden_layers=2", "num_hidden_layers=1"),
+    )
     assert loop.metrics["eval_left_out"] == len(told)
     assert np.isfinite(loop.metrics["eval_loss"]) and loop.metrics["eval_accuracy"] <= 1
     named = [record.getMessage() for record in caplog.records if "left out of" in record.message]
@@ -146,9 +161,16 @@ def test_predictions_of_pictures_without_labels_are_written(classify, folder, tm
             (folder / "validation" / "2" / f"{number}.png").read_bytes()
         )
     found = classify(
-        "guesses", train_dir=None, validation_dir=None, test_dir=flat, do_predict=True,
-        model_type=None, config_overrides=None, model_name_or_path=trained.folder, max_steps=None,
-    )  # fmt: skip
+        "guesses",
+        train_dir=None,
+        validation_dir=None,
+        test_dir=flat,
+        do_predict=True,
+        model_type=None,
+        config_overrides=None,
+        model_name_or_path=trained.folder,
+        max_steps=None,
+    )
     lines = (found.folder / "test_results.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 6
     assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1", "2", "3"}

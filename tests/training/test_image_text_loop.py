@@ -42,13 +42,20 @@ def folder(tmp_path_factory):
         (path / f"{split}.jsonl").write_text(lines)
     train_tokenizer(texts, "bert", vocab_size=200, output_dir=path / "pair", min_frequency=1)
     words = len(AutoTokenizer.from_pretrained(path / "pair"))
-    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "initializer_range": 0.1, "hidden_dropout_prob": 0.0,
-             "attention_probs_dropout_prob": 0.0}  # fmt: skip
+    sizes = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "initializer_range": 0.1,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
     model = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained(
         vision_model=FlaxViTModel(ViTConfig(image_size=32, patch_size=8, **sizes)),
-        text_model=FlaxBertModel(BertConfig(vocab_size=words, **sizes)), projection_dim=16,
-    )  # fmt: skip
+        text_model=FlaxBertModel(BertConfig(vocab_size=words, **sizes)),
+        projection_dim=16,
+    )
     model.save_pretrained(path / "pair")
     ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(path / "pair")
     return path
@@ -62,13 +69,22 @@ def contrast(folder, tmp_path):
         from tests.support import runs
 
         values = {
-            "output_dir": tmp_path / output, "model_name_or_path": folder / "pair",
-            "train_file": folder / "train.jsonl", "validation_file": folder / "validation.jsonl",
-            "image_column": "image_path", "max_seq_length": 8, "augment": False,
-            "decode_workers": 0, "global_batch_size": 8, "per_device_eval_batch_size": 4,
-            "learning_rate": 2e-3, "max_steps": 3, "logging_steps": 1, "report_to": "jsonl",
+            "output_dir": tmp_path / output,
+            "model_name_or_path": folder / "pair",
+            "train_file": folder / "train.jsonl",
+            "validation_file": folder / "validation.jsonl",
+            "image_column": "image_path",
+            "max_seq_length": 8,
+            "augment": False,
+            "decode_workers": 0,
+            "global_batch_size": 8,
+            "per_device_eval_batch_size": 4,
+            "learning_rate": 2e-3,
+            "max_steps": 3,
+            "logging_steps": 1,
+            "report_to": "jsonl",
             "compilation_cache_dir": "none",
-        } | changes  # fmt: skip
+        } | changes
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
         return runs.train(flags, "image_text", devices, callbacks)
 
@@ -78,8 +94,10 @@ def contrast(folder, tmp_path):
 def test_a_step_is_taken_and_broken_pictures_count_for_nothing(contrast, folder, tmp_path):
     bad_pictures(folder / "bad")
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()][:6]
-    rows += [{"image_path": f"bad/{name}", "captions": ["the number two", "two"]}
-             for name in ("text.png", "deep.png")]  # fmt: skip
+    rows += [
+        {"image_path": f"bad/{name}", "captions": ["the number two", "two"]}
+        for name in ("text.png", "deep.png")
+    ]
     (folder / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     mixed = {"train_file": folder / "mixed.jsonl", "validation_file": folder / "mixed.jsonl"}
     loop = contrast(max_steps=1, **mixed, per_device_eval_batch_size=10)

@@ -79,9 +79,10 @@ def without_text(name: str) -> dict[str, Any]:
     own = stored_runs.RUNS[name][1]
     given = {
         flag: value.replace(stored_runs.DATA, str(stored_runs.STORED / "data"))
-        if isinstance(value, str) else value
+        if isinstance(value, str)
+        else value
         for flag, value in own.items()
-    }  # fmt: skip
+    }
     return {**dict.fromkeys((*none, "config_overrides")), **given, "global_batch_size": 8}
 
 

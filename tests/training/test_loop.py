@@ -91,10 +91,15 @@ def test_training_learns_and_leaves_a_directory_that_both_worlds_load(train):
     assert seen[60] < seen[1] - 1.5
     files = {path.name for path in loop.folder.iterdir()}
     assert files >= {
-        "model.safetensors", "config.json", "tokenizer.json", "eval_results.json",
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "eval_results.json",
         "learning_curve.png",
-        "README.md", "metrics.jsonl", "checkpoints",
-    }  # fmt: skip
+        "README.md",
+        "metrics.jsonl",
+        "checkpoints",
+    }
     results = json.loads((loop.folder / "eval_results.json").read_text())
     assert results["eval_perplexity"] == pytest.approx(np.exp(results["eval_loss"]))
     assert 0 < results["eval_accuracy"] <= 1
@@ -197,9 +202,15 @@ def test_save_total_limit_keeps_the_newest_and_the_best(train):
 @pytest.mark.slow
 def test_load_best_model_at_end_leaves_the_best_weights(train):
     loop = train(
-        "best", devices=1, max_steps=4, save_steps=2, eval_steps=2, load_best_model_at_end=True,
-        metric_for_best_model="perplexity", greater_is_better=True,
-    )  # fmt: skip
+        "best",
+        devices=1,
+        max_steps=4,
+        save_steps=2,
+        eval_steps=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="perplexity",
+        greater_is_better=True,
+    )
     assert loop.progress.best_step == 2
     saved = load_file(loop.folder / "model.safetensors")
     best = train("until2", devices=1, max_steps=2, save_steps=2)
@@ -348,7 +359,7 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(train, reference
         ({"metric_for_best_model": "bleu"}, "there is only eval_"),
         ({"profile": "ten"}, "give first-last"),
     ],
-)  # fmt: skip
+)
 def test_usage_errors_name_the_value_and_what_would_work(train, changes, message):
     with pytest.raises(UsageError, match=message) as raised:
         train("wrong", **changes)

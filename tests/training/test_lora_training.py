@@ -17,9 +17,13 @@ from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
 LORA = {
-    "use_peft": True, "lora_r": 4, "lora_alpha": 8, "model_type": None, "config_overrides": None,
+    "use_peft": True,
+    "lora_r": 4,
+    "lora_alpha": 8,
+    "model_type": None,
+    "config_overrides": None,
     "learning_rate": 1e-2,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -123,8 +127,11 @@ def test_few_bits_are_for_a_base_that_is_not_trained(train, base):
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_mesh_trains_what_one_device_does(train, base, scan):
     options = {
-        "model_name_or_path": base, "do_train": True, "lora_target_modules": "all-linear", **LORA
-    }  # fmt: skip
+        "model_name_or_path": base,
+        "do_train": True,
+        "lora_target_modules": "all-linear",
+        **LORA,
+    }
     one = losses(train("one", 1, **options).folder)
     mesh = {"mesh": "data=2,fsdp=2,tensor=2", "scan_layers": scan, "gradient_checkpointing": scan}
     many = losses(train("many", 8, **mesh, **options).folder)

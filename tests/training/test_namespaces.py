@@ -34,12 +34,15 @@ def on(flags, tmp_path: Path) -> Callable[..., list]:
             machines.start(
                 [*made.prefix(index), *command],
                 machines.environment(
-                    tmp_path / "modules", devices, COORDINATOR_ADDRESS="node0:1234",
-                    NUM_PROCESSES=len(made.names), PROCESS_ID=index,
+                    tmp_path / "modules",
+                    devices,
+                    COORDINATOR_ADDRESS="node0:1234",
+                    NUM_PROCESSES=len(made.names),
+                    PROCESS_ID=index,
                 ),
             )
             for index in range(len(made.names))
-        ]  # fmt: skip
+        ]
 
     return start
 

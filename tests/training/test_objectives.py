@@ -71,9 +71,16 @@ def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(
     loop = train("small", 1, objective, eval_steps=3, per_device_eval_batch_size=3)
     assert losses(loop.folder) == reference(objective)[0]
     again = train(
-        "again", 2, objective, do_eval=True, model_name_or_path=loop.folder, model_type=None,
-        config_overrides=None, tokenizer_name=loop.folder, per_device_eval_batch_size=4,
-    )  # fmt: skip
+        "again",
+        2,
+        objective,
+        do_eval=True,
+        model_name_or_path=loop.folder,
+        model_type=None,
+        config_overrides=None,
+        tokenizer_name=loop.folder,
+        per_device_eval_batch_size=4,
+    )
     for name in ("eval_loss", "eval_accuracy", "eval_perplexity"):
         assert again.metrics[name] == pytest.approx(loop.metrics[name], rel=1e-5)
 
@@ -138,9 +145,15 @@ def test_word_perplexity_divides_all_nats_by_the_words(train, tmp_path):
     lines = [" the law of every land \n", " \n", " is read by all \n", " who live there\n"] * 9
     (tmp_path / "valid.txt").write_text("".join(lines))
     loop = train(
-        "words", 1, "clm", max_steps=1, warmup_steps=0, validation_file=tmp_path / "valid.txt",
-        cross_documents=True, word_perplexity=True,
-    )  # fmt: skip
+        "words",
+        1,
+        "clm",
+        max_steps=1,
+        warmup_steps=0,
+        validation_file=tmp_path / "valid.txt",
+        cross_documents=True,
+        word_perplexity=True,
+    )
     words = 9 * (5 + 4 + 3 + 4)  # and an end for each of the four lines
     facts = loop.run.data.description["validation"]
     assert facts["words"] == words
@@ -150,9 +163,14 @@ def test_word_perplexity_divides_all_nats_by_the_words(train, tmp_path):
 
 @pytest.mark.parametrize(
     ("tokenizer", "model", "wanted", "expected"),
-    [(10**30, 4000, None, 1024), (10**30, 300, None, 300), (512, 1024, None, 512),
-     (512, 4000, 2000, 2000), (10**30, None, None, 1024)],
-)  # fmt: skip
+    [
+        (10**30, 4000, None, 1024),
+        (10**30, 300, None, 300),
+        (512, 1024, None, 512),
+        (512, 4000, 2000, 2000),
+        (10**30, None, None, 1024),
+    ],
+)
 def test_block_size_is_1024_at_most_unless_it_is_given(tokenizer, model, wanted, expected):
     from hfseq.data.arguments import CausalArguments
     from hfseq.objectives.clm import CausalLM

@@ -29,9 +29,16 @@ def test_a_step_is_logged_evaluated_shown_to_callbacks_and_saved_in_this_order(t
         seen.append((step, reported, saved))
 
     train(
-        callbacks=[look], devices=1, max_steps=STEPS, do_train=True,
-        logging_steps=1, eval_steps=1, save_steps=1, save_total_limit=STEPS, warmup_steps=0,
-    )  # fmt: skip
+        callbacks=[look],
+        devices=1,
+        max_steps=STEPS,
+        do_train=True,
+        logging_steps=1,
+        eval_steps=1,
+        save_steps=1,
+        save_total_limit=STEPS,
+        warmup_steps=0,
+    )
     # Logged before evaluated, and both before the callback.
     assert [(step, reported) for step, reported, _ in seen] == [
         (step, ["train", "eval"]) for step in range(1, STEPS + 1)
@@ -67,7 +74,11 @@ def test_what_a_callback_changes_is_saved_with_its_step(train, tmp_path):
         return None
 
     train(
-        callbacks=[change], devices=1, max_steps=3, do_train=True,
-        save_steps=1, warmup_steps=0,
-    )  # fmt: skip
+        callbacks=[change],
+        devices=1,
+        max_steps=3,
+        do_train=True,
+        save_steps=1,
+        warmup_steps=0,
+    )
     assert found and not found["lm_head.bias"].any()

@@ -18,8 +18,9 @@ def logged(folder):
 
 def assert_mfu(folder, peak: float) -> None:
     """MFU is the rate of tokens times what one takes, over the peak: the same factor each step."""
-    rates = [(r["train_mfu"], r["train_tokens_per_second"]) for r in logged(folder)
-             if "train_mfu" in r]  # fmt: skip
+    rates = [
+        (r["train_mfu"], r["train_tokens_per_second"]) for r in logged(folder) if "train_mfu" in r
+    ]
     factors = {mfu / rate for mfu, rate in rates}
     assert len(rates) == 3 and max(factors) == pytest.approx(min(factors), rel=1e-3)
     # 2 layers of width 32 and a table of 300 entries: about 200 thousand FLOPs a token.

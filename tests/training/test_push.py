@@ -28,9 +28,16 @@ def test_a_run_pushes_everything_and_loads_back_by_name(train, hub):
     files = set(repo.at("main").files)
     assert [commit.title for commit in repo.history()][-1] == "Training in progress, step 3"
     assert files >= {
-        "model.safetensors", "config.json", "tokenizer.json", "README.md", "learning_curve.png",
-        "metrics.jsonl", "eval_results.json", "training_args.json", "train_results.json",
-    }  # fmt: skip
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "README.md",
+        "learning_curve.png",
+        "metrics.jsonl",
+        "eval_results.json",
+        "training_args.json",
+        "train_results.json",
+    }
     assert any("tfevents" in name for name in files)
     assert not any(name.startswith("checkpoints") for name in files)
 
@@ -52,9 +59,18 @@ def test_a_pushed_translator_translates_alike_in_jax_and_in_pytorch(train, hub):
         "decoder_attention_heads=4,encoder_ffn_dim=64,decoder_ffn_dim=64,max_position_embeddings=40"
     )
     train(
-        "tiny", 1, "translation", model_type=None, tokenizer_name=None, vocab_size=300,
-        config_overrides=sizes, source_column="source", target_column="target", num_beams=2, **PUSH,
-    )  # fmt: skip
+        "tiny",
+        1,
+        "translation",
+        model_type=None,
+        tokenizer_name=None,
+        vocab_size=300,
+        config_overrides=sizes,
+        source_column="source",
+        target_column="target",
+        num_beams=2,
+        **PUSH,
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained("user/tiny")
     ids = tokenizer(["the law of every land", "who do not yet know"], padding=True)
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained("user/tiny")
@@ -90,8 +106,15 @@ def test_a_run_goes_on_elsewhere_from_the_checkpoint_on_the_hub(train, flags, hu
     from huggingface_hub import snapshot_download
 
     whole = train("whole", devices=1, save_steps=2)
-    part = train("part", devices=1, max_steps=4, lr_scheduler_type="constant", save_steps=2,
-                 hub_strategy="checkpoint", **PUSH)  # fmt: skip
+    part = train(
+        "part",
+        devices=1,
+        max_steps=4,
+        lr_scheduler_type="constant",
+        save_steps=2,
+        hub_strategy="checkpoint",
+        **PUSH,
+    )
     del part
     names = set(hub.repo("user/tiny").at("main").files)
     assert {name.split("/")[1] for name in names if name.startswith("checkpoints/")} == {"4"}

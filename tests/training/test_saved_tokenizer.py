@@ -31,8 +31,9 @@ def test_ids_and_special_tokens_are_kept(saved):
         settings = json.loads((saved / family / "tokenizer_config.json").read_text())
         assert settings["tokenizer_class"] != "TokenizersBackend"
         assert not isinstance(settings.get("extra_special_tokens"), list)
-        made, kept = (AutoTokenizer.from_pretrained(f) for f in (saved / "made" / family,
-                                                                 saved / family))  # fmt: skip
+        made, kept = (
+            AutoTokenizer.from_pretrained(f) for f in (saved / "made" / family, saved / family)
+        )
         assert made(TEXT)["input_ids"] == kept(TEXT)["input_ids"]
         assert sorted(made.all_special_tokens) == sorted(kept.all_special_tokens)
 

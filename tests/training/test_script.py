@@ -39,9 +39,11 @@ def run(tmp_path, enabled, *before, **environ):
     kept = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", "LD_PRELOAD")}
     process = subprocess.Popen(
         [sys.executable, *before, str(program), "--name", "a b"],
-        env={**kept, "ENABLED": str(enabled), **environ}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        env={**kept, "ENABLED": str(enabled), **environ},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     return process.pid, out.strip()

@@ -44,13 +44,23 @@ def tune(chat, tmp_path):
         from tests.support import runs
 
         values = {
-            "output_dir": tmp_path / output, "model_type": "llama", "config_overrides": TINY,
-            "tokenizer_name": chat / "tokenizer", "chat_template_path": chat / "chat.jinja",
-            "train_file": chat / "train.jsonl", "validation_file": chat / "valid.jsonl",
-            "assistant_only_loss": True, "eos_token": END, "global_batch_size": 8,
-            "learning_rate": 3e-3, "max_steps": 3, "logging_steps": 1, "report_to": "jsonl",
-            "card_samples": 0, "compilation_cache_dir": "none",
-        } | changes  # fmt: skip
+            "output_dir": tmp_path / output,
+            "model_type": "llama",
+            "config_overrides": TINY,
+            "tokenizer_name": chat / "tokenizer",
+            "chat_template_path": chat / "chat.jinja",
+            "train_file": chat / "train.jsonl",
+            "validation_file": chat / "valid.jsonl",
+            "assistant_only_loss": True,
+            "eos_token": END,
+            "global_batch_size": 8,
+            "learning_rate": 3e-3,
+            "max_steps": 3,
+            "logging_steps": 1,
+            "report_to": "jsonl",
+            "card_samples": 0,
+            "compilation_cache_dir": "none",
+        } | changes
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
         return runs.train(flags, "sft", devices, callbacks)
 
@@ -131,17 +141,33 @@ def test_neither_devices_nor_micro_batches_change_the_losses(tune, mesh, micro):
 def test_adapters_learn_on_a_base_that_stays(tune):
     whole = tune("base", max_steps=25, learning_rate=1e-2)
     base = whole.folder
-    options = {"model_type": None, "config_overrides": None, "model_name_or_path": base,
-               "tokenizer_name": None, "chat_template_path": None, "use_peft": True}  # fmt: skip
+    options = {
+        "model_type": None,
+        "config_overrides": None,
+        "model_name_or_path": base,
+        "tokenizer_name": None,
+        "chat_template_path": None,
+        "use_peft": True,
+    }
     own = {"max_steps": 40, "lora_target_modules": "all-linear", "learning_rate": 5e-3}
     loop = tune("adapter", **own, **options)
     assert loop.metrics["eval_loss"] < whole.metrics["eval_loss"] - 0.02
     assert (loop.folder / "adapter_model.safetensors").exists()
     assert AutoTokenizer.from_pretrained(loop.folder).chat_template == chats.TEMPLATE
     assert isinstance(answer(loop.folder, "what is not hot"), str)
-    again = tune("adapter", do_eval=True, output_dir=loop.folder, **(options | {
-        "use_peft": None, "model_name_or_path": None, "tokenizer_name": loop.folder,
-    }))  # fmt: skip
+    again = tune(
+        "adapter",
+        do_eval=True,
+        output_dir=loop.folder,
+        **(
+            options
+            | {
+                "use_peft": None,
+                "model_name_or_path": None,
+                "tokenizer_name": loop.folder,
+            }
+        ),
+    )
     assert np.isclose(again.metrics["eval_loss"], loop.metrics["eval_loss"], rtol=1e-6)
 
 
@@ -150,10 +176,18 @@ def test_prompts_with_completions_are_learned_and_a_test_split_is_judged(tune, c
     for name in ("train", "valid"):
         chats.write_lines(chat / f"{name}-pairs.jsonl", chats.pairs(40, len(name)))
     loop = tune(
-        train_file=chat / "train-pairs.jsonl", validation_file=chat / "valid-pairs.jsonl",
-        test_file=chat / "valid-pairs.jsonl", assistant_only_loss=None, chat_template_path=None,
-        eos_token=None, max_steps=2, do_train=True, do_eval=True, do_predict=True, card_samples=1,
-    )  # fmt: skip
+        train_file=chat / "train-pairs.jsonl",
+        validation_file=chat / "valid-pairs.jsonl",
+        test_file=chat / "valid-pairs.jsonl",
+        assistant_only_loss=None,
+        chat_template_path=None,
+        eos_token=None,
+        max_steps=2,
+        do_train=True,
+        do_eval=True,
+        do_predict=True,
+        card_samples=1,
+    )
     assert loop.metrics["predict_loss"] == loop.metrics["eval_loss"]
     assert "apply_chat_template" not in (loop.folder / "README.md").read_text()
 

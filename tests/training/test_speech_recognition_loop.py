@@ -30,11 +30,18 @@ def folder(tmp_path_factory):
     train_tokenizer(["a b c d"] * 9, "gpt2", vocab_size=300, output_dir=model, min_frequency=9)
     words = AutoTokenizer.from_pretrained(model)
     tokens = {
-        "bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id,
-        "decoder_start_token_id": words.bos_token_id, "pad_token_id": words.eos_token_id,
-    }  # fmt: skip
-    sizes = {"vocab_size": len(words), "max_source_positions": 50, "max_target_positions": 24,
-             "suppress_tokens": None, "begin_suppress_tokens": None}  # fmt: skip
+        "bos_token_id": words.bos_token_id,
+        "eos_token_id": words.eos_token_id,
+        "decoder_start_token_id": words.bos_token_id,
+        "pad_token_id": words.eos_token_id,
+    }
+    sizes = {
+        "vocab_size": len(words),
+        "max_source_positions": 50,
+        "max_target_positions": 24,
+        "suppress_tokens": None,
+        "begin_suppress_tokens": None,
+    }
     FlaxWhisperForConditionalGeneration(whisper_config(**sizes, **tokens)).save_pretrained(model)
     WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(model)
     return path
@@ -48,13 +55,22 @@ def listen(folder, tmp_path):
         from tests.support import runs
 
         values = {
-            "output_dir": tmp_path / output, "model_name_or_path": folder / "whisper",
-            "train_file": folder / "train.csv", "validation_file": folder / "validation.csv",
-            "chars_to_ignore": "!", "decode_workers": 0, "max_label_length": 12,
-            "global_batch_size": 8, "per_device_eval_batch_size": 4, "learning_rate": 2e-3,
-            "max_steps": 3, "logging_steps": 1, "report_to": "jsonl",
-            "generation_batch_size": 8, "compilation_cache_dir": "none",
-        } | changes  # fmt: skip
+            "output_dir": tmp_path / output,
+            "model_name_or_path": folder / "whisper",
+            "train_file": folder / "train.csv",
+            "validation_file": folder / "validation.csv",
+            "chars_to_ignore": "!",
+            "decode_workers": 0,
+            "max_label_length": 12,
+            "global_batch_size": 8,
+            "per_device_eval_batch_size": 4,
+            "learning_rate": 2e-3,
+            "max_steps": 3,
+            "logging_steps": 1,
+            "report_to": "jsonl",
+            "generation_batch_size": 8,
+            "compilation_cache_dir": "none",
+        } | changes
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
         return runs.train(flags, "speech_recognition", devices, callbacks)
 

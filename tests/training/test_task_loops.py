@@ -25,9 +25,10 @@ SIDES = (
     "encoder_attention_heads=4,decoder_attention_heads=4,encoder_ffn_dim=64,decoder_ffn_dim=64"
 )
 KINDS = {
-    "token_classification": ("ner", "bert", BERT), "question_answering": ("qa", "bert", BERT),
+    "token_classification": ("ner", "bert", BERT),
+    "question_answering": ("qa", "bert", BERT),
     "summarization": ("sum", "bart", SIDES),
-}  # fmt: skip
+}
 
 
 def write(path, rows):
@@ -50,8 +51,9 @@ def tables(corpus, tmp_path_factory):
             if number % 5 == 4:
                 answers = {"text": [], "answer_start": []}
             question = "what of " + words[0]
-            asked.append({"id": str(number), "question": question, "context": text,
-                          "answers": answers})  # fmt: skip
+            asked.append(
+                {"id": str(number), "question": question, "context": text, "answers": answers}
+            )
             summed.append({"id": number, "document": text[:80], "summary": words[0]})
         if split == "train":
             tagged += [{"tokens": ["a"], "ner_tags": []}, {"tokens": [], "ner_tags": []}]
@@ -73,11 +75,15 @@ def task(flags, tables):
 
         name, kind, sizes = KINDS[objective]
         values = {
-            "model_type": kind, "config_overrides": sizes, "global_batch_size": 8,
-            "per_device_eval_batch_size": 4, "max_seq_length": None, "warmup_steps": 0,
+            "model_type": kind,
+            "config_overrides": sizes,
+            "global_batch_size": 8,
+            "per_device_eval_batch_size": 4,
+            "max_seq_length": None,
+            "warmup_steps": 0,
             "train_file": tables / f"{name}-train.jsonl",
             "validation_file": tables / f"{name}-valid.jsonl",
-        } | changes  # fmt: skip
+        } | changes
         return runs.train(flags(output, **values), objective, devices, callbacks)
 
     return run
@@ -86,9 +92,15 @@ def task(flags, tables):
 def test_words_are_tagged_and_bad_sentences_named(task, tables, caplog, tmp_path):
     test = {"test_file": tables / "ner-valid.jsonl", "do_predict": True}
     loop = task(
-        "ner", "token_classification", do_train=True, do_eval=True, max_steps=80,
-        learning_rate=1e-2, return_entity_level_metrics=True, **test,
-    )  # fmt: skip
+        "ner",
+        "token_classification",
+        do_train=True,
+        do_eval=True,
+        max_steps=80,
+        learning_rate=1e-2,
+        return_entity_level_metrics=True,
+        **test,
+    )
     told = caplog.text
     assert "2 of 66 train examples are left out" in told
     assert "ner-train.jsonl, line 65: 1 words and 0 tags" in told
@@ -154,10 +166,17 @@ def test_the_loss_is_that_of_pytorch(task, objective, tmp_path):
 
 def test_answers_are_found_and_written(task, tables, tmp_path, caplog):
     loop = task(
-        "qa", "question_answering", do_train=True, do_eval=True, do_predict=True, max_steps=6,
-        version_2_with_negative=True, max_seq_length=48, doc_stride=16,
+        "qa",
+        "question_answering",
+        do_train=True,
+        do_eval=True,
+        do_predict=True,
+        max_steps=6,
+        version_2_with_negative=True,
+        max_seq_length=48,
+        doc_stride=16,
         test_file=tables / "qa-valid.jsonl",
-    )  # fmt: skip
+    )
     assert "1 of 65 train examples are left out" in caplog.text
     assert "line 65: the answer 'no' does not stand at 1" in caplog.text
     rows, examples = loop.run.data.train.rows, 64
@@ -173,8 +192,10 @@ def test_answers_are_found_and_written(task, tables, tmp_path, caplog):
             seen.add(example["id"])
     assert len(seen) == sum(bool(records[i]["answers"]["text"]) for i in range(len(records)))
     metrics = loop.metrics
-    wanted = [json.loads(one)["answers"]["text"] for one in
-              (tables / "qa-valid.jsonl").read_text().splitlines()]  # fmt: skip
+    wanted = [
+        json.loads(one)["answers"]["text"]
+        for one in (tables / "qa-valid.jsonl").read_text().splitlines()
+    ]
     share = sum(map(bool, wanted)) / len(wanted)
     whole = share * metrics["eval_HasAns_f1"] + (1 - share) * metrics["eval_NoAns_f1"]
     assert metrics["eval_f1"] == pytest.approx(whole)
@@ -206,9 +227,16 @@ def test_questions_that_cannot_be_used_are_told(task, tables, tmp_path):
 def test_summaries_are_written_and_judged(task, tables, corpus):
     pytest.importorskip("rouge_score")
     loop = task(
-        "sum", "summarization", do_train=True, do_eval=True, max_steps=2, max_target_length=8,
-        tokenizer_name=corpus / "marian", max_generate_samples=4, max_source_length=32,
-    )  # fmt: skip
+        "sum",
+        "summarization",
+        do_train=True,
+        do_eval=True,
+        max_steps=2,
+        max_target_length=8,
+        tokenizer_name=corpus / "marian",
+        max_generate_samples=4,
+        max_source_length=32,
+    )
     assert {"eval_rouge1", "eval_rougeLsum", "eval_gen_len"} <= loop.metrics.keys()
     assert loop.run.model.generation_config.max_length == 8
     assert loop.run.objective.lengths == (32, 8)

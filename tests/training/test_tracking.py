@@ -292,8 +292,11 @@ def test_tensorboard_does_not_need_torch_or_tensorboardx(tmp_path: Path) -> None
 
 def open_files(directory: Path) -> list[str]:
     links = [Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-    return [str(link.readlink()) for link in links if link.is_symlink()
-            and str(link.readlink()).startswith(str(directory))]  # fmt: skip
+    return [
+        str(link.readlink())
+        for link in links
+        if link.is_symlink() and str(link.readlink()).startswith(str(directory))
+    ]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")

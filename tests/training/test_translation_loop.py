@@ -23,11 +23,17 @@ WMT = (
     "encoder_attention_heads=4,decoder_attention_heads=4,encoder_ffn_dim=64,decoder_ffn_dim=64"
 )
 OPTIONS = {
-    "model_type": None, "config_overrides": WMT, "tokenizer_name": None, "vocab_size": 120,
+    "model_type": None,
+    "config_overrides": WMT,
+    "tokenizer_name": None,
+    "vocab_size": 120,
     "tokenizer_algorithm": "unigram",
-    "source_lang": "en", "target_lang": "no", "source_column": "source", "target_column": "target",
+    "source_lang": "en",
+    "target_lang": "no",
+    "source_column": "source",
+    "target_column": "target",
     "save_steps": 2,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -57,10 +63,21 @@ def test_a_vocabulary_is_trained_once_and_used_again_when_the_run_goes_on(train,
 def test_scores_samples_and_languages_are_left_with_the_model(train, corpus, caplog):
     caplog.set_level("INFO", "hfseq")
     loop = train(
-        "scored", 2, "translation", **OPTIONS, eval_steps=3, predict_with_generate=True,
-        test_file=corpus / "valid-pairs.jsonl", do_train=True, do_eval=True, do_predict=True,
-        num_beams=2, max_new_tokens=6, max_generate_samples=5, metric_for_best_model="bleu",
-    )  # fmt: skip
+        "scored",
+        2,
+        "translation",
+        **OPTIONS,
+        eval_steps=3,
+        predict_with_generate=True,
+        test_file=corpus / "valid-pairs.jsonl",
+        do_train=True,
+        do_eval=True,
+        do_predict=True,
+        num_beams=2,
+        max_new_tokens=6,
+        max_generate_samples=5,
+        metric_for_best_model="bleu",
+    )
     assert {"eval_bleu", "eval_chrf", "train_cross_entropy", "predict_bleu"} <= set(loop.metrics)
     assert "eval_cross_entropy" not in loop.metrics  # evaluation smooths nothing: it is the loss
     assert loop.progress.best_metric is not None and "tok:13a" in caplog.text
@@ -121,10 +138,21 @@ def test_a_model_in_fp8_writes_with_the_scales_of_its_training(train, monkeypatc
 
     monkeypatch.setattr(generate, "make_request", noted)
     loop = train(
-        "fp8", 1, "translation", **OPTIONS | {"save_steps": None}, eval_steps=2, max_steps=2,
-        predict_with_generate=True, do_train=True, do_eval=True, num_beams=2, max_new_tokens=6,
-        max_generate_samples=3, precision="fp8_delayed", fp8_amax_history_length=4,
-    )  # fmt: skip
+        "fp8",
+        1,
+        "translation",
+        **OPTIONS | {"save_steps": None},
+        eval_steps=2,
+        max_steps=2,
+        predict_with_generate=True,
+        do_train=True,
+        do_eval=True,
+        num_beams=2,
+        max_new_tokens=6,
+        max_generate_samples=3,
+        precision="fp8_delayed",
+        fp8_amax_history_length=4,
+    )
     assert "eval_bleu" in loop.metrics
     assert same(jax.device_get(held[-1]), jax.device_get(loop.state.extra))
     assert loop.run.model.extra == {}

@@ -44,11 +44,18 @@ def run(train, text):
 
     def start(output="run", devices=1, **changes):
         options = {
-            "model_type": "vq_transformer", "config_overrides": TINY, "block_size": 32,
-            "tokenizer_name": text / "bytes", "train_file": text / "text8",
-            "validation_file": None, "sample_by": "raw", "update_length": 8,
-            "global_batch_size": 4, "max_steps": 10, "do_train": True,
-        }  # fmt: skip
+            "model_type": "vq_transformer",
+            "config_overrides": TINY,
+            "block_size": 32,
+            "tokenizer_name": text / "bytes",
+            "train_file": text / "text8",
+            "validation_file": None,
+            "sample_by": "raw",
+            "update_length": 8,
+            "global_batch_size": 4,
+            "max_steps": 10,
+            "do_train": True,
+        }
         return train(output, devices=devices, objective="clm", **(options | changes))
 
     return start
@@ -63,8 +70,11 @@ def reference(run, kept):
     """Losses and state of ten steps on one device in one piece."""
     if not kept:
         loop = run("whole")
-        kept |= {"losses": losses(loop.folder), "state": jax.device_get(loop.state),
-                 "saved": load_file(loop.folder / "model.safetensors")}  # fmt: skip
+        kept |= {
+            "losses": losses(loop.folder),
+            "state": jax.device_get(loop.state),
+            "saved": load_file(loop.folder / "model.safetensors"),
+        }
     return kept
 
 
@@ -90,8 +100,9 @@ def test_a_run_stopped_in_mid_sequence_goes_on_to_the_last_bit(run, kept):
         assert np.array_equal(one, other)
     saved = load_file(parts.folder / "model.safetensors")
     assert {name for name in saved if "codebook" in name} >= {
-        "model.layers.0.attention.codebook.sums", "model.layers.0.attention.codebook.counts",
-    }  # fmt: skip
+        "model.layers.0.attention.codebook.sums",
+        "model.layers.0.attention.codebook.counts",
+    }
     assert all(np.array_equal(saved[name], leaf) for name, leaf in whole["saved"].items())
 
 
@@ -140,9 +151,8 @@ def test_streams_resume_and_carry_their_state_over_the_end_of_a_row(run):
         run("cut", callbacks=[stop_at(21)], **options)
     assert losses(run("cut", **options).folder) == losses(whole.folder)
     positions = next(
-        leaf for path, leaf in trees.flatten(whole.state.memory).items()
-        if path[-1] == "position"
-    )  # fmt: skip
+        leaf for path, leaf in trees.flatten(whole.state.memory).items() if path[-1] == "position"
+    )
     # 950 bytes of training text are 119 rows of 8, 30 a place: the last place began anew.
     assert len(whole.run.data.train) == 30
     assert positions.tolist() == [320, 320, 320, 80]
@@ -161,9 +171,15 @@ def test_without_dropout_windows_see_what_the_whole_row_sees(run):
 @pytest.mark.slow
 def test_evaluation_and_results_hold_bits_per_byte_and_the_use_of_codes(run):
     loop = run(
-        "judged", max_steps=4, do_eval=True, do_predict=True, test_split_percentage=10,
-        eval_steps=2, max_eval_batches=1, per_device_eval_batch_size=1,
-    )  # fmt: skip
+        "judged",
+        max_steps=4,
+        do_eval=True,
+        do_predict=True,
+        test_split_percentage=10,
+        eval_steps=2,
+        max_eval_batches=1,
+        per_device_eval_batch_size=1,
+    )
     results = json.loads((loop.folder / "eval_results.json").read_text())
     predicted = json.loads((loop.folder / "predict_results.json").read_text())
     for prefix, found in (("eval", results), ("predict", predicted)):
@@ -184,10 +200,16 @@ def test_evaluation_and_results_hold_bits_per_byte_and_the_use_of_codes(run):
 def test_evaluation_alone_reads_the_codebook_from_the_saved_model(run):
     trained = run("trained", do_eval=True)
     loop = run(
-        "evaluated", do_train=None, do_eval=True, model_name_or_path=trained.folder,
-        model_type=None, config_overrides=None, max_steps=None, update_length=None,
+        "evaluated",
+        do_train=None,
+        do_eval=True,
+        model_name_or_path=trained.folder,
+        model_type=None,
+        config_overrides=None,
+        max_steps=None,
+        update_length=None,
         warmup_steps=None,
-    )  # fmt: skip
+    )
     assert loop.metrics["eval_loss"] == pytest.approx(trained.metrics["eval_loss"], rel=1e-6)
     used = "eval_code_perplexity"
     assert loop.metrics[used] == pytest.approx(trained.metrics[used], rel=1e-6)
@@ -201,9 +223,12 @@ def test_the_mean_of_checkpoints_has_the_mean_of_their_statistics(run):
         states[info.progress.step] = jax.device_get(info.state.extra)
 
     loop = run(
-        "mean", max_steps=4, save_steps=2, average_checkpoints=2,
+        "mean",
+        max_steps=4,
+        save_steps=2,
+        average_checkpoints=2,
         callbacks=[keep],
-    )  # fmt: skip
+    )
     expected = jax.tree.map(lambda a, b: (a + b) / 2, states[2], states[4])
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), loop.state.extra, expected
@@ -224,9 +249,11 @@ def test_a_skipped_step_leaves_the_codebook_as_it_was(run):
         return dataclasses.replace(info.state, params=trees.unflatten(flat))
 
     run(
-        "skipped", max_steps=3, on_non_finite="skip",
+        "skipped",
+        max_steps=3,
+        on_non_finite="skip",
         callbacks=[poison],
-    )  # fmt: skip
+    )
     same = jax.tree.map(lambda a, b: bool((a == b).all()), seen[3], seen[2])
     assert all(jax.tree.leaves(same))
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), seen[2], seen[1])
@@ -244,9 +271,12 @@ def test_rows_that_begin_with_a_skipped_step_begin_afresh(run):
         return dataclasses.replace(info.state, params=params)
 
     loop = run(
-        "poisoned", max_steps=5, on_non_finite="skip", gradient_accumulation_steps=2,
+        "poisoned",
+        max_steps=5,
+        on_non_finite="skip",
+        gradient_accumulation_steps=2,
         callbacks=[poison],
-    )  # fmt: skip
+    )
     left, empty = loop.state.memory, loop.run.model.init_cache(4, 0)
     jax.tree.map(np.testing.assert_array_equal, left, empty)
 
@@ -279,9 +309,7 @@ def test_a_checkpoint_without_windows_does_not_go_on_in_windows():
 def test_rows_are_reset_on_the_second_axis_of_stacks():
     memory = state.Carry(3, 4, (("layers",),))
     old = {"layers": {"a": np.ones((2, 3, 5))}, "position": np.array([7, 8, 9])}
-    found = memory.reset(
-        old, np.array([False, True, False]), jax.tree.map(np.zeros_like, old)
-    )  # fmt: skip
+    found = memory.reset(old, np.array([False, True, False]), jax.tree.map(np.zeros_like, old))
     assert found["position"].tolist() == [7, 0, 9]
     assert found["layers"]["a"].sum(axis=(0, 2)).tolist() == [10, 0, 10]
 

@@ -38,13 +38,23 @@ def pretrain(folder, tmp_path):
         from tests.support import runs
 
         values = {
-            "output_dir": tmp_path / output, "config_overrides": SIZES, "mask_time_prob": 0.5,
-            "train_dir": folder / "train", "validation_dir": folder / "validation",
-            "max_duration_in_seconds": 0.5, "min_duration_in_seconds": 0.1, "decode_workers": 0,
-            "pad_to_multiple_of": 100, "global_batch_size": 8, "per_device_eval_batch_size": 4,
-            "learning_rate": 2e-3, "max_steps": 3, "logging_steps": 1, "report_to": "jsonl",
+            "output_dir": tmp_path / output,
+            "config_overrides": SIZES,
+            "mask_time_prob": 0.5,
+            "train_dir": folder / "train",
+            "validation_dir": folder / "validation",
+            "max_duration_in_seconds": 0.5,
+            "min_duration_in_seconds": 0.1,
+            "decode_workers": 0,
+            "pad_to_multiple_of": 100,
+            "global_batch_size": 8,
+            "per_device_eval_batch_size": 4,
+            "learning_rate": 2e-3,
+            "max_steps": 3,
+            "logging_steps": 1,
+            "report_to": "jsonl",
             "compilation_cache_dir": "none",
-        } | changes  # fmt: skip
+        } | changes
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
         return runs.train(flags, "wav2vec2", devices, callbacks)
 
@@ -55,9 +65,11 @@ def test_a_step_is_taken_and_what_is_no_sound_counts_for_nothing(pretrain, tmp_p
     write_words(tmp_path / "mixed", 8)
     told = bad_sounds(tmp_path / "mixed" / "bad")
     loop = pretrain(
-        max_steps=1, max_duration_in_seconds=0.2, per_device_eval_batch_size=12,
+        max_steps=1,
+        max_duration_in_seconds=0.2,
+        per_device_eval_batch_size=12,
         validation_dir=tmp_path / "mixed",
-    )  # fmt: skip
+    )
     metrics = loop.metrics
     assert metrics["eval_left_out"] == len(told) and 0.3 < metrics["eval_masked_share"] < 0.6
     assert np.isfinite(metrics["eval_loss"]) and metrics["eval_codevector_perplexity"] > 2

@@ -37,13 +37,15 @@ def info(tmp_path):
     """Where a run stands that has no rows to judge, only texts to write."""
     run = SimpleNamespace(
         objective=SimpleNamespace(write_texts=lambda model, params, split: WRITTEN),
-        model=SimpleNamespace(extra={}), frozen={},
+        model=SimpleNamespace(extra={}),
+        frozen={},
         layout=SimpleNamespace(cut=lambda path, leaf: leaf),
         arguments=SimpleNamespace(
             data=SimpleNamespace(text_samples=3), training=TrainingArguments(output_dir="run")
         ),
-        data=SimpleNamespace(evaluation=None, test=None), folder=tmp_path,
-    )  # fmt: skip
+        data=SimpleNamespace(evaluation=None, test=None),
+        folder=tmp_path,
+    )
     state = SimpleNamespace(params={"a": {"kernel": 1}}, extra={})
     return StepInfo(run, state, Progress(step=7))
 

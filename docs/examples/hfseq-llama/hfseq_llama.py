@@ -32,9 +32,15 @@ class Attention(nn.CachedAttention):
         value = self.v_proj(x).reshape(shape)
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, causal=causal, dropout_rate=self.rate, rngs=rngs,
+            query,
+            key,
+            value,
+            mask=mask,
+            causal=causal,
+            dropout_rate=self.rate,
+            rngs=rngs,
             return_weights=return_weights,
-        )  # fmt: skip
+        )
         return self.o_proj(mixed.reshape(*x.shape[:2], -1)), weights
 
 
@@ -74,17 +80,31 @@ class Llama(nnx.Module):
         self.layers = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def __call__(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
-                 segment_ids=None, *, rngs=None, output_attentions=False,
-                 output_hidden_states=False):  # fmt: skip
+    def __call__(
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if position_ids is None:
             documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
             position_ids = nn.positions_in_segments(documents)
         mask = nn.visible(attention_mask, segment_ids)
         x, weights, inputs = nn.run_layers(
-            self.layers, self.embed_tokens(input_ids), self.rotary(position_ids), mask,
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            self.layers,
+            self.embed_tokens(input_ids),
+            self.rotary(position_ids),
+            mask,
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         x = self.norm(x)
         states = (*inputs, x) if output_hidden_states else None
         weights = weights if output_attentions else None

@@ -42,9 +42,13 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
             kinds = typing.get_args(hints[field.name]) or (hints[field.name],)
             needed = field.default is dataclasses.MISSING
             groups[group].add_argument(
-                *words, type=kinds[0], metavar=metavar, help=text, required=needed,
+                *words,
+                type=kinds[0],
+                metavar=metavar,
+                help=text,
+                required=needed,
                 default=None if needed else field.default,
-            )  # fmt: skip
+            )
     add_json(groups["answer"])
 
 
@@ -105,8 +109,11 @@ def describe(plan: dict[str, Any]) -> Iterator[str]:
         "Memory by the sharding rules",
         ("", "in all", "a device"),
         *(
-            (name if key != "optimizer" else f"{name} ({run['optimizer']})",
-             size(parts[key]["all"]), size(parts[key]["device"]))
+            (
+                name if key != "optimizer" else f"{name} ({run['optimizer']})",
+                size(parts[key]["all"]),
+                size(parts[key]["device"]),
+            )
             for key, name in PARTS.items()
         ),
         ("parameters and moments that no axis splits", "", size(parts["whole"]["device"])),
@@ -114,7 +121,7 @@ def describe(plan: dict[str, Any]) -> Iterator[str]:
             (f"kept for the backward pass, {CHOICES[key]}, by the trace", "", size(amount))
             for key, amount in plan["activations"].items()
         ),
-    )  # fmt: skip
+    )
     if devices["mesh"]["tensor"] > 1 and plan["activations"]:
         yield "  (tensor divides a part of what is kept, which is not taken off here)"
     if plan["attention"]:
@@ -129,12 +136,18 @@ def describe(plan: dict[str, Any]) -> Iterator[str]:
             f"The step compiled by {compiled['compiler']}{place}, bytes a device",
             ("", "rows", "state and batch", "temporary", "both", "peak", "seconds"),
             *(
-                (REMAT[one["remat"]], str(one["rows"]), size(one["arguments"]),
-                 size(one["temporary"]), size(one["arguments"] + one["temporary"]),
-                 size(one["peak"]) if one["peak"] else "unknown", f"{one['seconds']:.0f}")
+                (
+                    REMAT[one["remat"]],
+                    str(one["rows"]),
+                    size(one["arguments"]),
+                    size(one["temporary"]),
+                    size(one["arguments"] + one["temporary"]),
+                    size(one["peak"]) if one["peak"] else "unknown",
+                    f"{one['seconds']:.0f}",
+                )
                 for one in compiled["programs"]
             ),
-        )  # fmt: skip
+        )
         if compiled["problem"]:
             yield f"  {compiled['problem']}"
         if any(one.get("cudnn") for one in compiled["programs"]):
@@ -161,11 +174,16 @@ def describe(plan: dict[str, Any]) -> Iterator[str]:
                 title,
                 ("kind", "over", "count", "bytes a device", "wire time"),
                 *(
-                    (one["kind"], "x".join(one["axes"]), f"{one['count']:,}", size(one["bytes"]),
-                     "unknown" if one["seconds"] is None else seconds(one["seconds"]))
+                    (
+                        one["kind"],
+                        "x".join(one["axes"]),
+                        f"{one['count']:,}",
+                        size(one["bytes"]),
+                        "unknown" if one["seconds"] is None else seconds(one["seconds"]),
+                    )
                     for one in exchange[key]
                 ),
-            )  # fmt: skip
+            )
     yield ""
     wires = time["wire_seconds"]
     told = "unknown" if wires is None else seconds(wires)

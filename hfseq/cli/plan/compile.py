@@ -98,17 +98,24 @@ def _measure_apart(
     what = f"{options.count} host devices" if compiler == HOST else options.devices
     print(
         f"compiling the step for {what} by {compiler}, {len(variants)} times",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
+        file=sys.stderr,
+        flush=True,
+    )
     request = {
-        "parent": os.getpid(), "options": dataclasses.asdict(options), "variants": variants,
+        "parent": os.getpid(),
+        "options": dataclasses.asdict(options),
+        "variants": variants,
         "host": compiler == HOST,
-    }  # fmt: skip
+    }
     problem, pipe = "", subprocess.PIPE
     process = subprocess.Popen(
         [sys.executable, "-m", "hfseq.cli.plan.compile"],
-        stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment,
-    )  # fmt: skip
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env=environment,
+    )
     try:
         left = max(end - time.monotonic(), 0)
         text, errors = process.communicate(json.dumps(request), timeout=left)
@@ -163,8 +170,13 @@ def measure(
             for leaf in jax.tree.leaves(arguments)
         )
         used = float(full[1]) * 1024 ** " KMGT".index(full[2] or " ")
-        found |= {"arguments": size, "temporary": round(max(used - size, 0)), "alias": None,
-                  "peak": None, "collectives": []}  # fmt: skip
+        found |= {
+            "arguments": size,
+            "temporary": round(max(used - size, 0)),
+            "alias": None,
+            "peak": None,
+            "collectives": [],
+        }
     else:
         memory = program.memory_analysis()
         if memory is None:

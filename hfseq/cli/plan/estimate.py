@@ -89,8 +89,9 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
     mesh, itemsize = run.mesh.shape, _itemsize(run.arguments.model.param_dtype)
     stored = {
         path: _itemsize(leaf.qvalue.dtype)
-        for path, leaf in trees.flatten(run.abstract_frozen()).items() if is_stored(leaf)
-    }  # fmt: skip
+        for path, leaf in trees.flatten(run.abstract_frozen()).items()
+        if is_stored(leaf)
+    }
     shapes, trained = shapes_of(run.model), run.model.trained_paths
     places = run.layout.shardings(shapes)
     passes = 2 if run.arguments.model.gradient_checkpointing else 1
@@ -140,8 +141,11 @@ def wire_seconds(
     if ways == 1 or not one["bytes"]:
         return 0.0
     # A sum leaves all of what it is of, a scattered one a part of it.
-    parts = {"all-reduce": 2 * (ways - 1) / ways, "reduce-scatter": ways - 1.0,
-             "collective-permute": 1.0}  # fmt: skip
+    parts = {
+        "all-reduce": 2 * (ways - 1) / ways,
+        "reduce-scatter": ways - 1.0,
+        "collective-permute": 1.0,
+    }
     sent = one["bytes"] * parts.get(one["kind"], (ways - 1) / ways)
     inner = math.prod(mesh[axis] for axis in AXES[AXES.index(one["axes"][0]) :])
     leaves = bool(device.machine) and inner > device.machine
@@ -290,8 +294,9 @@ def _fit(plan: dict[str, Any], kept: dict[bool, Kept], run: Run) -> dict[str, An
     remat = run.arguments.model.gradient_checkpointing
     sizes = {
         p["rows"]: p["arguments"] + p["temporary"]
-        for p in plan["compiled"]["programs"] if p["remat"] == remat
-    }  # fmt: skip
+        for p in plan["compiled"]["programs"]
+        if p["remat"] == remat
+    }
     slope = 1.0
     if kept:
         parts = plan["bytes"]
@@ -310,7 +315,9 @@ def _fit(plan: dict[str, Any], kept: dict[bool, Kept], run: Run) -> dict[str, An
     return {
         "source": "compiled" if rows in sizes else "traced",
         "row_source": "compiled" if 2 * rows in sizes else "traced",
-        "needed": round(needed), "row": round(slope),
-        "left": round(usable - needed), "one_row": round(smallest),
+        "needed": round(needed),
+        "row": round(slope),
+        "left": round(usable - needed),
+        "one_row": round(smallest),
         "largest_rows_a_shard": largest if smallest <= usable else 0,
-    }  # fmt: skip
+    }

@@ -84,9 +84,16 @@ class Options(CheckedArguments):
         """Return the training script's flags: what was given, then what follows ``--``."""
         values: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "optim",
-                         "precision", "param_dtype", "global_batch_size", "attn_implementation")
-        }  # fmt: skip
+            for name in (
+                "per_device_train_batch_size",
+                "gradient_accumulation_steps",
+                "optim",
+                "precision",
+                "param_dtype",
+                "global_batch_size",
+                "attn_implementation",
+            )
+        }
         if objective == "translation":
             values["max_source_length"] = self.length
             values["max_target_length"] = self.target_length or self.length

@@ -59,9 +59,15 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
     arguments.training.mesh = options.mesh
     with building(options.config):
         run = build_run(
-            arguments, name, Path(arguments.training.output_dir), Progress(), devices,
-            tokenizer=tokenizer, config=config, with_data=False,
-        )  # fmt: skip
+            arguments,
+            name,
+            Path(arguments.training.output_dir),
+            Progress(),
+            devices,
+            tokenizer=tokenizer,
+            config=config,
+            with_data=False,
+        )
         run.abstract_state()
     return run
 
@@ -74,9 +80,17 @@ def for_host(run: Run) -> Run:
     named = run.model._options.attention
 
     def attend(
-        query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, *,
-        bias: jax.Array | None, scale: float, rate: float, drawn: Drawn | None, mesh: Mesh | None,
-    ) -> jax.Array:  # fmt: skip
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        visible: Visible,
+        *,
+        bias: jax.Array | None,
+        scale: float,
+        rate: float,
+        drawn: Drawn | None,
+        mesh: Mesh | None,
+    ) -> jax.Array:
         facts = attention.facts_of(query, key, visible, bias, rate)
         serves = attention.chosen(facts, named)
         product = in_blocks if serves.name in KERNELS else serves.attend
@@ -215,9 +229,17 @@ def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedToken
 
 
 def in_blocks(
-    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, *,
-    bias: jax.Array | None, scale: float, rate: float, drawn: Drawn | None, mesh: Mesh | None,
-) -> jax.Array:  # fmt: skip
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    visible: Visible,
+    *,
+    bias: jax.Array | None,
+    scale: float,
+    rate: float,
+    drawn: Drawn | None,
+    mesh: Mesh | None,
+) -> jax.Array:
     """Attention that keeps what a flash kernel keeps, in programs for a CPU: no square of scores.
 
     A block of queries at a time, computed again in the backward pass. Slow, and never run: of

@@ -120,15 +120,26 @@ def cudnn_attention(
         queries = jnp.full_like(lengths, query.shape[1])
         lengths = jnp.maximum(lengths, 1)
         return _attend(
-            query, key, value, causal=visible.causal, scale=scale, mesh=mesh,
-            q_seqlen=queries, kv_seqlen=lengths,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            causal=visible.causal,
+            scale=scale,
+            mesh=mesh,
+            q_seqlen=queries,
+            kv_seqlen=lengths,
+        )
     # cuDNN counts the query's own key among those of its window.
     window = None if visible.window is None else visible.window[0] + 1
     return _attend(
-        query, key, value, causal=visible.causal, scale=scale, mesh=mesh,
+        query,
+        key,
+        value,
+        causal=visible.causal,
+        scale=scale,
+        mesh=mesh,
         sliding_window_length=window,
-    )  # fmt: skip
+    )
 
 
 def packed_attention(
@@ -150,10 +161,19 @@ def packed_attention(
     assert visible.query_segments is not None and visible.max_runs is not None
     lengths, offsets = run_offsets(visible.query_segments, visible.max_runs)
     return _attend(
-        query, key, value, causal=visible.causal, scale=scale, mesh=mesh, equal_heads=True,
-        q_seqlen=lengths, kv_seqlen=lengths, q_offsets=offsets, kv_offsets=offsets,
+        query,
+        key,
+        value,
+        causal=visible.causal,
+        scale=scale,
+        mesh=mesh,
+        equal_heads=True,
+        q_seqlen=lengths,
+        kv_seqlen=lengths,
+        q_offsets=offsets,
+        kv_offsets=offsets,
         sliding_window_length=None if visible.window is None else visible.window[0] + 1,
-    )  # fmt: skip
+    )
 
 
 def bias_attention(
@@ -180,9 +200,15 @@ def bias_attention(
         bias = whole(bias).astype(query.dtype)
         bias = jnp.broadcast_to(bias, (bias.shape[0], query.shape[2], queries, keys))
     return _attend(
-        query, key, value, causal=visible.causal, scale=scale, mesh=mesh, bias=bias,
+        query,
+        key,
+        value,
+        causal=visible.causal,
+        scale=scale,
+        mesh=mesh,
+        bias=bias,
         mask=None if mask is None else whole(mask),
-    )  # fmt: skip
+    )
 
 
 def run_offsets(segments: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
@@ -230,7 +256,14 @@ def _attend(
     else:
         kind = kinds.CAUSAL if causal else kinds.NO_MASK
     mixed: jax.Array = cudnn.dot_product_attention(
-        query, key, value, bias, mask, scale=scale, mask_type=kind,
-        sliding_window_length=sliding_window_length, **runs,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        scale=scale,
+        mask_type=kind,
+        sliding_window_length=sliding_window_length,
+        **runs,
+    )
     return mixed.astype(value.dtype)

@@ -255,10 +255,19 @@ class _Tiles:
             stages = max(1, stages - 1)  # its tiles take the shared memory of one
         block_q, block_k = (inner, outer) if kernel == "key" else (outer, inner)
         return cls(
-            form, batch, queries, keys, heads, kv_heads, head_dim,
-            min(block_q, _width(queries)), min(block_k, _width(keys)), warps, stages,
+            form,
+            batch,
+            queries,
+            keys,
+            heads,
+            kv_heads,
+            head_dim,
+            min(block_q, _width(queries)),
+            min(block_k, _width(keys)),
+            warps,
+            stages,
             query.dtype == jnp.float32,
-        )  # fmt: skip
+        )
 
     @property
     def width(self) -> int:
@@ -280,9 +289,15 @@ class _Tiles:
         return {"compiler_params": params, "interpret": self.form.interpret}
 
     def call(
-        self, kernel: Any, over: str, in_specs: list[pl.BlockSpec], rows: Rows[jax.Array],
-        arrays: list[jax.Array], out_specs: list[pl.BlockSpec], out: list[jax.ShapeDtypeStruct],
-    ) -> list[jax.Array]:  # fmt: skip
+        self,
+        kernel: Any,
+        over: str,
+        in_specs: list[pl.BlockSpec],
+        rows: Rows[jax.Array],
+        arrays: list[jax.Array],
+        out_specs: list[pl.BlockSpec],
+        out: list[jax.ShapeDtypeStruct],
+    ) -> list[jax.Array]:
         """Run a program for each block of ``over``, "queries" or "keys", each head and row."""
         spans = self.spans(rows, over)
         heads = self.heads if over == "queries" else self.kv_heads
@@ -419,9 +434,14 @@ class _Tiles:
         return tile.astype(jnp.float32) * _LOG2_E
 
     def hide(
-        self, scores: jax.Array, query_at: jax.Array, key_at: jax.Array, rows: Rows[Any],
-        query: Any, key: Any,
-    ) -> jax.Array:  # fmt: skip
+        self,
+        scores: jax.Array,
+        query_at: jax.Array,
+        key_at: jax.Array,
+        rows: Rows[Any],
+        query: Any,
+        key: Any,
+    ) -> jax.Array:
         """Set the scores of keys that are not seen to -inf.
 
         Positions and segments broadcast to a tile, of either orientation.
@@ -479,9 +499,15 @@ def _ends(segments: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _forward_kernel(
-    tiles: _Tiles, query_ref: Any, key_ref: Any, value_ref: Any, span: Any, rows: Rows[Any],
-    out_ref: Any, log_sum_ref: Any,
-) -> None:  # fmt: skip
+    tiles: _Tiles,
+    query_ref: Any,
+    key_ref: Any,
+    value_ref: Any,
+    span: Any,
+    rows: Rows[Any],
+    out_ref: Any,
+    log_sum_ref: Any,
+) -> None:
     """Attend from a block of queries."""
     head = pl.program_id(1)
     at = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
@@ -525,9 +551,17 @@ def _forward_kernel(
 
 
 def _query_kernel(
-    tiles: _Tiles, query_ref: Any, key_ref: Any, value_ref: Any, change_ref: Any,
-    log_sum_ref: Any, common_ref: Any, span: Any, rows: Rows[Any], out_ref: Any,
-) -> None:  # fmt: skip
+    tiles: _Tiles,
+    query_ref: Any,
+    key_ref: Any,
+    value_ref: Any,
+    change_ref: Any,
+    log_sum_ref: Any,
+    common_ref: Any,
+    span: Any,
+    rows: Rows[Any],
+    out_ref: Any,
+) -> None:
     """Make the gradient of a block of queries."""
     head = pl.program_id(1)
     at = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
@@ -558,9 +592,18 @@ def _query_kernel(
 
 
 def _key_kernel(
-    tiles: _Tiles, query_ref: Any, key_ref: Any, value_ref: Any, change_ref: Any,
-    log_sum_ref: Any, common_ref: Any, span: Any, rows: Rows[Any], key_out: Any, value_out: Any,
-) -> None:  # fmt: skip
+    tiles: _Tiles,
+    query_ref: Any,
+    key_ref: Any,
+    value_ref: Any,
+    change_ref: Any,
+    log_sum_ref: Any,
+    common_ref: Any,
+    span: Any,
+    rows: Rows[Any],
+    key_out: Any,
+    value_out: Any,
+) -> None:
     """Make the gradients of a block of keys and values, summed over the heads that share them.
 
     Its tiles are (keys, queries), so that no tile is transposed.
@@ -602,9 +645,17 @@ def _key_kernel(
 
 
 def _bias_kernel(
-    tiles: _Tiles, shared: int, query_ref: Any, key_ref: Any, value_ref: Any, change_ref: Any,
-    log_sum_ref: Any, common_ref: Any, rows: Rows[Any], out_ref: Any,
-) -> None:  # fmt: skip
+    tiles: _Tiles,
+    shared: int,
+    query_ref: Any,
+    key_ref: Any,
+    value_ref: Any,
+    change_ref: Any,
+    log_sum_ref: Any,
+    common_ref: Any,
+    rows: Rows[Any],
+    out_ref: Any,
+) -> None:
     """Make the gradient of a tile of the bias, summed over the ``shared`` rows it is added to."""
     head = jax.lax.rem(pl.program_id(2), tiles.heads)
     at = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)

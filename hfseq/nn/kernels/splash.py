@@ -126,9 +126,14 @@ def _segments(
 
 @functools.cache
 def _kernel(
-    heads: int, queries: int, keys: int, offset: int, causal: bool,
-    window: tuple[int, int] | None, interpret: bool,
-) -> Any:  # fmt: skip
+    heads: int,
+    queries: int,
+    keys: int,
+    offset: int,
+    causal: bool,
+    window: tuple[int, int] | None,
+    interpret: bool,
+) -> Any:
     """Return the kernel of one row, whose masks are tables of blocks."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 

@@ -83,19 +83,31 @@ class AlbertModule(nnx.Module):
         self.pooler = BarePooler(config, rngs) if add_pooling_layer else nnx.data(None)
 
     def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
-        segment_ids=None, *, rngs=None, output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if position_ids is None:
             whole = jnp.arange(input_ids.shape[1])[None]
             position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
         types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         x = self.embeddings(input_ids, types, position_ids, rngs)
         x, weights, inputs = nn.run_layers(
-            self.encoder.albert_layer_groups, self.encoder.embedding_hidden_mapping_in(x),
-            nn.visible(attention_mask, segment_ids), order=self.encoder.order,
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            self.encoder.albert_layer_groups,
+            self.encoder.embedding_hidden_mapping_in(x),
+            nn.visible(attention_mask, segment_ids),
+            order=self.encoder.order,
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         return out.FlaxBaseModelOutputWithPooling(
             last_hidden_state=x,
             pooler_output=None if self.pooler is None else self.pooler(x),
@@ -159,8 +171,9 @@ class PreTraining(WithAlbert, bert.LanguageModel):
         return out.FlaxAlbertForPreTrainingOutput(
             prediction_logits=self.predictions(encoded.last_hidden_state, self.word_embeddings),
             sop_logits=self.sop_classifier.classifier(pooled),
-            hidden_states=encoded.hidden_states, attentions=encoded.attentions,
-        )  # fmt: skip
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
 
 
 class SequenceClassification(WithAlbert, bert.SequenceClassification):

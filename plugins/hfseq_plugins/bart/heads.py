@@ -47,43 +47,87 @@ class BartModule(nnx.Module):
         return self.shared if self.decoder.embed_tokens is None else self.decoder.embed_tokens
 
     def encode(
-        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         """Run the encoder."""
         return self.encoder(
-            self.shared, input_ids, attention_mask, position_ids, segment_ids, rngs=rngs,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+            self.shared,
+            input_ids,
+            attention_mask,
+            position_ids,
+            segment_ids,
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
 
     def decode(
-        self, decoder_input_ids, encoder_hidden_states, encoder_attention_mask=None,
-        decoder_attention_mask=None, decoder_position_ids=None, segment_ids=None,
-        decoder_segment_ids=None, *, rngs=None, output_attentions=False,
+        self,
+        decoder_input_ids,
+        encoder_hidden_states,
+        encoder_attention_mask=None,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        segment_ids=None,
+        decoder_segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         """Run the decoder on the encoder's output."""
         return self.decoder(
-            self.shared, decoder_input_ids, decoder_attention_mask, encoder_hidden_states,
+            self.shared,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_hidden_states,
             nn.visible_across(encoder_attention_mask, segment_ids, decoder_segment_ids),
-            decoder_position_ids, decoder_segment_ids, rngs=rngs,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+            decoder_position_ids,
+            decoder_segment_ids,
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
 
     def __call__(
-        self, input_ids, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None,
-        position_ids=None, decoder_position_ids=None, segment_ids=None, decoder_segment_ids=None,
-        *, rngs=None, output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        position_ids=None,
+        decoder_position_ids=None,
+        segment_ids=None,
+        decoder_segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         flags = {
-            "rngs": rngs, "output_attentions": output_attentions,
+            "rngs": rngs,
+            "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,
-        }  # fmt: skip
+        }
         encoded = self.encode(input_ids, attention_mask, position_ids, segment_ids, **flags)
         decoded = self.decode(
-            decoder_input_ids, encoded.last_hidden_state, attention_mask, decoder_attention_mask,
-            decoder_position_ids, segment_ids, decoder_segment_ids, **flags,
-        )  # fmt: skip
+            decoder_input_ids,
+            encoded.last_hidden_state,
+            attention_mask,
+            decoder_attention_mask,
+            decoder_position_ids,
+            segment_ids,
+            decoder_segment_ids,
+            **flags,
+        )
         return both_sides(decoded, encoded)
 
 
@@ -242,9 +286,11 @@ class QuestionAnswering(Headed):
         output = self.model(*args, **kwargs)
         logits = self.qa_outputs(output.last_hidden_state)
         return headed(
-            out.FlaxSeq2SeqQuestionAnsweringModelOutput, output, start_logits=logits[..., 0],
+            out.FlaxSeq2SeqQuestionAnsweringModelOutput,
+            output,
+            start_logits=logits[..., 0],
             end_logits=logits[..., 1],
-        )  # fmt: skip
+        )
 
 
 class DecoderAlone(nnx.Module):
@@ -262,15 +308,30 @@ class CausalLM(nnx.Module):
         self.lm_head = untied_head(config, rngs)
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, encoder_hidden_states=None,
-        encoder_attention_mask=None, segment_ids=None, *, rngs=None, output_attentions=False,
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         output = self.model.decoder(
-            None, input_ids, attention_mask, encoder_hidden_states,
-            nn.visible(encoder_attention_mask), position_ids, segment_ids, rngs=rngs,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+            None,
+            input_ids,
+            attention_mask,
+            encoder_hidden_states,
+            nn.visible(encoder_attention_mask),
+            position_ids,
+            segment_ids,
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
         head = self.model.decoder.embed_tokens.attend if self.lm_head is None else self.lm_head
         logits = head(output.last_hidden_state)
         return headed(out.FlaxCausalLMOutputWithCrossAttentions, output, logits=logits)

@@ -106,9 +106,16 @@ class Attention(nn.CachedAttention):
         if causal:
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         mixed, weights = self.mix(
-            heads(self.q_proj, x), key, value, mask=mask, causal=causal, dropout_rate=self.rate,
-            rngs=rngs, return_weights=return_weights, **own,
-        )  # fmt: skip
+            heads(self.q_proj, x),
+            key,
+            value,
+            mask=mask,
+            causal=causal,
+            dropout_rate=self.rate,
+            rngs=rngs,
+            return_weights=return_weights,
+            **own,
+        )
         return self.out_proj(mixed.reshape(*x.shape[:2], -1)), weights
 
     def mix(self, query, key, value, **options):
@@ -269,14 +276,24 @@ class Encoder(Side):
         super().__init__(config, config.encoder_layers, rngs, own_table)
 
     def __call__(
-        self, shared, ids, mask, positions, segments, *, rngs, output_attentions,
+        self,
+        shared,
+        ids,
+        mask,
+        positions,
+        segments,
+        *,
+        rngs,
+        output_attentions,
         output_hidden_states,
-    ):  # fmt: skip
+    ):
         x, weights, inputs = self.run(
             self.embed(shared, ids, positions, segments, rngs),
             nn.visible(mask, segments),
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         return out.FlaxBaseModelOutput(
             last_hidden_state=x,
             hidden_states=(*inputs, x) if output_hidden_states else None,
@@ -301,14 +318,28 @@ class Decoder(Side):
         super().__init__(config, depth, rngs, own_table, size)
 
     def __call__(
-        self, shared, ids, mask, encoded, encoded_mask, positions, segments, *, rngs,
-        output_attentions, output_hidden_states,
-    ):  # fmt: skip
+        self,
+        shared,
+        ids,
+        mask,
+        encoded,
+        encoded_mask,
+        positions,
+        segments,
+        *,
+        rngs,
+        output_attentions,
+        output_hidden_states,
+    ):
         x, weights, inputs = self.run(
             self.embed(shared, ids, positions, segments, rngs),
-            nn.visible(mask, segments), encoded, encoded_mask,
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            nn.visible(mask, segments),
+            encoded,
+            encoded_mask,
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         crossed = output_attentions and encoded is not None
         return out.FlaxBaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,

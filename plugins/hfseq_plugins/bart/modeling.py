@@ -38,45 +38,101 @@ class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"(encoder|decoder)\.version$")
 
     def __call__(
-        self, input_ids, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None,
-        position_ids=None, decoder_position_ids=None, output_attentions=None,
-        output_hidden_states=None, return_dict=None, train=False, params=None, dropout_rng=None,
+        self,
+        input_ids,
+        attention_mask=None,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        position_ids=None,
+        decoder_position_ids=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
         **inputs,
-    ):  # fmt: skip
+    ):
         """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` (batch, source length), ``decoder_input_ids`` (batch, target length); these
         are the source shifted right if they are not given.
         """
         return super().__call__(
-            input_ids, attention_mask, decoder_input_ids, decoder_attention_mask,
-            output_attentions, output_hidden_states, return_dict, train, params, dropout_rng,
-            position_ids=position_ids, decoder_position_ids=decoder_position_ids, **inputs,
-        )  # fmt: skip
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            position_ids=position_ids,
+            decoder_position_ids=decoder_position_ids,
+            **inputs,
+        )
 
     def encode(
-        self, input_ids, attention_mask=None, position_ids=None, output_attentions=None,
-        output_hidden_states=None, return_dict=None, train=False, params=None, dropout_rng=None,
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
         **inputs,
-    ):  # fmt: skip
+    ):
         """Run the encoder alone: (batch, source length) to hidden states."""
         return super().encode(
-            input_ids, attention_mask, output_attentions, output_hidden_states, return_dict, train,
-            params, dropout_rng, position_ids=position_ids, **inputs,
-        )  # fmt: skip
+            input_ids,
+            attention_mask,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            position_ids=position_ids,
+            **inputs,
+        )
 
     def decode(
-        self, decoder_input_ids, encoder_outputs, encoder_attention_mask=None,
-        decoder_attention_mask=None, decoder_position_ids=None, past_key_values=None,
-        output_attentions=None, output_hidden_states=None, return_dict=None, train=False,
-        params=None, dropout_rng=None, **inputs,
-    ):  # fmt: skip
+        self,
+        decoder_input_ids,
+        encoder_outputs,
+        encoder_attention_mask=None,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        past_key_values=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
+        **inputs,
+    ):
         """Run the decoder; see :meth:`FlaxSeq2SeqPreTrainedModel.decode`."""
         return super().decode(
-            decoder_input_ids, encoder_outputs, encoder_attention_mask, decoder_attention_mask,
-            past_key_values, output_attentions, output_hidden_states, return_dict, train, params,
-            dropout_rng, decoder_position_ids=decoder_position_ids, **inputs,
-        )  # fmt: skip
+            decoder_input_ids,
+            encoder_outputs,
+            encoder_attention_mask,
+            decoder_attention_mask,
+            past_key_values,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            decoder_position_ids=decoder_position_ids,
+            **inputs,
+        )
 
     def default_decoder_input_ids(self, input_ids: jax.Array) -> jax.Array:
         """Return ``input_ids`` shifted right, as in denoising."""
@@ -143,24 +199,46 @@ class FlaxBartDecoderPreTrainedModel(FlaxPreTrainedModel):
         super().__init__(config, *args, **kwargs)
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, encoder_hidden_states=None,
-        encoder_attention_mask=None, output_attentions=None, output_hidden_states=None,
-        return_dict=None, train=False, params=None, past_key_values=None, dropout_rng=None,
-        *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        past_key_values=None,
+        dropout_rng=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the decoder; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` (batch, length); ``encoder_hidden_states`` (batch, source length, features).
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
             "encoder_hidden_states": encoder_hidden_states,
-            "encoder_attention_mask": encoder_attention_mask, **inputs,
-        }  # fmt: skip
+            "encoder_attention_mask": encoder_attention_mask,
+            **inputs,
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
-            past_key_values, extra,
-        )  # fmt: skip
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            past_key_values,
+            extra,
+        )
 
 
 class FlaxBartForCausalLM(CausalGeneration, FlaxBartDecoderPreTrainedModel):

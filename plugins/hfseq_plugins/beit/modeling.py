@@ -150,10 +150,15 @@ class Encoder(nnx.Module):
         bias = self.relative_position_bias
         last, depth = self.rates
         return nn.run_layers(
-            self.layer, x, None if bias is None else bias(grid), grid, rngs=rngs,
-            per_layer={"drop_rate": jnp.linspace(0, last, depth)}, collect=output_hidden_states,
+            self.layer,
+            x,
+            None if bias is None else bias(grid),
+            grid,
+            rngs=rngs,
+            per_layer={"drop_rate": jnp.linspace(0, last, depth)},
+            collect=output_hidden_states,
             return_weights=output_attentions,
-        )  # fmt: skip
+        )
 
 
 class Pooler(nnx.Module):
@@ -183,14 +188,21 @@ class Beit(nnx.Module):
         self.pooler = Pooler(config) if add_pooling_layer else nnx.data(None)
 
     def __call__(
-        self, pixel_values, bool_masked_pos=None, *, rngs=None, output_attentions=False,
+        self,
+        pixel_values,
+        bool_masked_pos=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         x, weights, inputs = self.encoder(
             self.embeddings(pixel_values, rngs, bool_masked_pos),
-            self.embeddings.grid(pixel_values.shape[2:]), rngs, output_attentions,
+            self.embeddings.grid(pixel_values.shape[2:]),
+            rngs,
+            output_attentions,
             output_hidden_states,
-        )  # fmt: skip
+        )
         states = (*inputs, x) if output_hidden_states else None
         x = x if self.layernorm is None else self.layernorm(x)
         pooled = None if self.pooler is None else self.pooler(x)
@@ -206,13 +218,21 @@ class ImageClassification(nnx.Module):
         self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)
 
     def __call__(
-        self, pixel_values, bool_masked_pos=None, *, rngs=None, output_attentions=False,
+        self,
+        pixel_values,
+        bool_masked_pos=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         encoded = self.beit(
-            pixel_values, bool_masked_pos, rngs=rngs, output_attentions=output_attentions,
+            pixel_values,
+            bool_masked_pos,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        )
         logits = self.classifier(encoded.pooler_output)
         return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
 
@@ -226,13 +246,21 @@ class MaskedImageModeling(nnx.Module):
         self.lm_head = dense(config, config.hidden_size, config.vocab_size, rngs)
 
     def __call__(
-        self, pixel_values, bool_masked_pos=None, *, rngs=None, output_attentions=False,
+        self,
+        pixel_values,
+        bool_masked_pos=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         encoded = self.beit(
-            pixel_values, bool_masked_pos, rngs=rngs, output_attentions=output_attentions,
+            pixel_values,
+            bool_masked_pos,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        )
         logits = self.lm_head(self.layernorm(encoded.last_hidden_state)[:, 1:])
         return out.FlaxMaskedLMOutput(logits, encoded.hidden_states, encoded.attentions)
 
@@ -253,19 +281,33 @@ class FlaxBeitPreTrainedModel(FlaxVisionPreTrainedModel):
     }
 
     def __call__(
-        self, pixel_values: Input, bool_masked_pos: Input = None, params=None, dropout_rng=None,
-        train=False, output_attentions=None, output_hidden_states=None, return_dict=None, *,
+        self,
+        pixel_values: Input,
+        bool_masked_pos: Input = None,
+        params=None,
+        dropout_rng=None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
         extra=None,
-    ):  # fmt: skip
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``bool_masked_pos`` (batch, patches) tells which patches are hidden.
         """
         given = {"pixel_values": pixel_values, "bool_masked_pos": bool_masked_pos}
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )
 
 
 class FlaxBeitModel(FlaxBeitPreTrainedModel):

@@ -81,9 +81,16 @@ class SelfAttention(nn.CachedAttention):
         if head_mask is not None:
             head_mask = head_mask[:, None, None]
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, causal=causal, dropout_rate=self.rate, rngs=rngs,
-            head_mask=head_mask, return_weights=return_weights,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask=mask,
+            causal=causal,
+            dropout_rate=self.rate,
+            rngs=rngs,
+            head_mask=head_mask,
+            return_weights=return_weights,
+        )
         return mixed.reshape(x.shape), weights
 
 
@@ -218,21 +225,35 @@ class BertModule(nnx.Module):
         return self.encoder.finish(x)
 
     def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
-        head_mask=None, encoder_hidden_states=None, encoder_attention_mask=None, segment_ids=None,
-        *, rngs=None, output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        position_ids=None,
+        head_mask=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         positions = self.positions(input_ids, segment_ids) if position_ids is None else position_ids
         x = self.embeddings(input_ids, types, positions, rngs)
         x = x if self.embeddings_project is None else self.embeddings_project(x)
         x, weights, inputs = nn.run_layers(
-            self.encoder.layer, x,
+            self.encoder.layer,
+            x,
             nn.visible(attention_mask, segment_ids),
-            encoder_hidden_states, nn.visible(encoder_attention_mask),
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
+            encoder_hidden_states,
+            nn.visible(encoder_attention_mask),
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
             per_layer=None if head_mask is None else {"head_mask": head_mask},
-        )  # fmt: skip
+        )
         x = self.finish(x)
         crossed = output_attentions and encoder_hidden_states is not None
         return out.FlaxBaseModelOutputWithPoolingAndCrossAttentions(

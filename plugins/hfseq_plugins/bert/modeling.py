@@ -269,15 +269,26 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
         padding.
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids, "position_ids": position_ids, "head_mask": head_mask,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "head_mask": head_mask,
             "encoder_hidden_states": encoder_hidden_states,
-            "encoder_attention_mask": encoder_attention_mask, **inputs,
-        }  # fmt: skip
+            "encoder_attention_mask": encoder_attention_mask,
+            **inputs,
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
-            past_key_values, extra,
-        )  # fmt: skip
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            past_key_values,
+            extra,
+        )
 
 
 class FlaxBertModel(FlaxBertPreTrainedModel):

@@ -92,9 +92,13 @@ class SelfAttention(encoder.SelfAttention):
         return mixed.reshape(x.shape), None
 
     def _middle(
-        self, query: jax.Array, key: jax.Array, value: jax.Array, there: jax.Array,
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        there: jax.Array,
         rngs: Keys | None,
-    ) -> jax.Array:  # fmt: skip
+    ) -> jax.Array:
         """Return what the blocks between the first and the last see, (batch, tokens, heads, d)."""
         batch, blocks = query.shape[:2]
         rows = blocks - 2
@@ -178,15 +182,26 @@ class BigBirdModule(BertModule):
         self.longest_full, self.block = longest_full(config), config.block_size
 
     def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
-        head_mask=None, encoder_hidden_states=None, encoder_attention_mask=None, segment_ids=None,
-        *, rngs=None, output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        position_ids=None,
+        head_mask=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         others = (head_mask, encoder_hidden_states, encoder_attention_mask, segment_ids)
         flags = {
-            "rngs": rngs, "output_attentions": output_attentions,
+            "rngs": rngs,
+            "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,
-        }  # fmt: skip
+        }
         length = input_ids.shape[1]
         if self.longest_full is None or length <= self.longest_full:
             return super().__call__(
@@ -280,24 +295,42 @@ class QuestionAnswering(WithBigBird, bert.Headed):
         self.sep_token_id = config.sep_token_id
 
     def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
-        head_mask=None, question_lengths=None, segment_ids=None, *, rngs=None, **flags: Any,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        position_ids=None,
+        head_mask=None,
+        question_lengths=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        **flags: Any,
+    ):
         if question_lengths is None:  # up to the first separator
             question_lengths = jnp.argmax(input_ids == self.sep_token_id, -1) + 1
         place = jnp.arange(input_ids.shape[1])[None]
         question = place < question_lengths.reshape(-1, 1)
         types = 1 - question.astype(jnp.int32) if token_type_ids is None else token_type_ids
         encoded = self.encode(
-            input_ids, attention_mask, types, position_ids, head_mask, segment_ids=segment_ids,
-            rngs=rngs, **flags,
-        )  # fmt: skip
+            input_ids,
+            attention_mask,
+            types,
+            position_ids,
+            head_mask,
+            segment_ids=segment_ids,
+            rngs=rngs,
+            **flags,
+        )
         logits = self.qa_classifier(encoded.last_hidden_state, rngs)
         logits = logits - 1e6 * (question & (place > 0))[..., None].astype(logits.dtype)
         return out.FlaxBigBirdForQuestionAnsweringModelOutput(
-            logits[..., 0], logits[..., 1], encoded.pooler_output, encoded.hidden_states,
+            logits[..., 0],
+            logits[..., 1],
+            encoded.pooler_output,
+            encoded.hidden_states,
             encoded.attentions,
-        )  # fmt: skip
+        )
 
 
 class FlaxBigBirdPreTrainedModel(bert.FlaxBertPreTrainedModel):
@@ -365,22 +398,44 @@ class FlaxBigBirdForQuestionAnswering(FlaxBigBirdPreTrainedModel):
     module_class = QuestionAnswering
 
     def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
-        head_mask=None, question_lengths=None, params=None, dropout_rng=None, train=False,
-        output_attentions=None, output_hidden_states=None, return_dict=None, *, extra=None,
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        position_ids=None,
+        head_mask=None,
+        question_lengths=None,
+        params=None,
+        dropout_rng=None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        extra=None,
         **inputs,
-    ):  # fmt: skip
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``question_lengths`` (batch,) says how many tokens the questions have, which stand first
         and hold no answer; by default those up to the first separator.
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids, "position_ids": position_ids, "head_mask": head_mask,
-            "question_lengths": question_lengths, **inputs,
-        }  # fmt: skip
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "head_mask": head_mask,
+            "question_lengths": question_lengths,
+            **inputs,
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )

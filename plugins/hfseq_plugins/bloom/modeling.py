@@ -38,9 +38,16 @@ class Attention(nn.CachedAttention):
             positions = jnp.arange(key.shape[1])[None]
         slopes = nn.alibi_slopes(self.kv_heads)[:, None, None]
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, bias=slopes * positions[:, None, None], causal=causal,
-            dropout_rate=self.rate, rngs=rngs, return_weights=return_weights,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=slopes * positions[:, None, None],
+            causal=causal,
+            dropout_rate=self.rate,
+            rngs=rngs,
+            return_weights=return_weights,
+        )
         return self.dense(mixed.reshape(x.shape)), weights
 
 
@@ -90,16 +97,26 @@ class Transformer(nnx.Module):
         self.ln_f = nn.LayerNorm(width, epsilon)
 
     def __call__(
-        self, input_ids, attention_mask=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         # Of packed rows, too: what all keys of a query have in common changes nothing.
         positions = None if attention_mask is None else nn.positions_from_mask(attention_mask)
         x, weights, inputs = nn.run_layers(
-            self.h, self.word_embeddings_layernorm(self.word_embeddings(input_ids)),
-            nn.visible(attention_mask, segment_ids), positions,
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            self.h,
+            self.word_embeddings_layernorm(self.word_embeddings(input_ids)),
+            nn.visible(attention_mask, segment_ids),
+            positions,
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         x = self.ln_f(x)
         return out.FlaxBaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
@@ -117,18 +134,29 @@ class CausalLM(nnx.Module):
         self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)
 
     def __call__(
-        self, input_ids, attention_mask=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         output = self.transformer(
-            input_ids, attention_mask, segment_ids, rngs=rngs, output_attentions=output_attentions,
+            input_ids,
+            attention_mask,
+            segment_ids,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        )
         head = self.transformer.word_embeddings.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=head(output.last_hidden_state), hidden_states=output.hidden_states,
+            logits=head(output.last_hidden_state),
+            hidden_states=output.hidden_states,
             attentions=output.attentions,
-        )  # fmt: skip
+        )
 
 
 class FlaxBloomPreTrainedModel(FlaxPreTrainedModel):
@@ -139,10 +167,20 @@ class FlaxBloomPreTrainedModel(FlaxPreTrainedModel):
     weight_aliases = {"lm_head.weight": "transformer.word_embeddings.weight"}
 
     def __call__(
-        self, input_ids, attention_mask=None, past_key_values=None, params=None,
-        dropout_rng: jax.Array | Keys | None = None, train=False, output_attentions=None,
-        output_hidden_states=None, return_dict=None, *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        past_key_values=None,
+        params=None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` is (batch, length), ``attention_mask`` as long as the cache where there is
@@ -150,9 +188,16 @@ class FlaxBloomPreTrainedModel(FlaxPreTrainedModel):
         """
         given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
-            past_key_values, extra,
-        )  # fmt: skip
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            past_key_values,
+            extra,
+        )
 
 
 class FlaxBloomModel(FlaxBloomPreTrainedModel):

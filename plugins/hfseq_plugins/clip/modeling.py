@@ -51,9 +51,15 @@ class Attention(nnx.Module):
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, causal=self.causal, dropout_rate=self.rate, rngs=rngs,
+            query,
+            key,
+            value,
+            mask=mask,
+            causal=self.causal,
+            dropout_rate=self.rate,
+            rngs=rngs,
             return_weights=return_weights,
-        )  # fmt: skip
+        )
         return self.out_proj(mixed.reshape(x.shape)), weights
 
 
@@ -96,9 +102,13 @@ class Encoder(nnx.Module):
     def __call__(self, x, mask, rngs, output_attentions, output_hidden_states):
         """Return the last hidden state, all of them, and the weights, where they are asked for."""
         x, weights, inputs = nn.run_layers(
-            self.layers, x, mask, rngs=rngs, collect=output_hidden_states,
+            self.layers,
+            x,
+            mask,
+            rngs=rngs,
+            collect=output_hidden_states,
             return_weights=output_attentions,
-        )  # fmt: skip
+        )
         states = (*inputs, x) if output_hidden_states else None
         return x, states, weights if output_attentions else None
 
@@ -126,16 +136,26 @@ class TextTransformer(nnx.Module):
         self.eos = config.eos_token_id
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if position_ids is None:
             documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
             position_ids = nn.positions_in_segments(documents)
         x, states, weights = self.encoder(
-            self.embeddings(input_ids, position_ids), nn.visible(attention_mask, segment_ids), rngs,
-            output_attentions, output_hidden_states,
-        )  # fmt: skip
+            self.embeddings(input_ids, position_ids),
+            nn.visible(attention_mask, segment_ids),
+            rngs,
+            output_attentions,
+            output_hidden_states,
+        )
         x = self.final_layer_norm(x)
         pooled = jnp.take_along_axis(x, self.ends(input_ids)[:, None, None], 1)[:, 0]
         return out.FlaxBaseModelOutputWithPooling(x, pooled, states, weights)
@@ -206,9 +226,11 @@ class TextWithProjection(Text):
     def __call__(self, *args: Any, **kwargs: Any):
         encoded = self.text_model(*args, **kwargs)
         return out.FlaxCLIPTextModelOutput(
-            self.text_projection(encoded.pooler_output), encoded.last_hidden_state,
-            encoded.hidden_states, encoded.attentions,
-        )  # fmt: skip
+            self.text_projection(encoded.pooler_output),
+            encoded.last_hidden_state,
+            encoded.hidden_states,
+            encoded.attentions,
+        )
 
 
 class Vision(nnx.Module):
@@ -221,9 +243,11 @@ class Vision(nnx.Module):
         self, pixel_values, *, rngs=None, output_attentions=False, output_hidden_states=False
     ):
         return self.vision_model(
-            pixel_values, rngs=rngs, output_attentions=output_attentions,
+            pixel_values,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        )
 
 
 class CLIP(nnx.Module):
@@ -249,9 +273,16 @@ class CLIP(nnx.Module):
         return self.visual_projection(self.vision_model(pixel_values, rngs=rngs).pooler_output)
 
     def __call__(
-        self, input_ids, pixel_values, attention_mask=None, position_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        pixel_values,
+        attention_mask=None,
+        position_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         asked = {"output_attentions": output_attentions}
         asked["output_hidden_states"] = output_hidden_states
         pictures = self.vision_model(pixel_values, rngs=rngs, **asked)
@@ -284,23 +315,41 @@ class FlaxCLIPTextPreTrainedModel(FlaxPreTrainedModel):
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"^(vision_model|visual_projection)\.")
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, params=None, dropout_rng=None,
-        train=False, output_attentions=None, output_hidden_states=None, return_dict=None,
-        *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        params=None,
+        dropout_rng=None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` and the mask are (batch, length). ``segment_ids`` (batch, length) numbers the
         documents of packed rows, 0 being padding.
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
             **inputs,
-        }  # fmt: skip
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )
 
 
 class FlaxCLIPTextModel(FlaxCLIPTextPreTrainedModel):
@@ -308,8 +357,9 @@ class FlaxCLIPTextModel(FlaxCLIPTextPreTrainedModel):
 
     module_class = Text
     ignored_weights = (
-        *FlaxCLIPTextPreTrainedModel.ignored_weights, r"^(text_projection\.|logit_scale$)",
-    )  # fmt: skip
+        *FlaxCLIPTextPreTrainedModel.ignored_weights,
+        r"^(text_projection\.|logit_scale$)",
+    )
 
 
 class FlaxCLIPTextModelWithProjection(FlaxCLIPTextPreTrainedModel):
@@ -344,32 +394,57 @@ class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):
     entries = ("__call__", "get_text_features", "get_image_features")
 
     def __call__(
-        self, input_ids, pixel_values, attention_mask=None, position_ids=None, params=None,
-        dropout_rng=None, train=False, output_attentions=None, output_hidden_states=None,
-        return_dict=None, *, extra=None,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        pixel_values,
+        attention_mask=None,
+        position_ids=None,
+        params=None,
+        dropout_rng=None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        extra=None,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` and the mask are (texts, length), ``pixel_values`` (pictures, channels,
         height, width): as many of the one as of the other, or not.
         """
         given = {
-            "input_ids": input_ids, "pixel_values": pixel_values, "attention_mask": attention_mask,
+            "input_ids": input_ids,
+            "pixel_values": pixel_values,
+            "attention_mask": attention_mask,
             "position_ids": position_ids,
-        }  # fmt: skip
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )
 
     def get_text_features(
-        self, input_ids, attention_mask=None, position_ids=None, params=None, dropout_rng=None,
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        params=None,
+        dropout_rng=None,
         train=False,
-    ):  # fmt: skip
+    ):
         """Return the projections of texts (batch, projection_dim), not normalised."""
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
-        }  # fmt: skip
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+        }
         return self._features("get_text_features", given, params, dropout_rng, train)
 
     def get_image_features(self, pixel_values, params=None, dropout_rng=None, train=False):

@@ -136,9 +136,17 @@ class Attention(nn.CachedAttention):
         if self.causal:
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, causal=causal, scale=self.scale, softcap=self.softcap,
-            dropout_rate=self.rate, rngs=rngs, return_weights=return_weights,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask=mask,
+            causal=causal,
+            scale=self.scale,
+            softcap=self.softcap,
+            dropout_rate=self.rate,
+            rngs=rngs,
+            return_weights=return_weights,
+        )
         return self.o_proj(mixed.reshape(*x.shape[:2], -1)), weights
 
 
@@ -181,9 +189,12 @@ class Layer(nnx.Module):
 
     def __call__(self, x, angles, masks, *, rngs, return_weights=False):
         mixed, weights = self.self_attn(
-            self.input_layernorm(x), angles[self.kind] if self.turned else None, masks[self.kind],
-            rngs, return_weights,
-        )  # fmt: skip
+            self.input_layernorm(x),
+            angles[self.kind] if self.turned else None,
+            masks[self.kind],
+            rngs,
+            return_weights,
+        )
         if self.norms_behind:
             x = x + self.post_attention_layernorm(mixed)
             block = self.mlp(self.pre_feedforward_layernorm(x))
@@ -210,15 +221,22 @@ class Decoder(nnx.Module):
         self.factor = config.hidden_size**0.5 if switches(config).scaled_embeddings else None
         init = nn.normal(config.initializer_range)
         self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
-        self.layers = nn.Layers([
-            Layer(config, rngs, kind, bool(at)) for kind, at in zip(kinds, turned, strict=False)
-        ])  # fmt: skip
+        self.layers = nn.Layers(
+            [Layer(config, rngs, kind, bool(at)) for kind, at in zip(kinds, turned, strict=False)]
+        )
         self.norm = norm(config)
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if position_ids is None:
             whole = jnp.arange(input_ids.shape[1])[None]
             position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
@@ -233,9 +251,14 @@ class Decoder(nnx.Module):
             scaled = x * jnp.asarray(self.factor, x.dtype)
             x = jnp.where(jnp.isnan(x), x, scaled)
         x, weights, inputs = nn.run_layers(
-            self.layers, x, {kind: turn(position_ids) for kind, turn in self.rotary.items()}, masks,
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            self.layers,
+            x,
+            {kind: turn(position_ids) for kind, turn in self.rotary.items()},
+            masks,
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         x = self.norm(x)
         return out.FlaxBaseModelOutputWithPast(
             last_hidden_state=x,
@@ -288,9 +311,10 @@ class SequenceClassification(nnx.Module):
         output = self.model(input_ids, *args, **kwargs)
         states = last_states(output.last_hidden_state, input_ids, self.pad)
         return out.FlaxSequenceClassifierOutput(
-            logits=self.score(states), hidden_states=output.hidden_states,
+            logits=self.score(states),
+            hidden_states=output.hidden_states,
             attentions=output.attentions,
-        )  # fmt: skip
+        )
 
 
 class TokenClassification(nnx.Module):
@@ -306,8 +330,9 @@ class TokenClassification(nnx.Module):
         output = self.model(*args, rngs=rngs, **kwargs)
         return out.FlaxTokenClassifierOutput(
             logits=self.score(self.dropout(output.last_hidden_state, rngs)),
-            hidden_states=output.hidden_states, attentions=output.attentions,
-        )  # fmt: skip
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )
 
 
 class QuestionAnswering(nnx.Module):
@@ -323,32 +348,54 @@ class QuestionAnswering(nnx.Module):
         output = getattr(self, self.part)(*args, **kwargs)
         start, end = jnp.moveaxis(self.qa_outputs(output.last_hidden_state), -1, 0)
         return out.FlaxQuestionAnsweringModelOutput(
-            start_logits=start, end_logits=end, hidden_states=output.hidden_states,
+            start_logits=start,
+            end_logits=end,
+            hidden_states=output.hidden_states,
             attentions=output.attentions,
-        )  # fmt: skip
+        )
 
 
 class DecoderCall(FlaxPreTrainedModel):
     """The call that Transformers 4 gave decoders without an encoder."""
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, params=None, past_key_values=None,
-        dropout_rng: jax.Array | Keys | None = None, train=False, output_attentions=None,
-        output_hidden_states=None, return_dict=None, *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        params=None,
+        past_key_values=None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids``, ``attention_mask`` and ``position_ids`` are (batch, length). ``segment_ids``
         (batch, length) numbers the documents of packed rows, 0 being padding.
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
             **inputs,
-        }  # fmt: skip
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
-            past_key_values, extra,
-        )  # fmt: skip
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            past_key_values,
+            extra,
+        )
 
 
 class FlaxDecoderPreTrainedModel(DecoderCall):

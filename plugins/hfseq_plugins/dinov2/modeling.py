@@ -129,13 +129,21 @@ class Dinov2(nnx.Module):
         self.layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def __call__(
-        self, pixel_values, bool_masked_pos=None, *, rngs=None, output_attentions=False,
+        self,
+        pixel_values,
+        bool_masked_pos=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         x, weights, inputs = nn.run_layers(
-            self.encoder.layer, self.embeddings(pixel_values, rngs, bool_masked_pos), rngs=rngs,
-            collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            self.encoder.layer,
+            self.embeddings(pixel_values, rngs, bool_masked_pos),
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         states = (*inputs, x) if output_hidden_states else None
         x = self.layernorm(x)
         return out.FlaxBaseModelOutputWithPooling(
@@ -151,13 +159,21 @@ class ImageClassification(nnx.Module):
         self.classifier = dense(config, 2 * config.hidden_size, config.num_labels, rngs)
 
     def __call__(
-        self, pixel_values, bool_masked_pos=None, *, rngs=None, output_attentions=False,
+        self,
+        pixel_values,
+        bool_masked_pos=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         encoded = self.dinov2(
-            pixel_values, bool_masked_pos, rngs=rngs, output_attentions=output_attentions,
+            pixel_values,
+            bool_masked_pos,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        )
         patches = encoded.last_hidden_state[:, 1:].mean(1)
         logits = self.classifier(jnp.concatenate([encoded.pooler_output, patches], -1))
         return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)

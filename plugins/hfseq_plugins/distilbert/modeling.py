@@ -90,10 +90,15 @@ class Attention(nnx.Module):
             for part in (self.q_lin, self.k_lin, self.v_lin)
         )
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, dropout_rate=self.rate, rngs=rngs,
+            query,
+            key,
+            value,
+            mask=mask,
+            dropout_rate=self.rate,
+            rngs=rngs,
             head_mask=None if head_mask is None else head_mask[:, None, None],
             return_weights=return_weights,
-        )  # fmt: skip
+        )
         return self.out_lin(mixed.reshape(x.shape)), weights
 
 
@@ -137,17 +142,27 @@ class DistilBertModule(nnx.Module):
         self.embeddings, self.transformer = Embeddings(config, rngs), Transformer(config, rngs)
 
     def __call__(
-        self, input_ids, attention_mask=None, head_mask=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        head_mask=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         whole = jnp.arange(input_ids.shape[1])[None]
         positions = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
         x, weights, inputs = nn.run_layers(
-            self.transformer.layer, self.embeddings(input_ids, positions, rngs),
+            self.transformer.layer,
+            self.embeddings(input_ids, positions, rngs),
             nn.visible(attention_mask, segment_ids),
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
             per_layer=None if head_mask is None else {"head_mask": head_mask},
-        )  # fmt: skip
+        )
         return out.FlaxBaseModelOutput(
             last_hidden_state=x,
             hidden_states=(*inputs, x) if output_hidden_states else None,
@@ -270,23 +285,41 @@ class FlaxDistilBertPreTrainedModel(FlaxPreTrainedModel):
             self.ignored_weights = (*self.ignored_weights, r"\.position_embeddings\.weight$")
 
     def __call__(
-        self, input_ids, attention_mask=None, head_mask=None, params=None,
-        dropout_rng: jax.Array | Keys | None = None, train=False, output_attentions=None,
-        output_hidden_states=None, return_dict=None, *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        head_mask=None,
+        params=None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` and the mask are (batch, length), or (batch, choices, length) for multiple
         choice. ``segment_ids`` (batch, length) numbers the documents of packed rows.
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "head_mask": head_mask,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "head_mask": head_mask,
             **inputs,
-        }  # fmt: skip
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )
 
     @classmethod
     def checkpoint_options(cls, tensors: Mapping[str, Any]) -> dict[str, Any]:

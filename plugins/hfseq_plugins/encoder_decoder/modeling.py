@@ -50,8 +50,10 @@ def first_position(decoder: FlaxPreTrainedModel) -> int:
 def asked(rngs: Keys | None, attentions: bool, hidden_states: bool) -> dict[str, Any]:
     """Return what both sides are asked for, by name."""
     return {
-        "rngs": rngs, "output_attentions": attentions, "output_hidden_states": hidden_states,
-    }  # fmt: skip
+        "rngs": rngs,
+        "output_attentions": attentions,
+        "output_hidden_states": hidden_states,
+    }
 
 
 class Pair(nnx.Module):
@@ -84,10 +86,17 @@ class Pair(nnx.Module):
         return states
 
     def decode(
-        self, decoder_input_ids, encoder_hidden_states, encoder_attention_mask=None,
-        decoder_attention_mask=None, decoder_position_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        decoder_input_ids,
+        encoder_hidden_states,
+        encoder_attention_mask=None,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         """Run the decoder on what the encoder gave, which is projected here."""
         states = self.project(encoder_hidden_states)
         positions = decoder_position_ids
@@ -95,11 +104,15 @@ class Pair(nnx.Module):
             positions = jnp.where(decoder_input_ids == self.padding, self.padding, positions)
         placed = {"position_ids": positions} if self.positioned else {}
         return self.decoder(
-            decoder_input_ids, attention_mask=decoder_attention_mask, encoder_hidden_states=states,
-            encoder_attention_mask=encoder_attention_mask, rngs=rngs,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
+            decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=states,
+            encoder_attention_mask=encoder_attention_mask,
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
             **placed,
-        )  # fmt: skip
+        )
 
     def both(self, encoded, encoder_mask, decoder_inputs, **options):
         """Run the decoder behind ``encoded``, and return what both say."""
@@ -123,22 +136,41 @@ class TextPair(Pair):
     """The same, of text."""
 
     def encode(
-        self, input_ids, attention_mask=None, position_ids=None, token_type_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        token_type_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         """Run the encoder."""
         named = {"position_ids": position_ids, "token_type_ids": token_type_ids}
         return self.encoder(
-            input_ids, attention_mask=attention_mask, rngs=rngs,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
+            input_ids,
+            attention_mask=attention_mask,
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
             **{name: value for name, value in named.items() if value is not None},
-        )  # fmt: skip
+        )
 
     def __call__(
-        self, input_ids, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None,
-        position_ids=None, decoder_position_ids=None, token_type_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        position_ids=None,
+        decoder_position_ids=None,
+        token_type_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         options = asked(rngs, output_attentions, output_hidden_states)
         encoded = self.encode(input_ids, attention_mask, position_ids, token_type_ids, **options)
         inputs = {
@@ -306,42 +338,100 @@ class FlaxEncoderDecoderModel(FlaxPairPreTrainedModel):
     encoder_inputs = ("input_ids",)
 
     def __call__(
-        self, input_ids, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None,
-        position_ids=None, decoder_position_ids=None, output_attentions=None,
-        output_hidden_states=None, return_dict=None, train=False, params=None, dropout_rng=None,
-        *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        position_ids=None,
+        decoder_position_ids=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` (batch, source length) and ``decoder_input_ids`` (batch, target length).
         """
         return super().__call__(
-            input_ids, attention_mask, decoder_input_ids, decoder_attention_mask,
-            output_attentions, output_hidden_states, return_dict, train, params, dropout_rng,
-            extra=extra, position_ids=position_ids, decoder_position_ids=decoder_position_ids,
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            extra=extra,
+            position_ids=position_ids,
+            decoder_position_ids=decoder_position_ids,
             **inputs,
-        )  # fmt: skip
+        )
 
     def encode(
-        self, input_ids, attention_mask=None, position_ids=None, output_attentions=None,
-        output_hidden_states=None, return_dict=None, train=False, params=None, dropout_rng=None,
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
         **inputs,
-    ):  # fmt: skip
+    ):
         """Run the encoder alone: (batch, source length) to hidden states."""
         return super().encode(
-            input_ids, attention_mask, output_attentions, output_hidden_states, return_dict, train,
-            params, dropout_rng, position_ids=position_ids, **inputs,
-        )  # fmt: skip
+            input_ids,
+            attention_mask,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            position_ids=position_ids,
+            **inputs,
+        )
 
     def decode(
-        self, decoder_input_ids, encoder_outputs, encoder_attention_mask=None,
-        decoder_attention_mask=None, decoder_position_ids=None, past_key_values=None,
-        output_attentions=None, output_hidden_states=None, return_dict=None, train=False,
-        params=None, dropout_rng=None, **inputs,
-    ):  # fmt: skip
+        self,
+        decoder_input_ids,
+        encoder_outputs,
+        encoder_attention_mask=None,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        past_key_values=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
+        **inputs,
+    ):
         """Run the decoder on ``encoder_outputs``; see :meth:`FlaxSeq2SeqPreTrainedModel.decode`."""
         return super().decode(
-            decoder_input_ids, encoder_outputs, encoder_attention_mask, decoder_attention_mask,
-            past_key_values, output_attentions, output_hidden_states, return_dict, train, params,
-            dropout_rng, decoder_position_ids=decoder_position_ids, **inputs,
-        )  # fmt: skip
+            decoder_input_ids,
+            encoder_outputs,
+            encoder_attention_mask,
+            decoder_attention_mask,
+            past_key_values,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            decoder_position_ids=decoder_position_ids,
+            **inputs,
+        )

@@ -47,8 +47,9 @@ class Embeddings(nnx.Module):
         self.layer_norm = norm(config) if config.emb_layer_norm_before else nnx.data(None)
         self.mask_token_id = config.mask_token_id if config.token_dropout else None
 
-    def __call__(self, ids: jax.Array, mask: jax.Array, segments: jax.Array | None,
-                 positions: jax.Array) -> jax.Array:  # fmt: skip
+    def __call__(
+        self, ids: jax.Array, mask: jax.Array, segments: jax.Array | None, positions: jax.Array
+    ) -> jax.Array:
         x = self.word_embeddings(ids)
         if self.mask_token_id is not None:
             # As dropout: what is hidden is zero, and the rest is scaled to the share that training
@@ -94,9 +95,15 @@ class SelfAttention(nnx.Module):
         if angles is not None:
             query, key = nn.rotate(query, angles), nn.rotate(key, angles)
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, causal=self.causal, dropout_rate=self.rate, rngs=rngs,
+            query,
+            key,
+            value,
+            mask=mask,
+            causal=self.causal,
+            dropout_rate=self.rate,
+            rngs=rngs,
             return_weights=return_weights,
-        )  # fmt: skip
+        )
         return mixed.reshape(x.shape), weights
 
 
@@ -170,11 +177,15 @@ class EsmModule(nnx.Module):
         for wrong, told in (
             (config.is_folding_model, "is_folding_model=True: ESMFold is not here"),
             (config.add_cross_attention, "add_cross_attention=True: ESM reads one protein here"),
-            (kind not in ("absolute", "rotary"), f"position_embedding_type={kind!r}: absolute or "
-             "rotary"),
-            (config.token_dropout and config.mask_token_id is None, "token_dropout=True needs "
-             "mask_token_id"),
-        ):  # fmt: skip
+            (
+                kind not in ("absolute", "rotary"),
+                f"position_embedding_type={kind!r}: absolute or rotary",
+            ),
+            (
+                config.token_dropout and config.mask_token_id is None,
+                "token_dropout=True needs mask_token_id",
+            ),
+        ):
             if wrong:
                 raise UsageError(told)
         self.embeddings, self.encoder = Embeddings(config, rngs), Encoder(config, rngs)
@@ -185,9 +196,16 @@ class EsmModule(nnx.Module):
         self.pad_token_id = config.pad_token_id or 0
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
         positions = position_ids
         if segment_ids is not None:
@@ -201,9 +219,14 @@ class EsmModule(nnx.Module):
             positions = jnp.where(mask > 0, positions + self.pad_token_id + 1, self.pad_token_id)
         x = self.embeddings(input_ids, mask, segment_ids, positions)
         x, weights, inputs = nn.run_layers(
-            self.encoder.layer, x, angles, nn.visible(attention_mask, segment_ids),
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            self.encoder.layer,
+            x,
+            angles,
+            nn.visible(attention_mask, segment_ids),
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         x = self.encoder.emb_layer_norm_after(x)
         return out.FlaxBaseModelOutputWithPooling(
             last_hidden_state=x,
@@ -270,23 +293,41 @@ class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):
         return self.config.max_position_embeddings - (self.config.pad_token_id or 0) - 1
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, params=None,
-        dropout_rng: jax.Array | Keys | None = None, train=False, output_attentions=None,
-        output_hidden_states=None, return_dict=None, *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        params=None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` and the mask are (batch, length). ``segment_ids`` (batch, length) numbers the
         proteins of packed rows.
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask,
-            "position_ids": position_ids, **inputs,
-        }  # fmt: skip
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            **inputs,
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )
 
     def predict_contacts(self, input_ids, attention_mask=None, params=None):
         """Return how likely each two residues touch: (batch, length - 2, length - 2), 0 to 1.

@@ -87,9 +87,10 @@ class TokenClassification(nnx.Module):
     def __call__(self, *args: Any, **kwargs: Any):
         output = self.model(*args, **kwargs)
         return out.FlaxTokenClassifierOutput(
-            logits=self.classifier(output.last_hidden_state), hidden_states=output.hidden_states,
+            logits=self.classifier(output.last_hidden_state),
+            hidden_states=output.hidden_states,
             attentions=output.attentions,
-        )  # fmt: skip
+        )
 
 
 class FlaxEuroBertPreTrainedModel(FlaxDecoderPreTrainedModel):

@@ -58,9 +58,16 @@ class Attention(nn.CachedAttention):
         if damping is not None:
             query = query * damping.astype(query.dtype)
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, causal=causal, scale=self.scale, dropout_rate=self.rate,
-            rngs=rngs, return_weights=return_weights,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask=mask,
+            causal=causal,
+            scale=self.scale,
+            dropout_rate=self.rate,
+            rngs=rngs,
+            return_weights=return_weights,
+        )
         return self.resid_dropout(self.c_proj(mixed.reshape(x.shape)), rngs), weights
 
 
@@ -118,9 +125,12 @@ class Transformer(nnx.Module):
         self.damped = config.scale_attn_by_inverse_layer_idx
 
     def embed(
-        self, ids: jax.Array, positions: jax.Array | None, segments: jax.Array | None,
+        self,
+        ids: jax.Array,
+        positions: jax.Array | None,
+        segments: jax.Array | None,
         rngs: Keys | None,
-    ) -> jax.Array:  # fmt: skip
+    ) -> jax.Array:
         """Tokens and positions; where none are given these are 0, 1, 2 … in every document."""
         if positions is None:
             whole = jnp.arange(ids.shape[1])[None]
@@ -132,19 +142,31 @@ class Transformer(nnx.Module):
         return {"damping": 1.0 / jnp.arange(1, self.depth + 1)} if self.damped else None
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, encoder_hidden_states=None,
-        encoder_attention_mask=None, segment_ids=None, *, rngs=None, output_attentions=False,
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         if encoder_hidden_states is not None and not self.crossed:
             raise UsageError("encoder_hidden_states need a model with add_cross_attention=True")
         x, weights, inputs = nn.run_layers(
-            self.h, self.embed(input_ids, position_ids, segment_ids, rngs),
+            self.h,
+            self.embed(input_ids, position_ids, segment_ids, rngs),
             nn.visible(attention_mask, segment_ids),
-            encoder_hidden_states, nn.visible(encoder_attention_mask),
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
+            encoder_hidden_states,
+            nn.visible(encoder_attention_mask),
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
             per_layer=self.damping(),
-        )  # fmt: skip
+        )
         x = self.ln_f(x)
         crossed = output_attentions and encoder_hidden_states is not None
         return out.FlaxBaseModelOutputWithPastAndCrossAttentions(
@@ -186,25 +208,47 @@ class FlaxGPT2PreTrainedModel(FlaxPreTrainedModel):
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"\.(attn|crossattention)\.bias$")
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, encoder_hidden_states=None,
-        encoder_attention_mask=None, params=None, past_key_values=None, dropout_rng=None,
-        train=False, output_attentions=None, output_hidden_states=None, return_dict=None,
-        *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        params=None,
+        past_key_values=None,
+        dropout_rng=None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` and the masks are (batch, length). ``segment_ids`` (batch, length) numbers the
         documents of packed rows, 0 being padding.
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
             "encoder_hidden_states": encoder_hidden_states,
-            "encoder_attention_mask": encoder_attention_mask, **inputs,
-        }  # fmt: skip
+            "encoder_attention_mask": encoder_attention_mask,
+            **inputs,
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
-            past_key_values, extra,
-        )  # fmt: skip
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            past_key_values,
+            extra,
+        )
 
 
 class FlaxGPT2Model(FlaxGPT2PreTrainedModel):

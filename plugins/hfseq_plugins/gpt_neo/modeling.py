@@ -41,9 +41,16 @@ class SelfAttention(nn.CachedAttention):
         )
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, causal=causal, scale=1.0, dropout_rate=self.rate,
-            rngs=rngs, return_weights=return_weights,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask=mask,
+            causal=causal,
+            scale=1.0,
+            dropout_rate=self.rate,
+            rngs=rngs,
+            return_weights=return_weights,
+        )
         return self.resid_dropout(self.out_proj(mixed.reshape(x.shape)), rngs), weights
 
 
@@ -99,9 +106,16 @@ class Transformer(nnx.Module):
         self.windows = {"global": None, "local": (config.window_size - 1, 0)}
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if position_ids is None:
             whole = jnp.arange(input_ids.shape[1])[None]
             position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
@@ -110,9 +124,13 @@ class Transformer(nnx.Module):
             for kind, window in self.windows.items()
         }
         x, weights, inputs = nn.run_layers(
-            self.h, self.drop(self.wte(input_ids) + self.wpe(position_ids), rngs), masks,
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            self.h,
+            self.drop(self.wte(input_ids) + self.wpe(position_ids), rngs),
+            masks,
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         x = self.ln_f(x)
         return out.FlaxBaseModelOutputWithPast(
             last_hidden_state=x,
@@ -133,9 +151,10 @@ class CausalLM(nnx.Module):
         output = self.transformer(*args, **kwargs)
         head = self.transformer.wte.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=head(output.last_hidden_state), hidden_states=output.hidden_states,
+            logits=head(output.last_hidden_state),
+            hidden_states=output.hidden_states,
             attentions=output.attentions,
-        )  # fmt: skip
+        )
 
 
 class FlaxGPTNeoPreTrainedModel(DecoderCall):

@@ -39,9 +39,15 @@ class Attention(nn.CachedAttention):
         value = self.v_proj(x).reshape(shape)
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, causal=causal, dropout_rate=self.rate, rngs=rngs,
+            query,
+            key,
+            value,
+            mask=mask,
+            causal=causal,
+            dropout_rate=self.rate,
+            rngs=rngs,
             return_weights=return_weights,
-        )  # fmt: skip
+        )
         return self.resid_dropout(self.out_proj(mixed.reshape(x.shape)), rngs), weights
 
 
@@ -85,17 +91,28 @@ class Transformer(nnx.Module):
         self.ln_f = nn.LayerNorm(width, config.layer_norm_epsilon)
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if position_ids is None:
             whole = jnp.arange(input_ids.shape[1])[None]
             position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
         x, weights, inputs = nn.run_layers(
-            self.h, self.drop(self.wte(input_ids), rngs), self.rotary(position_ids),
+            self.h,
+            self.drop(self.wte(input_ids), rngs),
+            self.rotary(position_ids),
             nn.visible(attention_mask, segment_ids),
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         x = self.ln_f(x)
         return out.FlaxBaseModelOutputWithPast(
             last_hidden_state=x,
@@ -119,8 +136,9 @@ class CausalLM(nnx.Module):
         tied = head.kernel is None
         return out.FlaxCausalLMOutputWithCrossAttentions(
             logits=self.transformer.wte.attend(x, head.bias[...]) if tied else head(x),
-            hidden_states=output.hidden_states, attentions=output.attentions,
-        )  # fmt: skip
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )
 
 
 class FlaxGPTJPreTrainedModel(DecoderCall):
@@ -131,8 +149,10 @@ class FlaxGPTJPreTrainedModel(DecoderCall):
     position_table = "n_positions"
     weight_aliases = {"lm_head.weight": "transformer.wte.weight"}
     ignored_weights = (
-        *FlaxPreTrainedModel.ignored_weights, r"attn\.(masked_)?bias$", r"attn\.embed_positions$",
-    )  # fmt: skip
+        *FlaxPreTrainedModel.ignored_weights,
+        r"attn\.(masked_)?bias$",
+        r"attn\.embed_positions$",
+    )
 
 
 class FlaxGPTJModel(FlaxGPTJPreTrainedModel):

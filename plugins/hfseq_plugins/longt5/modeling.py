@@ -108,9 +108,16 @@ class LocalAttention(stack.Attention):
                 for own, part in ((key, self.k), (value, self.v))
             )
         mixed, weights = nn.attend(
-            fold(query), fold(key), fold(value), mask=seen, bias=bias, scale=1.0,
-            dropout_rate=self.rate, rngs=rngs, return_weights=return_weights,
-        )  # fmt: skip
+            fold(query),
+            fold(key),
+            fold(value),
+            mask=seen,
+            bias=bias,
+            scale=1.0,
+            dropout_rate=self.rate,
+            rngs=rngs,
+            return_weights=return_weights,
+        )
         if weights is not None:
             weights = weights.reshape(x.shape[0], -1, *weights.shape[1:])
         return self.o(
@@ -182,9 +189,13 @@ class EncoderStack(stack.Stack):
         """Return the bias of a table that the first block holds, (1, heads, queries, keys)."""
         table = getattr(self.first_attention.attention, name).embedding[...]
         return nn.relative_position_bias(
-            table.reshape(table.shape[-2:]), queries, keys, start, bidirectional=True,
+            table.reshape(table.shape[-2:]),
+            queries,
+            keys,
+            start,
+            bidirectional=True,
             max_distance=self.max_distance,
-        )  # fmt: skip
+        )
 
     def seen(
         self, mask: jax.Array, segment_ids: jax.Array | None
@@ -231,14 +242,24 @@ class WithLongEncoder:
     stack: ClassVar[Any] = EncoderStack
 
     def encode(
-        self, input_ids, attention_mask=None, segment_ids=None, *, rngs: Keys | None = None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        segment_ids=None,
+        *,
+        rngs: Keys | None = None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         """Run the encoder."""
         return self.encoder(
-            self.shared(input_ids), attention_mask, segment_ids, rngs=rngs,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+            self.shared(input_ids),
+            attention_mask,
+            segment_ids,
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
 
 
 class EncoderDecoder(WithLongEncoder, t5.EncoderDecoder):

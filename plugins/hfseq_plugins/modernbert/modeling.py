@@ -36,9 +36,13 @@ RULES = [
 
 
 def linear(
-    config: ModernBertConfig, features_in: int, features_out: int, rngs: nnx.Rngs, bias: bool,
+    config: ModernBertConfig,
+    features_in: int,
+    features_out: int,
+    rngs: nnx.Rngs,
+    bias: bool,
     std: float | None = None,
-) -> nn.Linear:  # fmt: skip
+) -> nn.Linear:
     """A Linear, drawn from a truncated normal distribution.
 
     Without ``std`` of that of what adds to the stream of layers, which is narrower in deep models.
@@ -74,9 +78,14 @@ class Attention(nnx.Module):
             part.reshape(*x.shape[:2], self.heads, -1) for part in jnp.split(self.Wqkv(x), 3, -1)
         )
         mixed, weights = nn.attend(
-            nn.rotate(query, angles), nn.rotate(key, angles), value, mask=mask,
-            dropout_rate=self.rate, rngs=rngs, return_weights=return_weights,
-        )  # fmt: skip
+            nn.rotate(query, angles),
+            nn.rotate(key, angles),
+            value,
+            mask=mask,
+            dropout_rate=self.rate,
+            rngs=rngs,
+            return_weights=return_weights,
+        )
         return self.out_drop(self.Wo(mixed.reshape(x.shape)), rngs), weights
 
 
@@ -151,9 +160,16 @@ class ModernBert(nnx.Module):
         return config.sliding_window, config.sliding_window
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if position_ids is None:
             whole = jnp.arange(input_ids.shape[1])[None]
             position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
@@ -163,9 +179,14 @@ class ModernBert(nnx.Module):
         }
         angles = {kind: turn(position_ids) for kind, turn in self.rotary.items()}
         x, weights, inputs = nn.run_layers(
-            self.layers, self.embeddings(input_ids, rngs), angles, masks,
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            self.layers,
+            self.embeddings(input_ids, rngs),
+            angles,
+            masks,
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         x = self.final_norm(x)
         return self.output(
             last_hidden_state=x,
@@ -293,9 +314,15 @@ class MultipleChoice(Classifier):
         super().__init__(config, rngs, labels=1)
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
         **kwargs: Any,
-    ):  # fmt: skip
+    ):
         given = (input_ids, attention_mask, position_ids, segment_ids)
         flat = [None if x is None else x.reshape(-1, x.shape[-1]) for x in given]
         encoded, mask = self.model(*flat, rngs=rngs, **kwargs), flat[1]
@@ -320,19 +347,37 @@ class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
     weight_aliases = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, params=None,
-        dropout_rng: jax.Array | Keys | None = None, train=False, output_attentions=None,
-        output_hidden_states=None, return_dict=None, *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        params=None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
             **inputs,
-        }  # fmt: skip
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )
 
 
 class FlaxModernBertModel(FlaxModernBertPreTrainedModel):

@@ -51,9 +51,15 @@ class Attention(nn.CachedAttention):
         query, key = nn.rotate(query, angles), nn.rotate(key, angles)
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, causal=causal, dropout_rate=self.rate, rngs=rngs,
+            query,
+            key,
+            value,
+            mask=mask,
+            causal=causal,
+            dropout_rate=self.rate,
+            rngs=rngs,
             return_weights=return_weights,
-        )  # fmt: skip
+        )
         return self.out_drop(self.Wo(mixed.reshape(x.shape)), rngs), weights
 
 
@@ -86,8 +92,9 @@ class CausalLM(modernbert.OverWords):
         output = self.model(*args, **kwargs)
         return out.FlaxCausalLMOutputWithCrossAttentions(
             logits=self.logits(self.lm_head(output.last_hidden_state)),
-            hidden_states=output.hidden_states, attentions=output.attentions,
-        )  # fmt: skip
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )
 
 
 class SequenceClassification(nnx.Module):
@@ -105,8 +112,9 @@ class SequenceClassification(nnx.Module):
         states = last_states(output.last_hidden_state, input_ids, self.pad)
         return out.FlaxSequenceClassifierOutput(
             logits=self.classifier(self.drop(self.head(states), rngs)),
-            hidden_states=output.hidden_states, attentions=output.attentions,
-        )  # fmt: skip
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )
 
 
 class FlaxModernBertDecoderPreTrainedModel(DecoderCall):

@@ -50,9 +50,15 @@ class Attention(nn.CachedAttention):
         )
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, causal=causal, dropout_rate=self.rate, rngs=rngs,
+            query,
+            key,
+            value,
+            mask=mask,
+            causal=causal,
+            dropout_rate=self.rate,
+            rngs=rngs,
             return_weights=return_weights,
-        )  # fmt: skip
+        )
         return self.out_proj(mixed.reshape(x.shape)), weights
 
 
@@ -98,9 +104,16 @@ class Decoder(nnx.Module):
         self.layers = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if position_ids is None and segment_ids is not None:
             position_ids = nn.positions_in_segments(segment_ids)
         elif position_ids is None and attention_mask is not None:
@@ -111,10 +124,13 @@ class Decoder(nnx.Module):
         x = self.embed_tokens(input_ids)
         x = x if self.project_in is None else self.project_in(x)
         x, weights, inputs = nn.run_layers(
-            self.layers, x + self.embed_positions(position_ids + OFFSET),
+            self.layers,
+            x + self.embed_positions(position_ids + OFFSET),
             nn.visible(attention_mask, segment_ids),
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         for last in (self.final_layer_norm, self.project_out):
             x = x if last is None else last(x)
         return out.FlaxBaseModelOutputWithPast(
@@ -148,9 +164,10 @@ class CausalLM(nnx.Module):
         output = self.model(*args, **kwargs)
         head = self.model.decoder.embed_tokens.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=head(output.last_hidden_state), hidden_states=output.hidden_states,
+            logits=head(output.last_hidden_state),
+            hidden_states=output.hidden_states,
             attentions=output.attentions,
-        )  # fmt: skip
+        )
 
 
 class FlaxOPTPreTrainedModel(FlaxPreTrainedModel):
@@ -162,11 +179,22 @@ class FlaxOPTPreTrainedModel(FlaxPreTrainedModel):
     weight_aliases = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, params=None, past_key_values=None,
-        output_attentions=None, output_hidden_states=None, return_dict=None,
-        dropout_rng: jax.Array | Keys | None = None, deterministic=None, *, train=False, extra=None,
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        params=None,
+        past_key_values=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        dropout_rng: jax.Array | Keys | None = None,
+        deterministic=None,
+        *,
+        train=False,
+        extra=None,
         **inputs,
-    ):  # fmt: skip
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids``, ``attention_mask`` and ``position_ids`` are (batch, length); positions count
@@ -174,13 +202,22 @@ class FlaxOPTPreTrainedModel(FlaxPreTrainedModel):
         of packed rows. ``deterministic=False`` is what other families call ``train=True``.
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
             **inputs,
-        }  # fmt: skip
+        }
         return self.run(
-            given, params, dropout_rng, train if deterministic is None else not deterministic,
-            output_attentions, output_hidden_states, return_dict, past_key_values, extra,
-        )  # fmt: skip
+            given,
+            params,
+            dropout_rng,
+            train if deterministic is None else not deterministic,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            past_key_values,
+            extra,
+        )
 
 
 class FlaxOPTModel(FlaxOPTPreTrainedModel):

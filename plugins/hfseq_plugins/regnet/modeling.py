@@ -19,10 +19,12 @@ class SqueezeExcitation(nnx.Module):
     def __init__(self, features: int, narrow: int, rngs: nnx.Rngs):
         self.attention = nnx.List(
             [
-                nn.Conv(features, narrow, (1, 1), INIT, rngs), Function(jax.nn.relu),
-                nn.Conv(narrow, features, (1, 1), INIT, rngs), Function(jax.nn.sigmoid),
+                nn.Conv(features, narrow, (1, 1), INIT, rngs),
+                Function(jax.nn.relu),
+                nn.Conv(narrow, features, (1, 1), INIT, rngs),
+                Function(jax.nn.sigmoid),
             ]
-        )  # fmt: skip
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = x.mean((1, 2), keepdims=True)

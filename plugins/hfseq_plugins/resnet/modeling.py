@@ -37,13 +37,26 @@ class ConvLayer(nnx.Module):
     """A convolution that keeps the places (or every ``stride``-th), a norm and an activation."""
 
     def __init__(
-        self, features_in: int, features_out: int, rngs: nnx.Rngs, size: int = 3, stride: int = 1,
-        groups: int = 1, act: str = "linear",
-    ):  # fmt: skip
+        self,
+        features_in: int,
+        features_out: int,
+        rngs: nnx.Rngs,
+        size: int = 3,
+        stride: int = 1,
+        groups: int = 1,
+        act: str = "linear",
+    ):
         self.convolution = nn.Conv(
-            features_in, features_out, (size, size), INIT, rngs, stride=stride, padding=size // 2,
-            groups=groups, use_bias=False,
-        )  # fmt: skip
+            features_in,
+            features_out,
+            (size, size),
+            INIT,
+            rngs,
+            stride=stride,
+            padding=size // 2,
+            groups=groups,
+            use_bias=False,
+        )
         self.normalization, self.act = nn.BatchNorm(features_out), nn.activation(act)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -90,16 +103,25 @@ class Stage(nnx.Module):
     """Blocks of one width, of which the first may take every second place alone."""
 
     def __init__(
-        self, block: type[Block], config: Any, features_in: int, features_out: int, depth: int,
-        stride: int, rngs: nnx.Rngs,
-    ):  # fmt: skip
+        self,
+        block: type[Block],
+        config: Any,
+        features_in: int,
+        features_out: int,
+        depth: int,
+        stride: int,
+        rngs: nnx.Rngs,
+    ):
         self.layers = nnx.List(
             block(
-                config, features_out if number else features_in, features_out, rngs,
+                config,
+                features_out if number else features_in,
+                features_out,
+                rngs,
                 1 if number else stride,
             )
             for number in range(depth)
-        )  # fmt: skip
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for layer in self.layers:
@@ -195,9 +217,16 @@ class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
     native_synonyms = {"layer.layer_{}": "layer.{}"}
 
     def __call__(  # type: ignore[override]
-        self, pixel_values, params=None, train=False, output_hidden_states=None, return_dict=None,
-        *, dropout_rng=None, extra=None,
-    ):  # fmt: skip
+        self,
+        pixel_values,
+        params=None,
+        train=False,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        dropout_rng=None,
+        extra=None,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
         shape, channels = jnp.shape(pixel_values), self.config.num_channels
         if len(shape) == 4 and shape[1] != channels:
@@ -206,9 +235,15 @@ class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
                 "height, width): channels come first here, pixel_values.transpose(0, 3, 1, 2)"
             )
         return self.run(
-            {"pixel_values": pixel_values}, params, dropout_rng, train, None,
-            output_hidden_states, return_dict, extra=extra,
-        )  # fmt: skip
+            {"pixel_values": pixel_values},
+            params,
+            dropout_rng,
+            train,
+            None,
+            output_hidden_states,
+            return_dict,
+            extra=extra,
+        )
 
     def enable_gradient_checkpointing(self) -> None:
         """Raise NotImplementedError, as in Transformers 4: no block is computed again."""

@@ -54,10 +54,15 @@ class SelfAttention(nnx.Module):
         if self.rotary_value:
             value = nn.rotate(value, angles, interleaved=True)
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, dropout_rate=self.rate, rngs=rngs,
+            query,
+            key,
+            value,
+            mask=mask,
+            dropout_rate=self.rate,
+            rngs=rngs,
             head_mask=None if head_mask is None else head_mask[:, None, None],
             return_weights=return_weights,
-        )  # fmt: skip
+        )
         return mixed.reshape(x.shape), weights
 
 
@@ -95,19 +100,32 @@ class RoFormerModule(nnx.Module):
         self.rotary = nnx.static(nn.Rotary(config, width // config.num_attention_heads))
 
     def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, head_mask=None,
-        segment_ids=None, *, rngs=None, output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        head_mask=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         x = self.embeddings(input_ids, types, rngs)
         x = x if self.embeddings_project is None else self.embeddings_project(x)
         whole = jnp.arange(input_ids.shape[1])[None]
         positions = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
         x, weights, inputs = nn.run_layers(
-            self.encoder.layer, x, self.rotary(positions), nn.visible(attention_mask, segment_ids),
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
+            self.encoder.layer,
+            x,
+            self.rotary(positions),
+            nn.visible(attention_mask, segment_ids),
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
             per_layer=None if head_mask is None else {"head_mask": head_mask},
-        )  # fmt: skip
+        )
         return out.FlaxBaseModelOutput(
             last_hidden_state=x,
             hidden_states=(*inputs, x) if output_hidden_states else None,
@@ -165,23 +183,43 @@ class FlaxRoFormerPreTrainedModel(FlaxPreTrainedModel):
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"encoder\.embed_positions\.weight$")
 
     def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, head_mask=None, params=None,
-        dropout_rng: jax.Array | Keys | None = None, train=False, output_attentions=None,
-        output_hidden_states=None, return_dict=None, *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        head_mask=None,
+        params=None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` and the masks are (batch, length), or (batch, choices, length) for multiple
         choice. ``segment_ids`` (batch, length) numbers the documents of packed rows.
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids, "head_mask": head_mask, **inputs,
-        }  # fmt: skip
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "head_mask": head_mask,
+            **inputs,
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )
 
     def derived_weights(self) -> dict[str, Derived]:
         """Return the table of angles, which PyTorch keeps in its checkpoints."""

@@ -22,15 +22,24 @@ class SoundPair(Pair):
         self.config = config.encoder
 
     def encode(
-        self, inputs, attention_mask=None, *, rngs=None, output_attentions=False,
-        output_hidden_states=False, freeze_feature_encoder=False,
-    ):  # fmt: skip
+        self,
+        inputs,
+        attention_mask=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+        freeze_feature_encoder=False,
+    ):
         """Run the encoder."""
         return self.encoder(
-            inputs, attention_mask, rngs=rngs, output_attentions=output_attentions,
+            inputs,
+            attention_mask,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             freeze_feature_encoder=freeze_feature_encoder,
-        )  # fmt: skip
+        )
 
     def mask(self, encoder_mask: jax.Array | None, states: jax.Array) -> jax.Array | None:
         """Return the mask of the vectors that the sound became."""
@@ -41,10 +50,18 @@ class SoundPair(Pair):
         return self.project(states)
 
     def __call__(
-        self, inputs, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None,
-        decoder_position_ids=None, freeze_feature_encoder=False, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        inputs,
+        attention_mask=None,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        freeze_feature_encoder=False,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         options = asked(rngs, output_attentions, output_hidden_states)
         encoded = self.encode(
             inputs, attention_mask, freeze_feature_encoder=freeze_feature_encoder, **options
@@ -72,49 +89,106 @@ class FlaxSpeechEncoderDecoderModel(FlaxPairPreTrainedModel):
     encoder_inputs = ("input_values",)
 
     def __call__(
-        self, inputs, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None,
-        decoder_position_ids=None, output_attentions=None, output_hidden_states=None,
-        return_dict=None, train=False, freeze_feature_encoder=False, params=None,
-        dropout_rng=None, *, extra=None, **others,
-    ):  # fmt: skip
+        self,
+        inputs,
+        attention_mask=None,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        freeze_feature_encoder=False,
+        params=None,
+        dropout_rng=None,
+        *,
+        extra=None,
+        **others,
+    ):
         """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
 
         ``inputs`` and their mask are (batch, samples), ``decoder_input_ids`` (batch, length).
         """
         return super().__call__(
-            self._sound(inputs), attention_mask, decoder_input_ids, decoder_attention_mask,
-            output_attentions, output_hidden_states, return_dict, train, params, dropout_rng,
-            extra=extra, decoder_position_ids=decoder_position_ids,
-            freeze_feature_encoder=freeze_feature_encoder, **others,
-        )  # fmt: skip
+            self._sound(inputs),
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            extra=extra,
+            decoder_position_ids=decoder_position_ids,
+            freeze_feature_encoder=freeze_feature_encoder,
+            **others,
+        )
 
     def encode(
-        self, inputs, attention_mask=None, output_attentions=None, output_hidden_states=None,
-        return_dict=None, train=False, freeze_feature_encoder=False, params=None,
-        dropout_rng=None, **others,
-    ):  # fmt: skip
+        self,
+        inputs,
+        attention_mask=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        freeze_feature_encoder=False,
+        params=None,
+        dropout_rng=None,
+        **others,
+    ):
         """Run the encoder alone: sound to hidden states."""
         return super().encode(
-            self._sound(inputs), attention_mask, output_attentions, output_hidden_states,
-            return_dict, train, params, dropout_rng,
-            freeze_feature_encoder=freeze_feature_encoder, **others,
-        )  # fmt: skip
+            self._sound(inputs),
+            attention_mask,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            freeze_feature_encoder=freeze_feature_encoder,
+            **others,
+        )
 
     def decode(
-        self, decoder_input_ids, encoder_outputs, encoder_attention_mask=None,
-        decoder_attention_mask=None, decoder_position_ids=None, past_key_values=None,
-        output_attentions=None, output_hidden_states=None, return_dict=None, train=False,
-        params=None, dropout_rng=None, **inputs,
-    ):  # fmt: skip
+        self,
+        decoder_input_ids,
+        encoder_outputs,
+        encoder_attention_mask=None,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        past_key_values=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
+        **inputs,
+    ):
         """Run the decoder on ``encoder_outputs``; see :meth:`FlaxSeq2SeqPreTrainedModel.decode`.
 
         ``encoder_attention_mask`` is that of the vectors that the sound became.
         """
         return super().decode(
-            decoder_input_ids, encoder_outputs, encoder_attention_mask, decoder_attention_mask,
-            past_key_values, output_attentions, output_hidden_states, return_dict, train, params,
-            dropout_rng, decoder_position_ids=decoder_position_ids, **inputs,
-        )  # fmt: skip
+            decoder_input_ids,
+            encoder_outputs,
+            encoder_attention_mask,
+            decoder_attention_mask,
+            past_key_values,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            decoder_position_ids=decoder_position_ids,
+            **inputs,
+        )
 
     def encoder_mask(self, attention_mask: Input, encoder_outputs: Any) -> Input:
         """Return the mask of what the encoder gave from that of the sound."""

@@ -31,14 +31,23 @@ class EncoderOnly(nnx.Module):
         self.encoder = self.stack(config, rngs)
 
     def encode(
-        self, input_ids, attention_mask=None, segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         """Run the encoder."""
         return self.encoder(
-            self.shared(input_ids), nn.visible(attention_mask, segment_ids), rngs=rngs,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+            self.shared(input_ids),
+            nn.visible(attention_mask, segment_ids),
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
 
     __call__ = encode
 
@@ -53,19 +62,28 @@ class EncoderDecoder(EncoderOnly):
         self.decoder = Stack(config, rngs, decoder=True)
 
     def decode(
-        self, decoder_input_ids, encoder_hidden_states, encoder_attention_mask=None,
-        decoder_attention_mask=None, segment_ids=None, decoder_segment_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        decoder_input_ids,
+        encoder_hidden_states,
+        encoder_attention_mask=None,
+        decoder_attention_mask=None,
+        segment_ids=None,
+        decoder_segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         """Run the decoder, and the head where there is one, on the encoder's hidden states."""
         decoded = self.decoder(
             self.shared(decoder_input_ids),
             nn.visible(decoder_attention_mask, decoder_segment_ids),
             encoder_hidden_states,
             nn.visible_across(encoder_attention_mask, segment_ids, decoder_segment_ids),
-            rngs=rngs, output_attentions=output_attentions,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        )
         return self.finish(decoded)
 
     def finish(self, decoded: out.FlaxModelOutput) -> out.FlaxModelOutput:
@@ -73,19 +91,33 @@ class EncoderDecoder(EncoderOnly):
         return decoded
 
     def __call__(
-        self, input_ids, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None,
-        segment_ids=None, decoder_segment_ids=None, *, rngs=None, output_attentions=False,
+        self,
+        input_ids,
+        attention_mask=None,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        segment_ids=None,
+        decoder_segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         flags = {
-            "rngs": rngs, "output_attentions": output_attentions,
+            "rngs": rngs,
+            "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,
-        }  # fmt: skip
+        }
         encoded = self.encode(input_ids, attention_mask, segment_ids, **flags)
         decoded = self.decode(
-            decoder_input_ids, encoded.last_hidden_state, attention_mask, decoder_attention_mask,
-            segment_ids, decoder_segment_ids, **flags,
-        )  # fmt: skip
+            decoder_input_ids,
+            encoded.last_hidden_state,
+            attention_mask,
+            decoder_attention_mask,
+            segment_ids,
+            decoder_segment_ids,
+            **flags,
+        )
         return self.output(
             decoded[0],
             decoder_hidden_states=decoded.hidden_states,
@@ -178,15 +210,31 @@ class FlaxT5EncoderModel(FlaxT5PreTrainedModel):
     ignored_weights = (*FlaxT5PreTrainedModel.ignored_weights, r"^decoder\.")
 
     def __call__(
-        self, input_ids, attention_mask=None, output_attentions=None, output_hidden_states=None,
-        return_dict=None, train=False, params=None, dropout_rng=None, *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the encoder; see :meth:`FlaxPreTrainedModel.run`."""
         given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )
 
 
 def _differ(tensors: Mapping[str, Any], one: str, other: str, rows: int = 1024) -> bool:

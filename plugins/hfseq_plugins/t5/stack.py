@@ -30,9 +30,14 @@ class Attention(nn.CachedAttention):
     """Attention whose scores are not scaled (the initialisation is); of a sequence or across."""
 
     def __init__(
-        self, config: T5Config, rngs: nnx.Rngs, *, causal: bool = False, cross: bool = False,
+        self,
+        config: T5Config,
+        rngs: nnx.Rngs,
+        *,
+        causal: bool = False,
+        cross: bool = False,
         biased: bool = False,
-    ):  # fmt: skip
+    ):
         super().__init__()
         self.kv_heads, self.head_dim = config.num_heads, config.d_kv
         self.causal, self.cross, self.rate = causal, cross, config.dropout_rate
@@ -59,9 +64,17 @@ class Attention(nn.CachedAttention):
         if self.causal:
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         mixed, weights = nn.attend(
-            split(self.q(x)), key, value, mask=mask, bias=bias, causal=causal, scale=1.0,
-            dropout_rate=self.rate, rngs=rngs, return_weights=return_weights,
-        )  # fmt: skip
+            split(self.q(x)),
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            causal=causal,
+            scale=1.0,
+            dropout_rate=self.rate,
+            rngs=rngs,
+            return_weights=return_weights,
+        )
         return self.o(mixed.reshape(*x.shape[:2], -1)), weights
 
 
@@ -167,19 +180,38 @@ class Stack(nnx.Module):
             start, keys = attention.cache_index[...].ravel()[0], attention.cached_key.shape[-3]
         table = attention.relative_attention_bias.embedding[...]
         return nn.relative_position_bias(
-            table.reshape(table.shape[-2:]), queries, keys, start,
-            bidirectional=not self.decoder, max_distance=self.max_distance,
-        )  # fmt: skip
+            table.reshape(table.shape[-2:]),
+            queries,
+            keys,
+            start,
+            bidirectional=not self.decoder,
+            max_distance=self.max_distance,
+        )
 
     def __call__(
-        self, embedded, mask, encoded=None, encoded_mask=None, *, bias=None, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        embedded,
+        mask,
+        encoded=None,
+        encoded_mask=None,
+        *,
+        bias=None,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         bias = self.position_bias(embedded.shape[1]) if bias is None else bias
         x, weights, inputs = nn.run_layers(
-            self.block, self.dropout(embedded, rngs), mask, bias, encoded, encoded_mask,
-            rngs=rngs, collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            self.block,
+            self.dropout(embedded, rngs),
+            mask,
+            bias,
+            encoded,
+            encoded_mask,
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         x = self.dropout(self.final_layer_norm(x), rngs)
         crossed = output_attentions and self.decoder
         return out.FlaxBaseModelOutputWithPastAndCrossAttentions(

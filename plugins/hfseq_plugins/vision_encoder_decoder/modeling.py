@@ -15,15 +15,23 @@ class PicturePair(Pair):
     ):
         """Run the encoder."""
         return self.encoder(
-            pixel_values, rngs=rngs, output_attentions=output_attentions,
+            pixel_values,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        )
 
     def __call__(
-        self, pixel_values, decoder_input_ids=None, decoder_attention_mask=None,
-        decoder_position_ids=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        pixel_values,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         options = asked(rngs, output_attentions, output_hidden_states)
         inputs = {
             "decoder_input_ids": decoder_input_ids,
@@ -43,39 +51,93 @@ class FlaxVisionEncoderDecoderModel(FlaxPairPreTrainedModel):
     encoder_inputs = ("pixel_values",)
 
     def __call__(
-        self, pixel_values, decoder_input_ids=None, decoder_attention_mask=None,
-        decoder_position_ids=None, output_attentions=None, output_hidden_states=None,
-        return_dict=None, train=False, params=None, dropout_rng=None, *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        pixel_values,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
 
         ``pixel_values`` (batch, channels, height, width), ``decoder_input_ids`` (batch, length).
         """
         return super().__call__(
-            pixel_values, None, decoder_input_ids, decoder_attention_mask, output_attentions,
-            output_hidden_states, return_dict, train, params, dropout_rng, extra=extra,
-            decoder_position_ids=decoder_position_ids, **inputs,
-        )  # fmt: skip
+            pixel_values,
+            None,
+            decoder_input_ids,
+            decoder_attention_mask,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            extra=extra,
+            decoder_position_ids=decoder_position_ids,
+            **inputs,
+        )
 
     def encode(
-        self, pixel_values, output_attentions=None, output_hidden_states=None, return_dict=None,
-        train=False, params=None, dropout_rng=None,
-    ):  # fmt: skip
+        self,
+        pixel_values,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
+    ):
         """Run the encoder alone: pictures to hidden states."""
         return super().encode(
-            pixel_values, None, output_attentions, output_hidden_states, return_dict, train,
-            params, dropout_rng,
-        )  # fmt: skip
+            pixel_values,
+            None,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+        )
 
     def decode(
-        self, decoder_input_ids, encoder_outputs, decoder_attention_mask=None,
-        decoder_position_ids=None, past_key_values=None, output_attentions=None,
-        output_hidden_states=None, return_dict=None, train=False, params=None, dropout_rng=None,
-        *, encoder_attention_mask=None, **inputs,
-    ):  # fmt: skip
+        self,
+        decoder_input_ids,
+        encoder_outputs,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        past_key_values=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
+        *,
+        encoder_attention_mask=None,
+        **inputs,
+    ):
         """Run the decoder on ``encoder_outputs``; see :meth:`FlaxSeq2SeqPreTrainedModel.decode`."""
         return super().decode(
-            decoder_input_ids, encoder_outputs, encoder_attention_mask, decoder_attention_mask,
-            past_key_values, output_attentions, output_hidden_states, return_dict, train, params,
-            dropout_rng, decoder_position_ids=decoder_position_ids, **inputs,
-        )  # fmt: skip
+            decoder_input_ids,
+            encoder_outputs,
+            encoder_attention_mask,
+            decoder_attention_mask,
+            past_key_values,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            decoder_position_ids=decoder_position_ids,
+            **inputs,
+        )

@@ -63,9 +63,14 @@ class DualEncoder(CLIP):
         return pooled(self.vision_model(pixel_values, rngs=rngs, **asked), "vision")
 
     def get_text_features(
-        self, input_ids, attention_mask=None, position_ids=None, token_type_ids=None, *,
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        token_type_ids=None,
+        *,
         rngs: Keys | None = None,
-    ):  # fmt: skip
+    ):
         """Return the projections of texts: (batch, projection_dim)."""
         encoded = self.texts(input_ids, attention_mask, position_ids, token_type_ids, rngs)
         return self.text_projection(encoded.pooler_output)
@@ -75,9 +80,17 @@ class DualEncoder(CLIP):
         return self.visual_projection(self.pictures(pixel_values, rngs).pooler_output)
 
     def __call__(
-        self, input_ids, pixel_values, attention_mask=None, position_ids=None, token_type_ids=None,
-        *, rngs=None, output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        pixel_values,
+        attention_mask=None,
+        position_ids=None,
+        token_type_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         asked = {"output_attentions": output_attentions}
         asked["output_hidden_states"] = output_hidden_states
         pictures = self.pictures(pixel_values, rngs, **asked)
@@ -121,40 +134,71 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
         return self.parts["text_model"].max_length()
 
     def __call__(
-        self, input_ids, pixel_values, attention_mask=None, position_ids=None, token_type_ids=None,
-        params=None, dropout_rng=None, train=False, output_attentions=None,
-        output_hidden_states=None, return_dict=None, *, extra=None,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        pixel_values,
+        attention_mask=None,
+        position_ids=None,
+        token_type_ids=None,
+        params=None,
+        dropout_rng=None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        extra=None,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids``, the mask and the types are (texts, length), ``pixel_values`` (pictures,
         channels, height, width): as many of the one as of the other, or not.
         """
         given = {
-            "input_ids": input_ids, "pixel_values": pixel_values, "attention_mask": attention_mask,
-            "position_ids": position_ids, "token_type_ids": token_type_ids,
-        }  # fmt: skip
+            "input_ids": input_ids,
+            "pixel_values": pixel_values,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "token_type_ids": token_type_ids,
+        }
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )
 
     def get_text_features(
-        self, input_ids, attention_mask=None, position_ids=None, token_type_ids=None, params=None,
-        dropout_rng=None, train=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        token_type_ids=None,
+        params=None,
+        dropout_rng=None,
+        train=False,
+    ):
         """Return the projections of texts (batch, projection_dim), not normalised."""
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
             "token_type_ids": token_type_ids,
-        }  # fmt: skip
+        }
         return self._features("get_text_features", given, params, dropout_rng, train)
 
     @classmethod
     def from_vision_text_pretrained(
-        cls, vision_model_name_or_path: str | None = None,
-        text_model_name_or_path: str | None = None, *model_args: Any, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        cls,
+        vision_model_name_or_path: str | None = None,
+        text_model_name_or_path: str | None = None,
+        *model_args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Make a model of an encoder of pictures and one of texts; the projections are new.
 
         **Arguments:** either may be given as a model, ``vision_model=`` and ``text_model=``;
@@ -165,8 +209,9 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
         """
         models = {}
         for side, source in (
-            ("vision", vision_model_name_or_path), ("text", text_model_name_or_path)
-        ):  # fmt: skip
+            ("vision", vision_model_name_or_path),
+            ("text", text_model_name_or_path),
+        ):
             own = {
                 key.removeprefix(f"{side}_"): kwargs.pop(key)
                 for key in list(kwargs)
@@ -180,8 +225,9 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
         do_init = made.pop("_do_init", True)
         model = cls(config, *model_args, **made)
         model.params = {
-            **model.params, **{f"{side}_model": part.params for side, part in models.items()}
-        }  # fmt: skip
+            **model.params,
+            **{f"{side}_model": part.params for side, part in models.items()},
+        }
         logger.warning(
             "The projection layer and logit scale weights `[('visual_projection', 'kernel'), "
             "('text_projection', 'kernel'), ('logit_scale',)]` are newly initialized. You should "

@@ -74,9 +74,14 @@ class SelfAttention(nnx.Module):
             for part in (self.query, self.key, self.value)
         )
         mixed, weights = nn.attend(
-            query, key, value, bias=bias, dropout_rate=self.rate, rngs=rngs,
+            query,
+            key,
+            value,
+            bias=bias,
+            dropout_rate=self.rate,
+            rngs=rngs,
             return_weights=return_weights,
-        )  # fmt: skip
+        )
         return mixed.reshape(x.shape), weights
 
 
@@ -161,9 +166,12 @@ class ViT(nnx.Module):
         self, pixel_values, *, rngs=None, output_attentions=False, output_hidden_states=False
     ):
         x, weights, inputs = nn.run_layers(
-            self.encoder.layer, self.embeddings(pixel_values, rngs), rngs=rngs,
-            collect=output_hidden_states, return_weights=output_attentions,
-        )  # fmt: skip
+            self.encoder.layer,
+            self.embeddings(pixel_values, rngs),
+            rngs=rngs,
+            collect=output_hidden_states,
+            return_weights=output_attentions,
+        )
         states = (*inputs, x) if output_hidden_states else None
         x = self.layernorm(x)
         return out.FlaxBaseModelOutputWithPooling(
@@ -185,9 +193,11 @@ class ImageClassification(nnx.Module):
         self, pixel_values, *, rngs=None, output_attentions=False, output_hidden_states=False
     ):
         encoded = self.vit(
-            pixel_values, rngs=rngs, output_attentions=output_attentions,
+            pixel_values,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        )
         logits = self.classifier(encoded.last_hidden_state[:, 0])
         return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
 

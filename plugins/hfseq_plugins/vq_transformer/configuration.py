@@ -28,9 +28,15 @@ NOT_NEGATIVE = ("commitment_cost", "initializer_scale", "embedding_initializer_r
 #: What the throughput study and the data sets share (Lingle, 2024, appendix).
 _ENWIK8 = {"hidden_size": 768, "num_hidden_layers": 24, "head_dim": 128, "value_dim": 1536}
 _LARGE = {
-    "hidden_size": 2048, "num_hidden_layers": 24, "head_dim": 128, "value_dim": 4096,
-    "tie_word_embeddings": True, "head_bias": True, "final_norm": True, "logit_scale": 0.005,
-}  # fmt: skip
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "head_dim": 128,
+    "value_dim": 4096,
+    "tie_word_embeddings": True,
+    "head_bias": True,
+    "final_norm": True,
+    "logit_scale": 0.005,
+}
 
 Kind = TypeVar("Kind")
 

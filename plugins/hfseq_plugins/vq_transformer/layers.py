@@ -327,9 +327,12 @@ class Attention(StateAttention):
         # A short call is one short block.
         block = min(config.block_size, inputs.code.shape[-1])
         how = How(
-            config.window_size, block, config.reduction, config.use_compressive_cache,
+            config.window_size,
+            block,
+            config.reduction,
+            config.use_compressive_cache,
             config.stop_gradient_cache,
-        )  # fmt: skip
+        )
         kind, inputs = config.attention_type, split_heads(inputs)
         if kind == "full" or (kind == "vq_quadratic" and held is None):
             reach = inputs.code.shape[-1] if kind == "full" else config.window_size + 1

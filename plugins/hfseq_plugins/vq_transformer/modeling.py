@@ -203,9 +203,17 @@ class Transformer(nnx.Module):
         self.norm = Norm(config) if config.final_norm else nnx.data(None)
 
     def __call__(
-        self, input_ids, attention_mask=None, segment_ids=None, code_mask=None, reset_rows=None,
-        *, rngs=None, output_attentions=False, output_hidden_states=False,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        segment_ids=None,
+        code_mask=None,
+        reset_rows=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+    ):
         if output_attentions:
             raise UsageError(
                 "output_attentions: a code stands for many tokens, so there is no weight for each; "
@@ -231,9 +239,13 @@ class Transformer(nnx.Module):
         )
 
     def _tokens(
-        self, rows: Rows, valid: jax.Array | None, segment: jax.Array | None,
-        counted: jax.Array | None, fresh: jax.Array | None,
-    ) -> Tokens:  # fmt: skip
+        self,
+        rows: Rows,
+        valid: jax.Array | None,
+        segment: jax.Array | None,
+        counted: jax.Array | None,
+        fresh: jax.Array | None,
+    ) -> Tokens:
         counted = rows.pack(counted)
         if segment is not None and self.config.attention_type != "vq":
             # All pairs are compared by their documents: hidden tokens are in one of their own.
@@ -334,10 +346,22 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
     fixed_state = True
 
     def __call__(
-        self, input_ids, attention_mask=None, params=None, past_key_values=None, dropout_rng=None,
-        train=False, output_hidden_states=None, return_dict=None, *, output_attentions=None,
-        segment_ids=None, code_mask=None, reset_rows=None, extra=None,
-    ):  # fmt: skip
+        self,
+        input_ids,
+        attention_mask=None,
+        params=None,
+        past_key_values=None,
+        dropout_rng=None,
+        train=False,
+        output_hidden_states=None,
+        return_dict=None,
+        *,
+        output_attentions=None,
+        segment_ids=None,
+        code_mask=None,
+        reset_rows=None,
+        extra=None,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_ids`` (batch, length); tokens that ``attention_mask`` (batch, length) hides leave no
@@ -351,15 +375,25 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
         ``segment_ids``, and for masks of another shape than ``input_ids``.
         """
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "segment_ids": segment_ids,
-            "code_mask": code_mask, "reset_rows": reset_rows,
-        }  # fmt: skip
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "segment_ids": segment_ids,
+            "code_mask": code_mask,
+            "reset_rows": reset_rows,
+        }
         root = () if self.module_class is Transformer else ("model",)
         check_call(self.config, given, past_key_values, Layout(self.scan_layers, root))
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
-            past_key_values, extra,
-        )  # fmt: skip
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            past_key_values,
+            extra,
+        )
 
     def max_length(self) -> None:
         """Return None: nothing limits the length."""

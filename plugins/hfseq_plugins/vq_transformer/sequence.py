@@ -30,9 +30,13 @@ AXIS = "sequence"
 _INPUTS = {"query": "bhgt.", "key": "bht.", "value": "bhtv", "code": "bht", "segment": "bt"}
 _TERMS = {"codebook": "h..", "relative": ".h.", "content": "hg..", "position": "hg.."}
 _STATE = {
-    "window_key": "bh..", "window_value": "bh.v", "window_code": "bh.", "cache_mean": "bh.v",
-    "cache_count": "bh.", "position": "b",
-}  # fmt: skip
+    "window_key": "bh..",
+    "window_value": "bh.v",
+    "window_code": "bh.",
+    "cache_mean": "bh.v",
+    "cache_count": "bh.",
+    "position": "b",
+}
 
 
 def mesh_for(tokens: int, block: int) -> Mesh | None:
@@ -59,8 +63,13 @@ def _say_whole(tokens: int, ways: int, block: int) -> None:
     """Warn, once and not for every layer."""
     logger.warning(
         "rows of %d tokens are not cut over --mesh sequence=%d: their length has to be a multiple "
-        "of %d (sequence=%d times block_size=%d)", tokens, ways, ways * block, ways, block,
-    )  # fmt: skip
+        "of %d (sequence=%d times block_size=%d)",
+        tokens,
+        ways,
+        ways * block,
+        ways,
+        block,
+    )
 
 
 def attend(
@@ -101,11 +110,17 @@ def attend(
 
     states = _specs(state, _STATE, split)
     call = jax.shard_map(
-        local, mesh=mesh, check_vma=False,
-        in_specs=(_specs(inputs, _INPUTS, split), _specs(terms, _TERMS, split), states,
-                  _spec("b", split)),
+        local,
+        mesh=mesh,
+        check_vma=False,
+        in_specs=(
+            _specs(inputs, _INPUTS, split),
+            _specs(terms, _TERMS, split),
+            states,
+            _spec("b", split),
+        ),
         out_specs=(_spec("bhgtv", split), states),
-    )  # fmt: skip
+    )
     return jax.jit(call)(inputs, terms, state, lengths)
 
 

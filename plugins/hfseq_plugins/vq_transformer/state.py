@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
 RANKS = {
-    "window_key": 4, "window_value": 4, "window_code": 3,
-    "cache_mean": 4, "cache_count": 3, "position": 1,
-}  # fmt: skip
+    "window_key": 4,
+    "window_value": 4,
+    "window_code": 3,
+    "cache_mean": 4,
+    "cache_count": 3,
+    "position": 1,
+}
 
 
 class Cache(NamedTuple):
@@ -75,9 +79,11 @@ def in_order(state: State) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return keys, values and codes of the window, the oldest token first."""
     window = state.window_code.shape[-1]
     slots = (state.position[:, None] + jnp.arange(window)) % max(window, 1)
-    return take(state.window_key, slots), take(state.window_value, slots), take(
-        state.window_code, slots
-    )  # fmt: skip
+    return (
+        take(state.window_key, slots),
+        take(state.window_value, slots),
+        take(state.window_code, slots),
+    )
 
 
 def as_ring(position: jax.Array, window: int) -> jax.Array:

@@ -115,9 +115,11 @@ def mix(block: Block, cache: Cache, terms: Terms, how: How) -> jax.Array:
 def weigh(weights: jax.Array, values: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Multiply in ``dtype``, summing in float32: (B, H, G, L, C) and (B, H, C, V)."""
     return jnp.einsum(
-        "bhglc,bhcv->bhglv", weights.astype(dtype), values.astype(dtype),
+        "bhglc,bhcv->bhglv",
+        weights.astype(dtype),
+        values.astype(dtype),
         preferred_element_type=jnp.float32,
-    )  # fmt: skip
+    )
 
 
 def cache_scores(content: jax.Array, count: jax.Array, codebook: jax.Array) -> jax.Array:
@@ -255,8 +257,11 @@ def attend_in_blocks(tape: Tape, terms: Terms, how: How) -> tuple[jax.Array, Cac
         "code": tape.cut(tape.code[:, :, window:], 2),
         "leaving": codes,
     }
-    before = {"key": tape.key[:, :, :window], "value": tape.value[:, :, :window],
-              "code": tape.code[:, :, :window]}  # fmt: skip
+    before = {
+        "key": tape.key[:, :, :window],
+        "value": tape.value[:, :, :window],
+        "code": tape.code[:, :, :window],
+    }
     if tape.segment is not None and first is not None:
         xs["segment"] = tape.cut(tape.segment[:, window:], 1)
         xs |= {"first": first[:-1], "continues": first[1:] == first[:-1]}
@@ -270,9 +275,13 @@ def attend_in_blocks(tape: Tape, terms: Terms, how: How) -> tuple[jax.Array, Cac
             before = jax.tree.map(lax.stop_gradient, before)
         seen = {n: jnp.concatenate([b, x[n]], _axis(n)) for n, b in before.items()}
         block = Block(
-            x["query"], seen["key"], seen["value"], seen["code"], seen.get("segment"),
+            x["query"],
+            seen["key"],
+            seen["value"],
+            seen["code"],
+            seen.get("segment"),
             x.get("first"),
-        )  # fmt: skip
+        )
         out = mix(block, cache, terms, how)
         left = summarise(seen["value"][:, :, : how.block], x["leaving"], tape.codes)
         cache = merge(kept(cache, x.get("continues")), left)

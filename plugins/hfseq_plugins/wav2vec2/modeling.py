@@ -51,9 +51,14 @@ class ConvLayer(nnx.Module):
     def __init__(self, config: Wav2Vec2Config, number: int, rngs: nnx.Rngs):
         features, before = config.conv_dim[number], config.conv_dim[number - 1] if number else 1
         self.conv = nn.Conv(
-            before, features, (config.conv_kernel[number],), HE, rngs,
-            stride=config.conv_stride[number], use_bias=config.conv_bias,
-        )  # fmt: skip
+            before,
+            features,
+            (config.conv_kernel[number],),
+            HE,
+            rngs,
+            stride=config.conv_stride[number],
+            use_bias=config.conv_bias,
+        )
         norms: dict[str, Callable[[], nnx.Module | None]] = {
             "layer": lambda: nn.LayerNorm(features, EPSILON),
             "group": lambda: None if number else nn.GroupNorm(features, features, EPSILON),
@@ -129,9 +134,14 @@ class PositionalConvEmbedding(nnx.Module):
         width, taps = config.hidden_size, config.num_conv_pos_embeddings
         # Of an even number of taps one more lies before than behind: as many places as before.
         self.conv = WeightNormConv(
-            width, width, (taps,), nn.normal(2 / math.sqrt(taps * width)), rngs,
-            padding=[(taps // 2, (taps - 1) // 2)], groups=config.num_conv_pos_embedding_groups,
-        )  # fmt: skip
+            width,
+            width,
+            (taps,),
+            nn.normal(2 / math.sqrt(taps * width)),
+            rngs,
+            padding=[(taps // 2, (taps - 1) // 2)],
+            groups=config.num_conv_pos_embedding_groups,
+        )
         self.act = nn.activation(config.feat_extract_activation)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -158,9 +168,14 @@ class Attention(nnx.Module):
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed, weights = nn.attend(
-            query, key, value, mask=mask, dropout_rate=self.rate, rngs=rngs,
+            query,
+            key,
+            value,
+            mask=mask,
+            dropout_rate=self.rate,
+            rngs=rngs,
             return_weights=return_weights,
-        )  # fmt: skip
+        )
         return self.out_proj(mixed.reshape(x.shape)), weights
 
 
@@ -205,8 +220,9 @@ class Layer(nnx.Module):
         adapted = self.norm_first and config.adapter_attn_dim is not None
         self.adapter_layer = LanguageAdapter(config, rngs) if adapted else nnx.data(None)
         self.dropout, self.layerdrop = (
-            nn.Dropout(config.hidden_dropout), LayerDrop(config.layerdrop)
-        )  # fmt: skip
+            nn.Dropout(config.hidden_dropout),
+            LayerDrop(config.layerdrop),
+        )
 
     def __call__(self, x, mask, *, rngs, return_weights=False):
         before, first = x, self.norm_first
@@ -238,9 +254,13 @@ class Encoder(nnx.Module):
         x = x + self.pos_conv_embed(x)
         x = self.dropout(x if self.norm_first else self.layer_norm(x), rngs)
         x, weights, inputs = nn.run_layers(
-            self.layers, x, nn.visible(mask), rngs=rngs, collect=output_hidden_states,
+            self.layers,
+            x,
+            nn.visible(mask),
+            rngs=rngs,
+            collect=output_hidden_states,
             return_weights=output_attentions,
-        )  # fmt: skip
+        )
         x = self.layer_norm(x) if self.norm_first else x
         states = (*inputs, x) if output_hidden_states else None
         return x, states, weights if output_attentions else None
@@ -252,9 +272,14 @@ class AdapterLayer(nnx.Module):
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         width = config.output_hidden_size
         self.conv = nn.Conv(
-            width, 2 * width, (config.adapter_kernel_size,), HE, rngs,
-            stride=config.adapter_stride, padding=1,
-        )  # fmt: skip
+            width,
+            2 * width,
+            (config.adapter_kernel_size,),
+            HE,
+            rngs,
+            stride=config.adapter_stride,
+            padding=1,
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return jax.nn.glu(self.conv(x))
@@ -311,17 +336,27 @@ class Wav2Vec2(nnx.Module):
         self.adapter = Adapter(config, rngs) if config.add_adapter else nnx.data(None)
 
     def __call__(
-        self, input_values, attention_mask=None, mask_time_indices=None, *, rngs=None,
-        output_attentions=False, output_hidden_states=False, freeze_feature_encoder=False,
-    ):  # fmt: skip
+        self,
+        input_values,
+        attention_mask=None,
+        mask_time_indices=None,
+        *,
+        rngs=None,
+        output_attentions=False,
+        output_hidden_states=False,
+        freeze_feature_encoder=False,
+    ):
         features = self.feature_extractor(input_values, freeze_feature_encoder)
         if attention_mask is not None:
             attention_mask = frame_mask(self.config, features.shape[1], attention_mask, False)
         x, features = self.feature_projection(features, rngs)
         x, states, weights = self.encoder(
-            self.hide(x, mask_time_indices), attention_mask, rngs=rngs,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+            self.hide(x, mask_time_indices),
+            attention_mask,
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
         x = x if self.adapter is None else self.adapter(x)
         return out.FlaxWav2Vec2BaseModelOutput(x, features, states, weights)
 
@@ -355,8 +390,9 @@ class CTC(nnx.Module):
         width = config.output_hidden_size if config.add_adapter else config.hidden_size
         self.lm_head = dense(config, width, config.vocab_size, rngs)
 
-    def __call__(self, input_values, attention_mask=None, mask_time_indices=None, *, rngs=None,
-                 **options):  # fmt: skip
+    def __call__(
+        self, input_values, attention_mask=None, mask_time_indices=None, *, rngs=None, **options
+    ):
         encoded = self.wav2vec2(
             input_values, attention_mask, mask_time_indices, rngs=rngs, **options
         )
@@ -380,9 +416,12 @@ class GumbelVectorQuantizer(nnx.Module):
         self.weight_proj = nn.Linear(config.conv_dim[-1], groups * each, nn.normal(1.0), rngs)
 
     def __call__(
-        self, x: jax.Array, hidden: jax.Array | None, temperature: float | jax.Array,
+        self,
+        x: jax.Array,
+        hidden: jax.Array | None,
+        temperature: float | jax.Array,
         keys: Keys | None,
-    ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    ) -> tuple[jax.Array, jax.Array]:
         """Return the chosen vectors, and how many of them are in use where ``hidden`` says so.
 
         With ``keys`` the choice is drawn, and passes on the gradient of its probabilities.
@@ -437,9 +476,16 @@ class PreTraining(nnx.Module):
         self.project_q = nn.Linear(config.codevector_dim, width, UNIFORM, rngs)
 
     def __call__(
-        self, input_values, attention_mask=None, mask_time_indices=None, gumbel_temperature=1,
-        *, rngs=None, gumbel_rng=None, **options,
-    ):  # fmt: skip
+        self,
+        input_values,
+        attention_mask=None,
+        mask_time_indices=None,
+        gumbel_temperature=1,
+        *,
+        rngs=None,
+        gumbel_rng=None,
+        **options,
+    ):
         encoded = self.wav2vec2(
             input_values, attention_mask, mask_time_indices, rngs=rngs, **options
         )
@@ -451,9 +497,12 @@ class PreTraining(nnx.Module):
             features, mask_time_indices, gumbel_temperature, keys
         )
         return out.FlaxWav2Vec2ForPreTrainingOutput(
-            self.project_hid(encoded.last_hidden_state), self.project_q(quantized), perplexity,
-            encoded.hidden_states, encoded.attentions,
-        )  # fmt: skip
+            self.project_hid(encoded.last_hidden_state),
+            self.project_q(quantized),
+            perplexity,
+            encoded.hidden_states,
+            encoded.attentions,
+        )
 
 
 class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
@@ -475,21 +524,40 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
     weight_synonyms = weight_templates
 
     def __call__(  # type: ignore[override]
-        self, input_values, attention_mask=None, mask_time_indices=None, params=None,
-        dropout_rng=None, train=False, output_attentions=None, output_hidden_states=None,
-        freeze_feature_encoder=False, return_dict=None, *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_values,
+        attention_mask=None,
+        mask_time_indices=None,
+        params=None,
+        dropout_rng=None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        freeze_feature_encoder=False,
+        return_dict=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
         given = {
-            "input_values": self._sound(input_values), "attention_mask": attention_mask,
-            "mask_time_indices": mask_time_indices, **inputs,
-        }  # fmt: skip
+            "input_values": self._sound(input_values),
+            "attention_mask": attention_mask,
+            "mask_time_indices": mask_time_indices,
+            **inputs,
+        }
         if freeze_feature_encoder:
             given["freeze_feature_encoder"] = True
         return self.run(
-            given, params, dropout_rng, train, output_attentions, output_hidden_states, return_dict,
+            given,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
             extra=extra,
-        )  # fmt: skip
+        )
 
     def _sound(self, values: Any) -> jax.Array:
         """Return sound as floats; refuse what has another shape, or is too short for one vector."""
@@ -555,11 +623,23 @@ class FlaxWav2Vec2ForPreTraining(FlaxWav2Vec2PreTrainedModel):
     module_class = PreTraining
 
     def __call__(  # type: ignore[override]
-        self, input_values, attention_mask=None, mask_time_indices=None, gumbel_temperature=1,
-        params=None, dropout_rng=None, gumbel_rng=None, train=False, output_attentions=None,
-        output_hidden_states=None, freeze_feature_encoder=False, return_dict=None, *, extra=None,
+        self,
+        input_values,
+        attention_mask=None,
+        mask_time_indices=None,
+        gumbel_temperature=1,
+        params=None,
+        dropout_rng=None,
+        gumbel_rng=None,
+        train=False,
+        output_attentions=None,
+        output_hidden_states=None,
+        freeze_feature_encoder=False,
+        return_dict=None,
+        *,
+        extra=None,
         **inputs,
-    ):  # fmt: skip
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`.
 
         ``gumbel_rng`` draws the code vectors while training (default: ``dropout_rng`` does);
@@ -567,10 +647,20 @@ class FlaxWav2Vec2ForPreTraining(FlaxWav2Vec2PreTrainedModel):
         """
         own = {"gumbel_temperature": gumbel_temperature, "gumbel_rng": nn.make_keys(gumbel_rng)}
         return super().__call__(
-            input_values, attention_mask, mask_time_indices, params, dropout_rng, train,
-            output_attentions, output_hidden_states, freeze_feature_encoder, return_dict,
-            extra=extra, **inputs, **own,
-        )  # fmt: skip
+            input_values,
+            attention_mask,
+            mask_time_indices,
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            freeze_feature_encoder,
+            return_dict,
+            extra=extra,
+            **inputs,
+            **own,
+        )
 
 
 # -- for data: NumPy; both draw from ``np.random``, which programs of Transformers 4 seed

@@ -48,14 +48,23 @@ class WhisperGeneration(_Model):
     """``generate`` of Whisper, and what it is made of."""
 
     def generate(  # type: ignore[override]
-        self, input_features: Any = None, generation_config: GenerationConfig | None = None,
-        logits_processor: Any = None, return_timestamps: bool | None = None,
-        task: str | None = None, language: str | Sequence[str] | None = None,
-        is_multilingual: bool | None = None, *, prompt_ids: Sequence[int] | None = None,
-        condition_on_prev_tokens: bool | None = None, return_segments: bool = False,
-        attention_mask: Any = None, monitor_progress: Callable[[np.ndarray], None] | None = None,
-        params: Mapping[str, Any] | None = None, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        input_features: Any = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: Any = None,
+        return_timestamps: bool | None = None,
+        task: str | None = None,
+        language: str | Sequence[str] | None = None,
+        is_multilingual: bool | None = None,
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        condition_on_prev_tokens: bool | None = None,
+        return_segments: bool = False,
+        attention_mask: Any = None,
+        monitor_progress: Callable[[np.ndarray], None] | None = None,
+        params: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Write down what is said in ``input_features`` (batch, mels, frames).
 
         ``language`` ("de", "german", "<|de|>", or one for each row) is heard where a multilingual
@@ -125,9 +134,10 @@ class WhisperGeneration(_Model):
         if return_timestamps:
             end = known("eos_token_id")
             options["timestamp_rules"] = (
-                known("no_timestamps_token_id"), end[0] if isinstance(end, list) else end,
+                known("no_timestamps_token_id"),
+                end[0] if isinstance(end, list) else end,
                 known("max_initial_timestamp_index"),
-            )  # fmt: skip
+            )
 
         def write(features: Any, prompt: Any, **more: Any) -> Any:
             given = {**options, "decoder_input_ids": prompt, **more}
@@ -158,9 +168,11 @@ class WhisperGeneration(_Model):
         return reader.read(input_features, ends, monitor_progress)
 
     def detect_language(
-        self, input_features: Any = None, encoder_outputs: Any = None,
+        self,
+        input_features: Any = None,
+        encoder_outputs: Any = None,
         params: Mapping[str, Any] | None = None,
-    ) -> jax.Array:  # fmt: skip
+    ) -> jax.Array:
         """Return the token of the language that each row begins with, (batch,).
 
         ``input_features`` are those of a window, or ``encoder_outputs`` what the encoder made.
@@ -215,9 +227,13 @@ def _refuse_unknown(
 
 
 def _starts(
-    known: _Known, rows: int, task: str | None, language: str | Sequence[str] | None,
-    timestamps: bool, hear: Callable[[], jax.Array],
-) -> Any:  # fmt: skip
+    known: _Known,
+    rows: int,
+    task: str | None,
+    language: str | Sequence[str] | None,
+    timestamps: bool,
+    hear: Callable[[], jax.Array],
+) -> Any:
     """Return what each row begins with, (rows, length): start, language, task, no timestamps.
 
     ``hear`` tells the languages of all rows, for which nobody asks where they are known.
@@ -284,9 +300,14 @@ class _Reader:
     """Reads sound by windows; each row has its own place."""
 
     def __init__(
-        self, model: Any, known: _Known, starts: np.ndarray, shown: np.ndarray | None,
-        conditioned: bool, write: Callable[..., Any],
-    ):  # fmt: skip
+        self,
+        model: Any,
+        known: _Known,
+        starts: np.ndarray,
+        shown: np.ndarray | None,
+        conditioned: bool,
+        write: Callable[..., Any],
+    ):
         self.starts, self.shown, self.conditioned, self.write = starts, shown, conditioned, write
         self.window = STRIDE * model.config.max_source_positions
         self.positions: int = model.config.max_target_positions
@@ -302,9 +323,11 @@ class _Reader:
             self.previous = hidden[-2]
 
     def read(
-        self, features: Any, ends: np.ndarray,
+        self,
+        features: Any,
+        ends: np.ndarray,
         monitor: Callable[[np.ndarray], None] | None = None,
-    ) -> FlaxWhisperOutput:  # fmt: skip
+    ) -> FlaxWhisperOutput:
         """Read all rows of ``features`` up to their ``ends``."""
         rows = len(ends)
         found: list[list[dict[str, Any]]] = [[] for _ in range(rows)]
@@ -324,9 +347,10 @@ class _Reader:
             tokens = np.asarray(output.sequences)[:, prompt.shape[1] :]
             for row, place in {row: place for place, row in enumerate(active)}.items():
                 segments, offset = self.cut(
-                    self.bare(tokens[place]), float(seek[row]) * PRECISION / STRIDE,
+                    self.bare(tokens[place]),
+                    float(seek[row]) * PRECISION / STRIDE,
                     int(lengths[place]),
-                )  # fmt: skip
+                )
                 found[row] += segments
                 seek[row] += offset
         if monitor is not None:

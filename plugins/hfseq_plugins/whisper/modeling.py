@@ -129,36 +129,61 @@ class WhisperModule(nnx.Module):
     ):
         """Run the encoder, which hears silence too: there is no mask."""
         return self.encoder(
-            input_features, rngs=rngs, output_attentions=output_attentions,
+            input_features,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        )
 
     def decode(
-        self, decoder_input_ids, encoder_hidden_states, decoder_attention_mask=None,
-        decoder_position_ids=None, *, rngs=None, output_attentions=False,
+        self,
+        decoder_input_ids,
+        encoder_hidden_states,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         """Run the decoder on the encoder's output."""
         return self.decoder(
-            None, decoder_input_ids, decoder_attention_mask, encoder_hidden_states, None,
-            decoder_position_ids, None, rngs=rngs, output_attentions=output_attentions,
+            None,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_hidden_states,
+            None,
+            decoder_position_ids,
+            None,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        )
 
     def __call__(
-        self, input_features, decoder_input_ids, decoder_attention_mask=None,
-        decoder_position_ids=None, *, rngs=None, output_attentions=False,
+        self,
+        input_features,
+        decoder_input_ids,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         options = {
-            "rngs": rngs, "output_attentions": output_attentions,
+            "rngs": rngs,
+            "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,
-        }  # fmt: skip
+        }
         encoded = self.encode(input_features, **options)
         decoded = self.decode(
-            decoder_input_ids, encoded.last_hidden_state, decoder_attention_mask,
-            decoder_position_ids, **options,
-        )  # fmt: skip
+            decoder_input_ids,
+            encoded.last_hidden_state,
+            decoder_attention_mask,
+            decoder_position_ids,
+            **options,
+        )
         return heads.both_sides(decoded, encoded)
 
 
@@ -206,9 +231,11 @@ class AudioClassification(nnx.Module):
     ):
         weighted = self.layer_weights is not None
         encoded = self.encoder(
-            input_features, rngs=rngs, output_attentions=output_attentions,
+            input_features,
+            rngs=rngs,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states or weighted,
-        )  # fmt: skip
+        )
         x = encoded.last_hidden_state
         if weighted:
             parts = jax.nn.softmax(self.layer_weights[...])
@@ -233,45 +260,98 @@ class FlaxWhisperPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
         return (1, self.config.num_mel_bins, 2 * self.config.max_source_positions)
 
     def __call__(
-        self, input_features, decoder_input_ids=None, attention_mask=None,
-        decoder_attention_mask=None, position_ids=None, decoder_position_ids=None,
-        output_attentions=None, output_hidden_states=None, return_dict=None, train=False,
-        params=None, dropout_rng=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_features,
+        decoder_input_ids=None,
+        attention_mask=None,
+        decoder_attention_mask=None,
+        position_ids=None,
+        decoder_position_ids=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
+        **inputs,
+    ):
         """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
 
         ``input_features`` (batch, mels, frames), ``decoder_input_ids`` (batch, length). Sound has
         no padding that is hidden: ``attention_mask`` and ``position_ids`` change nothing.
         """
         return super().__call__(
-            input_features, None, decoder_input_ids, decoder_attention_mask, output_attentions,
-            output_hidden_states, return_dict, train, params, dropout_rng,
-            decoder_position_ids=decoder_position_ids, **inputs,
-        )  # fmt: skip
+            input_features,
+            None,
+            decoder_input_ids,
+            decoder_attention_mask,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            decoder_position_ids=decoder_position_ids,
+            **inputs,
+        )
 
     def encode(
-        self, input_features, attention_mask=None, output_attentions=None,
-        output_hidden_states=None, return_dict=None, train=False, params=None, dropout_rng=None,
+        self,
+        input_features,
+        attention_mask=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
         **inputs,
-    ):  # fmt: skip
+    ):
         """Run the encoder alone: (batch, mels, frames) to hidden states."""
         return super().encode(
-            input_features, None, output_attentions, output_hidden_states, return_dict, train,
-            params, dropout_rng, **inputs,
-        )  # fmt: skip
+            input_features,
+            None,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            **inputs,
+        )
 
     def decode(
-        self, decoder_input_ids, encoder_outputs, encoder_attention_mask=None,
-        decoder_attention_mask=None, decoder_position_ids=None, past_key_values=None,
-        output_attentions=None, output_hidden_states=None, return_dict=None, train=False,
-        params=None, dropout_rng=None, **inputs,
-    ):  # fmt: skip
+        self,
+        decoder_input_ids,
+        encoder_outputs,
+        encoder_attention_mask=None,
+        decoder_attention_mask=None,
+        decoder_position_ids=None,
+        past_key_values=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
+        **inputs,
+    ):
         """Run the decoder; see :meth:`FlaxSeq2SeqPreTrainedModel.decode`."""
         return super().decode(
-            decoder_input_ids, encoder_outputs, None, decoder_attention_mask, past_key_values,
-            output_attentions, output_hidden_states, return_dict, train, params, dropout_rng,
-            decoder_position_ids=decoder_position_ids, **inputs,
-        )  # fmt: skip
+            decoder_input_ids,
+            encoder_outputs,
+            None,
+            decoder_attention_mask,
+            past_key_values,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            train,
+            params,
+            dropout_rng,
+            decoder_position_ids=decoder_position_ids,
+            **inputs,
+        )
 
     def encoder_mask(self, attention_mask, encoder_outputs):
         """Return none: the decoder sees all of the sound."""
@@ -300,12 +380,27 @@ class FlaxWhisperForAudioClassification(FlaxWhisperPreTrainedModel):
     weight_aliases = {}
 
     def __call__(  # type: ignore[override]
-        self, input_features, attention_mask=None, output_attentions=None,
-        output_hidden_states=None, return_dict=None, train=False, params=None, dropout_rng=None,
-        *, extra=None, **inputs,
-    ):  # fmt: skip
+        self,
+        input_features,
+        attention_mask=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        train=False,
+        params=None,
+        dropout_rng=None,
+        *,
+        extra=None,
+        **inputs,
+    ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
         return self.run(
-            {"input_features": input_features, **inputs}, params, dropout_rng, train,
-            output_attentions, output_hidden_states, return_dict, extra=extra,
-        )  # fmt: skip
+            {"input_features": input_features, **inputs},
+            params,
+            dropout_rng,
+            train,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            extra=extra,
+        )

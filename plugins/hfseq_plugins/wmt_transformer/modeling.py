@@ -56,9 +56,18 @@ class DifferentialMix:
         self.head_norm = nn.RMSNorm(2 * self.head_dim, EPSILON)
 
     def mix(
-        self: Attention, query, key, value, *, initial, mask=None, causal=False, dropout_rate=0.0,
-        rngs=None, return_weights=False,
-    ):  # fmt: skip
+        self: Attention,
+        query,
+        key,
+        value,
+        *,
+        initial,
+        mask=None,
+        causal=False,
+        dropout_rate=0.0,
+        rngs=None,
+        return_weights=False,
+    ):
         """Mix: (batch, queries, heads, head_dim), and the difference of the maps if asked for.
 
         The batch of ``query`` may be a multiple of that of ``key``, as in

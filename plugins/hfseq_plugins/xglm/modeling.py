@@ -84,17 +84,32 @@ class XGLMModule(layers.Decoder):
         self.crossed = config.add_cross_attention
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, encoder_hidden_states=None,
-        encoder_attention_mask=None, segment_ids=None, *, rngs=None, output_attentions=False,
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        segment_ids=None,
+        *,
+        rngs=None,
+        output_attentions=False,
         output_hidden_states=False,
-    ):  # fmt: skip
+    ):
         if encoder_hidden_states is not None and not self.crossed:
             raise UsageError("encoder_hidden_states need a model with add_cross_attention=True")
         return super().__call__(
-            None, input_ids, attention_mask, encoder_hidden_states,
-            nn.visible(encoder_attention_mask), position_ids, segment_ids, rngs=rngs,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+            None,
+            input_ids,
+            attention_mask,
+            encoder_hidden_states,
+            nn.visible(encoder_attention_mask),
+            position_ids,
+            segment_ids,
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
 
 
 class CausalLM(nnx.Module):

@@ -133,9 +133,11 @@ def assert_close(ours, theirs, forward: float, backward: float) -> None:
 
 @pytest.mark.parametrize(
     ("hidden", "band", "kv_heads", "rate"),
-    [case if case in AT_EVERY_CHANGE else pytest.param(*case, marks=pytest.mark.slow)
-     for case in CASES],
-)  # fmt: skip
+    [
+        case if case in AT_EVERY_CHANGE else pytest.param(*case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+)
 def test_output_and_gradients_are_those_of_the_dense_form(hidden, band, kv_heads, rate):
     visible, inputs, drawn = Visible(**HIDDEN[hidden], **BANDS[band]), arrays(kv_heads), bits()
     ours = results(flash.flash_attention, inputs, visible, rate, drawn, interpret=True)
@@ -145,9 +147,12 @@ def test_output_and_gradients_are_those_of_the_dense_form(hidden, band, kv_heads
 
 @pytest.mark.parametrize(
     ("dtype", "width"),
-    [("bfloat16", 64), pytest.param("float16", 80, marks=pytest.mark.slow),
-     pytest.param("bfloat16", 256, marks=pytest.mark.slow)],
-)  # fmt: skip
+    [
+        ("bfloat16", 64),
+        pytest.param("float16", 80, marks=pytest.mark.slow),
+        pytest.param("bfloat16", 256, marks=pytest.mark.slow),
+    ],
+)
 def test_half_types_round_and_no_more(dtype, width):
     inputs = [leaf.astype(dtype) for leaf in arrays(2, 200, 200, width)]
     visible, drawn = Visible(causal=True, window=(130, 0)), bits(200, 200)
@@ -227,25 +232,38 @@ def test_the_very_weights_of_the_explicit_form_are_dropped(per_row):
 @pytest.mark.parametrize("kv_heads", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_mesh_divides_rows_and_heads_and_changes_nothing(kv_heads):
     mesh = jax.make_mesh(
-        (2, 1, 2, 1), ("data", "fsdp", "tensor", "sequence"), axis_types=(AxisType.Auto,) * 4,
+        (2, 1, 2, 1),
+        ("data", "fsdp", "tensor", "sequence"),
+        axis_types=(AxisType.Auto,) * 4,
         devices=jax.devices()[:4],
-    )  # fmt: skip
+    )
     visible, inputs, drawn = Visible(query_segments=PACKED, causal=True), arrays(kv_heads), bits()
     whole = results(flash.flash_attention, inputs, visible, 0.1, drawn, interpret=True)
     over = {1: PartitionSpec("data"), 2: PartitionSpec("data", None, "tensor")}[kv_heads]
     placed = [
-        jax.device_put(leaf, NamedSharding(mesh, over if leaf.shape[2] == kv_heads else
-                                           PartitionSpec("data", None, "tensor")))
+        jax.device_put(
+            leaf,
+            NamedSharding(
+                mesh, over if leaf.shape[2] == kv_heads else PartitionSpec("data", None, "tensor")
+            ),
+        )
         for leaf in inputs
-    ]  # fmt: skip
+    ]
     parts = results(flash.flash_attention, placed, visible, 0.1, drawn, interpret=True, mesh=mesh)
     assert_close(parts, whole, 1e-6, 1e-6)
 
     def attended(query, key, value):
         return flash.flash_attention(
-            query, key, value, visible, scale=SCALE, rate=0.1, drawn=drawn, mesh=mesh,
+            query,
+            key,
+            value,
+            visible,
+            scale=SCALE,
+            rate=0.1,
+            drawn=drawn,
+            mesh=mesh,
             interpret=True,
-        )  # fmt: skip
+        )
 
     text = jax.jit(attended).lower(*placed[:3]).compile().as_text()
     assert not [word for word in ("all-reduce", "all-gather", "all-to-all") if word in text]
@@ -264,10 +282,16 @@ def test_over_a_mesh_the_gradient_of_a_bias_is_that_of_all_rows(own):
 
 
 SERVED = Facts(
-    *("cuda", 8, 512, 512, 12, 4, 64, "bfloat16"), capability=(9, 0), causal=True, window=(5, 9),
-    segments="same", lengths=True, dropout=0.1, mesh=(("data", 4), ("fsdp", 2), ("tensor", 4)),
+    *("cuda", 8, 512, 512, 12, 4, 64, "bfloat16"),
+    capability=(9, 0),
+    causal=True,
+    window=(5, 9),
+    segments="same",
+    lengths=True,
+    dropout=0.1,
+    mesh=(("data", 4), ("fsdp", 2), ("tensor", 4)),
     devices=32,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

@@ -31,22 +31,46 @@ jax.numpy.clip = lambda x, *args, a_max=None, **given: (
     _clip(x, *args, max=a_max, **given) if (a_max is not None) else _clip(x, *args, **given)
 )
 SMALL = {
-    "vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 24, "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0,
+    "vocab_size": 48,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 40,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
     "eos_token_id": 2,
-}  # fmt: skip
+}
 BART = {
-    "vocab_size": 48, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
-    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24, "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0,
-    "eos_token_id": 2, "decoder_start_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 48,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 40,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
 NET = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1]}
-TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
-         "num_attention_heads": 2}  # fmt: skip
+TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 PICTURE = TOWER | {"image_size": 12, "patch_size": 4}
-WORDS = TOWER | {"vocab_size": 48, "max_position_embeddings": 20, "bos_token_id": 0,
-                 "eos_token_id": 47, "pad_token_id": 1}  # fmt: skip
+WORDS = TOWER | {
+    "vocab_size": 48,
+    "max_position_embeddings": 20,
+    "bos_token_id": 0,
+    "eos_token_id": 47,
+    "pad_token_id": 1,
+}
 SOUND = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 24, "conv_dim": (8, 12), "conv_stride": (5, 2), "conv_kernel": (6, 3),
          "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "codevector_dim": 8,
@@ -54,9 +78,12 @@ SOUND = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_atten
          "do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True,
          "output_hidden_size": 12, "num_adapter_layers": 1}  # fmt: skip
 SPECTROGRAMS = {n: value for n, value in BART.items() if n != "max_position_embeddings"} | {
-    "num_mel_bins": 6, "max_source_positions": 8, "max_target_positions": 12,
-    "begin_suppress_tokens": None, "suppress_tokens": None,
-}  # fmt: skip
+    "num_mel_bins": 6,
+    "max_source_positions": 8,
+    "max_target_positions": 12,
+    "begin_suppress_tokens": None,
+    "suppress_tokens": None,
+}
 DECODER = {"is_decoder": True, "add_cross_attention": True}
 
 #: Folder: the class without "Flax", its configuration, and what it is given.
@@ -224,9 +251,20 @@ def inputs(kind: str) -> dict[str, np.ndarray]:
 
 def arrays(output: object) -> dict[str, np.ndarray]:
     """Return the named arrays of an output; nested outputs and caches are left out."""
-    wanted = ("logits", "last_hidden_state", "pooler_output", "start_logits", "end_logits",
-              "prediction_logits", "sop_logits", "logits_per_image", "text_embeds",
-              "image_embeds", "projected_states", "projected_quantized_states")  # fmt: skip
+    wanted = (
+        "logits",
+        "last_hidden_state",
+        "pooler_output",
+        "start_logits",
+        "end_logits",
+        "prediction_logits",
+        "sop_logits",
+        "logits_per_image",
+        "text_embeds",
+        "image_embeds",
+        "projected_states",
+        "projected_quantized_states",
+    )
     found = {name: output[name] for name in wanted if output.get(name) is not None}
     return {name: np.asarray(getattr(x, "detach", lambda x=x: x)()) for name, x in found.items()}
 

@@ -65,9 +65,13 @@ def test_gradients_commitment_and_statistics_are_those_of_jax(head):
 
     def loss(params):
         output, after = ours(
-            tokens.int().numpy(), MASK, params=params, train=True, extra=extra,
+            tokens.int().numpy(),
+            MASK,
+            params=params,
+            train=True,
+            extra=extra,
             code_mask=(MASK * MASK[::-1]),
-        )  # fmt: skip
+        )
         return (output.logits * shown).std() + output.auxiliary_loss, after
 
     (value, after), gradient = jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -89,10 +93,13 @@ def test_states_are_those_of_jax(head):
     tokens, mask = ids(4, 21), torch.from_numpy(MASK)
     output, _ = jit(
         lambda params: ours(
-            tokens.int().numpy(), MASK, params=params, extra=extra,
+            tokens.int().numpy(),
+            MASK,
+            params=params,
+            extra=extra,
             past_key_values=ours.init_cache(4, 0),
         )
-    )(params)  # fmt: skip
+    )(params)
     state = model(tokens, attention_mask=mask, use_cache=True).past_key_values
     assert state.position.tolist() == MASK.sum(1).tolist()
     for theirs, leaves in zip(

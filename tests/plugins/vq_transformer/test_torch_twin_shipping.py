@@ -82,8 +82,11 @@ def in_python(script, modules, *arguments):
     environment = {**os.environ, "HF_MODULES_CACHE": str(modules), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
-        cwd=modules.parent, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=modules.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

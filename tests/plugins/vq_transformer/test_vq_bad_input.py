@@ -44,17 +44,22 @@ WRONG = {
     "attention_type='linear'.*vq_quadratic": {"attention_type": "linear"},
     "shga has one head, num_attention_heads=4.*mhga": {"num_attention_heads": 4},
     "mqa has one key head, num_key_value_heads=2.*gqa": {
-        "head_type": "mqa", "num_key_value_heads": 2,
+        "head_type": "mqa",
+        "num_key_value_heads": 2,
     },
     "num_attention_heads=4 does not divide by.*num_key_value_heads=3": {
-        "head_type": "gqa", "num_attention_heads": 4, "num_key_value_heads": 3,
+        "head_type": "gqa",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 3,
     },
     "num_attention_heads=2, num_key_value_heads=1": {
-        "head_type": "mha", "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_type": "mha",
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
     },
     "hidden_size=20 does not divide by head_dim=8": {"head_type": "mha", "hidden_size": 20},
     "32 does not divide by num_attention_heads=5": {"head_type": "mhga", "num_attention_heads": 5},
-}  # fmt: skip
+}
 
 
 CLASSES = {VQTransformerConfig: UsageError, TorchConfig: ValueError}
@@ -82,10 +87,12 @@ def test_all_problems_are_told_at_once(kind):
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("block_size", 4.5, "int"), ("window_size", None, "int"),
-        ("use_compressive_cache", "no", "bool"), ("value_dim", "wide", "int | None"),
+        ("block_size", 4.5, "int"),
+        ("window_size", None, "int"),
+        ("use_compressive_cache", "no", "bool"),
+        ("value_dim", "wide", "int | None"),
     ],
-)  # fmt: skip
+)
 def test_options_of_wrong_types_are_refused_whenever_they_are_set(name, value, wanted):
     told = rf"{name}={value!r} is of type .* be {re.escape(wanted)}"
     with pytest.raises(UsageError, match=told):
@@ -125,7 +132,7 @@ def test_presets_have_the_sizes_of_the_reference(name):
         ("enwik8", 187_679_750),
         ("pg19", 1_314_659_584),
         ("imagenet64", 1_249_622_276),
-    ],  # fmt: skip
+    ],
 )
 def test_presets_have_the_number_of_parameters_of_the_reference(name, total):
     made = FlaxVQTransformerForCausalLM(VQTransformerConfig.preset(name), _do_init=False)
@@ -241,9 +248,12 @@ def test_packed_rows_cannot_go_on_from_a_state(made):
     chosen, params, extra = made
     with pytest.raises(UsageError, match="past_key_values.*segment_ids.*reset_rows"):
         chosen(
-            ids(2, 4), params=params, extra=extra, past_key_values=chosen.init_cache(2),
+            ids(2, 4),
+            params=params,
+            extra=extra,
+            past_key_values=chosen.init_cache(2),
             segment_ids=np.ones((2, 4), np.int32),
-        )  # fmt: skip
+        )
 
 
 def test_rows_to_reset_need_a_state(made):
@@ -264,9 +274,12 @@ def test_rows_to_reset_of_another_batch_are_refused(made):
     chosen, params, extra = made
     with pytest.raises(UsageError, match=r"reset_rows.*3.*2"):
         chosen(
-            ids(2, 4), params=params, extra=extra, past_key_values=chosen.init_cache(2),
+            ids(2, 4),
+            params=params,
+            extra=extra,
+            past_key_values=chosen.init_cache(2),
             reset_rows=np.ones(3, bool),
-        )  # fmt: skip
+        )
 
 
 def test_quadratic_baseline_has_no_state():

@@ -15,9 +15,14 @@ from hfseq_plugins.vq_transformer.state import empty_state
 from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms
 
 SIZES = {
-    "vocab_size": 17, "hidden_size": 16, "num_hidden_layers": 1, "head_dim": 8, "num_codes": 10,
-    "window_size": 3, "block_size": 4,
-}  # fmt: skip
+    "vocab_size": 17,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "head_dim": 8,
+    "num_codes": 10,
+    "window_size": 3,
+    "block_size": 4,
+}
 IDS = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
 
 
@@ -53,9 +58,11 @@ def one_token_of(value, **changes):
         position=jnp.full(2, 3),
     )
     inputs = Inputs(
-        jax.random.normal(key, (2, 1, 1, 1, 8)), jax.random.normal(key, (2, 1, 1, 8)),
-        jnp.ones((2, 1, 1, 4)), jnp.full((2, 1, 1), 7),
-    )  # fmt: skip
+        jax.random.normal(key, (2, 1, 1, 1, 8)),
+        jax.random.normal(key, (2, 1, 1, 8)),
+        jnp.ones((2, 1, 1, 4)),
+        jnp.full((2, 1, 1), 7),
+    )
     relative = jnp.ones((4, 16)), jax.random.normal(key, (16, 1, 8))
     offsets = jnp.zeros((1, 1, 1, 8))
     terms = Terms(jax.random.normal(key, (1, 10, 8)), relative, offsets, offsets)

@@ -11,11 +11,13 @@ from tests.plugins.vq_transformer.vq_cases import model, variables
 
 LENGTH = 12
 FEW = [
-    ("gqa", "recurrent", 3, 2, {}), ("mqa", "serial", 5, 3, {}),
-    ("mqa", "associative_scan", 2, 4, {}), ("mha", "matmul", 4, 1, {}),
+    ("gqa", "recurrent", 3, 2, {}),
+    ("mqa", "serial", 5, 3, {}),
+    ("mqa", "associative_scan", 2, 4, {}),
+    ("mha", "matmul", 4, 1, {}),
     ("mqa", "recurrent", 4, 3, {"use_compressive_cache": False}),
     ("mqa", "recurrent", 4, 4, {"attention_type": "full"}),
-]  # fmt: skip
+]
 MORE = [
     pytest.param(
         "shga",
@@ -24,7 +26,7 @@ MORE = [
         window,
         {"use_compressive_cache": compressive},
         marks=pytest.mark.slow,
-    )  # fmt: skip
+    )
     for reduction in ("recurrent", "matmul")
     for block in (1, 2, 3, 4, 6)
     for window in (1, 2, 3, 4, 6)
@@ -54,9 +56,13 @@ def jacobian(made, segments=None):
 @pytest.mark.parametrize("head, reduction, block, window, changes", [*FEW, *MORE])
 def test_nothing_depends_on_what_comes_later(head, reduction, block, window, changes):
     made = model(
-        head, reduction=reduction, block_size=block, window_size=window,
-        tie_word_embeddings=False, **changes,
-    )  # fmt: skip
+        head,
+        reduction=reduction,
+        block_size=block,
+        window_size=window,
+        tie_word_embeddings=False,
+        **changes,
+    )
     found = jacobian(made)
     assert found[np.triu_indices(LENGTH, 1)].max() <= 1e-9
     assert (np.diag(found) > 1e-3).all()

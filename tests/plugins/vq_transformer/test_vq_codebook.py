@@ -47,8 +47,13 @@ def test_values_are_the_codebooks_to_the_last_bit_and_gradients_the_keys():
     slope = jax.grad(lambda k: (quantise(k, rows).keys * weights).sum())(keys)
     assert np.array_equal(slope, weights)
     table = jax.grad(lambda r: (quantise(keys, r).keys * weights).sum())(rows)
-    assert apart(jax.grad(lambda k: quantise(k, rows).errors.sum())(keys),
-                 2 * (keys - quantise(keys, rows).keys)) <= 1e-6  # fmt: skip
+    assert (
+        apart(
+            jax.grad(lambda k: quantise(k, rows).errors.sum())(keys),
+            2 * (keys - quantise(keys, rows).keys),
+        )
+        <= 1e-6
+    )
     # The codebook module stops this one: its rows come from averages, not from gradients.
     assert table.shape == rows.shape
     from flax import nnx

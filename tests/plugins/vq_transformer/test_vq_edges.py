@@ -70,9 +70,13 @@ def test_rows_without_any_token_are_finite():
 
     def loss(params):
         output, after = made(
-            ids(2, 6), mask, params=params, extra=extra, train=True,
+            ids(2, 6),
+            mask,
+            params=params,
+            extra=extra,
+            train=True,
             past_key_values=made.init_cache(2),
-        )  # fmt: skip
+        )
         return output.logits[0].sum() + output.auxiliary_loss, (output.past_key_values, after)
 
     (value, rest), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -113,10 +117,12 @@ def test_a_cache_that_is_switched_off_takes_no_part_whatever_it_holds(length):
 
     _, state = call(ids(2, 5), made.init_cache(2))
     huge = {"cache_count": 10**6, "cache_mean": 1e6}
-    full = trees.unflatten({
-        path: jnp.full_like(leaf, huge[path[-1]]) if path[-1] in huge else leaf
-        for path, leaf in trees.flatten(state).items()
-    })  # fmt: skip
+    full = trees.unflatten(
+        {
+            path: jnp.full_like(leaf, huge[path[-1]]) if path[-1] in huge else leaf
+            for path, leaf in trees.flatten(state).items()
+        }
+    )
     one, two = (call(ids(2, length, 1), before)[0] for before in (state, full))
     assert np.array_equal(one, two)
 

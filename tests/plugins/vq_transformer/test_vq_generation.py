@@ -127,10 +127,15 @@ def test_beams_of_a_row_do_not_depend_on_other_rows():
 
 
 SAMPLING = [
-    {"temperature": 0.7}, {"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.1}, {"typical_p": 0.7},
-    {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2}, {"num_return_sequences": 3},
+    {"temperature": 0.7},
+    {"top_k": 4},
+    {"top_p": 0.6},
+    {"min_p": 0.1},
+    {"typical_p": 0.7},
+    {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+    {"num_return_sequences": 3},
     {"num_beams": 2},
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow

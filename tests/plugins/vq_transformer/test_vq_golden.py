@@ -30,9 +30,12 @@ RESULTS = {}
 FEW = ("main/gau", "main/mhga")
 SOME = first(CASES, *FEW)
 STATE = {
-    "window_key": "xlcache_k_hat", "window_value": "xlcache_v", "window_code": "xlcache_z",
-    "cache_mean": "agg_mean", "cache_count": "agg_count",
-}  # fmt: skip
+    "window_key": "xlcache_k_hat",
+    "window_value": "xlcache_v",
+    "window_code": "xlcache_z",
+    "cache_mean": "agg_mean",
+    "cache_count": "agg_count",
+}
 
 
 def model_of(golden, case, **changes):
@@ -51,9 +54,14 @@ def evaluate(golden, case, **changes):
 
     def loss(params):
         output, extra = model(
-            batch["inputs"], params=params, past_key_values=model.init_cache(2, 0), train=True,
-            code_mask=masked, output_hidden_states=True, extra=reference.extra,
-        )  # fmt: skip
+            batch["inputs"],
+            params=params,
+            past_key_values=model.init_cache(2, 0),
+            train=True,
+            code_mask=masked,
+            output_hidden_states=True,
+            extra=reference.extra,
+        )
         each = batch["loss_mask"] * token_losses(output.logits, batch["targets"])
         return each.mean() + output.auxiliary_loss / size, (each.mean(), output, extra)
 

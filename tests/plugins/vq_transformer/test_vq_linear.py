@@ -27,11 +27,15 @@ from tests.support.tiers import first
 ORACLES = {}
 # Each time other blocks, windows and lengths: shorter or longer than each other, or with a rest.
 FEW = {
-    ("shga", "recurrent"): (3, 4, 11), ("shga", "serial"): (5, 2, 13),
-    ("shga", "matmul"): (4, 4, 12), ("shga", "associative_scan"): (2, 5, 12),
-    ("mha", "recurrent"): (8, 20, 7), ("mqa", "matmul"): (3, 0, 10),
-    ("gqa", "associative_scan"): (3, 3, 13), ("gqa", "recurrent"): (1, 2, 5),
-}  # fmt: skip
+    ("shga", "recurrent"): (3, 4, 11),
+    ("shga", "serial"): (5, 2, 13),
+    ("shga", "matmul"): (4, 4, 12),
+    ("shga", "associative_scan"): (2, 5, 12),
+    ("mha", "recurrent"): (8, 20, 7),
+    ("mqa", "matmul"): (3, 0, 10),
+    ("gqa", "associative_scan"): (3, 3, 13),
+    ("gqa", "recurrent"): (1, 2, 5),
+}
 LENGTH = 13
 
 
@@ -44,10 +48,14 @@ def everything(head, block, window, length, **changes):
 
         def objective(params, books, place):
             result = oracle.run(
-                chosen.config, params, books, jnp.asarray(ids(2, LENGTH)), window=place["window"],
+                chosen.config,
+                params,
+                books,
+                jnp.asarray(ids(2, LENGTH)),
+                window=place["window"],
                 mask=jnp.broadcast_to(jnp.arange(LENGTH) < place["length"], (2, LENGTH)),
                 block=place["block"],
-            )  # fmt: skip
+            )
             return weigh(result.logits, place["length"]) + result.commitment, result
 
         ORACLES[key] = params, extra, jax.jit(jax.value_and_grad(objective, has_aux=True))
@@ -93,8 +101,10 @@ def check(head, reduction, block, window, length, gradients=True, **changes):
 def test_linear_attention_is_the_quadratic_one(head, reduction):
     block, window, length = FEW[head, reduction]
     gradients = (head, reduction) in {
-        ("shga", "recurrent"), ("mqa", "matmul"), ("gqa", "associative_scan"),
-    }  # fmt: skip
+        ("shga", "recurrent"),
+        ("mqa", "matmul"),
+        ("gqa", "associative_scan"),
+    }
     check(head, reduction, block, window, length, gradients)
 
 

@@ -74,9 +74,12 @@ def test_oracle_chooses_the_codes_of_the_reference(golden, case):
 def test_oracle_ends_in_the_state_of_the_reference(golden, case):
     chosen, ((_, (_, result)), _) = evaluated(golden, case)
     names = {
-        "window_key": "xlcache_k_hat", "window_value": "xlcache_v", "window_code": "xlcache_z",
-        "cache_mean": "agg_mean", "cache_count": "agg_count",
-    }  # fmt: skip
+        "window_key": "xlcache_k_hat",
+        "window_value": "xlcache_v",
+        "window_code": "xlcache_z",
+        "cache_mean": "agg_mean",
+        "cache_count": "agg_count",
+    }
     for number, seen in enumerate(result.modules):
         state = oracle.final_state(chosen, seen)
         for ours, theirs in names.items():

@@ -116,11 +116,16 @@ def test_trees_of_another_depth_are_refused(golden, case):
 
 
 @pytest.mark.parametrize(
-    "case, option, value", [
-        ("main/gau", "n_code", 12), ("main/gau", "d_v", 16), ("main/gau", "n_vocab", 18),
-        ("opt/mqa", "n_code", 12), ("opt/mqa", "n_vocab", 18), ("opt/shga", "d_model", 18),
+    "case, option, value",
+    [
+        ("main/gau", "n_code", 12),
+        ("main/gau", "d_v", 16),
+        ("main/gau", "n_vocab", 18),
+        ("opt/mqa", "n_code", 12),
+        ("opt/mqa", "n_vocab", 18),
+        ("opt/shga", "d_model", 18),
     ],
-)  # fmt: skip
+)
 def test_trees_of_other_sizes_are_refused_with_both_sizes(golden, case, option, value):
     with pytest.raises(UsageError, match=f"{value if option != 'd_v' else 'd_v=16'}"):
         convert_reference(golden.tree(f"{case}/params"), golden.options(case) | {option: value})

@@ -34,8 +34,10 @@ def drawn(*shape: int, seed: int = 0) -> jax.Array:
 def codes(tokens: int, lengths: np.ndarray | None, seed: int = 0) -> jax.Array:
     found = np.random.default_rng(seed).integers(0, CODES, (BATCH, HEADS, tokens))
     real = np.arange(tokens) < (tokens if lengths is None else lengths[:, None])
-    return jnp.asarray(np.where(np.broadcast_to(real, (HEADS, BATCH, tokens)).swapaxes(0, 1),
-                                found, CODES), jnp.int32)  # fmt: skip
+    return jnp.asarray(
+        np.where(np.broadcast_to(real, (HEADS, BATCH, tokens)).swapaxes(0, 1), found, CODES),
+        jnp.int32,
+    )
 
 
 def operands(tokens: int, how: How, kind: str):
@@ -133,12 +135,15 @@ def test_pieces_give_what_the_whole_gives(window, block, ways, kind):
 @pytest.mark.parametrize(
     "options",
     [
-        {"reduction": "serial"}, {"reduction": "matmul"}, {"reduction": "associative_scan"},
-        {"compressive": False}, {"stop_gradient": True},
+        {"reduction": "serial"},
+        {"reduction": "matmul"},
+        {"reduction": "associative_scan"},
+        {"compressive": False},
+        {"stop_gradient": True},
         {"stop_gradient": True, "reduction": "serial"},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
-)  # fmt: skip
+)
 def test_every_way_of_computing_can_be_cut(options, kind):
     how = How(6, 4, **options)
     given = operands(32, how, kind)

@@ -18,9 +18,13 @@ from tests.support.tiers import first
 
 TOKENS = 32
 MESHES = [
-    "data=8", "data=2,tensor=4", "tensor=8", "data=2,fsdp=4", "data=2,sequence=4",
+    "data=8",
+    "data=2,tensor=4",
+    "tensor=8",
+    "data=2,fsdp=4",
+    "data=2,sequence=4",
     "data=2,tensor=2,sequence=2",
-]  # fmt: skip
+]
 # Sizes that eight devices divide.
 CHANGES = {"mhga": {"value_dim": 8}}
 

@@ -115,7 +115,7 @@ def test_hidden_tokens_are_in_no_statistics():
     call = jax.jit(
         lambda counted: made(
             TOKENS, mask, params=params, train=True, extra=extra, code_mask=counted
-        )  # fmt: skip
+        )
     )
     shorter = np.ones_like(mask)
     shorter[2, 6:] = 0
@@ -182,10 +182,13 @@ def test_packed_documents_do_not_see_each_other(reduction):
 def test_caches_can_be_put_together_in_any_grouping():
     rng = np.random.default_rng(0)
     parts = [
-        summarise(jnp.asarray(rng.normal(size=(2, n, 4)), jnp.float32),
-                  jnp.asarray(rng.integers(0, 6, (2, n)), jnp.int32), 5)
+        summarise(
+            jnp.asarray(rng.normal(size=(2, n, 4)), jnp.float32),
+            jnp.asarray(rng.integers(0, 6, (2, n)), jnp.int32),
+            5,
+        )
         for n in (3, 7, 4)
-    ]  # fmt: skip
+    ]
     empty = Cache(jnp.zeros((2, 5, 4)), jnp.zeros((2, 5), jnp.int32))
     left = merge(merge(parts[0], parts[1]), parts[2])
     right = merge(parts[0], merge(parts[1], parts[2]))

@@ -58,9 +58,13 @@ def golden_run(golden):
 
     def loss(params, extra, state, batch):
         output, extra = made(
-            batch["inputs"], params=params, past_key_values=state, train=True, extra=extra,
+            batch["inputs"],
+            params=params,
+            past_key_values=state,
+            train=True,
+            extra=extra,
             code_mask=batch["loss_mask"],
-        )  # fmt: skip
+        )
         size = batch["inputs"].size
         each = batch["loss_mask"] * token_losses(output.logits, batch["targets"])
         own = each.mean()
@@ -150,9 +154,10 @@ def test_scanned_layers_train_as_the_loop_does():
     )
     assert float(one[0]) == pytest.approx(float(two[0]), rel=1e-6)
     pairs = (
-        (stacked(one[1]), two[1]), (stacked(one[2]["codebook"]), two[2]["codebook"]),
+        (stacked(one[1]), two[1]),
+        (stacked(one[2]["codebook"]), two[2]["codebook"]),
         (stacked(one[3]), two[3]),
-    )  # fmt: skip
+    )
     for ours, theirs in pairs:
         mine, wanted = trees.flatten(ours), trees.flatten(theirs)
         assert mine.keys() == wanted.keys()
@@ -207,9 +212,13 @@ def dropping(**rates):
 
     def call(tokens, state=None, keys=None):
         output, _ = made(
-            tokens, params=params, extra=extra, past_key_values=state, train=True,
+            tokens,
+            params=params,
+            extra=extra,
+            past_key_values=state,
+            train=True,
             dropout_rng=keys,
-        )  # fmt: skip
+        )
         return output.logits, output.past_key_values
 
     return made, jax.jit(call)
@@ -270,9 +279,13 @@ def test_some_layers_are_left_out_of_some_rows():
     made = model("mqa", layer_dropout=0.9, absolute_positions=False)
     params, extra = variables(made)
     output, _ = made(
-        ids(64, 3), params=params, extra=extra, train=True, output_hidden_states=True,
+        ids(64, 3),
+        params=params,
+        extra=extra,
+        train=True,
+        output_hidden_states=True,
         dropout_rng=keys_of(1, 64),
-    )  # fmt: skip
+    )
     before = output.hidden_states[0]
     unnormed = FlaxVQTransformerForCausalLM(
         config("mqa", layer_dropout=0.9, absolute_positions=False, final_norm=False),
@@ -280,9 +293,13 @@ def test_some_layers_are_left_out_of_some_rows():
     )
     params = {**params, "model": {k: v for k, v in params["model"].items() if k != "norm"}}
     output, _ = unnormed(
-        ids(64, 3), params=params, extra=extra, train=True, output_hidden_states=True,
+        ids(64, 3),
+        params=params,
+        extra=extra,
+        train=True,
+        output_hidden_states=True,
         dropout_rng=keys_of(1, 64),
-    )  # fmt: skip
+    )
     kept = np.abs(np.asarray(output.hidden_states[-1] - before)).max((1, 2)) == 0
     assert 0.6 < kept.mean() < 0.97
 
@@ -302,8 +319,10 @@ def test_saved_models_are_the_same_models(tmp_path):
         mine = trees.flatten(ours)
         for path, leaf in trees.flatten(theirs).items():
             assert np.array_equal(mine[path], leaf), trees.join(path)
-    one, two = (m(ids(2, 6), params=m.params, extra=e)[0].logits for m, e in
-                ((made, extra), (again, again.extra)))  # fmt: skip
+    one, two = (
+        m(ids(2, 6), params=m.params, extra=e)[0].logits
+        for m, e in ((made, extra), (again, again.extra))
+    )
     assert np.array_equal(one, two)
 
 

@@ -63,10 +63,17 @@ class Golden:
 def config(head: str = "shga", **changes: Any) -> VQTransformerConfig:
     """A tiny configuration in which no two sizes are alike."""
     sizes = {
-        "vocab_size": 19, "hidden_size": 16, "num_hidden_layers": 1, "head_dim": 8, "num_codes": 5,
-        "window_size": 4, "block_size": 4, "sinusoid_base": 1000.0, "absolute_positions": True,
+        "vocab_size": 19,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "head_dim": 8,
+        "num_codes": 5,
+        "window_size": 4,
+        "block_size": 4,
+        "sinusoid_base": 1000.0,
+        "absolute_positions": True,
         "commitment_cost": 0.02,
-    }  # fmt: skip
+    }
     return VQTransformerConfig(**{**sizes, **HEADS[head], **changes})
 
 

@@ -186,9 +186,16 @@ def head(config: Any, params: Any, x: Any) -> Any:
 
 
 def run(
-    config: Any, params: Any, codebook: Any, ids: Any, mask: Any = None, segments: Any = None,
-    code_mask: Any = None, window: Any = None, block: Any = None,
-) -> Result:  # fmt: skip
+    config: Any,
+    params: Any,
+    codebook: Any,
+    ids: Any,
+    mask: Any = None,
+    segments: Any = None,
+    code_mask: Any = None,
+    window: Any = None,
+    block: Any = None,
+) -> Result:
     """Run the model on whole rows; ``window`` and ``block`` may differ from the configuration's."""
     mask = jnp.ones_like(ids) if mask is None else mask
     window = config.window_size if window is None else window

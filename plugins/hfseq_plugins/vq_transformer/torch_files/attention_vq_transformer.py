@@ -244,9 +244,12 @@ class VQTransformerAttention(nn.Module):
         return code if there is None else code.masked_fill(~there[:, None], self.config.num_codes)
 
     def _tally(
-        self, key: torch.Tensor, near: torch.Tensor, code: torch.Tensor,
+        self,
+        key: torch.Tensor,
+        near: torch.Tensor,
+        code: torch.Tensor,
         counted: torch.Tensor | None,
-    ) -> Tally:  # fmt: skip
+    ) -> Tally:
         error, size = (key - near).square().sum(-1), self.config.num_codes
         error = error if counted is None else error * counted[:, None]
         code = self._hide(code, counted)

@@ -302,9 +302,15 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
         place before, and in training the commitment cost by the same number.
         """
         output = self.model(
-            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache,
-            output_hidden_states, code_mask=kwargs.get("code_mask"), cache=cache,
-        )  # fmt: skip
+            input_ids,
+            attention_mask,
+            past_key_values,
+            inputs_embeds,
+            use_cache,
+            output_hidden_states,
+            code_mask=kwargs.get("code_mask"),
+            cache=cache,
+        )
         output = dict(output)
         hidden = output.pop("last_hidden_state")
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -384,9 +390,15 @@ class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
     ) -> Any:
         """Compute logits (B, labels) from the last token that is no padding, and the loss."""
         output = self.model(
-            input_ids, attention_mask, past_key_values, inputs_embeds, bool(use_cache),
-            output_hidden_states, code_mask=kwargs.get("code_mask"), cache=cache,
-        )  # fmt: skip
+            input_ids,
+            attention_mask,
+            past_key_values,
+            inputs_embeds,
+            bool(use_cache),
+            output_hidden_states,
+            code_mask=kwargs.get("code_mask"),
+            cache=cache,
+        )
         output = dict(output)
         hidden = output.pop("last_hidden_state")
         places = self._last(input_ids, attention_mask, hidden)
